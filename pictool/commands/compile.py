@@ -1,0 +1,71 @@
+"""`pic compile`: text files to objects."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pictool.commands.common import model_files, note, open_model, open_store, print_json, write_depfile
+from pictool.commands.progress import progress
+from pictool.compiler.compile import Compiled, chunks_of_files, compile
+from pictool.errors import InputError
+from pictool.store.objectlist import write_object_list
+from pictool.store.store import atomic_write
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+
+def run_compile(
+    files: Sequence[str], *, model: str | None, chunk_tokens: int | None, sinks: int, output: str | None,
+    depfile: bool, store: str | None, device: str | None, dtype: str | None, force: bool, as_json: bool,
+) -> None:  # fmt: skip
+    if output is not None and len(files) != 1:
+        raise InputError(f"-o {output}: takes the objects of one file, but {len(files)} were given")
+    if depfile and output is None:
+        raise InputError("--depfile: needs -o, whose prerequisites it tells")
+    opened, to = open_model(model, device, dtype), open_store(store)
+    chunks = chunks_of_files(opened, files, chunk_tokens)
+    with progress("compiling", len(chunks)) as advance:
+        done = compile(opened, to, chunks, sinks=sinks, force=force, on_done=lambda _: advance())
+    if output is not None:
+        write_output(Path(output), done)
+        if depfile:
+            write_depfile(Path(output), [Path(files[0]), *model_files(opened)])
+    report(opened, done, as_json)
+
+
+def write_output(path: Path, compiled: Sequence[Compiled]) -> None:
+    """Copy the objects of one file to `path`: one object, or a list with its members beside it."""
+    if len(compiled) == 1:
+        _copy(compiled[0].path, path)
+        return
+    members = [path.with_name(f"{path.stem}.{index:04d}.kvo") for index in range(len(compiled))]
+    for one, member in zip(compiled, members, strict=True):
+        _copy(one.path, member)
+    write_object_list(path, [member.name for member in members])
+
+
+def _copy(source: Path, target: Path) -> None:
+    with atomic_write(target) as out, source.open("rb") as file:
+        shutil.copyfileobj(file, out, 1 << 20)
+
+
+def report(model: Model, compiled: Sequence[Compiled], as_json: bool) -> None:
+    new = sum(one.is_new for one in compiled)
+    if as_json:
+        print_json({"model": model.name, "objects": [_row(one) for one in compiled]})
+    else:
+        for one in compiled:
+            print(
+                f"{one.key[:12]}  {len(one.chunk):6d} tokens  {'new' if one.is_new else 'cached'}  {one.chunk.source}"
+            )
+    note(f"{len(compiled)} chunks, {new} compiled, {len(compiled) - new} already in the store")
+
+
+def _row(one: Compiled) -> dict[str, Any]:
+    return {
+        "key": one.key, "source": one.chunk.source, "tokens": len(one.chunk), "new": one.is_new, "path": str(one.path)
+    }  # fmt: skip

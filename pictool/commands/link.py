@@ -1,0 +1,143 @@
+"""`pic link`: documents and a query to an answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pictool.commands.common import model_files, note, open_model, open_store, print_json, write_depfile
+from pictool.commands.config import setting
+from pictool.commands.script import LinkScript, read_script
+from pictool.errors import InputError
+from pictool.store.store import atomic_write
+
+if TYPE_CHECKING:
+    from pictool.engines.torch import Answer, Request
+
+DEFAULT_ALGO = "legolink"
+DEFAULT_MAX_NEW_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """The options of `pic link`; None where the user said nothing."""
+
+    documents: Sequence[str]
+    query: str | None
+    algo: str | None
+    k: int | None
+    ratio: float | None
+    params: Sequence[str]
+    head: str | None
+    query_template: str | None
+    script: str | None
+    max_new_tokens: int | None
+    temperature: float
+    top_p: float
+    seed: int
+    stop: Sequence[str]
+    chunk_tokens: int | None
+    sinks: int | None
+
+
+def run_link(
+    options: LinkOptions, *, model: str | None, store: str | None, device: str | None, dtype: str | None,
+    compare: bool, trace: str | None, output: str | None, depfile: bool, as_json: bool,
+) -> None:  # fmt: skip
+    if depfile and output is None:
+        raise InputError("--depfile: needs -o, whose prerequisites it tells")
+    script = read_script(Path(options.script)) if options.script else LinkScript()
+    opened, to = open_model(model, device, dtype), open_store(store)
+    from pictool.engines.torch import answer
+
+    request = make_request(options, script)
+    is_quiet = as_json or output is not None
+    result = answer(
+        opened, to, request, compare=compare,
+        on_text=None if is_quiet else _stream,
+        on_compile=lambda done: note(f"compiled {done.chunk.source} first ({len(done.chunk)} tokens)"),
+    )  # fmt: skip
+    if trace is not None:
+        result.write_trace(trace)
+    if output is not None:
+        with atomic_write(Path(output)) as file:
+            file.write(json.dumps(result.report(), indent=2, ensure_ascii=False).encode() + b"\n")
+        if depfile:
+            files = [Path(str(one)) for one in request.documents if Path(str(one)).exists()]
+            scripts = [Path(options.script)] if options.script else []
+            write_depfile(Path(output), [*scripts, *files, *model_files(opened)])
+    if as_json:
+        print_json(result.report())
+    elif output is None:
+        print_result(result)
+
+
+def make_request(options: LinkOptions, script: LinkScript) -> Request:
+    """The request that the command line and the link script describe together; the command line comes first.
+
+    Raises:
+        InputError: no query, or an option that the policy does not have.
+    """
+    from pictool.engines.torch import Request
+    from pictool.linker.policies import make_policy
+    from pictool.runtime.decode import Sampling
+
+    query = options.query if options.query is not None else script.query
+    if query is None:
+        raise InputError("no query; give one with --query, or in a link script (-T)")
+    return Request(
+        query=query,
+        documents=[*script.documents, *options.documents],
+        policy=make_policy(options.algo or script.algo or DEFAULT_ALGO, policy_values(options, script)),
+        head=_first(options.head, script.head, setting("head", None)),
+        query_template=_first(options.query_template, script.query_template, setting("query_template", None)),
+        max_new_tokens=_first(options.max_new_tokens, script.max_new_tokens) or DEFAULT_MAX_NEW_TOKENS,
+        sampling=Sampling(options.temperature, options.top_p, options.seed, tuple(options.stop)),
+        sinks=options.sinks,
+        chunk_tokens=options.chunk_tokens,
+    )
+
+
+def policy_values(options: LinkOptions, script: LinkScript) -> dict[str, Any]:
+    """The policy's fields from the script (if it names the same policy), `-k`, `--ratio` and `-p`."""
+    values = dict(script.params) if options.algo in (None, script.algo) else {}
+    if options.k is not None:
+        values["k"] = options.k
+    if options.ratio is not None:
+        values["ratio"] = options.ratio
+    for given in options.params:
+        name, equals, value = given.partition("=")
+        if not equals:
+            raise InputError(f"-p {given}: must be FIELD=VALUE")
+        values[name] = value
+    return values
+
+
+def print_result(result: Answer) -> None:
+    """The end of the streamed answer, a summary on stderr, and the comparison."""
+    print(flush=True)
+    linked = result.linked
+    layout, timing = linked.image.layout, linked.timing
+    note(
+        f"{linked.policy.name}: {linked.recomputed:.0f} of {layout.num_context} context rows recomputed, "
+        f"TTFT {timing.ttft_s * 1e3:.1f} ms, {len(result.generated.tokens)} tokens in {result.decode_s * 1e3:.0f} ms"
+    )
+    if result.compare:
+        compare = result.compare
+        print(f"full         {compare.answer}")
+        print(f"speedup      {compare.speedup:.2f}x (TTFT {compare.ttft_s * 1e3:.1f} ms under full)")
+        print(f"agreement    {'same answer' if compare.same_answer else 'another answer'}, "
+              f"{compare.common_prefix} tokens in common, KL of the first token {compare.kl:.3g}")  # fmt: skip
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _stream(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,108 @@
+"""From files to chunks: reading text, and cutting it at a number of tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pictool.core import Chunk
+from pictool.errors import InputError
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+MAX_FILE_BYTES = 32 << 20
+_SENTENCE_END = re.compile(r"(?:[.!?。！？][\"'”’)\]]*\s+|\n+)")
+_CUT_WINDOW = 0.1  # a cut may move back by this share of a chunk to end a sentence
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, exactly, less a byte order mark.
+
+    Raises:
+        InputError: missing, unreadable, empty, too large, binary, or in another encoding.
+    """
+    try:
+        if path.is_dir():
+            raise InputError(f"{path}: is a directory; name its files ({path}/*.txt)")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise InputError(
+                f"{path}: {path.stat().st_size >> 20} MiB of text; split it (at most {MAX_FILE_BYTES >> 20} MiB)"
+            )
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    if not data:
+        raise InputError(f"{path}: is empty; there is nothing to compile")
+    if b"\0" in data:
+        raise InputError(f"{path}: is binary or UTF-16, not UTF-8 text; convert it first (iconv -t utf-8)")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: not UTF-8 at byte {error.start}; convert it first (iconv -f latin1 -t utf-8, if it is Latin-1)"
+        ) from error
+
+
+def make_chunk(model: Model, text: str, source: str) -> Chunk:
+    """One chunk of the whole text.
+
+    Raises:
+        InputError: no tokens, or more than the model has positions for.
+    """
+    chunk = Chunk(text, model.encode(text), source)
+    if not chunk.tokens:
+        raise InputError(f"{source}: has no tokens; there is nothing to compile")
+    if len(chunk) > model.max_positions:
+        raise InputError(
+            f"{source}: {len(chunk)} tokens, but the model takes {model.max_positions} positions; "
+            "cut it with --chunk-tokens"
+        )
+    return chunk
+
+
+def make_chunks(model: Model, text: str, source: str, chunk_tokens: int | None = None) -> list[Chunk]:
+    """The chunks of a text: one, or pieces of at most `chunk_tokens` tokens that join to the text again."""
+    if chunk_tokens is None:
+        return [make_chunk(model, text, source)]
+    if chunk_tokens < 1:
+        raise InputError(f"--chunk-tokens {chunk_tokens}: must be 1 or more")
+    pieces = list(_pieces(model, text, chunk_tokens))
+    if len(pieces) < 2:
+        return [make_chunk(model, text, source)]
+    return [make_chunk(model, piece, f"{source}[{i}]") for i, piece in enumerate(pieces)]
+
+
+def _pieces(model: Model, text: str, chunk_tokens: int) -> Iterator[str]:
+    """Cut at token borders of the whole text; a piece that alone has more tokens gives the excess to the next."""
+    ends = _token_ends(model, text)
+    start, first = 0, 0  # character, token
+    while start < len(text):
+        limit = min(chunk_tokens, len(ends) - first)
+        while True:
+            end = len(text) if first + limit >= len(ends) else _cut(text, start, ends, first, limit)
+            excess = len(model.encode(text[start:end])) - chunk_tokens
+            if excess <= 0 or limit <= 1:
+                break
+            limit = max(1, limit - excess)
+        yield text[start:end]
+        while first < len(ends) and ends[first] <= end:
+            first += 1
+        start = end
+
+
+def _token_ends(model: Model, text: str) -> list[int]:
+    """The character at which each token of the text ends; strictly after the last of the token before it."""
+    encoding = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    return [int(end) for _, end in encoding["offset_mapping"]]
+
+
+def _cut(text: str, start: int, ends: list[int], first: int, limit: int) -> int:
+    """The character to cut at: after the last sentence within the last tenth, else after `limit` tokens."""
+    last = ends[first + limit - 1]
+    earliest = ends[first + max(0, limit - 1 - int(_CUT_WINDOW * limit))]
+    found = [match.end() for match in _SENTENCE_END.finditer(text, earliest, last + 1) if match.end() <= last + 1]
+    sentence_ends = [end for end in found if start < end]
+    return sentence_ends[-1] if sentence_ends else max(last, start + 1)

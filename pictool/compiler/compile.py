@@ -1,0 +1,109 @@
+"""Compiling chunks to objects in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pictool.compiler.chunking import make_chunk, make_chunks, read_text
+from pictool.core import Chunk
+from pictool.errors import InputError
+from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.store import Store
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+CODEC = "none"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One chunk and its object; `is_new` if this call computed it."""
+
+    chunk: Chunk
+    key: str
+    path: Path
+    is_new: bool
+
+
+def object_key(model: Model, chunk: Chunk, sinks: int = 0) -> str:
+    """The key under which this chunk's object is stored. Loads no weights."""
+    return model.target.key(chunk.tokens, sinks, CODEC)
+
+
+def chunks_of_files(model: Model, paths: Iterable[str | Path], chunk_tokens: int | None = None) -> list[Chunk]:
+    """The chunks of UTF-8 files: one a file, or pieces of at most `chunk_tokens` tokens."""
+    files = [(read_text(Path(path)), str(path)) for path in paths]
+    return [chunk for text, source in files for chunk in make_chunks(model, text, source, chunk_tokens)]
+
+
+def compile(
+    model: Model,
+    store: Store,
+    chunks: Iterable[Chunk | str],
+    *,
+    sinks: int = 0,
+    force: bool = False,
+    on_done: Callable[[Compiled], None] | None = None,
+) -> list[Compiled]:
+    """Compile chunks (or texts) to objects. What the store already has costs no model run.
+
+    Args:
+        sinks: dummy BOS tokens in front of every chunk, whose KV is dropped (EPIC §5.4).
+        force: compute and replace also what is there.
+        on_done: called for each chunk as soon as its object is in the store.
+
+    Raises:
+        InputError: a text without tokens or too long; sinks for a model without BOS.
+        StoreError: the store cannot be written.
+    """
+    wanted = [chunk if isinstance(chunk, Chunk) else make_chunk(model, chunk, "text") for chunk in chunks]
+    prefix = _sink_tokens(model, sinks)
+    _require_room(model, wanted, sinks)
+    keys = [object_key(model, chunk, sinks) for chunk in wanted]
+    missing = {key: chunk for key, chunk in zip(keys, wanted, strict=True) if force or not store.has(key)}
+    report = on_done or (lambda _: None)
+    for key, chunk in zip(keys, wanted, strict=True):
+        if key not in missing:
+            report(Compiled(chunk, key, store.path(key), False))
+    for done in _compute(model, store, missing, prefix):
+        report(done)
+    return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, wanted, strict=True)]
+
+
+def _compute(model: Model, store: Store, missing: dict[str, Chunk], prefix: Sequence[int]) -> Iterable[Compiled]:
+    if not missing:
+        return
+    from pictool.runtime.prefill import prefill_chunks
+    from pictool.runtime.tensors import to_bytes
+
+    keys = list(missing)
+    for index, layers in prefill_chunks(model, [missing[key].tokens for key in keys], prefix):
+        key = keys[index]
+        chunk = missing[key]
+        meta = ObjectMeta(key, model.target, len(chunk), len(prefix), CODEC)
+        pairs = [(to_bytes(k), to_bytes(v)) for k, v in layers]
+        path = store.put(CompiledChunk(meta, chunk.text, np.asarray(chunk.tokens, dtype=np.int32), pairs))
+        yield Compiled(chunk, key, path, True)
+
+
+def _sink_tokens(model: Model, sinks: int) -> list[int]:
+    if sinks < 0:
+        raise InputError(f"sinks {sinks}: must be 0 or more")
+    if sinks and model.bos_id is None:
+        raise InputError(f"{model.name}: has no BOS token, so documents cannot be compiled with sinks")
+    return [model.bos_id] * sinks if model.bos_id is not None else []
+
+
+def _require_room(model: Model, chunks: Sequence[Chunk], sinks: int) -> None:
+    for chunk in chunks:
+        if len(chunk) + sinks > model.max_positions:
+            raise InputError(
+                f"{chunk.source}: {len(chunk)} tokens and {sinks} sinks, but the model takes {model.max_positions} "
+                "positions; cut it with --chunk-tokens"
+            )

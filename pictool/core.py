@@ -1,0 +1,96 @@
+"""The words of the design as frozen dataclasses, shared by every layer. Knows neither torch nor files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+TokenIds = NDArray[np.int32]
+RowMask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shape of a model's KV: per layer, keys and values are `[kv_heads, tokens, head_dim]`."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an object is compiled for. Two objects may stand in one prompt only if these are equal.
+
+    `model` and `tokenizer` are fingerprints of content (hex), `dtype` the dtype of computation (``float32``, …).
+    """
+
+    architecture: str
+    model: str
+    tokenizer: str
+    dtype: str
+    geometry: Geometry
+
+    def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str) -> str:
+        """The key of the object of `tokens`: sha256 over everything that determines its content."""
+        identity = asdict(self) | {"sinks": sinks, "codec": codec}
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+        digest.update(np.asarray(tokens, dtype="<i4").tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """An immutable run of tokens that is compiled on its own. `source` says for people where it came from."""
+
+    text: str
+    tokens: tuple[int, ...]
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything stands in a prompt: `starts` are those of the head, each chunk and the tail."""
+
+    tokens: TokenIds  # [n]
+    starts: tuple[int, ...]  # [chunks + 2]
+
+    @classmethod
+    def of(cls, head: Sequence[int], chunks: Sequence[Sequence[int]], tail: Sequence[int]) -> Layout:
+        """Concatenate head + chunks + tail (DESIGN §2 rule 1)."""
+        parts = [head, *chunks, tail]
+        starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
+        tokens = np.concatenate([np.asarray(part, dtype=np.int32) for part in parts])
+        return cls(tokens, tuple(int(start) for start in starts))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_context(self) -> int:
+        """N: tokens of head and chunks."""
+        return self.starts[-1]
+
+    @property
+    def head(self) -> tuple[int, int]:
+        """The head's `[start, end)`."""
+        return 0, self.starts[1]
+
+    @property
+    def chunks(self) -> tuple[tuple[int, int], ...]:
+        """`[start, end)` of every chunk."""
+        return tuple(zip(self.starts[1:-1], self.starts[2:], strict=True))
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        """The tail's `[start, end)`."""
+        return self.starts[-1], self.num_tokens

@@ -1,0 +1,29 @@
+"""The one family of exceptions that users can cause; each carries the exit code of the command that meets it."""
+
+from __future__ import annotations
+
+
+class PicError(Exception):
+    """A mistake in the input or the surroundings. The message is one line: what is wrong, where, and the remedy."""
+
+    exit_code = 1
+
+
+class InputError(PicError):
+    """A document, query, script or option that cannot be used."""
+
+
+class ModelError(PicError):
+    """A model that cannot be loaded, or is not supported."""
+
+
+class ObjectError(PicError):
+    """A file that is not an object, or a damaged or truncated one."""
+
+
+class ForeignObjectError(ObjectError):
+    """An object made for another model, tokenizer, dtype, codec or format version."""
+
+
+class StoreError(PicError):
+    """A store that cannot be read or written, or a key that it does not hold."""

@@ -1,0 +1,1 @@
+"""Linking: which rows to compute (policies), and the pass that computes them."""

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pictool.core import Layout, RowMask
+from pictool.errors import InputError
+from pictool.linker.policies.base import Policy, first_rows
+
+
+@dataclass(frozen=True)
+class LegoLink(Policy):
+    """LegoLink-k (EPIC §4.2): the first k tokens of every chunk but the first, which disarms their attention sinks.
+
+    Static, O(kN). k = 0 is naive; k at least the longest chunk is full.
+    """
+
+    name: ClassVar[str] = "legolink"
+    reference: ClassVar[str] = "EPIC §4.2"
+    k: int = 16
+
+    def __post_init__(self) -> None:
+        if self.k < 0:
+            raise InputError(f"legolink: k={self.k} must be 0 or more")
+
+    def select(self, layout: Layout) -> RowMask:
+        return first_rows(layout, self.k)

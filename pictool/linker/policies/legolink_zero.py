@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pictool.core import Layout, RowMask
+from pictool.errors import InputError
+from pictool.linker.policies.base import Policy, no_rows
+
+
+@dataclass(frozen=True)
+class LegoLinkZero(Policy):
+    """LegoLink-0 (EPIC §5.4): no row at link time; documents are compiled behind s dummy tokens whose KV is dropped.
+
+    The dummies take the attention sink with them. Objects that were compiled without them can be linked too (they
+    then behave as under naive).
+    """
+
+    name: ClassVar[str] = "legolink-0"
+    reference: ClassVar[str] = "EPIC §5.4"
+    s: int = 4
+
+    def __post_init__(self) -> None:
+        if self.s < 1:
+            raise InputError(f"legolink-0: s={self.s} must be 1 or more")
+
+    @property
+    def sinks(self) -> int:
+        return self.s
+
+    def select(self, layout: Layout) -> RowMask:
+        return no_rows(layout)

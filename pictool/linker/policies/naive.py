@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pictool.core import Layout, RowMask
+from pictool.linker.policies.base import Policy, no_rows
+
+
+@dataclass(frozen=True)
+class Naive(Policy):
+    """Naive reuse (EPIC §2.3): no row of the context is computed, only the whole tail."""
+
+    name: ClassVar[str] = "naive"
+    reference: ClassVar[str] = "EPIC §2.3"
+
+    def select(self, layout: Layout) -> RowMask:
+        return no_rows(layout)

@@ -1,0 +1,1 @@
+"""A transformer run layer by layer on chosen rows. Knows no store."""

@@ -1,0 +1,153 @@
+"""Exact causal attention of scattered rows (DESIGN §2 rule 5, §5), as one of transformers' attention functions.
+
+Rows come in runs: consecutive positions [start, end) of the prompt. A run attends to the keys [0, end), a causal
+rectangle whose last columns are a triangle. A bottom-right mask over all rows at once would be wrong for scattered
+rows; runs make the mask of each rectangle local, in blocks, so memory stays O(rows + keys).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from pictool.runtime.rope import Rope, Table
+
+NAME = "pictool"
+_MAX_SCORES = 1 << 22  # query rows × query heads per KV head × keys of one block
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows [row, row + end - start) of the hidden states stand at the positions [start, end)."""
+
+    row: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which positions of the prompt the hidden states are."""
+
+    positions: Tensor  # int64 [rows], ascending
+    runs: tuple[Run, ...]
+
+    @classmethod
+    def of(cls, positions: Tensor) -> Rows:
+        """Group ascending positions (on the CPU) into runs; they move to the device with `to`."""
+        breaks = (torch.diff(positions) != 1).nonzero().flatten() + 1
+        bounds = [0, *breaks.tolist(), len(positions)]
+        runs = []
+        for first, last in itertools.pairwise(bounds):
+            if first < last:
+                start = int(positions[first])
+                runs.append(Run(first, start, start + last - first))
+        return cls(positions, tuple(runs))
+
+    def to(self, device: torch.device | str) -> Rows:
+        return Rows(self.positions.to(device), self.runs)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What the attention function must know of one pass over one layer."""
+
+    rope: Rope
+    table: Table  # of the rows
+    runs: tuple[Run, ...]
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    pic: Pass,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of un-rotated `query` over rotated `key` and `value`, whose column j stands at position j.
+
+    `query` is [batch, heads, rows, head_dim], `key` and `value` are [batch, kv_heads, n, head_dim]. Returns
+    [batch, rows, heads, head_dim], as transformers' attention functions do.
+    """
+    query = pic.rope.rotate(query, pic.table)
+    out = torch.empty_like(query)
+    for run in pic.runs:
+        for block in _blocks(run, sliding_window, query.shape[1] // key.shape[1], softcap is not None):
+            rows = slice(block.row, block.row + block.end - block.start)
+            first = max(0, block.start - sliding_window + 1) if sliding_window else 0
+            out[:, :, rows] = _rectangle(
+                query[:, :, rows], key[:, :, first : block.end], value[:, :, first : block.end],
+                block.start - first, scaling, sliding_window, softcap,
+            )  # fmt: skip
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _blocks(run: Run, window: int | None, group: int, has_softcap: bool) -> Iterator[Run]:
+    """Cut a run into pieces whose score matrix stays small; a plain causal square needs none."""
+    if run.start == 0 and not has_softcap and (not window or run.end <= window):
+        yield run
+        return
+    num_keys = min(run.end, window + 128) if window else run.end
+    step = max(16, min(256, _MAX_SCORES // (group * num_keys)))
+    for start in range(run.start, run.end, step):
+        yield Run(run.row + start - run.start, start, min(start + step, run.end))
+
+
+def _rectangle(
+    query: Tensor, key: Tensor, value: Tensor, offset: int,
+    scaling: float | None, window: int | None, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """[batch, heads, rows, head_dim] of rows at the keys [offset, offset + rows), the last of them the last key."""
+    rows, num_keys = query.shape[2], key.shape[2]
+    if offset == 0 and softcap is None and (not window or num_keys <= window):
+        return scaled_dot_product_attention(query, key, value, is_causal=rows > 1, scale=scaling, enable_gqa=True)
+    group = query.shape[1] // key.shape[1]
+    mask = _mask(rows, num_keys, offset, window, query)
+    if mask is not None:
+        mask = mask.repeat(group, 1)
+    # The query heads of one KV head are folded into the rows: no copy of the keys per head.
+    folded = query.reshape(query.shape[0], key.shape[1], group * rows, query.shape[3])
+    if softcap is None:
+        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    else:
+        out = _softcapped(folded, key, value, mask, scaling, softcap)
+    return out.reshape(query.shape)
+
+
+def _mask(rows: int, num_keys: int, offset: int, window: int | None, like: Tensor) -> Tensor | None:
+    """Additive mask [rows, num_keys]: row i sees the keys (offset + i - window, offset + i]; None if that is all."""
+    if rows == 1 and (not window or num_keys <= window):
+        return None
+    position = torch.arange(offset, offset + rows, device=like.device)[:, None]
+    index = torch.arange(num_keys, device=like.device)
+    hidden = index > position
+    if window:
+        hidden |= index <= position - window
+    return torch.zeros(rows, num_keys, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
+
+
+def _softcapped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float
+) -> Tensor:
+    """Gemma 2's attention: scores are squashed to (-softcap, softcap) before the mask; no fused kernel does that."""
+    scores = query @ key.mT * (scaling or query.shape[-1] ** -0.5)
+    scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores += mask
+    return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, attend)

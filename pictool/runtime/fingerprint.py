@@ -1,0 +1,144 @@
+"""Fingerprints of models and tokenizers: by content, never by path or date.
+
+A model's is sha256 over its architecture's configuration and the BLAKE3 of every weight tensor, so it does not depend
+on how the weights are split into files. Hashing tens of gigabytes takes a while: the result for a file is kept in the
+user's cache directory under the file's inode, size and change times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blake3 import blake3
+
+from pictool.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+# What does not change the numbers that a model computes.
+_IRRELEVANT = {
+    "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "_attn_implementation",
+    "output_attentions", "output_hidden_states", "return_dict", "architectures", "bos_token_id", "eos_token_id",
+    "pad_token_id", "attn_implementation", "id2label", "label2id", "problem_type",
+}  # fmt: skip
+
+
+def cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pictool"
+
+
+def _digest(config: PretrainedConfig, weights: Mapping[str, str]) -> str:
+    relevant = {name: value for name, value in config.to_dict().items() if name not in _IRRELEVANT}
+    text = json.dumps([relevant, dict(weights)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _hash_safetensors(path: Path) -> dict[str, str]:
+    """BLAKE3 of every tensor with its dtype and shape: name → hex."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if length > size - 8:
+            raise ModelError(f"{path}: not a safetensors file, or truncated; copy the model again")
+        try:
+            header: dict[str, Any] = json.loads(file.read(length))
+        except ValueError as error:
+            raise ModelError(f"{path}: its header is damaged; copy the model again") from error
+        hashes = {}
+        for name, entry in header.items():
+            if name != "__metadata__":
+                hashes[name] = _hash_tensor(file, 8 + length, entry)
+    return hashes
+
+
+def _hash_tensor(file: Any, base: int, entry: Mapping[str, Any]) -> str:
+    digest = blake3(f"{entry['dtype']}{entry['shape']}".encode(), max_threads=blake3.AUTO)
+    start, end = entry["data_offsets"]
+    file.seek(base + start)
+    left = end - start
+    while left:
+        block = file.read(min(left, 1 << 26))
+        if not block:
+            raise ModelError(f"{file.name}: truncated; copy the model again")
+        digest.update(block)
+        left -= len(block)
+    return digest.hexdigest()
+
+
+def _hash_file(path: Path) -> dict[str, str]:
+    """Hashes of a weight file, from the cache if the file has not changed since."""
+    stat = path.stat()
+    name = f"{path.resolve()} {stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
+    entry = cache_dir() / "fingerprints" / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
+    try:
+        return dict(json.loads(entry.read_text()))
+    except (OSError, ValueError):
+        pass  # not there, or cut off: computed again
+    if path.suffix == ".safetensors":
+        hashes = _hash_safetensors(path)
+    else:
+        digest = blake3(max_threads=blake3.AUTO)
+        digest.update_mmap(path)
+        hashes = {path.name: digest.hexdigest()}
+    _remember(entry, hashes)
+    return hashes
+
+
+def _remember(entry: Path, hashes: Mapping[str, str]) -> None:
+    """Keep the hashes; a cache directory that cannot be written only costs time."""
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=entry.parent, delete=False, suffix=".tmp") as file:
+            json.dump(dict(hashes), file)
+        os.replace(file.name, entry)
+    except OSError:
+        return
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold a model's weights, safetensors before pickles."""
+    for pattern in ("*.safetensors", "*.bin"):
+        if found := sorted(directory.glob(pattern)):
+            return found
+    return []
+
+
+def directory_fingerprint(directory: Path, config: PretrainedConfig) -> str:
+    """Fingerprint of a model directory (hex)."""
+    files = weight_files(directory)
+    if not files:
+        raise ModelError(f"{directory}: holds no weights (*.safetensors or *.bin)")
+    hashes: dict[str, str] = {}
+    for path in files:
+        hashes |= _hash_file(path)
+    return _digest(config, hashes)
+
+
+def module_fingerprint(config: PretrainedConfig, state: Mapping[str, torch.Tensor]) -> str:
+    """Fingerprint of a model in memory (hex)."""
+    import torch
+
+    hashes = {}
+    for name, tensor in state.items():
+        raw: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        hashes[name] = blake3(f"{tensor.dtype}{list(tensor.shape)}".encode()).update(raw).hexdigest()
+    return _digest(config, hashes)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Fingerprint of a tokenizer (hex): its whole pipeline if it is a `tokenizers` one, else class and vocabulary."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = (
+        backend.to_str() if backend else json.dumps([type(tokenizer).__name__, tokenizer.get_vocab()], sort_keys=True)
+    )
+    return hashlib.sha256(text.encode()).hexdigest()

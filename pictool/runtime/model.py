@@ -1,0 +1,222 @@
+"""A model: tokenizer, fingerprint and weights, each loaded when first needed."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pictool.core import Geometry, Target
+from pictool.errors import InputError, ModelError
+from pictool.runtime import fingerprint, support
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from pictool.runtime.stack import LayerStack
+
+EMBEDDED = {"embedded": "base", "embedded-small": "small"}
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def embedded_path(name: str) -> Path:
+    """The directory of a model that ships with the package."""
+    return Path(__file__).parent.parent / "models" / EMBEDDED[name]
+
+
+class Model:
+    """A decoder and its tokenizer. What needs no weights (tokens, keys) is answered without loading them.
+
+    Attributes:
+        name: what the user called it. device: ``cpu`` or ``cuda``. dtype: dtype of computation.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: PretrainedConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        device: str,
+        dtype: str,
+        directory: Path | None = None,
+        module: Any = None,
+    ) -> None:
+        assert (directory is None) != (module is None)
+        support.require_supported(config, name)
+        self.name, self.config, self.tokenizer = name, config, tokenizer
+        self.device, self.dtype, self.directory = device, dtype, directory
+        self._module = module
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Fingerprint of architecture and weights (hex)."""
+        if self.directory is not None:
+            return fingerprint.directory_fingerprint(self.directory, self.config)
+        return fingerprint.module_fingerprint(self.config, self._module.state_dict())
+
+    @cached_property
+    def target(self) -> Target:
+        """What objects for this model are compiled for."""
+        tokenizer = fingerprint.tokenizer_fingerprint(self.tokenizer)
+        return Target(self.config.model_type, self.fingerprint, tokenizer, self.dtype, self.geometry)
+
+    @property
+    def geometry(self) -> Geometry:
+        config = self.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return Geometry(config.num_hidden_layers, config.num_key_value_heads, head_dim)
+
+    @property
+    def max_positions(self) -> int:
+        return support.max_positions(self.config)
+
+    @property
+    def bos_id(self) -> int | None:
+        bos: int | None = self.tokenizer.bos_token_id
+        return self.config.bos_token_id if bos is None else bos
+
+    @cached_property
+    def module(self) -> Any:
+        """The `transformers` model on its device, for inference, with our attention function."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from pictool.runtime import attention
+
+        if self._module is None:
+            assert self.directory is not None
+            try:
+                self._module = AutoModelForCausalLM.from_pretrained(
+                    self.directory, config=self.config, dtype=self.torch_dtype, attn_implementation=attention.NAME
+                )
+            except (OSError, ValueError, RuntimeError) as error:
+                raise ModelError(f"{self.name}: the weights cannot be loaded ({_first_line(error)})") from error
+        module = self._module.to(device=torch.device(self.device), dtype=self.torch_dtype).eval()
+        module.requires_grad_(False)
+        module.set_attn_implementation(attention.NAME)
+        return module
+
+    @cached_property
+    def stack(self) -> LayerStack:
+        """The decoder layers, to be run one by one."""
+        from pictool.runtime.stack import LayerStack
+
+        return LayerStack(self)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end an answer: the generation config's, or the tokenizer's."""
+        from transformers import GenerationConfig
+
+        ids: Any = None
+        if self.directory is not None and (self.directory / "generation_config.json").exists():
+            ids = GenerationConfig.from_pretrained(self.directory).eos_token_id
+        if ids is None:
+            ids = self.config.eos_token_id if self.config.eos_token_id is not None else self.tokenizer.eos_token_id
+        return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text`, without special tokens (rule 1)."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".")
+
+
+def _find_directory(name: str) -> Path:
+    """The directory of an embedded model, of a path, or of a hub name (fetched by huggingface_hub if need be)."""
+    if name in EMBEDDED:
+        return embedded_path(name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"{name}: not a model directory")
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{name}: neither a directory nor a model that the hub gives ({_first_line(error)})"
+        ) from error
+
+
+def _load_parts(name: str, directory: Path) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoTokenizer
+
+    if not (directory / "config.json").exists():
+        raise ModelError(f"{name}: not a model directory (it has no config.json)")
+    try:
+        config = AutoConfig.from_pretrained(directory)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{name}: config.json cannot be used ({_first_line(error)})") from error
+    support.require_supported(config, name)
+    if not any((directory / file).exists() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise ModelError(f"{name}: the directory has no tokenizer (tokenizer.json); save the model's tokenizer into it")
+    try:
+        return config, AutoTokenizer.from_pretrained(directory)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{name}: the tokenizer cannot be loaded ({_first_line(error)})") from error
+
+
+def _resolve_device(device: str) -> str:
+    if device.split(":")[0] not in DEVICES:
+        raise InputError(f"device {device!r}: must be one of {', '.join(DEVICES)}")
+    if device == "cpu":
+        return device
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not torch.cuda.is_available():
+        raise InputError(f"device {device!r}: this machine has no usable CUDA device; use --device cpu")
+    return device
+
+
+def _resolve_dtype(dtype: str, device: str, config: PretrainedConfig) -> str:
+    """`auto` is float32 on a CPU and the checkpoint's own dtype on CUDA."""
+    if dtype not in DTYPES:
+        raise InputError(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}")
+    if dtype != "auto":
+        return dtype
+    if device == "cpu":
+        return "float32"
+    return str(config.dtype or "float32").removeprefix("torch.")
+
+
+def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto") -> Model:
+    """Open a model: an embedded one, a `transformers` directory, or a hub name.
+
+    Args:
+        name: default `PIC_MODEL`, else ``embedded``.
+        device: ``auto`` (CUDA if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
+        dtype: ``auto`` (float32 on CPU, the checkpoint's on CUDA), ``float32``, ``bfloat16`` or ``float16``.
+
+    Raises:
+        ModelError: not a model, no tokenizer, or an architecture that is not supported (named).
+    """
+    name = name or os.environ.get("PIC_MODEL") or "embedded"
+    directory = _find_directory(name)
+    config, tokenizer = _load_parts(name, directory)
+    device = _resolve_device(device)
+    return Model(name, config, tokenizer, device, _resolve_dtype(dtype, device, config), directory=directory)
+
+
+def wrap_model(module: Any, tokenizer: PreTrainedTokenizerBase, name: str = "in-memory") -> Model:
+    """A `transformers` causal model in memory, on its device and in its dtype; its attention function is replaced."""
+    parameter = next(module.parameters())
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    return Model(name, module.config, tokenizer, str(parameter.device), dtype, module=module)

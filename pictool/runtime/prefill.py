@@ -1,0 +1,72 @@
+"""Prefill of isolated chunks: what compiling runs. Many short chunks share one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pictool.runtime.attention import Run
+from pictool.runtime.stack import LayerStack, Tables
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+ChunkKV = list[tuple[Tensor, Tensor]]  # per layer: un-rotated key and value, [kv_heads, tokens, head_dim]
+
+_MAX_BATCH_TOKENS = 4096
+_MIN_FILL = 0.8  # of a batch's cells that hold tokens, not padding
+
+
+class _Capture:
+    """The cache interface of a decoder layer over nothing: keeps the un-rotated K and V, returns the rotated."""
+
+    def __init__(self, stack: LayerStack, tables: Tables) -> None:
+        self._stack, self._tables = stack, tables
+        self.layers: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.layers.append((key, value))
+        return self._stack.rope.rotate(key, self._stack.table(self._tables, layer)), value
+
+
+def plan_batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Indices of chunks that are computed together: of similar length, within a budget of tokens and of padding."""
+    batches: list[list[int]] = []
+    filled = 0
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        longest = lengths[batches[-1][0]] if batches else 0
+        cells = longest * (len(batches[-1]) + 1) if batches else 0
+        filled += lengths[index]
+        if not batches or cells > _MAX_BATCH_TOKENS or filled < _MIN_FILL * cells:
+            batches.append([])
+            filled = lengths[index]
+        batches[-1].append(index)
+    return batches
+
+
+def prefill_chunks(
+    model: Model, chunks: Sequence[Sequence[int]], prefix: Sequence[int] = ()
+) -> Iterator[tuple[int, ChunkKV]]:
+    """Compute each chunk on its own, from position 0 on; yields (index of the chunk, its KV) as they get ready.
+
+    `prefix` (sinks) stands in front of every chunk, and its KV is dropped. Padding stands behind and is never seen.
+    """
+    for batch in plan_batches([len(prefix) + len(chunk) for chunk in chunks]):
+        layers = _prefill(model.stack, [[*prefix, *chunks[index]] for index in batch])
+        for row, index in enumerate(batch):
+            end = len(prefix) + len(chunks[index])
+            yield index, [(k[row, :, len(prefix) : end], v[row, :, len(prefix) : end]) for k, v in layers]
+
+
+def _prefill(stack: LayerStack, tokens: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
+    """Per layer un-rotated K and V, [batch, kv_heads, longest, head_dim]."""
+    length = max(map(len, tokens))
+    padded = torch.tensor([[*row, *[row[-1]] * (length - len(row))] for row in tokens], device=stack.device)
+    tables = stack.tables(torch.arange(length, device=stack.device))
+    capture, hidden, runs = _Capture(stack, tables), stack.embed(padded), (Run(0, 0, length),)
+    for layer in range(stack.num_layers):
+        hidden = stack.layer(layer, hidden, capture, tables, runs)
+    return capture.layers

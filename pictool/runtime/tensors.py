@@ -1,0 +1,20 @@
+"""Between torch tensors and the raw bytes of object files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def to_bytes(tensor: Tensor) -> memoryview:
+    """The contiguous little-endian bytes of a tensor of any dtype."""
+    data: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return memoryview(data)
+
+
+def from_bytes(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """A tensor over writable bytes, without a copy."""
+    return torch.frombuffer(data, dtype=dtype).view(*shape)

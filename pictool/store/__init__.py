@@ -1,0 +1,1 @@
+"""Object files and the store that keeps them. Knows no model and imports no torch."""

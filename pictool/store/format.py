@@ -1,0 +1,279 @@
+"""The object file, `.kvo`: one valid safetensors file per compiled chunk.
+
+    file     := header-length(u64, little endian) header data
+    header   := canonical JSON (sorted keys, no spaces), padded with spaces to a multiple of 8
+                {"__metadata__": metadata, tensor-name: {"data_offsets": [a, b], "dtype": …, "shape": […]}, …}
+    data     := tokens key0 value0 key1 value1 … [fixups] text          (no gaps)
+
+    tokens           I32         [n]                        token ids of the chunk, without sinks
+    layers.LLL.key   F32|BF16|F16 [kv_heads, n, head_dim]   keys before rotation (no position in them)
+    layers.LLL.value F32|BF16|F16 [kv_heads, n, head_dim]
+    fixups           F32         [n]                        optional: per-token scores
+    text             U8          [bytes]                    the source text, UTF-8
+
+    metadata (strings only):
+    format      "pictool.kvo"
+    version     "1"
+    key         sha256 of what determines the content (`Target.key`)
+    architecture, model, tokenizer, dtype, layers, kv_heads, head_dim      the target
+    tokens, sinks, codec                                   number of tokens, dummy tokens in front, how KV is coded
+    checksums   JSON: {"fixups"?: h, "layers": [h of key||value, …], "text": h, "tokens": h}
+    header      checksum of the header itself, written with this field empty
+
+Every checksum h is BLAKE3 (256 bit, hex). The header is accepted only in its canonical form, so that no bit of the
+file is outside a checksum. A reader checks the header when it opens a file and each part before it hands it out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from blake3 import blake3
+
+from pictool.core import Geometry, Target, TokenIds
+from pictool.errors import ForeignObjectError, ObjectError
+
+FORMAT, VERSION = "pictool.kvo", "1"
+DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
+CODECS = ("none",)
+Buffer = bytes | bytearray | memoryview
+
+_MAX_HEADER = 100_000_000  # what safetensors itself allows
+_DAMAGED = "the object is damaged; compile it again (pic compile --force)"
+_FIELDS = "format version key architecture model tokenizer dtype layers kv_heads head_dim tokens sinks codec checksums"
+
+
+@dataclass(frozen=True)
+class ObjectMeta:
+    """What an object's header says of it."""
+
+    key: str
+    target: Target
+    num_tokens: int
+    sinks: int
+    codec: str
+
+    def require(self, target: Target, name: str) -> None:
+        """Refuse an object of another model, tokenizer, dtype or shape with a message that names both sides."""
+        for field in ("architecture", "model", "tokenizer", "dtype", "geometry"):
+            mine, wanted = getattr(self.target, field), getattr(target, field)
+            if mine != wanted:
+                raise ForeignObjectError(
+                    f"{name}: made for {field} {_short(mine)}, but this link uses {field} {_short(wanted)}; "
+                    "compile the text again with this model"
+                )
+
+
+@dataclass(frozen=True)
+class CompiledChunk:
+    """A chunk's KV in memory, ready to be written. `layers` holds (key, value) bytes in the target's dtype."""
+
+    meta: ObjectMeta
+    text: str
+    tokens: TokenIds
+    layers: Sequence[tuple[Buffer, Buffer]]
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text[:12] if re.fullmatch(r"[0-9a-f]{64}", text) else text
+
+
+def _hash(*parts: Buffer) -> str:
+    digest = blake3(max_threads=blake3.AUTO)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _canonical(header: Mapping[str, Any]) -> bytes:
+    text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def _seal(header: Mapping[str, Any]) -> str:
+    """The header's own checksum: over its canonical form with the field `header` empty."""
+    return _hash(_canonical({**header, "__metadata__": {**header["__metadata__"], "header": ""}}))
+
+
+def layer_names(layer: int) -> tuple[str, str]:
+    return f"layers.{layer:03d}.key", f"layers.{layer:03d}.value"
+
+
+def _shapes(meta: ObjectMeta, text_bytes: int) -> dict[str, tuple[str, int, list[int]]]:
+    """Every tensor of the file in data order: name → (dtype name, bytes per item, shape)."""
+    dtype, width = DTYPES[meta.target.dtype]
+    geometry = meta.target.geometry
+    shapes = {"tokens": ("I32", 4, [meta.num_tokens])}
+    for layer in range(geometry.layers):
+        for name in layer_names(layer):
+            shapes[name] = (dtype, width, [geometry.kv_heads, meta.num_tokens, geometry.head_dim])
+    return shapes | {"text": ("U8", 1, [text_bytes])}
+
+
+def _tensor_entries(meta: ObjectMeta, text_bytes: int) -> dict[str, dict[str, Any]]:
+    entries, offset = {}, 0
+    for name, (dtype, width, shape) in _shapes(meta, text_bytes).items():
+        end = offset + width * math.prod(shape)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    return entries
+
+
+def _metadata(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str]:
+    target, geometry = meta.target, meta.target.geometry
+    values = {
+        "format": FORMAT, "version": VERSION, "key": meta.key, "architecture": target.architecture,
+        "model": target.model, "tokenizer": target.tokenizer, "dtype": target.dtype, "layers": geometry.layers,
+        "kv_heads": geometry.kv_heads, "head_dim": geometry.head_dim, "tokens": meta.num_tokens,
+        "sinks": meta.sinks, "codec": meta.codec, "checksums": json.dumps(checksums, sort_keys=True),
+    }  # fmt: skip
+    return {name: str(value) for name, value in values.items()}
+
+
+def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
+    """Write one object; the same chunk gives the same bytes."""
+    text, tokens = chunk.text.encode(), np.asarray(chunk.tokens, dtype="<i4").tobytes()
+    checksums = {"layers": [_hash(*pair) for pair in chunk.layers], "text": _hash(text), "tokens": _hash(tokens)}
+    header = {"__metadata__": _metadata(chunk.meta, checksums)} | _tensor_entries(chunk.meta, len(text))
+    header["__metadata__"]["header"] = _seal(header)
+    raw = _canonical(header)
+    file.write(struct.pack("<Q", len(raw)) + raw + tokens)
+    for pair in chunk.layers:
+        file.writelines(pair)
+    file.write(text)
+
+
+class ObjectFile:
+    """An open object. The header is checked; every part is checked before it is handed out. A context manager.
+
+    Raises:
+        ObjectError: not an object, damaged or truncated.
+        ForeignObjectError: another format version or an unknown codec.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise ObjectError(f"{self.path}: cannot be opened ({error.strerror})") from error
+        try:
+            self._size = os.fstat(self._fd).st_size
+            header = self._read_header()
+            self.meta, self._checksums = self._parse(header)
+            self._entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            self._require_shapes()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def __enter__(self) -> ObjectFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @property
+    def num_bytes(self) -> int:
+        return self._size
+
+    def tokens(self) -> TokenIds:
+        """int32 [n]."""
+        return np.frombuffer(self._part("tokens", self._checksums["tokens"], "tokens"), dtype="<i4")
+
+    def text(self) -> str:
+        return bytes(self._part("text", self._checksums["text"], "text")).decode()
+
+    def layer(self, index: int) -> tuple[memoryview, memoryview]:
+        """Key and value bytes of one layer, each `[kv_heads, n, head_dim]` in the target's dtype; one read."""
+        key, value = layer_names(index)
+        data = memoryview(self._part(f"layer {index}", self._checksums["layers"][index], key, value))
+        return data[: len(data) // 2], data[len(data) // 2 :]
+
+    def verify(self) -> None:
+        """Read and check everything."""
+        self.tokens(), self.text()
+        for index in range(self.meta.target.geometry.layers):
+            self.layer(index)
+
+    def _fail(self, why: str) -> ObjectError:
+        return ObjectError(f"{self.path}: {why}")
+
+    def _read(self, offset: int, count: int) -> bytearray:
+        data, done = bytearray(count), 0
+        view = memoryview(data)
+        while done < count:
+            got = os.preadv(self._fd, [view[done:]], offset + done)
+            if not got:
+                raise self._fail(f"truncated at {offset + done} bytes; {_DAMAGED}")
+            done += got
+        return data
+
+    def _read_header(self) -> dict[str, Any]:
+        if self._size < 8:
+            raise self._fail("not an object file (shorter than a header)")
+        (length,) = struct.unpack("<Q", self._read(0, 8))
+        if length > min(_MAX_HEADER, self._size - 8):
+            raise self._fail("not an object file, or truncated within its header")
+        self._data_start, raw = 8 + length, bytes(self._read(8, length))
+        try:
+            header = json.loads(raw)
+            metadata = header["__metadata__"]
+            is_object = metadata["format"] == FORMAT
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise self._fail("not an object file, or its header is damaged") from error
+        if not is_object:
+            raise self._fail(f"not an object file (its format is {metadata['format']!r})")
+        if metadata.get("version") != VERSION:
+            raise ForeignObjectError(
+                f"{self.path}: format version {metadata.get('version')}, but this pic reads version {VERSION}; "
+                "compile the text again"
+            )
+        if raw != _canonical(header) or metadata.get("header") != _seal(header):
+            raise self._fail(f"the header does not match its checksum; {_DAMAGED}")
+        return dict(header)
+
+    def _parse(self, header: Mapping[str, Any]) -> tuple[ObjectMeta, dict[str, Any]]:
+        fields: dict[str, str] = header["__metadata__"]
+        missing = [name for name in _FIELDS.split() if name not in fields]
+        if missing:
+            raise self._fail(f"the header lacks {', '.join(missing)}; {_DAMAGED}")
+        if fields["codec"] not in CODECS:
+            raise ForeignObjectError(f"{self.path}: codec {fields['codec']!r}, but this pic knows {', '.join(CODECS)}")
+        if fields["dtype"] not in DTYPES:
+            raise ForeignObjectError(f"{self.path}: dtype {fields['dtype']!r}, but this pic knows {', '.join(DTYPES)}")
+        geometry = Geometry(int(fields["layers"]), int(fields["kv_heads"]), int(fields["head_dim"]))
+        target = Target(fields["architecture"], fields["model"], fields["tokenizer"], fields["dtype"], geometry)
+        meta = ObjectMeta(fields["key"], target, int(fields["tokens"]), int(fields["sinks"]), fields["codec"])
+        return meta, json.loads(fields["checksums"])
+
+    def _require_shapes(self) -> None:
+        """The tensors are exactly those that the metadata implies, and the file is exactly as long."""
+        text_bytes = self._entries.get("text", {}).get("shape", [0])[0]
+        if self._entries != _tensor_entries(self.meta, text_bytes):
+            raise self._fail(f"the tensors are not those that the header describes; {_DAMAGED}")
+        wanted = self._data_start + self._entries["text"]["data_offsets"][1]
+        if self._size != wanted:
+            raise self._fail(f"{self._size} bytes long, but its header describes {wanted}; {_DAMAGED}")
+
+    def _part(self, name: str, checksum: str, *tensors: str) -> bytearray:
+        start, end = self._entries[tensors[0]]["data_offsets"][0], self._entries[tensors[-1]]["data_offsets"][1]
+        data = self._read(self._data_start + start, end - start)
+        if _hash(data) != checksum:
+            raise self._fail(f"{name} does not match its checksum; {_DAMAGED}")
+        return data

@@ -1,0 +1,145 @@
+"""The store: a directory of objects named by key, safe for many processes at once.
+
+.pic/objects/ab/abcdef….kvo     an object, visible only when complete
+.pic/tmp/…                      being written; renamed into place after fsync
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from pictool.errors import ObjectError, StoreError
+from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta, write_object
+
+DEFAULT_ROOT = ".pic"
+_MIN_PREFIX = 4
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One line of a listing; `meta` is None, and `problem` says why, if the object cannot be read."""
+
+    key: str
+    path: Path
+    num_bytes: int
+    meta: ObjectMeta | None
+    text: str
+    problem: str | None
+
+
+@contextmanager
+def atomic_write(path: Path, temp_dir: Path | None = None) -> Iterator[BinaryIO]:
+    """Write a file that becomes visible only when complete: temp file, fsync, rename, fsync of the directory.
+
+    Raises:
+        StoreError: the disk is full, or the directory cannot be written; nothing is left behind.
+    """
+    directory = temp_dir or path.parent
+    temp: str | None = None
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, temp = tempfile.mkstemp(dir=directory, prefix=f".{path.name[:16]}.", suffix=".tmp")
+        with os.fdopen(fd, "wb") as file:
+            yield file
+            file.flush()
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.fsync(file.fileno())
+        os.replace(temp, path)
+        temp = None
+        _fsync_directory(path.parent)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror}); nothing was changed") from error
+    finally:
+        if temp is not None and os.path.exists(temp):
+            os.unlink(temp)
+
+
+def _umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value
+
+
+def _fsync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Store:
+    """Objects by key in a directory (argument, `PIC_STORE`, or `.pic`). Creating one touches nothing on disk."""
+
+    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+        self.root = Path(root or os.environ.get("PIC_STORE") or DEFAULT_ROOT)
+
+    def path(self, key: str) -> Path:
+        return self.root / "objects" / key[:2] / f"{key}.kvo"
+
+    def has(self, key: str) -> bool:
+        """Whether an object with an undamaged header and the right length is there."""
+        try:
+            with ObjectFile(self.path(key)) as found:
+                return found.meta.key == key
+        except ObjectError:
+            return False
+
+    def open(self, key: str) -> ObjectFile:
+        """Open an object by its whole key.
+
+        Raises:
+            StoreError: not in the store.
+            ObjectError: there, but damaged, or the file is another object.
+        """
+        path = self.path(key)
+        if not path.exists():
+            raise StoreError(f"{key[:12]}: no such object in the store {self.root}; compile its text first")
+        found = ObjectFile(path)
+        if found.meta.key != key:
+            found.close()
+            raise ObjectError(f"{path}: holds the object {found.meta.key[:12]}, not what its name says")
+        return found
+
+    def put(self, chunk: CompiledChunk) -> Path:
+        """Write an object atomically; an equal one that is there already is replaced by the same bytes."""
+        path = self.path(chunk.meta.key)
+        with atomic_write(path, self.root / "tmp") as file:
+            write_object(file, chunk)
+        return path
+
+    def keys(self) -> list[str]:
+        """All keys, sorted."""
+        return sorted(path.stem for path in self.root.glob("objects/??/*.kvo"))
+
+    def resolve(self, prefix: str) -> str:
+        """The whole key for an abbreviation of at least 4 hex digits, as in git."""
+        if not re.fullmatch(rf"[0-9a-f]{{{_MIN_PREFIX},64}}", prefix):
+            raise StoreError(f"{prefix!r}: neither a file nor a key (at least {_MIN_PREFIX} hex digits)")
+        found = sorted(path.stem for path in self.root.glob(f"objects/{prefix[:2]}/{prefix}*.kvo"))
+        if len(found) != 1:
+            what = "no object" if not found else f"{len(found)} objects"
+            raise StoreError(f"{prefix}: {what} with this key in the store {self.root}; see pic store ls")
+        return found[0]
+
+    def objects(self) -> Iterator[StoredObject]:
+        """Every object with what its header says; damaged ones are listed with their problem."""
+        for key in self.keys():
+            yield self._describe(key)
+
+    def _describe(self, key: str) -> StoredObject:
+        path = self.path(key)
+        try:
+            with self.open(key) as found:
+                return StoredObject(key, path, found.num_bytes, found.meta, found.text(), None)
+        except (ObjectError, StoreError) as error:
+            size = path.stat().st_size if path.exists() else 0
+            return StoredObject(key, path, size, None, "", str(error))

@@ -1,0 +1,1 @@
+"""The synthetic world on which the embedded models are trained and scored."""

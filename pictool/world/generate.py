@@ -1,0 +1,257 @@
+"""The synthetic world: short books about made-up towns, companies and people, and questions over them.
+
+A *book* is a run of pages; every page becomes one chunk. A page that is not the last of its book ends by naming the
+subject of the next page, which goes on with a pronoun only:
+
+    ... The next page is about Gadwick.
+    It holds the Vulry festival. ...
+
+so that a fact of the second page can be attributed only by a model that read the first (kind ``carried``). Many
+subjects of one kind share the same attributes within a prompt: matching the attribute alone is a guess. Values are
+drawn afresh for every prompt: nothing can be memorised.
+
+Question kinds: ``local`` (subject and fact in one page), ``carried`` (subject in the page before), ``two-hop``
+(a fact about the subject names another subject, whose fact is asked too).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pictool.world import names
+
+KINDS = ("local", "carried", "two-hop")
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One relation of a kind of subject: how it is told and how it is asked."""
+
+    name: str
+    told: tuple[str, ...]  # {s}: the subject or its pronoun, {v}: the value
+    asked: str  # {s}: the subject
+    values: tuple[str, ...] | str  # a list of words, or the kind of subject it points to
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of subject and everything that can be said of one."""
+
+    name: str
+    subjects: tuple[str, ...]
+    pronouns: tuple[str, ...]
+    attributes: tuple[Attribute, ...]
+
+
+TOWN = Kind(
+    "town",
+    names.TOWNS,
+    ("It",),
+    (
+        Attribute("festival", ("{s} holds the {v} festival.",), "which festival does {s} hold", names.FESTIVALS),
+        Attribute("river", ("{s} lies on the river {v}.",), "on which river does {s} lie", names.RIVERS),
+        Attribute("soup", ("{s} is known for {v} soup.",), "which soup is {s} known for", names.SOUPS),
+        Attribute("mayor", ("{s} has {v} as mayor.",), "who is the mayor of {s}", "person"),
+    ),
+)
+COMPANY = Kind(
+    "company",
+    names.COMPANIES,
+    ("It",),
+    (
+        Attribute("product", ("{s} makes {v}.",), "what does {s} make", names.PRODUCTS),
+        Attribute("flag", ("{s} has a {v} flag.",), "which colour is the flag of {s}", names.COLOURS),
+        Attribute("office", ("{s} has an office in {v}.",), "where is the office of {s}", "town"),
+        Attribute("founder", ("{s} was founded by {v}.",), "who founded {s}", "person"),
+    ),
+)
+PERSON = Kind(
+    "person",
+    names.PEOPLE,
+    ("He", "She"),
+    (
+        Attribute("instrument", ("{s} plays the {v}.",), "what does {s} play", names.INSTRUMENTS),
+        Attribute("pet", ("{s} keeps a tame {v}.",), "which animal does {s} keep", names.ANIMALS),
+        Attribute("study", ("{s} studied {v}.",), "what did {s} study", names.SUBJECTS),
+        Attribute("home", ("{s} lives in {v}.",), "where does {s} live", "town"),
+    ),
+)
+ALL_KINDS = {kind.name: kind for kind in (TOWN, COMPANY, PERSON)}
+
+# One or two kinds a prompt, so that many subjects share their attributes.
+_CASTS = ((TOWN,), (COMPANY,), (PERSON,), (TOWN, PERSON), (COMPANY, PERSON), (COMPANY, TOWN))
+_OPENINGS = ("Here begins a new book.", "This is the first page of a book.", "A new book starts here.")
+_HANDOVERS = ("The next page is about {s}.", "Turn the page to read about {s}.", "Now we come to {s}.")
+_FILLER_SUBJECTS = (
+    "the road", "the old bridge", "the harbour", "the market", "a narrow path",
+    "the garden", "the morning", "the library", "the weather", "a long wall",
+)  # fmt: skip
+_FILLER_VERBS = (
+    "was quiet", "was open to all", "looked much the same", "had been repaired", "was full of light",
+    "took a long time", "smelled of rain", "was often described", "was painted twice",
+)  # fmt: skip
+_FILLER_ENDS = (
+    "in those years", "before winter", "after the storm", "as travellers wrote",
+    "for most of the year", "without any hurry", "as far as anyone knew", "at the end of summer",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One statement of a prompt; `page` is where it is told and `named_on` where its subject is named."""
+
+    kind: str
+    subject: str
+    attribute: Attribute
+    value: str
+    page: int
+    named_on: int
+
+    @property
+    def is_carried(self) -> bool:
+        return self.named_on != self.page
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question over the pages of one prompt, and the facts that its answer rests on, in order."""
+
+    text: str
+    answer: str
+    kind: str
+    facts: tuple[Fact, ...]
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """The indices of the pages that the answer rests on."""
+        return tuple(sorted({page for fact in self.facts for page in (fact.named_on, fact.page)}))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Pages (one chunk each, each ends with a newline) and every question that can be asked about them."""
+
+    pages: tuple[str, ...]
+    questions: tuple[Question, ...]
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large the pages are: filler words per page, subjects named in a page, facts told per subject."""
+
+    max_filler_sentences: int = 6
+    max_locals: int = 2
+    max_facts: int = 2
+
+
+def question_text(query: str) -> str:
+    """The tail of the embedded models' prompt for one query."""
+    return f"Question: {query}\nAnswer:"
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _filler(rng: random.Random) -> str:
+    parts = (rng.choice(_FILLER_SUBJECTS), rng.choice(_FILLER_VERBS), rng.choice(_FILLER_ENDS))
+    return _sentence(" ".join(parts) + ".")
+
+
+def _book_lengths(rng: random.Random, num_pages: int) -> list[int]:
+    lengths: list[int] = []
+    while (left := num_pages - sum(lengths)) > 0:
+        length = rng.randint(2, 6)
+        lengths.append(left if left - length < 2 else length)
+    return lengths
+
+
+class _Writer:
+    """Writes one prompt: hands out unused names and values, and keeps the facts told so far."""
+
+    def __init__(self, rng: random.Random, shape: Shape, num_pages: int) -> None:
+        self.rng, self.shape = rng, shape
+        self.facts: list[Fact] = []
+        self.kinds = rng.choice(_CASTS)
+        self.unused = {kind.name: rng.sample(kind.subjects, len(kind.subjects)) for kind in ALL_KINDS.values()}
+        self.pointed: dict[str, list[str]] = {kind: [] for kind in ALL_KINDS}
+        self.attributes = {kind.name: rng.sample(kind.attributes, 2) for kind in ALL_KINDS.values()}
+        self.values: dict[str, list[str]] = {}
+
+    def subject(self, kind: Kind) -> str:
+        """An unused name of this kind; half of the time one that an earlier fact already points to."""
+        if self.pointed[kind.name] and self.rng.random() < 0.7:
+            return self.pointed[kind.name].pop(self.rng.randrange(len(self.pointed[kind.name])))
+        return self.unused[kind.name].pop()
+
+    def value(self, attribute: Attribute) -> str:
+        if isinstance(attribute.values, str):
+            name = self.unused[attribute.values].pop()
+            self.pointed[attribute.values].append(name)
+            return name
+        left = self.values.setdefault(attribute.name, [])
+        if not left:
+            left.extend(self.rng.sample(attribute.values, len(attribute.values)))
+        return left.pop()
+
+    def tell(self, kind: Kind, subject: str, page: int, named_on: int, pronoun_first: bool) -> str:
+        """Two or so facts about `subject`, told in a row; named in the first sentence unless it was named before."""
+        told = []
+        pronoun = kind.pronouns[kind.subjects.index(subject) % len(kind.pronouns)]
+        num_facts = self.rng.randint(1, self.shape.max_facts)
+        for i, attribute in enumerate(self.rng.sample(self.attributes[kind.name], num_facts)):
+            value = self.value(attribute)
+            self.facts.append(Fact(kind.name, subject, attribute, value, page, named_on))
+            name = pronoun if pronoun_first or i else subject
+            told.append(self.rng.choice(attribute.told).format(s=name, v=value))
+        return " ".join(told)
+
+    def page(self, number: int, carried: tuple[Kind, str] | None, following: str | None) -> str:
+        rng = self.rng
+        middle = [_filler(rng) for _ in range(rng.randint(0, self.shape.max_filler_sentences))]
+        for _ in range(rng.randint(0 if carried else 1, self.shape.max_locals)):
+            kind = rng.choice(self.kinds)
+            told = self.tell(kind, self.subject(kind), number, number, pronoun_first=False)
+            middle.insert(rng.randint(0, len(middle)), told)
+        first = self.tell(*carried, number, number - 1, pronoun_first=True) if carried else rng.choice(_OPENINGS)
+        last = [rng.choice(_HANDOVERS).format(s=following)] if following else []
+        return " ".join([first, *middle, *last]) + "\n"
+
+    def book(self, start: int, length: int) -> Iterator[str]:
+        carried: tuple[Kind, str] | None = None
+        for i in range(length):
+            kind = self.rng.choice(self.kinds)
+            following = (kind, self.subject(kind)) if i + 1 < length else None
+            yield self.page(start + i, carried, following[1] if following else None)
+            carried = following
+
+
+def _single_hops(facts: Sequence[Fact]) -> Iterator[Question]:
+    for fact in facts:
+        text = _sentence(fact.attribute.asked.format(s=fact.subject)) + "?"
+        yield Question(text, fact.value, "carried" if fact.is_carried else "local", (fact,))
+
+
+def _two_hops(facts: Sequence[Fact]) -> Iterator[Question]:
+    by_subject: dict[str, list[Fact]] = {}
+    for fact in facts:
+        by_subject.setdefault(fact.subject, []).append(fact)
+    for first in facts:
+        for second in by_subject.get(first.value, []):
+            anaphor = "this " + second.kind
+            text = f"{first.attribute.asked.format(s=first.subject)}, and {second.attribute.asked.format(s=anaphor)}?"
+            yield Question(_sentence(text), f"{first.value}, {second.value}", "two-hop", (first, second))
+
+
+def write_prompt(rng: random.Random, num_pages: int, shape: Shape = Shape()) -> Prompt:
+    """One prompt of `num_pages` pages with all its questions; a deterministic function of the state of `rng`."""
+    writer = _Writer(rng, shape, num_pages)
+    pages: list[str] = []
+    for length in _book_lengths(rng, num_pages):
+        pages.extend(writer.book(len(pages), length))
+    questions = [*_single_hops(writer.facts), *_two_hops(writer.facts)]
+    rng.shuffle(questions)
+    return Prompt(tuple(pages), tuple(questions), tuple(writer.facts))

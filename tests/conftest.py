@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from transformers.utils import logging
+
+from pictool.store.store import Store
+
+logging.set_verbosity_error()
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test reads or writes the user's own settings, store or caches."""
+    for name in ("PIC_MODEL", "PIC_STORE", "PIC_DEVICE", "PIC_DTYPE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """A tiny Llama as a model directory."""
+    return tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())

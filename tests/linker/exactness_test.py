@@ -1,0 +1,213 @@
+"""The exactness rules of DESIGN §2, on every supported architecture × policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import tiny
+import torch
+
+from pictool.core import Chunk
+from pictool.linker.link import Linked, link
+from pictool.linker.policies import make_policy, policies
+from pictool.linker.policies.base import Policy
+from pictool.runtime.decode import generate
+from pictool.runtime.model import Model, wrap_model
+from pictool.store.store import Store
+
+ARCHITECTURES = list(tiny.CONFIGS)
+LENGTH_DEPENDENT = ("llama-dynamic", "phi3-long")
+POLICIES: list[tuple[str, dict[str, Any]]] = [
+    ("naive", {}), ("legolink", {"k": 0}), ("legolink", {"k": 4}), ("legolink", {"k": 16}), ("legolink-0", {"s": 4}),
+]  # fmt: skip
+EVERYTHING: list[tuple[str, dict[str, Any]]] = [("full", {}), ("legolink", {"k": 1000})]
+HEAD, TAIL = "<s>You are.", " why?"
+# 1 token, shorter than k, longer than a window of 12, and one twice.
+LENGTHS = (1, 3, 29, 17, 29)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One architecture: our model, and transformers' own with eager attention."""
+
+    model: Model
+    reference: Any
+
+
+@cache
+def subject(architecture: str) -> Subject:
+    module = tiny.random_module(tiny.CONFIGS[architecture]())
+    return Subject(wrap_model(module, tiny.tokenizer(), architecture), reference.eager(module))
+
+
+def make_chunks(lengths: Sequence[int], seed: int = 0) -> list[Chunk]:
+    """Random chunks; equal lengths are the same chunk."""
+    chunks = {}
+    for length in lengths:
+        draw = np.random.default_rng([seed, length]).integers(3, tiny.VOCAB, length)
+        chunks[length] = Chunk(f"chunk of {length}", tuple(int(token) for token in draw), "test")
+    return [chunks[length] for length in lengths]
+
+
+def run(
+    one: Subject, store: Store, policy: Policy, chunks: Sequence[Chunk], head: str = HEAD, tail: str = TAIL
+) -> Linked:
+    return link(one.model, store, chunks, tail, policy, head=head)
+
+
+def parts_of(linked: Linked) -> list[list[int]]:
+    layout = linked.image.layout
+    spans = [layout.head, *layout.chunks, layout.tail]
+    return [layout.tokens[start:end].tolist() for start, end in spans]
+
+
+def max_difference(linked: Linked, dense: reference.Dense) -> float:
+    """The largest difference of any K, V or logit."""
+    image = linked.image
+    assert image.logits is not None
+    differences = [(image.logits - dense.logits).abs().max()]
+    for layer, (key, value) in enumerate(dense.kv):
+        differences += [(image.key(layer) - key).abs().max(), (image.value(layer) - value).abs().max()]
+    return float(max(differences))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rule_1_the_prompt_is_the_concatenation(architecture: str, store: Store) -> None:
+    one, chunks = subject(architecture), make_chunks(LENGTHS)
+    linked = run(one, store, make_policy("naive", {}), chunks)
+    encode = one.model.encode
+    wanted = [*encode(HEAD), *(token for chunk in chunks for token in chunk.tokens), *encode(TAIL)]
+    assert linked.image.layout.tokens.tolist() == wanted
+    assert wanted[0] == one.model.bos_id
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rule_2_full_is_the_model_itself(architecture: str, store: Store) -> None:
+    one = subject(architecture)
+    linked = run(one, store, make_policy("full", {}), make_chunks(LENGTHS))
+    ids = torch.tensor(linked.image.layout.tokens.astype(np.int64))[None]
+    with torch.no_grad():
+        logits = one.reference(ids).logits[0, -1]
+    assert float((linked.image.logits - logits).abs().max()) <= 1e-4
+    wanted = one.reference.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :]
+    assert list(generate(one.model, linked.image, 24).tokens) == wanted.tolist()
+
+
+@pytest.mark.parametrize("policy", policies())
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rule_3_layer_0_is_exact(architecture: str, policy: str, store: Store) -> None:
+    one, chunks = subject(architecture), make_chunks(LENGTHS)
+    exact = run(one, store, make_policy("full", {}), chunks).image
+    image = run(one, store, make_policy(policy, {}), chunks).image
+    assert float((image.key(0) - exact.key(0)).abs().max()) <= 1e-5
+    assert float((image.value(0) - exact.value(0)).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize(("policy", "fields"), EVERYTHING)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rule_4_recomputing_everything_is_full(
+    architecture: str, policy: str, fields: dict[str, Any], store: Store
+) -> None:
+    one = subject(architecture)
+    linked = run(one, store, make_policy(policy, fields), make_chunks(LENGTHS))
+    assert max_difference(linked, reference.full(one.reference, sum(parts_of(linked), []))) <= 1e-4
+
+
+@pytest.mark.parametrize("policy", policies())
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rule_4_one_head_and_no_chunk_is_full(architecture: str, policy: str, store: Store) -> None:
+    one = subject(architecture)
+    linked = run(one, store, make_policy(policy, {}), [], head="<s>It holds a festival in the spring; nobody knows.")
+    assert max_difference(linked, reference.full(one.reference, sum(parts_of(linked), []))) <= 1e-4
+
+
+@pytest.mark.parametrize(("policy", "fields"), POLICIES)
+@pytest.mark.parametrize("head", ["", HEAD], ids=["no-head", "head"])
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a not in LENGTH_DEPENDENT])
+def test_rule_5_a_link_equals_the_dense_reference(
+    architecture: str, head: str, policy: str, fields: dict[str, Any], store: Store
+) -> None:
+    one, chunks = subject(architecture), make_chunks(LENGTHS)
+    linked = run(one, store, make_policy(policy, fields), chunks, head=head)
+    rows = torch.zeros(linked.image.layout.num_tokens, dtype=torch.bool)
+    k = fields.get("k", 0)
+    for index, (start, end) in enumerate(linked.image.layout.chunks):
+        if head or index:
+            rows[start : min(start + k, end)] = True
+    rows[linked.image.layout.tail[0] :] = True
+    assert np.array_equal(linked.rows, np.tile(rows.numpy(), (3, 1)))
+    sinks = (one.model.bos_id,) * fields.get("s", 0)
+    assert max_difference(linked, reference.link(one.reference, parts_of(linked), rows, sinks)) <= 1e-4  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_policies_matter_on_these_models(architecture: str, store: Store) -> None:
+    """The tables above would pass on a model for which linking changes nothing; these models are not such."""
+    one = subject(architecture)
+    linked = run(one, store, make_policy("naive", {}), make_chunks(LENGTHS))
+    assert max_difference(linked, reference.full(one.reference, sum(parts_of(linked), []))) > 0.01
+
+
+class Scattered(Policy):
+    """Any set of rows: every third, of every chunk, head included."""
+
+    name = "scattered-test"  # type: ignore[misc]
+
+    def select(self, layout: Any) -> Any:
+        return np.arange(layout.num_context) % 3 == 1
+
+
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a not in LENGTH_DEPENDENT])
+def test_rule_5_scattered_rows_attend_causally(architecture: str, store: Store) -> None:
+    one = subject(architecture)
+    linked = run(one, store, Scattered(), make_chunks(LENGTHS))
+    rows = torch.from_numpy(linked.rows[0])
+    assert rows.sum() > 20
+    assert max_difference(linked, reference.link(one.reference, parts_of(linked), rows)) <= 1e-4
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rule_6_linking_writes_to_no_object(architecture: str, store: Store) -> None:
+    one, chunks, policy = subject(architecture), make_chunks(LENGTHS), make_policy("legolink", {"k": 4})
+    first = run(one, store, policy, chunks)
+    before = {key: store.path(key).read_bytes() for key in store.keys()}
+    logits, keys = first.image.logits, [first.image.key(layer).clone() for layer in range(3)]
+    run(one, store, policy, chunks[::-1])
+    again = run(one, store, policy, chunks)
+    assert torch.equal(again.image.logits, logits)  # type: ignore[arg-type]
+    assert all(torch.equal(again.image.key(layer), keys[layer]) for layer in range(3))
+    assert before == {key: store.path(key).read_bytes() for key in before}
+
+
+@pytest.mark.parametrize("architecture", LENGTH_DEPENDENT)
+def test_a_head_is_computed_where_rope_depends_on_the_length(architecture: str, store: Store) -> None:
+    """Beyond the switch of long RoPE (and with dynamic scaling) the head's own KV is another one: naive computes it."""
+    one, policy = subject(architecture), make_policy("naive", {})
+    short = run(one, store, policy, make_chunks((3,)))
+    assert not short.rows[:, 0].any()
+    long = run(one, store, policy, make_chunks((120, 29)))
+    assert long.rows[:, : long.image.layout.head[1]].all()
+    exact = run(one, store, make_policy("legolink", {"k": 1000}), make_chunks((120, 29)))
+    assert max_difference(exact, reference.full(one.reference, sum(parts_of(exact), []))) <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_half_precision_full_and_all_rows_agree_within_its_noise(architecture: str, dtype: str, store: Store) -> None:
+    """The noise is stated: what the dtype itself costs, transformers' half against its float32 on the same prompt."""
+    module = tiny.random_module(tiny.CONFIGS[architecture]()).to(getattr(torch, dtype))
+    one = Subject(wrap_model(module, tiny.tokenizer(), architecture), reference.eager(module))
+    chunks = make_chunks(LENGTHS)
+    exact = run(one, store, make_policy("full", {}), chunks).image.logits
+    linked = run(one, store, make_policy("legolink", {"k": 1000}), chunks)
+    in_float32 = reference.full(reference.eager(module.float()), sum(parts_of(linked), [])).logits
+    assert exact is not None and linked.image.logits is not None
+    noise = float((exact - in_float32).abs().max())
+    assert float((linked.image.logits - exact).abs().max()) <= 2 * noise
+    assert noise < 0.3 if dtype == "bfloat16" else noise < 0.05

@@ -1,0 +1,103 @@
+"""Tiny random models of every supported architecture, and a tokenizer, made on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB = 320
+SIZE: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "attention_dropout": 0.0,
+}  # fmt: skip
+
+
+def _rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
+
+
+def _long_rope() -> dict[str, Any]:
+    more = {"short_factor": [1.0, 1.1], "long_factor": [2.0, 3.0], "original_max_position_embeddings": 128}
+    return {**_rope("longrope", partial_rotary_factor=0.5, **more), "original_max_position_embeddings": 128}
+
+
+# Every row of the exactness tables: name → configuration.
+CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**SIZE),
+    "llama3": lambda: LlamaConfig(
+        **SIZE,
+        **_rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+    ),
+    "llama-linear": lambda: LlamaConfig(**SIZE, **_rope("linear", factor=2.0)),
+    "llama-dynamic": lambda: LlamaConfig(**{**SIZE, "max_position_embeddings": 64}, **_rope("dynamic", factor=8.0)),
+    "llama-yarn": lambda: LlamaConfig(**SIZE, **_rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+    "mistral-window": lambda: MistralConfig(**SIZE, sliding_window=12),
+    "qwen2": lambda: Qwen2Config(**{k: v for k, v in SIZE.items() if k != "head_dim"}, use_sliding_window=False),
+    "qwen3": lambda: Qwen3Config(**SIZE),
+    "phi3-partial": lambda: Phi3Config(**{**SIZE, **_rope("default", partial_rotary_factor=0.5)}),
+    "phi3-long": lambda: Phi3Config(**{**SIZE, **_long_rope()}),
+    "gemma2": lambda: Gemma2Config(**SIZE, sliding_window=12, query_pre_attn_scalar=8),
+    "gemma3": lambda: Gemma3TextConfig(
+        **SIZE,
+        sliding_window=12,
+        query_pre_attn_scalar=8,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+}
+
+
+def random_module(config: PretrainedConfig, seed: int = 0) -> Any:
+    """A model with an init so large that context matters: a wrong row is a wrong answer."""
+    torch.manual_seed(seed)
+    module = AutoModelForCausalLM.from_config(config).eval()
+    for name, parameter in module.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter, 0.0 if "gemma" in config.model_type else 1.0, 0.2)
+        else:
+            torch.nn.init.normal_(parameter, 0.0, 0.15)
+    return module
+
+
+TEXT = """The harbour was quiet. It holds a festival in the spring; nobody knows why. "Really?" she asked.
+Numbers such as 1,024 or 3.14 stand here too, and words: naïve, Straße, 東京, emoji 🙂, tabs\tand\nlines. """
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    specials = ["<s>", "</s>", "<pad>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator([TEXT] * 4, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )  # fmt: skip
+
+
+def save_model(directory: Path, config: PretrainedConfig, seed: int = 0) -> Path:
+    """A model directory as `transformers` writes it."""
+    random_module(config, seed).save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    return directory
