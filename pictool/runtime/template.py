@@ -60,6 +60,6 @@ def _chat_frame(tokenizer: PreTrainedTokenizerBase, name: str, system: str | Non
     except TemplateError as error:
         raise ModelError(f"{name}: its chat template refuses these messages ({error}); leave --head out") from error
     head, mark, tail = str(text).partition(_MARK)
-    if not mark or _MARK in tail or not tail.startswith(ask.strip()[:1] and ask[: len(ask.rstrip())]):
+    if not mark or _MARK in tail or not tail.startswith(ask.rstrip()):
         raise ModelError(f"{name}: its chat template changes the user's message; it cannot be split into head and tail")
     return Frame(head, tail)

@@ -1,0 +1,1 @@
+"""Benchmarks whose raw results are committed beside them."""

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pictool.compiler import chunking
+from pictool.compiler.chunking import make_chunks, read_text
+from pictool.errors import InputError
+from pictool.runtime.model import Model, wrap_model
+
+MODEL = wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer())
+
+
+def texts(text: str, chunk_tokens: int | None, model: Model = MODEL) -> list[str]:
+    return [chunk.text for chunk in make_chunks(model, text, "x", chunk_tokens)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=120), st.integers(4, 30))
+def test_pieces_join_to_the_text_and_keep_to_the_limit(text: str, limit: int) -> None:
+    chunks = make_chunks(MODEL, text, "x", limit)
+    assert "".join(chunk.text for chunk in chunks) == text
+    for chunk in chunks:
+        assert 0 < len(chunk.tokens) <= limit
+        assert chunk.tokens == MODEL.encode(chunk.text)
+
+
+def test_one_chunk_per_text_by_default() -> None:
+    assert texts(tiny.TEXT, None) == [tiny.TEXT]
+    assert texts(tiny.TEXT, 10_000) == [tiny.TEXT]
+
+
+def test_a_cut_prefers_a_sentence_end_in_the_last_tenth() -> None:
+    sentence = "aaaa bbbb cccc dddd eeee ffff gggg hhhh iiii. "
+    tokens = len(MODEL.encode(sentence))
+    pieces = texts(sentence * 6, tokens + tokens // 20)
+    assert pieces == [sentence] * 6
+
+
+def test_a_cut_elsewhere_uses_the_whole_limit() -> None:
+    text = "One. " + "abcdefgh " * 40
+    first = make_chunks(MODEL, text, "x", 100)[0]
+    assert len(first.tokens) >= 95
+
+
+def test_more_than_the_positions_is_refused_with_numbers() -> None:
+    with pytest.raises(InputError, match=r"tokens, but the model takes 512 positions; cut it with --chunk-tokens"):
+        texts("word " * 600, None)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "is empty"),
+        (b"a\0b", "binary or UTF-16"),
+        ("é".encode("latin-1") + b" x", "not UTF-8 at byte 0"),
+        ("text".encode("utf-16"), "binary or UTF-16"),
+    ],
+)
+def test_what_is_not_utf8_text_is_refused(tmp_path: Path, data: bytes, why: str) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=why) as error:
+        read_text(path)
+    assert str(error.value).startswith(str(path))
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes("\ufeffline\r\n".encode())
+    assert read_text(path) == "line\r\n"
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("much too long")
+    monkeypatch.setattr(chunking, "MAX_FILE_BYTES", 5)
+    with pytest.raises(InputError, match="split it"):
+        read_text(path)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+from transformers import LlamaConfig
+
+from pictool.compiler.compile import Compiled, compile, object_key
+from pictool.core import Chunk
+from pictool.errors import InputError
+from pictool.runtime.model import Model, load_model, wrap_model
+from pictool.store.store import Store
+
+TEXTS = ["The harbour was quiet.\n", "It holds a festival.\n", "She asked why.\n", "The harbour was quiet.\n"]
+
+
+@pytest.fixture
+def model() -> Model:
+    return wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer())
+
+
+def test_each_chunk_is_computed_once(model: Model, store: Store) -> None:
+    done: list[Compiled] = []
+    first = compile(model, store, TEXTS, on_done=done.append)
+    assert [one.chunk.text for one in first] == TEXTS
+    assert first[0].key == first[3].key
+    assert len(store.keys()) == 3
+    assert sum(one.is_new for one in done) == 3
+    assert not any(one.is_new for one in compile(model, store, TEXTS))
+
+
+def test_unchanged_input_costs_no_model_run(model: Model, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile(model, store, TEXTS)
+    monkeypatch.setattr("pictool.runtime.prefill.prefill_chunks", None)
+    monkeypatch.setattr(Model, "stack", None)
+    assert len(compile(model, store, TEXTS)) == 4
+
+
+def test_the_same_input_gives_the_same_bytes(model: Model, store: Store, tmp_path: Path) -> None:
+    (one,) = compile(model, store, TEXTS[:1])
+    (two,) = compile(model, Store(tmp_path / "other"), TEXTS[:1])
+    assert one.key == two.key
+    assert one.path.read_bytes() == two.path.read_bytes()
+
+
+def test_a_damaged_object_is_compiled_again(model: Model, store: Store) -> None:
+    (one,) = compile(model, store, TEXTS[:1])
+    whole = one.path.read_bytes()
+    one.path.write_bytes(whole[:-1])
+    (again,) = compile(model, store, TEXTS[:1])
+    assert again.is_new and one.path.read_bytes() == whole
+
+
+def test_force_replaces_what_is_there(model: Model, store: Store) -> None:
+    (one,) = compile(model, store, TEXTS[:1])
+    whole = bytearray(one.path.read_bytes())
+    whole[-1] ^= 1
+    one.path.write_bytes(whole)
+    assert compile(model, store, TEXTS[:1], force=True)[0].is_new
+    with store.open(one.key) as found:
+        found.verify()
+
+
+def test_the_key_depends_on_what_determines_the_content(model: Model, tmp_path: Path) -> None:
+    chunk = Chunk("text", (5, 6, 7), "x")
+    config = tiny.CONFIGS["llama"]
+    others = [
+        (model, chunk, 0),
+        (model, Chunk("text", (5, 6, 8), "x"), 0),
+        (model, chunk, 4),
+        (wrap_model(tiny.random_module(config(), seed=1), tiny.tokenizer()), chunk, 0),
+        (wrap_model(tiny.random_module(config()).bfloat16(), tiny.tokenizer()), chunk, 0),
+        (
+            wrap_model(tiny.random_module(LlamaConfig(**{**tiny.SIZE, "rms_norm_eps": 1e-5})), tiny.tokenizer()),
+            chunk,
+            0,
+        ),
+    ]
+    assert len({object_key(*one) for one in others}) == len(others)
+    assert object_key(model, Chunk("other text", (5, 6, 7), "elsewhere"), 0) == object_key(model, chunk, 0)
+
+
+def test_the_key_does_not_depend_on_the_path(tmp_path: Path) -> None:
+    config = tiny.CONFIGS["llama"]()
+    here, there = (load_model(str(tiny.save_model(tmp_path / name, config))) for name in ("a", "b"))
+    assert here.target == there.target
+    (tmp_path / "a" / "model.safetensors").touch()
+    assert load_model(str(tmp_path / "a")).target == there.target
+    changed = load_model(str(tiny.save_model(tmp_path / "a", config, seed=5)))
+    assert changed.fingerprint != there.fingerprint
+    assert changed.target.tokenizer == there.target.tokenizer
+
+
+def test_sinks_need_a_bos_token(store: Store) -> None:
+    module = tiny.random_module(LlamaConfig(**{**tiny.SIZE, "bos_token_id": None}))
+    tokenizer = tiny.tokenizer().__class__(tokenizer_object=tiny.tokenizer().backend_tokenizer, eos_token="</s>")
+    model = wrap_model(module, tokenizer, "no-bos")
+    with pytest.raises(InputError, match="no-bos: has no BOS"):
+        compile(model, store, TEXTS[:1], sinks=4)
+    assert compile(model, store, TEXTS[:1])[0].is_new
+
+
+def test_a_text_without_tokens_is_refused(model: Model, store: Store) -> None:
+    with pytest.raises(InputError, match="no tokens"):
+        compile(model, store, [""])
+    assert store.keys() == []

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pictool.runtime import attention
+from pictool.runtime.attention import Rows, Run
+
+
+class NoRope:
+    def rotate(self, x: torch.Tensor, table: object) -> torch.Tensor:
+        return x
+
+
+class Module:
+    pass
+
+
+def dense(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    window: int | None,
+    cap: float | None,
+) -> torch.Tensor:
+    """softmax(QKᵀ/√d) V over all keys in float64, row i seeing the keys (position_i - window, position_i]."""
+    query, key, value = query.double(), key.double(), value.double()
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    index = torch.arange(key.shape[2])
+    seen = index <= positions[:, None]
+    if window:
+        seen &= index > positions[:, None] - window
+    out: torch.Tensor = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value
+    return out.transpose(1, 2).float()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_scattered_rows_equal_dense_attention(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 40))
+    rows = sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1)))
+    window = data.draw(st.sampled_from([None, 1, 3, 7, 100]))
+    cap = data.draw(st.sampled_from([None, 5.0]))
+    generator = torch.Generator().manual_seed(n)
+    query = torch.randn(2, 4, len(rows), 8, generator=generator)
+    key, value = torch.randn(2, 2, 2, n, 8, generator=generator)
+    positions = torch.tensor(rows)
+    taken = Rows.of(positions)
+    got, _ = attention.attend(
+        Module(), query, key, value, None, pic=attention.Pass(NoRope(), (query, query), taken.runs),  # type: ignore[arg-type]
+        scaling=8**-0.5, sliding_window=window, softcap=cap,
+    )  # fmt: skip
+    torch.testing.assert_close(got, dense(query, key, value, positions, window, cap), atol=1e-5, rtol=1e-4)
+
+
+def test_runs_are_the_consecutive_positions() -> None:
+    assert Rows.of(torch.tensor([0, 1, 5, 7, 8, 9])).runs == (Run(0, 0, 2), Run(2, 5, 6), Run(3, 7, 10))
+    assert Rows.of(torch.tensor([], dtype=torch.int64)).runs == ()
+
+
+@pytest.mark.parametrize("window", [None, 50])
+def test_long_runs_are_cut_into_small_masks(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mask of a run over n keys has n × n cells, and the result does not depend on where it is cut."""
+    sizes: list[int] = []
+    make = attention._mask
+
+    def spy(rows: int, num_keys: int, *more: object) -> torch.Tensor | None:
+        sizes.append(rows * num_keys)
+        return make(rows, num_keys, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attention, "_mask", spy)
+    query = torch.randn(1, 4, 700, 8)
+    key, value = torch.randn(2, 1, 2, 1000, 8)
+    got, _ = attention.attend(
+        Module(), query, key, value, None, pic=attention.Pass(NoRope(), (query, query), (Run(0, 300, 1000),)),  # type: ignore[arg-type]
+        scaling=8**-0.5, sliding_window=window,
+    )  # fmt: skip
+    assert max(sizes) <= 256 * (1000 if window is None else 306)
+    want = dense(query, key, value, torch.arange(300, 1000), window, None)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import tiny
+import torch
+
+from pictool.errors import InputError
+from pictool.linker.link import link
+from pictool.linker.policies import make_policy
+from pictool.runtime.decode import Generated, Sampling, TextStream, _Chooser, generate
+from pictool.runtime.image import Image
+from pictool.runtime.model import Model, wrap_model
+from pictool.store.store import Store
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer())
+
+
+def linked(model: Model, store: Store) -> Image:
+    return link(model, store, [], "nobody knows why", make_policy("full", {}), head="<s>").image
+
+
+def answer(model: Model, store: Store, sampling: Sampling, count: int = 40) -> Generated:
+    return generate(model, linked(model, store), count, sampling)
+
+
+def test_the_image_grows_past_its_first_buffers(model: Model, store: Store) -> None:
+    """400 tokens, past two growth steps, against transformers' own greedy decoding."""
+    import reference
+
+    image = linked(model, store)
+    ids = torch.tensor(image.layout.tokens.astype("int64"))[None]
+    module = reference.eager(tiny.random_module(tiny.CONFIGS["llama"]()))
+    module.generation_config.eos_token_id = None
+    wanted = module.generate(ids, max_new_tokens=400, do_sample=False)[0, ids.shape[1] :].tolist()
+    tokens = list(generate(model, image, 400).tokens)
+    assert tokens == wanted[: len(tokens)]
+    assert len(tokens) == 400 or tokens[-1] in model.eos_ids
+    assert len(tokens) > 300
+
+
+def test_decoding_ends_at_the_last_position(model: Model, store: Store) -> None:
+    image = linked(model, store)
+    room = model.max_positions - image.num_tokens
+    generated = generate(model, image, 10_000)
+    assert len(generated.tokens) == room + 1 or generated.tokens[-1] in model.eos_ids
+
+
+def test_sampling_follows_its_seed(model: Model, store: Store) -> None:
+    first, again, other = (answer(model, store, Sampling(1.0, 0.9, seed)).tokens for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_sampling_draws_from_the_filtered_distribution() -> None:
+    """Frequencies against softmax with temperature, cut to the smallest set that holds top-p."""
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    choose = _Chooser(Sampling(temperature=0.5, top_p=0.95, seed=0))
+    drawn = torch.bincount(torch.tensor([choose(logits) for _ in range(4000)]), minlength=4) / 4000
+    wanted = (logits / 0.5).softmax(-1)
+    wanted = torch.where(torch.tensor([True, True, False, False]), wanted, 0.0)
+    torch.testing.assert_close(drawn, wanted / wanted.sum(), atol=0.03, rtol=0)
+
+
+def test_top_p_near_zero_is_greedy(model: Model, store: Store) -> None:
+    assert answer(model, store, Sampling(1.0, 1e-9)).tokens == answer(model, store, Sampling()).tokens
+
+
+@pytest.mark.parametrize("bad", [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.1}, {"stop": ("",)}])
+def test_bad_sampling_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(InputError):
+        Sampling(**bad)  # type: ignore[arg-type]
+
+
+def test_a_stop_string_ends_the_answer(model: Model, store: Store) -> None:
+    whole = answer(model, store, Sampling()).text
+    stop = whole[5:8]
+    pieces: list[str] = []
+    stopped = generate(model, linked(model, store), 40, Sampling(stop=(stop,)), pieces.append)
+    assert stopped.text == whole[: whole.index(stop)] == "".join(pieces)
+
+
+def stream(text: str, stop: Sequence[str] = ()) -> list[str]:
+    tokens = tiny.tokenizer().encode(text, add_special_tokens=False)
+    one = TextStream(tiny.tokenizer(), tuple(stop))
+    return [*(one.push(token) for token in tokens), one.finish()]
+
+
+def test_text_streams_in_whole_characters() -> None:
+    pieces = stream("東京 🙂 naïve")
+    assert "".join(pieces) == "東京 🙂 naïve"
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_nothing_of_a_stop_string_is_shown() -> None:
+    text = "It holds a festival in the spring"
+    assert "".join(stream(text, ["fest"])).startswith("It holds a ")
+    shown = ""
+    one = TextStream(tiny.tokenizer(), ("festival in",))
+    for token in tiny.tokenizer().encode(text, add_special_tokens=False):
+        shown += one.push(token)
+        assert "f" not in shown
+        if one.is_stopped:
+            break
+    assert shown == one.text == "It holds a "
+
+
+def test_an_almost_stop_string_is_shown_in_the_end() -> None:
+    assert "".join(stream("It holds", ["holdsx"])) == "It holds"
+
+
+def test_a_prompt_that_would_cross_the_long_rope_switch_is_refused(store: Store) -> None:
+    model = wrap_model(tiny.random_module(tiny.CONFIGS["phi3-long"]()), tiny.tokenizer())
+    image = link(model, store, [], "why " * 20, make_policy("full", {})).image
+    with pytest.raises(InputError, match="cross 128"):
+        generate(model, image, 200)
+    assert generate(model, image, 20).tokens

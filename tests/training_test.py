@@ -1,0 +1,89 @@
+"""Training is made of the same pieces on any machine: a run that stops and goes on is the run that never stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pictool.runtime.model import embedded_path, load_model
+from training.data import Encoder
+from training.muon import orthogonalise
+from training.network import Size, forward
+from training.recipe import RECIPES
+from training.tokenizer import byte_level, metaspace
+from training.train import Recipe, Run, Stage
+
+RECIPE = Recipe(
+    "test", Size(layers=3, hidden=16, heads=2, ffn=16, vocab=1416, head_dim=8), seed=1, steps=3, cooldown=2,
+    stages=(Stage(0, pages=(4, 5), filler=1, restated=0.5),), batch_tokens=600, hint_until=3, warmup=2,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return Encoder(byte_level(1416))
+
+
+def test_a_continued_run_is_the_same_run(encoder: Encoder, tmp_path: Path) -> None:
+    whole, first, second = (Run(RECIPE, encoder) for _ in range(3))
+    for _ in range(5):
+        whole.advance()
+    for _ in range(2):
+        first.advance()
+    first.save(tmp_path / "run.pt")
+    second.load(tmp_path / "run.pt")
+    for _ in range(3):
+        second.advance()
+    for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_question_sees_the_pages_and_itself(encoder: Encoder) -> None:
+    """Changing one question changes no logits but its own; changing a page changes those of all."""
+    run = Run(RECIPE, encoder)
+    batch = run.batch()
+    everywhere = torch.ones(batch.tokens[:, 1:].shape, dtype=torch.bool)
+
+    def logits() -> torch.Tensor:
+        with torch.no_grad():
+            return forward(run.model, batch, everywhere)[0].view(*everywhere.shape, -1)
+
+    before = logits()
+    first = int((batch.blocks[0] == 2).nonzero()[0])
+    batch.tokens[0, first] = 99
+    changed = (logits() - before).abs().amax(-1)[0] > 1e-6
+    assert set(batch.blocks[0, :-1][changed].tolist()) == {2}
+    batch.tokens[0, 3] = 99
+    changed = (logits() - before).abs().amax(-1)[0] > 1e-6
+    assert set(batch.blocks[0, batch.num_docs : -1].tolist()) - {-1} <= set(batch.blocks[0, :-1][changed].tolist())
+
+
+def test_hints_point_at_values_and_subjects(encoder: Encoder) -> None:
+    batch = Run(RECIPE, encoder).batch()
+    assert len(batch.sources) > 5 and len(batch.subjects) > 5
+    for row, at, source in batch.sources.tolist():
+        assert batch.tokens[row, at + 1] == batch.tokens[row, source]
+    for _, value, subject in batch.subjects.tolist():
+        assert subject < value < batch.num_docs
+
+
+def test_muon_updates_are_near_orthogonal() -> None:
+    update = orthogonalise(torch.randn(3, 16, 40))
+    singular = torch.linalg.svdvals(update)
+    assert singular.min() > 0.5 and singular.max() < 1.3
+
+
+@pytest.mark.parametrize(("name", "make"), [("embedded", byte_level), ("embedded-small", metaspace)])
+def test_the_packaged_tokenizers_are_those_of_the_recipe(name: str, make: object) -> None:
+    recipe = RECIPES[embedded_path(name).name]
+    fresh = make(recipe.size.vocab)  # type: ignore[operator]
+    assert fresh.get_vocab() == load_model(name).tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("make", [byte_level, metaspace])
+def test_any_text_survives_the_tokenizers(make: object) -> None:
+    tokenizer = make(1536)  # type: ignore[operator]
+    for text in ("Question: Who?\nAnswer:", " naïve 東京 🙂  two\tthree\n\n", "a" * 50):
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text

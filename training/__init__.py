@@ -1,0 +1,1 @@
+"""How the embedded models are made: tokenizers, data, training, scores. Not part of the package."""

@@ -1,0 +1,86 @@
+"""The embedded models' committed scores: whole answers on held-out prompts, through the package itself.
+
+    python -m training.evaluate --out training/scores.json
+
+Each page is compiled on its own, the prompt is linked under `full` and `naive`, and the answer is decoded greedily.
+A question counts as right if the whole answer is right. No seed of these prompts was trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pictool import Chunk, Model, Sampling, Store, generate, link, load_model, make_policy
+from pictool.runtime.template import make_frame
+from pictool.world.generate import KINDS, Prompt, Shape, write_prompt
+from training.score import HELD_OUT
+
+POLICIES = ("full", "naive")
+
+
+def prompts(pages: int, count: int, shape: Shape) -> Iterable[Prompt]:
+    for index in range(count):
+        yield write_prompt(random.Random(f"{HELD_OUT}-evaluation-{pages}-{index}"), pages, shape)
+
+
+def evaluate(model: Model, pages: int, count: int, per_prompt: int, shape: Shape = Shape()) -> dict[str, Any]:
+    """Answers right by policy and kind: {policy: {kind: [right, asked]}}."""
+    table = {policy: {kind: [0, 0] for kind in KINDS} for policy in POLICIES}
+    for prompt in prompts(pages, count, shape):
+        with tempfile.TemporaryDirectory() as directory:
+            _ask(model, Store(directory), prompt, per_prompt, table)
+    return table
+
+
+def _ask(model: Model, store: Store, prompt: Prompt, per_prompt: int, table: dict[str, dict[str, list[int]]]) -> None:
+    chunks = [Chunk(page, model.encode(page), "page") for page in prompt.pages]
+    for kind in KINDS:
+        for question in [q for q in prompt.questions if q.kind == kind][:per_prompt]:
+            frame = make_frame(model, question.text)
+            for policy in POLICIES:
+                linked = link(model, store, chunks, frame.tail, make_policy(policy, {}), head=frame.head)
+                text = generate(model, linked.image, 8, Sampling(stop=("\n",))).text
+                table[policy][kind][0] += text.strip() == question.answer
+                table[policy][kind][1] += 1
+
+
+def summary(table: dict[str, dict[str, list[int]]]) -> dict[str, dict[str, float]]:
+    """Shares right, by policy and kind and over all questions."""
+    shares: dict[str, dict[str, float]] = {}
+    for policy, kinds in table.items():
+        shares[policy] = {kind: round(right / max(1, asked), 4) for kind, (right, asked) in kinds.items()}
+        right, asked = (sum(values) for values in zip(*kinds.values(), strict=True))
+        shares[policy]["all"] = round(right / asked, 4)
+    return shares
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", default=["embedded", "embedded-small"])
+    parser.add_argument("--pages", type=int, nargs="+", default=[6, 10, 20])
+    parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--per-prompt", type=int, default=3, help="questions of each kind per prompt, at most")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    command = f"python -m training.evaluate --prompts {arguments.prompts} --per-prompt {arguments.per_prompt}"
+    results: dict[str, Any] = {"command": command}
+    for name in arguments.models:
+        model = load_model(name, device="cpu")
+        for pages in arguments.pages:
+            table = evaluate(model, pages, arguments.prompts, arguments.per_prompt)
+            results[f"{name}, {pages} pages"] = {"right": summary(table), "right_and_asked": table}
+            print(name, pages, json.dumps(summary(table)), flush=True)
+    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

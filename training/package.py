@@ -1,0 +1,23 @@
+"""Writing a trained model and its tokenizer into the package, as `transformers` directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+MODELS = Path(__file__).parent.parent / "pictool" / "models"
+
+
+def write_model(model: Any, tokenizer: Tokenizer, name: str) -> None:
+    """Save model and tokenizer to `pictool/models/<name>`."""
+    directory = MODELS / name
+    model.config._attn_implementation = "sdpa"
+    model.save_pretrained(directory)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
+        model_max_length=model.config.max_position_embeddings, clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    wrapped.save_pretrained(directory)

@@ -1,0 +1,36 @@
+"""Whole-answer scores by question kind, on prompts that were never trained on. Quick form, for training logs.
+
+The committed scores come from the package itself (`training/evaluate.py`): compile, link, generate.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from pictool.world.generate import KINDS, Shape
+from training.data import Encoder
+from training.network import forward
+
+HELD_OUT = "held-out"  # seeds of training begin with "train-", of the tokenizer with "tokenizer"
+
+
+@torch.no_grad()
+def score(model: Any, encoder: Encoder, pages: int, prompts: int, shape: Shape = Shape()) -> dict[str, float]:
+    """Share of whole answers that are right under full attention, by kind (every token the most likely one)."""
+    right, asked = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+    encoder.restated = 0.0
+    for index in range(0, prompts, 8):
+        batch = encoder.batch(random.Random(f"{HELD_OUT}-{pages}-{index}"), 8, pages, shape, 24, p_bos=1.0)
+        where = batch.kinds[:, 1:] >= 0
+        hit = torch.ones(batch.tokens.shape, dtype=torch.bool)
+        hit[:, 1:][where] = forward(model, batch, where)[0].argmax(-1) == batch.tokens[:, 1:][where]
+        for row in range(8):
+            for question in range(1, int(batch.blocks[row].max()) + 1):
+                cells = (batch.blocks[row] == question) & (batch.kinds[row] >= 0)
+                kind = KINDS[int(batch.kinds[row][cells][0])]
+                asked[kind] += 1
+                right[kind] += bool(hit[row][cells].all())
+    return {kind: round(right[kind] / max(1, asked[kind]), 3) for kind in KINDS}
