@@ -129,7 +129,7 @@ class Encoder:
     def batch(
         self, rng: random.Random, rows: int, num_pages: int, shape: Shape, most: int, p_bos: float = 0.7
     ) -> Batch:
-        """`rows` prompts of `num_pages` pages; some (1 - `p_bos`) without BOS, so that any token learns to be a sink."""
+        """`rows` prompts of `num_pages` pages; some (1 - `p_bos`) lack BOS, so that any token learns to be a sink."""
         docs = [self.documents(rng, num_pages, shape, rng.random() < p_bos) for _ in range(rows)]
         asked = [self.columns(rng, one, most) for one in docs]
         n, m = max(len(one.tokens) for one in docs), max(len(one.tokens) for one in asked)

@@ -50,7 +50,7 @@ def build(size: Size) -> Any:
 
 @torch.no_grad()
 def initialise(model: Any, size: Size) -> None:
-    """Unit-variance projections, and mimetic attention (Trockman & Kolter 2023): queries like keys, outputs like values.
+    """Unit-variance projections; mimetic attention (Trockman & Kolter 2023): queries like keys, outputs like values.
 
     A head then starts by looking for tokens like its own and copying them, from which matching and copying is learned
     many times sooner than from a small random start.
@@ -87,8 +87,6 @@ def _attend(
                 more["hint_losses"].append(loss)
     left = query[:, :, :n], key[:, :, :n], value[:, :, :n]
     docs = F.scaled_dot_product_attention(*left, is_causal=True, scale=scaling)
-        query[:, :, :n], key[:, :, :n], value[:, :, :n], is_causal=True, scale=scaling
-    )
     asked = F.scaled_dot_product_attention(query[:, :, n:], key, value, attn_mask=attention_mask, scale=scaling)
     return torch.cat([docs, asked], 2).transpose(1, 2).contiguous(), None
 
