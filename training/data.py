@@ -73,7 +73,7 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.restated = tokenizer, 0.0
-        self.bos, self.eos = (int(tokenizer.token_to_id(name)) for name in ("<s>", "</s>"))
+        self.bos, self.eos = self.ids("<s>")[0], self.ids("</s>")[0]
 
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ def orthogonalise(g: torch.Tensor, steps: int = 5) -> torch.Tensor:
     """Nearest semi-orthogonal matrices to a stack [n, rows, cols], by the quintic iteration of Jordan et al. 2024."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = g.shape[1] > g.shape[2]
-    x = g.mT if tall else g
+    x: torch.Tensor = g.mT if tall else g
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(steps):
         s = x @ x.mT
@@ -36,7 +37,7 @@ class Muon(torch.optim.Optimizer):
             for shape, params in stacks.items():
                 self._step_stack(group, shape, params)
 
-    def _step_stack(self, group: dict, shape: torch.Size, params: list[torch.Tensor]) -> None:
+    def _step_stack(self, group: dict[str, Any], shape: torch.Size, params: list[torch.Tensor]) -> None:
         updates = []
         for p in params:
             assert p.grad is not None

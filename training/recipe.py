@@ -21,7 +21,7 @@ BASE_STAGES = (
     Stage(0, pages=(4, 6), filler=2, restated=0.4),
     Stage(1000, pages=(4, 10), filler=4, restated=0.2),
     Stage(1600, pages=(2, 14), filler=6, restated=0.1),
-    Stage(2200, pages=(2, 20), filler=6, restated=0.1),
+    Stage(2000, pages=(2, 20), filler=6, restated=0.1),
 )
 SMALL_STAGES = (
     Stage(0, pages=(4, 6), filler=2, restated=0.4),
@@ -30,7 +30,7 @@ SMALL_STAGES = (
     Stage(3500, pages=(2, 20), filler=6, restated=0.1),
 )
 RECIPES = {
-    "base": Recipe("base", BASE, seed=1, steps=2600, cooldown=900, stages=BASE_STAGES),
+    "base": Recipe("base", BASE, seed=1, steps=2300, cooldown=800, stages=BASE_STAGES),
     "small": Recipe("small", SMALL, seed=2, steps=3400, cooldown=1000, stages=SMALL_STAGES),
 }
 TOKENIZERS = {"base": byte_level, "small": metaspace}

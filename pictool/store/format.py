@@ -30,6 +30,7 @@ import json
 import math
 import os
 import re
+import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,6 @@ Buffer = bytes | bytearray | memoryview
 
 _MAX_HEADER = 100_000_000  # what safetensors itself allows
 _DAMAGED = "the object is damaged; compile it again (pic compile --force)"
-_FIELDS = "format version key architecture model tokenizer dtype layers kv_heads head_dim tokens sinks codec checksums"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _short(value: object) -> str:
 
 
 def _hash(*parts: Buffer) -> str:
-    digest = blake3(max_threads=blake3.AUTO)
+    digest = blake3()  # one thread: parts are small, and many threads cost more than they give
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
@@ -109,20 +109,14 @@ def layer_names(layer: int) -> tuple[str, str]:
     return f"layers.{layer:03d}.key", f"layers.{layer:03d}.value"
 
 
-def _shapes(meta: ObjectMeta, text_bytes: int) -> dict[str, tuple[str, int, list[int]]]:
-    """Every tensor of the file in data order: name → (dtype name, bytes per item, shape)."""
-    dtype, width = DTYPES[meta.target.dtype]
-    geometry = meta.target.geometry
-    shapes = {"tokens": ("I32", 4, [meta.num_tokens])}
-    for layer in range(geometry.layers):
-        for name in layer_names(layer):
-            shapes[name] = (dtype, width, [geometry.kv_heads, meta.num_tokens, geometry.head_dim])
-    return shapes | {"text": ("U8", 1, [text_bytes])}
-
-
 def _tensor_entries(meta: ObjectMeta, text_bytes: int) -> dict[str, dict[str, Any]]:
+    """The header's entry of every tensor, in data order."""
+    geometry = meta.target.geometry
+    kv = (*DTYPES[meta.target.dtype], [geometry.kv_heads, meta.num_tokens, geometry.head_dim])
+    shapes = {"tokens": ("I32", 4, [meta.num_tokens])}
+    shapes |= {name: kv for layer in range(geometry.layers) for name in layer_names(layer)}
     entries, offset = {}, 0
-    for name, (dtype, width, shape) in _shapes(meta, text_bytes).items():
+    for name, (dtype, width, shape) in {**shapes, "text": ("U8", 1, [text_bytes])}.items():
         end = offset + width * math.prod(shape)
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
         offset = end
@@ -140,11 +134,31 @@ def _metadata(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
+def _meta_of(fields: Mapping[str, str]) -> ObjectMeta:
+    """The inverse of `_metadata`, less the checksums."""
+    geometry = Geometry(int(fields["layers"]), int(fields["kv_heads"]), int(fields["head_dim"]))
+    target = Target(fields["architecture"], fields["model"], fields["tokenizer"], fields["dtype"], geometry)
+    return ObjectMeta(fields["key"], target, int(fields["tokens"]), int(fields["sinks"]), fields["codec"])
+
+
+def _is_sound(meta: ObjectMeta, checksums: Mapping[str, Any], num_tensors: int) -> bool:
+    """Whether the numbers can be those of an object with so many tensors, and every part has a checksum."""
+    geometry = meta.target.geometry
+    counts = (geometry.layers, geometry.kv_heads, geometry.head_dim, meta.num_tokens, meta.sinks + 1)
+    if not all(0 < count < 1 << 31 for count in counts) or num_tensors != 2 * geometry.layers + 2:
+        return False
+    layers = checksums["layers"]
+    has_layers = isinstance(layers, list) and len(layers) == geometry.layers
+    return has_layers and set(checksums) == {"layers", "text", "tokens"}
+
+
 def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
     """Write one object; the same chunk gives the same bytes."""
     text, tokens = chunk.text.encode(), np.asarray(chunk.tokens, dtype="<i4").tobytes()
     checksums = {"layers": [_hash(*pair) for pair in chunk.layers], "text": _hash(text), "tokens": _hash(tokens)}
     header = {"__metadata__": _metadata(chunk.meta, checksums)} | _tensor_entries(chunk.meta, len(text))
+    sizes = [len(tokens), *(len(part) for pair in chunk.layers for part in pair), len(text)]
+    assert sizes == [entry["data_offsets"][1] - entry["data_offsets"][0] for entry in list(header.values())[1:]]
     header["__metadata__"]["header"] = _seal(header)
     raw = _canonical(header)
     file.write(struct.pack("<Q", len(raw)) + raw + tokens)
@@ -164,15 +178,17 @@ class ObjectFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            self._fd = os.open(self.path, os.O_RDONLY)
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not block
         except OSError as error:
             raise ObjectError(f"{self.path}: cannot be opened ({error.strerror})") from error
         try:
-            self._size = os.fstat(self._fd).st_size
+            status = os.fstat(self._fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise self._fail("not an object file (nor a regular file at all)")
+            self.num_bytes = status.st_size
             header = self._read_header()
             self.meta, self._checksums = self._parse(header)
-            self._entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-            self._require_shapes()
+            self._entries = self._require_tensors(header)
         except BaseException:
             os.close(self._fd)
             raise
@@ -188,16 +204,15 @@ class ObjectFile:
             os.close(self._fd)
             self._fd = -1
 
-    @property
-    def num_bytes(self) -> int:
-        return self._size
-
     def tokens(self) -> TokenIds:
         """int32 [n]."""
         return np.frombuffer(self._part("tokens", self._checksums["tokens"], "tokens"), dtype="<i4")
 
     def text(self) -> str:
-        return bytes(self._part("text", self._checksums["text"], "text")).decode()
+        try:
+            return self._part("text", self._checksums["text"], "text").decode()
+        except UnicodeDecodeError as error:
+            raise self._fail(f"its text is not UTF-8; {_DAMAGED}") from error
 
     def layer(self, index: int) -> tuple[memoryview, memoryview]:
         """Key and value bytes of one layer, each `[kv_heads, n, head_dim]` in the target's dtype; one read."""
@@ -218,58 +233,63 @@ class ObjectFile:
         data, done = bytearray(count), 0
         view = memoryview(data)
         while done < count:
-            got = os.preadv(self._fd, [view[done:]], offset + done)
+            try:
+                got = os.preadv(self._fd, [view[done:]], offset + done)
+            except OSError as error:
+                raise self._fail(f"cannot be read ({error.strerror})") from error
             if not got:
                 raise self._fail(f"truncated at {offset + done} bytes; {_DAMAGED}")
             done += got
         return data
 
     def _read_header(self) -> dict[str, Any]:
-        if self._size < 8:
+        if self.num_bytes < 8:
             raise self._fail("not an object file (shorter than a header)")
         (length,) = struct.unpack("<Q", self._read(0, 8))
-        if length > min(_MAX_HEADER, self._size - 8):
+        if length > min(_MAX_HEADER, self.num_bytes - 8):
             raise self._fail("not an object file, or truncated within its header")
         self._data_start, raw = 8 + length, bytes(self._read(8, length))
         try:
             header = json.loads(raw)
             metadata = header["__metadata__"]
             is_object = metadata["format"] == FORMAT
+            is_sealed = raw == _canonical(header) and metadata.get("header") == _seal(header)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._fail("not an object file, or its header is damaged") from error
         if not is_object:
             raise self._fail(f"not an object file (its format is {metadata['format']!r})")
         if metadata.get("version") != VERSION:
-            raise ForeignObjectError(
-                f"{self.path}: format version {metadata.get('version')}, but this pic reads version {VERSION}; "
-                "compile the text again"
-            )
-        if raw != _canonical(header) or metadata.get("header") != _seal(header):
+            theirs = f"format version {metadata.get('version')}"
+            raise ForeignObjectError(f"{self.path}: {theirs}, but this pic reads version {VERSION}; compile it again")
+        if not is_sealed:
             raise self._fail(f"the header does not match its checksum; {_DAMAGED}")
         return dict(header)
 
     def _parse(self, header: Mapping[str, Any]) -> tuple[ObjectMeta, dict[str, Any]]:
-        fields: dict[str, str] = header["__metadata__"]
-        missing = [name for name in _FIELDS.split() if name not in fields]
-        if missing:
-            raise self._fail(f"the header lacks {', '.join(missing)}; {_DAMAGED}")
-        if fields["codec"] not in CODECS:
-            raise ForeignObjectError(f"{self.path}: codec {fields['codec']!r}, but this pic knows {', '.join(CODECS)}")
-        if fields["dtype"] not in DTYPES:
-            raise ForeignObjectError(f"{self.path}: dtype {fields['dtype']!r}, but this pic knows {', '.join(DTYPES)}")
-        geometry = Geometry(int(fields["layers"]), int(fields["kv_heads"]), int(fields["head_dim"]))
-        target = Target(fields["architecture"], fields["model"], fields["tokenizer"], fields["dtype"], geometry)
-        meta = ObjectMeta(fields["key"], target, int(fields["tokens"]), int(fields["sinks"]), fields["codec"])
-        return meta, json.loads(fields["checksums"])
+        fields = header["__metadata__"]
+        for field, known in (("codec", CODECS), ("dtype", tuple(DTYPES))):
+            if fields.get(field, known[0]) not in known:
+                raise ForeignObjectError(
+                    f"{self.path}: {field} {fields[field]!r}, but this pic knows {', '.join(known)}"
+                )
+        try:
+            meta, checksums = _meta_of(fields), json.loads(fields["checksums"])
+            is_as_written = fields == _metadata(meta, checksums) | {"header": fields["header"]}
+            is_sound = is_as_written and _is_sound(meta, checksums, len(header) - 1)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise self._fail(f"the header is not that of an object; {_DAMAGED}") from error
+        if not is_sound:
+            raise self._fail(f"the header is not that of an object; {_DAMAGED}")
+        return meta, checksums
 
-    def _require_shapes(self) -> None:
+    def _require_tensors(self, header: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """The tensors are exactly those that the metadata implies, and the file is exactly as long."""
-        text_bytes = self._entries.get("text", {}).get("shape", [0])[0]
-        if self._entries != _tensor_entries(self.meta, text_bytes):
-            raise self._fail(f"the tensors are not those that the header describes; {_DAMAGED}")
-        wanted = self._data_start + self._entries["text"]["data_offsets"][1]
-        if self._size != wanted:
-            raise self._fail(f"{self._size} bytes long, but its header describes {wanted}; {_DAMAGED}")
+        text_start = _tensor_entries(self.meta, 0)["text"]["data_offsets"][0]
+        text_bytes = self.num_bytes - self._data_start - text_start
+        wanted = _tensor_entries(self.meta, text_bytes)
+        if text_bytes < 0 or _canonical(header) != _canonical({**wanted, "__metadata__": header["__metadata__"]}):
+            raise self._fail(f"{self.num_bytes} bytes long, which is not what its header describes; {_DAMAGED}")
+        return wanted
 
     def _part(self, name: str, checksum: str, *tensors: str) -> bytearray:
         start, end = self._entries[tensors[0]]["data_offsets"][0], self._entries[tensors[-1]]["data_offsets"][1]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from pictool.errors import ObjectError, StoreError
+from pictool.errors import ObjectError, PicError, StoreError
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta, write_object
 
 DEFAULT_ROOT = ".pic"
@@ -38,34 +38,31 @@ class StoredObject:
 def atomic_write(path: Path, temp_dir: Path | None = None) -> Iterator[BinaryIO]:
     """Write a file that becomes visible only when complete: temp file, fsync, rename, fsync of the directory.
 
+    A symbolic link stays one: the file it names is replaced. A device or pipe (/dev/null) is written directly.
+
     Raises:
         StoreError: the disk is full, or the directory cannot be written; nothing is left behind.
     """
-    directory = temp_dir or path.parent
-    temp: str | None = None
+    target = Path(os.path.realpath(path))
+    temp = (temp_dir or target.parent) / f".{path.name[:16]}.{secrets.token_hex(8)}.tmp"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd, temp = tempfile.mkstemp(dir=directory, prefix=f".{path.name[:16]}.", suffix=".tmp")
-        with os.fdopen(fd, "wb") as file:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            with path.open("wb") as file:
+                yield file
+            return
+        temp.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with temp.open("xb") as file:
             yield file
             file.flush()
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
             os.fsync(file.fileno())
-        os.replace(temp, path)
-        temp = None
-        _fsync_directory(path.parent)
+        os.replace(temp, target)
+        _fsync_directory(target.parent)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror}); nothing was changed") from error
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); nothing was changed") from error
     finally:
-        if temp is not None and os.path.exists(temp):
-            os.unlink(temp)
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value
+        with suppress(OSError):
+            temp.unlink()
 
 
 def _fsync_directory(path: Path) -> None:
@@ -101,7 +98,7 @@ class Store:
             ObjectError: there, but damaged, or the file is another object.
         """
         path = self.path(key)
-        if not path.exists():
+        if not os.path.exists(path):
             raise StoreError(f"{key[:12]}: no such object in the store {self.root}; compile its text first")
         found = ObjectFile(path)
         if found.meta.key != key:
@@ -118,7 +115,8 @@ class Store:
 
     def keys(self) -> list[str]:
         """All keys, sorted."""
-        return sorted(path.stem for path in self.root.glob("objects/??/*.kvo"))
+        found = self.root.glob("objects/??/*.kvo")
+        return sorted(path.stem for path in found if path == self.path(path.stem))
 
     def resolve(self, prefix: str) -> str:
         """The whole key for an abbreviation of at least 4 hex digits, as in git."""
@@ -133,13 +131,16 @@ class Store:
     def objects(self) -> Iterator[StoredObject]:
         """Every object with what its header says; damaged ones are listed with their problem."""
         for key in self.keys():
-            yield self._describe(key)
+            if described := self._describe(key):
+                yield described
 
-    def _describe(self, key: str) -> StoredObject:
+    def _describe(self, key: str) -> StoredObject | None:
+        """None if another process removed it meanwhile."""
         path = self.path(key)
         try:
             with self.open(key) as found:
                 return StoredObject(key, path, found.num_bytes, found.meta, found.text(), None)
-        except (ObjectError, StoreError) as error:
-            size = path.stat().st_size if path.exists() else 0
-            return StoredObject(key, path, size, None, "", str(error))
+        except PicError as error:
+            with suppress(FileNotFoundError):
+                return StoredObject(key, path, path.stat().st_size, None, "", str(error))
+        return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,13 @@ import reference
 import tiny
 import torch
 
+from pictool.compiler.compile import compile
 from pictool.core import Chunk
+from pictool.errors import ForeignObjectError, ObjectError
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy, policies
 from pictool.linker.policies.base import Policy
+from pictool.linker.resolve import Document
 from pictool.runtime.decode import generate
 from pictool.runtime.model import Model, wrap_model
 from pictool.store.store import Store
@@ -37,7 +42,12 @@ class Subject:
     """One architecture: our model, and transformers' own with eager attention."""
 
     model: Model
-    reference: Any
+    pristine: Any
+
+    @property
+    def reference(self) -> Any:
+        """A fresh copy: transformers' dynamic RoPE keeps the longest prompt that it saw."""
+        return copy.deepcopy(self.pristine)
 
 
 @cache
@@ -56,7 +66,7 @@ def make_chunks(lengths: Sequence[int], seed: int = 0) -> list[Chunk]:
 
 
 def run(
-    one: Subject, store: Store, policy: Policy, chunks: Sequence[Chunk], head: str = HEAD, tail: str = TAIL
+    one: Subject, store: Store, policy: Policy, chunks: Sequence[Document], head: str = HEAD, tail: str = TAIL
 ) -> Linked:
     return link(one.model, store, chunks, tail, policy, head=head)
 
@@ -211,3 +221,21 @@ def test_half_precision_full_and_all_rows_agree_within_its_noise(architecture: s
     noise = float((exact - in_float32).abs().max())
     assert float((linked.image.logits - exact).abs().max()) <= 2 * noise
     assert noise < 0.3 if dtype == "bfloat16" else noise < 0.05
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rule_7_foreign_and_damaged_objects_are_refused(architecture: str, store: Store, tmp_path: Path) -> None:
+    """Another model's object is refused by name, and one flipped bit in any layer before the link gives an answer."""
+    one, (chunk,) = subject(architecture), make_chunks((29,))
+    (mine,) = compile(one.model, store, [chunk])
+    run(one, store, make_policy("naive", {}), [mine.path])
+    other = wrap_model(tiny.random_module(tiny.CONFIGS[architecture](), seed=1), tiny.tokenizer(), "other")
+    (foreign,) = compile(other, store, [chunk])
+    with pytest.raises(ForeignObjectError, match=f"{other.fingerprint[:12]}.*{one.model.fingerprint[:12]}"):
+        run(one, store, make_policy("naive", {}), [foreign.path])
+    whole = mine.path.read_bytes()
+    for at in range(len(whole) // 3, len(whole), len(whole) // 9):
+        damaged = tmp_path / "damaged.kvo"
+        damaged.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
+        with pytest.raises(ObjectError, match=r"damaged\.kvo: .*does not match its checksum"):
+            run(one, store, make_policy("naive", {}), [damaged])

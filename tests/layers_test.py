@@ -1,0 +1,149 @@
+"""The layers of DESIGN §5, read from the imports: arrows go down only. And what must stay light stays light."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pictool.core import Geometry, Target
+from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.store import Store
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "pictool"
+MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py"))
+
+# Who stands on whom, lowest first. A part imports from the parts below it, and itself; `core` from `errors`, `cli` from
+# `commands`, and nothing else from beside it. `pictool/__init__.py` re-exports, and is exempt.
+RANKS = {
+    "core": 0, "errors": 0,
+    "store": 1, "runtime": 1, "world": 1,
+    "compiler": 2,
+    "linker": 3,
+    "engines": 4,
+    "analysis": 5, "eval": 5, "bench": 5, "spans": 5, "serve": 5,
+    "commands": 6, "tui": 6, "cli": 6,
+}  # fmt: skip
+BESIDE = {("core", "errors"), ("cli", "commands"), ("commands", "tui")}
+HEAVY = {"torch", "transformers", "tokenizers", "vllm"}
+LIGHT = ("core", "errors", "store", "world")
+
+
+def imports(source: str) -> Iterator[str]:
+    """Every module that a source names in an import, wherever it stands; `from a import b` is a.b."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module or ''}.{name.name}" for name in node.names)
+
+
+def part_of(module: str) -> str:
+    """`pictool/store/format.py` and `pictool.store.format` belong to `store`."""
+    return [*module.removesuffix(".py").replace("/", ".").split("."), ""][1]
+
+
+def is_allowed(importer: str, module: str) -> bool:
+    """Whether the part `importer` may import `module`. Public names (`from pictool import link`) stand above all."""
+    top, part = module.split(".")[0], part_of(module)
+    if top == "vllm":
+        return importer == "engines"
+    if top != "pictool":
+        return top != "" and not (importer in LIGHT and top in HEAVY)  # "": a relative import, which nothing here uses
+    if part == importer or (importer, part) in BESIDE:
+        return True
+    if importer == "world" or part not in RANKS:
+        return importer == "cli" and part == "__version__"
+    return RANKS[part] < RANKS[importer]
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module != "pictool/__init__.py"])
+def test_arrows_go_down_only(module: str) -> None:
+    importer = part_of(module)
+    assert importer in RANKS, f"{module}: say in RANKS where this part stands"
+    wrong = [name for name in imports((ROOT / module).read_text(encoding="utf-8")) if not is_allowed(importer, name)]
+    assert not wrong, f"{module} may not import {', '.join(wrong)}"
+
+
+@pytest.mark.parametrize(
+    ("importer", "source", "allowed"),
+    [
+        ("store", "from pictool.core import Target", True),
+        ("store", "from pictool.runtime import rope", False),
+        ("store", "from pictool import runtime", False),
+        ("store", "def f():\n    import torch.nn", False),
+        ("store", "if TYPE_CHECKING:\n    from transformers import X", False),
+        ("runtime", "import torch", True),
+        ("runtime", "import pictool.store.format", False),
+        ("core", "from pictool.errors import PicError", True),
+        ("errors", "import pictool.core", False),
+        ("core", "import torch", False),
+        ("world", "from pictool.errors import PicError", False),
+        ("world", "from pictool.world import names", True),
+        ("linker", "from pictool.engines.torch import answer", False),
+        ("linker", "import vllm", False),
+        ("engines", "from vllm.v1 import x", True),
+        ("commands", "from pictool.cli import app", False),
+        ("commands", "from pictool.engines.torch import answer", True),
+        ("linker", "from .. import engines", False),
+        ("store", "from .format import ObjectFile", False),
+        ("engines", "from pictool import link", False),
+        ("engines", "import pictool", False),
+        ("cli", "from pictool import __version__", True),
+    ],
+)
+def test_the_rule_itself(importer: str, source: str, allowed: bool) -> None:
+    assert all(is_allowed(importer, name) for name in imports(source)) == allowed
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_has_over_300_lines(module: str) -> None:
+    assert len((ROOT / module).read_text(encoding="utf-8").splitlines()) <= 300
+
+
+# What answers without a model must not wait for one
+
+
+def loaded_by(source: str, *arguments: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after `source`."""
+    script = f"import json, sys\ntry:\n    {source}\nfinally:\n    print(json.dumps([*sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture
+def path(store: Store) -> Path:
+    target = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(1, 1, 1))
+    tokens = np.asarray([7], dtype=np.int32)
+    meta = ObjectMeta(target.key(tokens, 0, "none"), target, 1, 0, "none")
+    return store.put(CompiledChunk(meta, "text", tokens, [(bytes(4), bytes(4))]))
+
+
+COMMANDS = [["--help"], ["store", "ls"], ["store", "verify"], ["inspect", "OBJECT"], ["inspect", "KEY", "--json"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_commands_that_need_no_model_load_no_torch(path: Path, store: Store, command: list[str]) -> None:
+    names = {"OBJECT": str(path), "KEY": path.stem[:12]}
+    options = [] if command == ["--help"] else ["--store", str(store.root)]
+    arguments = [names.get(argument, argument) for argument in command] + options
+    loaded = loaded_by("from pictool.cli import main; main()", *arguments)
+    assert "pictool.cli" in loaded and not loaded & HEAVY
+
+
+@pytest.mark.parametrize("module", ["pictool.cli", "pictool.store.store", "pictool.store.objectlist", "pictool"])
+def test_imports_that_load_no_torch(module: str) -> None:
+    loaded = loaded_by(f"import {module}")
+    assert module in loaded and not loaded & HEAVY

@@ -1,0 +1,394 @@
+"""The store: objects by key, whole or not there, whatever happens and however many write at once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pytest
+
+import pictool.store.store as store_module
+from pictool.core import Geometry, Target
+from pictool.errors import ObjectError, StoreError
+from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.store import Store, atomic_write
+
+TARGET = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(layers=2, kv_heads=1, head_dim=4))
+
+
+def make_chunk(seed: int, num_tokens: int = 5) -> CompiledChunk:
+    tokens = np.arange(num_tokens, dtype=np.int32) + seed
+    part = np.full(4 * num_tokens, seed, dtype=np.float32).tobytes()
+    meta = ObjectMeta(TARGET.key(tokens, 0, "none"), TARGET, num_tokens, 0, "none")
+    return CompiledChunk(meta, f"text {seed}", tokens, [(part, part)] * 2)
+
+
+def files(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if not path.is_dir()]
+
+
+def rename_key(store: Store, chunk: CompiledChunk, key: str) -> str:
+    """An object under a key of our choice: its file says otherwise."""
+    store.path(key).parent.mkdir(parents=True, exist_ok=True)
+    store.put(chunk).rename(store.path(key))
+    return key
+
+
+# Putting and finding
+
+
+def test_put_and_open(store: Store) -> None:
+    chunk = make_chunk(1)
+    assert not store.has(chunk.meta.key) and store.keys() == [] and not store.root.exists()
+    path = store.put(chunk)
+    assert path == store.path(chunk.meta.key) and store.has(chunk.meta.key)
+    with store.open(chunk.meta.key) as file:
+        file.verify()
+        assert (file.meta, file.text(), file.tokens().tolist()) == (chunk.meta, "text 1", [1, 2, 3, 4, 5])
+    assert files(store.root) == [path]
+
+
+def test_putting_twice_gives_the_same_bytes(store: Store) -> None:
+    before = store.put(make_chunk(1)).read_bytes()
+    assert store.put(make_chunk(1)).read_bytes() == before
+    assert len(files(store.root)) == 1
+
+
+def test_keys_are_sorted_and_strays_are_not_keys(store: Store) -> None:
+    keys = sorted(store.put(make_chunk(seed)).stem for seed in range(5))
+    (store.root / "objects" / "zz").mkdir()
+    (store.root / "objects" / "zz" / "misplaced.kvo").write_bytes(b"")
+    (store.root / "objects" / keys[0][:2] / "notes.txt").write_bytes(b"")
+    assert store.keys() == keys
+
+
+def test_opening_what_is_not_there(store: Store) -> None:
+    with pytest.raises(StoreError, match=f"^{'c' * 12}: no such object in the store"):
+        store.open("c" * 64)
+
+
+def test_an_object_under_another_s_name_is_refused(store: Store) -> None:
+    chunk = make_chunk(1)
+    key = rename_key(store, chunk, "c" * 64)
+    assert not store.has(key)
+    with pytest.raises(ObjectError, match=f"holds the object {chunk.meta.key[:12]}, not what its name says"):
+        store.open(key)
+
+
+def test_a_damaged_object_is_there_only_to_be_replaced(store: Store) -> None:
+    path = store.put(make_chunk(1))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert not store.has(path.stem)
+    with pytest.raises(ObjectError):
+        store.open(path.stem)
+    assert store.put(make_chunk(1)).read_bytes() == whole
+
+
+def test_an_open_object_outlives_its_replacement_and_removal(store: Store) -> None:
+    path = store.put(make_chunk(1))
+    with store.open(path.stem) as file:
+        store.put(make_chunk(1))
+        path.unlink()
+        file.verify()
+
+
+# Abbreviated keys, as in git
+
+
+@pytest.fixture
+def abbreviated(store: Store) -> Store:
+    for number, key in enumerate(("abcd" + "0" * 60, "abcd" + "1" * 60, "abce" + "0" * 60)):
+        rename_key(store, make_chunk(number), key)
+    return store
+
+
+@pytest.mark.parametrize("prefix", ["abce", "abce0", "abce" + "0" * 60])
+def test_a_unique_abbreviation(abbreviated: Store, prefix: str) -> None:
+    assert abbreviated.resolve(prefix) == "abce" + "0" * 60
+
+
+@pytest.mark.parametrize(
+    ("prefix", "why"),
+    [
+        ("abcd", "abcd: 2 objects with this key"),
+        ("dddd", "dddd: no object with this key"),
+        ("abce1", "abce1: no object with this key"),
+        ("abc", "'abc': neither a file nor a key"),
+        ("", "'': neither a file nor a key"),
+        ("ABCE", "neither a file nor a key"),
+        ("abce*", "neither a file nor a key"),
+        ("../abce", "neither a file nor a key"),
+        ("a" * 65, "neither a file nor a key"),
+        ("abce\n", "neither a file nor a key"),
+    ],
+)
+def test_other_abbreviations_say_why(abbreviated: Store, prefix: str, why: str) -> None:
+    with pytest.raises(StoreError) as caught:
+        abbreviated.resolve(prefix)
+    assert why in str(caught.value) and "\n" not in str(caught.value)
+
+
+# Listing
+
+
+def test_objects_lists_the_damaged_with_the_others(store: Store) -> None:
+    paths = [store.put(make_chunk(seed)) for seed in range(3)]
+    paths[1].write_bytes(paths[1].read_bytes()[:-1])
+    found = {one.key: one for one in store.objects()}
+    assert list(found) == sorted(path.stem for path in paths)
+    whole, damaged = found[paths[0].stem], found[paths[1].stem]
+    assert (whole.text, whole.problem, whole.num_bytes) == ("text 0", None, paths[0].stat().st_size)
+    assert whole.meta == make_chunk(0).meta
+    assert damaged.meta is None and damaged.problem and str(paths[1]) in damaged.problem
+    assert damaged.num_bytes == paths[1].stat().st_size
+
+
+def test_objects_leaves_out_what_is_removed_meanwhile(store: Store) -> None:
+    paths = sorted(store.put(make_chunk(seed)) for seed in range(3))
+    listing = store.objects()
+    assert next(listing).path == paths[0]
+    paths[1].unlink()
+    assert [one.path for one in listing] == [paths[2]]
+
+
+def test_a_store_that_is_not_there_is_empty(store: Store) -> None:
+    assert list(store.objects()) == []
+
+
+# Where the store is
+
+
+def test_the_root_is_the_argument_else_the_environment_else_dot_pic(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Store().root == Path(".pic")
+    monkeypatch.setenv("PIC_STORE", "elsewhere")
+    assert Store().root == Path("elsewhere")
+    assert Store("given").root == Path("given")
+
+
+# Writes that fail
+
+
+def test_a_full_disk_leaves_everything_as_it_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store.put(make_chunk(1))
+    before = path.read_bytes()
+
+    def fill(file: BinaryIO, chunk: CompiledChunk) -> None:
+        file.write(b"half an object")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store_module, "write_object", fill)
+    for chunk in (make_chunk(1), make_chunk(2)):
+        with pytest.raises(StoreError) as caught:
+            store.put(chunk)
+        message = str(caught.value)
+        assert str(store.path(chunk.meta.key)) in message and "\n" not in message
+        assert "No space left on device" in message and message.endswith("nothing was changed")
+    assert files(store.root) == [path] and path.read_bytes() == before
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failure_at_the_last_moment_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(StoreError, match="nothing was changed"):
+        store.put(make_chunk(1))
+    assert files(store.root) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_an_interruption_leaves_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def interrupt(file: BinaryIO, chunk: CompiledChunk) -> None:
+        file.write(b"half an object")
+        raise error
+
+    monkeypatch.setattr(store_module, "write_object", interrupt)
+    with pytest.raises(error):
+        store.put(make_chunk(1))
+    assert files(store.root) == []
+
+
+@pytest.mark.parametrize("below", [".", "store"])
+def test_a_root_that_is_or_lies_under_a_file_is_one_line(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    store = Store(tmp_path / "file" / below)
+    with pytest.raises(StoreError) as caught:
+        store.put(make_chunk(1))
+    assert "\n" not in str(caught.value) and "nothing was changed" in str(caught.value)
+    assert store.keys() == [] and not store.has("c" * 64)
+    with pytest.raises(StoreError, match="no such object"):
+        store.open("c" * 64)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_store_is_one_line(store: Store) -> None:
+    store.root.mkdir(mode=0o500)
+    with pytest.raises(StoreError, match="Permission denied"):
+        store.put(make_chunk(1))
+
+
+def test_a_directory_in_the_way_is_one_line(store: Store) -> None:
+    store.path(make_chunk(1).meta.key).mkdir(parents=True)
+    with pytest.raises(StoreError, match="nothing was changed"):
+        store.put(make_chunk(1))
+    assert files(store.root) == []
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664), (0o077, 0o600)])
+def test_permissions_follow_the_umask(store: Store, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        assert store.put(make_chunk(1)).stat().st_mode & 0o777 == mode
+    finally:
+        os.umask(before)
+
+
+# atomic_write, which other outputs use too
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "out").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "out")
+    with atomic_write(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "out").read_bytes() == b"new"
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with atomic_write(pipe) as file:
+        file.write(b"through")
+    assert os.read(reader, 100) == b"through" and pipe.is_fifo()
+    os.close(reader)
+
+
+def test_a_relative_path_and_new_directories(tmp_path: Path) -> None:
+    with atomic_write(Path("a/b/out")) as file:
+        file.write(b"x")
+    with atomic_write(Path("out")) as file:
+        file.write(b"y")
+    assert {path.relative_to(tmp_path).as_posix() for path in files(tmp_path)} == {"a/b/out", "out"}
+
+
+# Many processes. They start from a fresh interpreter: this one has torch's threads, which a fork does not survive.
+
+WORKERS = """
+import io, json, os, random, signal, sys, time
+import numpy as np
+import pictool.store.store
+from pictool.core import Geometry, Target
+from pictool.errors import ObjectError
+from pictool.store.format import CompiledChunk, ObjectMeta, write_object
+from pictool.store.store import Store
+
+target = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(2, 2, 8))
+store, task = Store(sys.argv[1]), sys.argv[2]
+
+def chunk(seed, n=300):
+    tokens = np.arange(n, dtype=np.int32) + seed
+    part = np.full(16 * n, seed, dtype=np.float32).tobytes()
+    meta = ObjectMeta(target.key(tokens, 0, "none"), target, n, 0, "none")
+    return CompiledChunk(meta, f"{seed}", tokens, [(part, part)] * 2)
+
+def spawn(work, *args):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work(*args)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return pid
+
+def put_many(worker):
+    for number in range(6):
+        store.put(chunk(0))
+        store.put(chunk(1 + number))
+        store.put(chunk(1000 + 10 * worker + number))
+
+def write_slowly(file, chunk):
+    whole = io.BytesIO()
+    write_object(whole, chunk)
+    while piece := whole.getvalue()[file.tell() : file.tell() + 4096]:
+        file.write(piece)
+        file.flush()
+        time.sleep(0.001)
+
+def put_forever(seed):
+    pictool.store.store.write_object = write_slowly  # so that most are killed in the middle of it
+    while True:
+        store.put(chunk(seed))
+        seed += 1
+
+def read_all():
+    count = 0
+    for key in store.keys():
+        with store.open(key) as file:
+            file.verify()
+            seed = int(file.text())
+            assert file.meta.key == key == chunk(seed).meta.key
+            assert bytes(file.layer(1)[1]) == chunk(seed).layers[1][1]
+        count += 1
+    return count
+
+def together():
+    running, reads = {spawn(put_many, worker) for worker in range(8)}, 0
+    failed = 0
+    while running:
+        reads += read_all()
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            running.remove(pid)
+            failed += status != 0
+    return {"failed": failed, "reads": reads, "objects": read_all(), "temp": len(list((store.root / "tmp").iterdir()))}
+
+def killed():
+    draw, kills = random.Random(0), 0
+    for round in range(12):
+        pid = spawn(put_forever, 100 * round)
+        time.sleep(draw.uniform(0.01, 0.1))
+        os.kill(pid, signal.SIGKILL)
+        kills += os.waitpid(pid, 0)[1] == signal.SIGKILL
+        read_all()
+    store.put(chunk(7))
+    return {"kills": kills, "objects": read_all(), "listed": sum(one.problem is None for one in store.objects())}
+
+print(json.dumps(globals()[task]()))
+"""
+
+
+def run_workers(store: Store, task: str) -> dict[str, int]:
+    root = str(Path(store_module.__file__).parents[2])
+    command = [sys.executable, "-c", WORKERS, str(store.root), task]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    counts: dict[str, int] = json.loads(done.stdout)
+    return counts
+
+
+def test_eight_processes_put_while_others_read(store: Store) -> None:
+    counts = run_workers(store, "together")
+    assert counts["failed"] == 0 and counts["reads"] > 0
+    assert counts["objects"] == 1 + 6 + 8 * 6 and counts["temp"] == 0
+
+
+def test_a_killed_process_leaves_only_whole_objects(store: Store) -> None:
+    counts = run_workers(store, "killed")
+    assert counts["kills"] == 12 and counts["objects"] > 0
+    assert counts["listed"] == counts["objects"]
