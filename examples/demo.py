@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pictool
+from pictool.commands.common import quiet_libraries
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "fixtures"
@@ -61,6 +62,7 @@ def show(console: Console, model: pictool.Model, store: pictool.Store, query: di
 
 def main() -> None:
     compile_corpus()
+    quiet_libraries()
     model, store = pictool.load_model("embedded"), pictool.Store(STORE)
     queries = [json.loads(line) for line in (FIXTURES / "queries.jsonl").read_text().splitlines()]
     console = Console(width=100)

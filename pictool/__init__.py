@@ -4,7 +4,8 @@
 
     model, store = pictool.load_model(), pictool.Store()
     pictool.compile(model, store, ["Gadwick holds the Vulry festival.\\n"])
-    linked = pictool.link(model, store, ["a.txt", "b.txt"], "Question: Who?\\nAnswer:", pictool.make_policy("legolink", {"k": 16}))
+    policy = pictool.make_policy("legolink", {"k": 16})
+    linked = pictool.link(model, store, ["a.txt", "b.txt"], "Question: Who?\\nAnswer:", policy)
     print(pictool.generate(model, linked.image, 16).text)
 
     request = pictool.Request("Which festival does Gadwick hold?", ["a.txt", "b.txt"])
@@ -52,7 +53,7 @@ _HOMES = {
     "load_model": "runtime.model", "make_policy": "linker.policies", "policies": "linker.policies",
     "wrap_model": "runtime.model",
 }  # fmt: skip
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, Optional
+from typing import Annotated, NoReturn, Optional
 
 import typer
 
 from pictool.errors import PicError
 
 app = typer.Typer(
-    help="Compile documents to KV objects, link them into prompts.", no_args_is_help=True, add_completion=False
+    rich_markup_mode=None,  # plain help, in half the time
+    help="Compile documents to KV objects, link them into prompts.",
+    no_args_is_help=True,
+    add_completion=False,
 )
-store_app = typer.Typer(help="Look into the store of objects.", no_args_is_help=True)
+store_app = typer.Typer(rich_markup_mode=None, help="Look into the store of objects.", no_args_is_help=True)
 app.add_typer(store_app, name="store")
 
 ModelOption = Annotated[Optional[str], typer.Option("-m", "--model", help="Directory, hub name or embedded[-small].")]
@@ -36,16 +40,31 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, **kwargs)
             sys.stdout.flush()
         except PicError as error:
-            print(f"pic: error: {error}", file=sys.stderr)
-            sys.exit(error.exit_code)
+            fail(str(error), error.exit_code)
         except KeyboardInterrupt:
             print("pic: interrupted", file=sys.stderr)
             sys.exit(130)
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_stdout()
             sys.exit(1)
+        except OSError as error:
+            drop_stdout()
+            fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1)
 
     return run
+
+
+def fail(message: str, code: int) -> NoReturn:
+    print("pic: error:", " ".join(message.splitlines()), file=sys.stderr)
+    sys.exit(code)
+
+
+def drop_stdout() -> None:
+    """Forget what cannot be written, so that Python's own last flush does not complain of it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command("compile")
@@ -79,7 +98,7 @@ def link_command(
         Optional[list[str]], typer.Argument(help="Text files, .kvo objects or keys, in order.")
     ] = None,
     query: Annotated[Optional[str], typer.Option("-q", "--query", help="The question.")] = None,
-    algo: Annotated[Optional[str], typer.Option("--algo", help="Policy: full, naive, legolink, legolink-0.")] = None,
+    algo: Annotated[Optional[str], typer.Option("--algo", help="Policy (legolink); a wrong name lists all.")] = None,
     k: Annotated[Optional[int], typer.Option("-k", help="LegoLink: tokens recomputed per chunk.")] = None,
     ratio: Annotated[Optional[float], typer.Option("--ratio", help="Share of rows, for policies with a ratio.")] = None,
     params: Annotated[Optional[list[str]], typer.Option("-p", help="FIELD=VALUE: any field of the policy.")] = None,
@@ -91,7 +110,7 @@ def link_command(
     max_new_tokens: Annotated[Optional[int], typer.Option("--max-new-tokens", min=1, help="Default 64.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Nucleus sampling.")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of sampling.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="Of sampling.")] = 0,
     stop: Annotated[Optional[list[str]], typer.Option("--stop", help="Text that ends the answer.")] = None,
     chunk_tokens: ChunkOption = None,
     sinks: Annotated[Optional[int], typer.Option("--sinks", min=0, help="Dummy tokens of texts compiled here.")] = None,
@@ -151,4 +170,6 @@ def store_verify(store: StoreOption = None, as_json: JsonOption = False) -> None
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name or an answer that the terminal cannot show
     app()

@@ -1,23 +1,31 @@
-"""What several commands need: opening model and store, printing, dependency files."""
+"""What several commands need: opening model and store, refusing what makes no sense, printing."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pictool.commands.config import setting
-from pictool.store.store import Store, atomic_write
+from pictool.errors import InputError, PicError
+from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 
+class UsageError(PicError):
+    """Options that make no sense together, whatever the files hold."""
+
+    exit_code = 2
+
+
 def open_store(root: str | None) -> Store:
-    return Store(setting("store", root, "PIC_STORE"))
+    store = Store(setting("store", root, "PIC_STORE"))
+    if store.root.exists() and not store.root.is_dir():
+        raise InputError(f"{store.root}: is no directory, so no store; name another with --store")
+    return store
 
 
 def open_model(name: str | None, device: str | None, dtype: str | None) -> Model:
@@ -47,32 +55,18 @@ def note(text: str) -> None:
     print(f"pic: {text}", file=sys.stderr)
 
 
+def to_json(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False)
+
+
 def print_json(data: Any) -> None:
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+    print(to_json(data))
 
 
-def write_depfile(target: Path, prerequisites: Sequence[Path]) -> None:
-    """A Makefile fragment beside `target` (`x.kvo` → `x.d`), as of `cc -MD -MP`: what the target was made of."""
-    names = [_make_name(relative(path)) for path in dict.fromkeys(prerequisites)]
-    lines = [f"{_make_name(str(target))}: {' '.join(names)}", *(f"{name}:" for name in names)]
-    with atomic_write(target.with_suffix(".d")) as file:
-        file.write("\n".join(lines).encode() + b"\n")
-
-
-def model_files(model: Model) -> list[Path]:
-    """The files that a model's fingerprints are made of."""
-    from pictool.runtime.fingerprint import weight_files
-
-    assert model.directory is not None
-    names = ("config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
-    return [path for name in names if (path := model.directory / name).exists()] + weight_files(model.directory)
-
-
-def relative(path: Path) -> str:
-    """A path as a Makefile rule in the working directory would name it."""
-    inside = os.path.relpath(path)
-    return str(path.resolve()) if inside.startswith("..") else inside
-
-
-def _make_name(name: str) -> str:
-    return name.replace("$", "$$").replace(" ", "\\ ").replace("#", "\\#")
+def require_text(what: str, text: str) -> str:
+    """The text, if it is Unicode; an argument or a YAML escape can smuggle in half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{what}: is not UTF-8 text at character {error.start}; convert it first") from error
+    return text

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pictool.commands.common import model_files, note, open_model, open_store, print_json, write_depfile
+from pictool.commands.common import UsageError, note, open_model, open_store, print_json
+from pictool.commands.outputs import depfile_path, model_files, output_path, write_depfile
 from pictool.commands.progress import progress
 from pictool.compiler.compile import Compiled, chunks_of_files, compile
-from pictool.errors import InputError
 from pictool.store.objectlist import write_object_list
 from pictool.store.store import atomic_write
 
@@ -22,19 +22,31 @@ def run_compile(
     files: Sequence[str], *, model: str | None, chunk_tokens: int | None, sinks: int, output: str | None,
     depfile: bool, store: str | None, device: str | None, dtype: str | None, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    if output is not None and len(files) != 1:
-        raise InputError(f"-o {output}: takes the objects of one file, but {len(files)} were given")
-    if depfile and output is None:
-        raise InputError("--depfile: needs -o, whose prerequisites it tells")
+    target = check_output(output, depfile, files)
     opened, to = open_model(model, device, dtype), open_store(store)
     chunks = chunks_of_files(opened, files, chunk_tokens)
     with progress("compiling", len(chunks)) as advance:
         done = compile(opened, to, chunks, sinks=sinks, force=force, on_done=lambda _: advance())
-    if output is not None:
-        write_output(Path(output), done)
-        if depfile:
-            write_depfile(Path(output), [Path(files[0]), *model_files(opened)])
+    if target is not None:
+        if depfile:  # first, so that a target never stands without it
+            write_depfile(target, [Path(files[0]), *model_files(opened)])
+        write_output(target, done)
     report(opened, done, as_json)
+
+
+def check_output(output: str | None, depfile: bool, files: Sequence[str]) -> Path | None:
+    """The target of -o, if it makes sense with the rest of the command line."""
+    if output is None:
+        if depfile:
+            raise UsageError("--depfile: needs -o, whose prerequisites it tells")
+        return None
+    if len(files) != 1:
+        raise UsageError(f"-o {output}: takes the objects of one file, but {len(files)} were given")
+    if Path(output).suffix != ".kvo":
+        raise UsageError(f"-o {output}: an object's name ends in .kvo, by which pic link knows it")
+    if depfile:
+        output_path("--depfile", str(depfile_path(Path(output))), files)
+    return output_path("-o", output, files)
 
 
 def write_output(path: Path, compiled: Sequence[Compiled]) -> None:

@@ -6,18 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from pictool.commands.common import open_store, print_json
+from pictool.errors import InputError
 from pictool.store.format import ObjectFile
+from pictool.store.objectlist import is_object_list, read_object_list
 
 
 def run_inspect(name: str, *, store: str | None, show_text: bool, as_json: bool) -> None:
-    path = Path(name)
-    if not path.exists():
-        keys = open_store(store)
-        path = keys.path(keys.resolve(name))
-    with ObjectFile(path) as file:
-        described = describe(file)
-        if show_text:
-            described["text"] = file.text()
+    path = find(name, store)
+    if is_object_list(path):
+        described = {"path": str(path), "objects": [str(member) for member in read_object_list(path)]}
+    else:
+        described = describe(path, show_text)
     if as_json:
         print_json(described)
     else:
@@ -25,8 +24,24 @@ def run_inspect(name: str, *, store: str | None, show_text: bool, as_json: bool)
             print(f"{field:<13}{value}")
 
 
-def describe(file: ObjectFile) -> dict[str, Any]:
-    """The header of an object, field by field."""
+def find(name: str, store: str | None) -> Path:
+    """The file, or the object in the store that has this key."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    if path.suffix == ".kvo" or path.is_dir():
+        raise InputError(f"{name}: no such object file")
+    keys = open_store(store)
+    return keys.path(keys.resolve(name))
+
+
+def describe(path: Path, show_text: bool) -> dict[str, Any]:
+    """The header of an object, field by field, and its text if asked."""
+    with ObjectFile(path) as file:
+        return _fields(file) | ({"text": file.text()} if show_text else {})
+
+
+def _fields(file: ObjectFile) -> dict[str, Any]:
     meta, target = file.meta, file.meta.target
     return {
         "path": str(file.path), "key": meta.key, "architecture": target.architecture, "model": target.model,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pictool.commands.common import model_files, note, open_model, open_store, print_json, write_depfile
+from pictool.commands.common import UsageError, note, open_model, open_store, print_json, require_text, to_json
 from pictool.commands.config import setting
+from pictool.commands.outputs import depfile_path, model_files, output_path, write_depfile
 from pictool.commands.script import LinkScript, read_script
-from pictool.errors import InputError
 from pictool.store.store import atomic_write
 
 if TYPE_CHECKING:
@@ -48,39 +47,58 @@ def run_link(
     options: LinkOptions, *, model: str | None, store: str | None, device: str | None, dtype: str | None,
     compare: bool, trace: str | None, output: str | None, depfile: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    if depfile and output is None:
-        raise InputError("--depfile: needs -o, whose prerequisites it tells")
     script = read_script(Path(options.script)) if options.script else LinkScript()
+    inputs = input_files(options, script)
+    check_outputs(output, trace, depfile, inputs)
     opened, to = open_model(model, device, dtype), open_store(store)
     from pictool.engines.torch import answer
 
-    request = make_request(options, script)
     is_quiet = as_json or output is not None
     result = answer(
-        opened, to, request, compare=compare,
-        on_text=None if is_quiet else _stream,
+        opened, to, make_request(options, script), compare=compare,
+        on_text=None if is_quiet else Stream(),
         on_compile=lambda done: note(f"compiled {done.chunk.source} first ({len(done.chunk)} tokens)"),
     )  # fmt: skip
     if trace is not None:
         result.write_trace(trace)
     if output is not None:
+        if depfile:  # first, so that a target never stands without it
+            write_depfile(Path(output), [*inputs, *model_files(opened)])
         with atomic_write(Path(output)) as file:
-            file.write(json.dumps(result.report(), indent=2, ensure_ascii=False).encode() + b"\n")
-        if depfile:
-            files = [Path(str(one)) for one in request.documents if Path(str(one)).exists()]
-            scripts = [Path(options.script)] if options.script else []
-            write_depfile(Path(output), [*scripts, *files, *model_files(opened)])
+            file.write(to_json(result.report()).encode() + b"\n")
     if as_json:
         print_json(result.report())
     elif output is None:
         print_result(result)
 
 
+def input_files(options: LinkOptions, script: LinkScript) -> list[Path]:
+    """The files that the answer is made of, beside the model's: link script and documents, less those given as keys."""
+    scripts = [Path(options.script)] if options.script else []
+    named = [Path(one) for one in (*script.documents, *options.documents)]
+    return scripts + [path for path in named if path.exists()]
+
+
+def check_outputs(output: str | None, trace: str | None, depfile: bool, inputs: Sequence[Path]) -> None:
+    """Refuse what could not be written, or would destroy an input, before the long run."""
+    if depfile and output is None:
+        raise UsageError("--depfile: needs -o, whose prerequisites it tells")
+    if output is not None:
+        output_path("-o", output, inputs)
+    if output is not None and depfile:
+        output_path("--depfile", str(depfile_path(Path(output))), inputs)
+    if trace is not None:
+        output_path("--trace", trace, inputs)
+    if trace is not None and output is not None and Path(trace) == Path(output):
+        raise UsageError(f"--trace {trace}: is what -o writes too; name another")
+
+
 def make_request(options: LinkOptions, script: LinkScript) -> Request:
     """The request that the command line and the link script describe together; the command line comes first.
 
     Raises:
-        InputError: no query, or an option that the policy does not have.
+        UsageError: no query, or `-p` without a value.
+        InputError: an option that the policy does not have, or a text that is none.
     """
     from pictool.engines.torch import Request
     from pictool.linker.policies import make_policy
@@ -88,13 +106,15 @@ def make_request(options: LinkOptions, script: LinkScript) -> Request:
 
     query = options.query if options.query is not None else script.query
     if query is None:
-        raise InputError("no query; give one with --query, or in a link script (-T)")
+        raise UsageError("no query; give one with --query, or in a link script (-T)")
+    head = _first(options.head, script.head, setting("head", None))
+    template = _first(options.query_template, script.query_template, setting("query_template", None))
     return Request(
-        query=query,
+        query=require_text("the query", query),
         documents=[*script.documents, *options.documents],
         policy=make_policy(options.algo or script.algo or DEFAULT_ALGO, policy_values(options, script)),
-        head=_first(options.head, script.head, setting("head", None)),
-        query_template=_first(options.query_template, script.query_template, setting("query_template", None)),
+        head=None if head is None else require_text("the head", head),
+        query_template=None if template is None else require_text("the query template", template),
         max_new_tokens=_first(options.max_new_tokens, script.max_new_tokens) or DEFAULT_MAX_NEW_TOKENS,
         sampling=Sampling(options.temperature, options.top_p, options.seed, tuple(options.stop)),
         sinks=options.sinks,
@@ -112,13 +132,13 @@ def policy_values(options: LinkOptions, script: LinkScript) -> dict[str, Any]:
     for given in options.params:
         name, equals, value = given.partition("=")
         if not equals:
-            raise InputError(f"-p {given}: must be FIELD=VALUE")
+            raise UsageError(f"-p {given}: must be FIELD=VALUE")
         values[name] = value
     return values
 
 
 def print_result(result: Answer) -> None:
-    """The end of the streamed answer, a summary on stderr, and the comparison."""
+    """The end of the streamed answer's line, a summary on stderr, and the comparison."""
     print(flush=True)
     linked = result.linked
     layout, timing = linked.image.layout, linked.timing
@@ -138,6 +158,18 @@ def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _stream(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+class Stream:
+    """Prints an answer piece by piece, without the white space around it; that within waits for what follows."""
+
+    def __init__(self) -> None:
+        self._waiting, self._is_begun = "", False
+
+    def __call__(self, text: str) -> None:
+        text = self._waiting + text
+        if not self._is_begun:
+            text = text.lstrip()
+        shown = text.rstrip()
+        self._waiting = text[len(shown) :]
+        self._is_begun = self._is_begun or bool(shown)
+        sys.stdout.write(shown)
+        sys.stdout.flush()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pictool.commands.config import read_yaml
+from pictool.commands.config import read_yaml, text_or_none
 from pictool.errors import InputError
 
 _KEYS = ("head", "documents", "query", "query_template", "policy", "max_new_tokens")
@@ -48,21 +48,15 @@ def read_script(path: Path) -> LinkScript:
     policy = data.get("policy") or {}
     if isinstance(policy, str):
         policy = {"algo": policy}
-    if policy and (not isinstance(policy, Mapping) or "algo" not in policy):
+    if policy and (not isinstance(policy, Mapping) or not isinstance(policy.get("algo"), str)):
         raise InputError(f"{path}: policy must be a name, or a mapping with algo and the policy's fields")
     new_tokens = data.get("max_new_tokens")
-    if new_tokens is not None and (not isinstance(new_tokens, int) or new_tokens < 1):
+    if new_tokens is not None and (type(new_tokens) is not int or new_tokens < 1):
         raise InputError(f"{path}: max_new_tokens must be a whole number above 0")
-    texts = {key: _text(path, key, data.get(key)) for key in ("head", "query", "query_template")}
+    texts = {key: text_or_none(path, key, data.get(key)) for key in ("head", "query", "query_template")}
     params = {name: value for name, value in policy.items() if name != "algo"}
     found = tuple(_beside(path, one) for one in documents)
     return LinkScript(documents=found, algo=policy.get("algo"), params=params, max_new_tokens=new_tokens, **texts)
-
-
-def _text(path: Path, key: str, value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise InputError(f"{path}: {key} must be a text")
-    return value
 
 
 def _beside(script: Path, document: str) -> str:

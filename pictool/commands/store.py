@@ -44,6 +44,9 @@ def run_verify(*, store: str | None, as_json: bool) -> None:
     else:
         for problem in problems.values():
             print(problem)
-        note(f"{len(keys)} objects read, {len(problems)} damaged")
+        if not problems:
+            note(f"{len(keys)} objects read, none damaged")
     if problems:
-        raise ObjectError(f"{root.root}: {len(problems)} of {len(keys)} objects are damaged; compile them again")
+        raise ObjectError(
+            f"{root.root}: {len(problems)} of {len(keys)} objects are damaged; delete them, or compile again"
+        )

@@ -76,7 +76,7 @@ def link(
     Raises:
         PicError: an unusable document or object, or a prompt that is too long for the model.
     """
-    stack, _ = model.stack, model.target  # loaded before the clock starts
+    stack, *_ = model.stack, model.target, model.eos_ids  # loaded before the clock starts
     started = time.perf_counter()
     sinks = policy.sinks if sinks is None else sinks
     parts = resolve_documents(model, store, documents, sinks, chunk_tokens)

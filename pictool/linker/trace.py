@@ -31,6 +31,7 @@ def write_trace(
         "rows": linked.rows,
         "logits": logits.astype(np.float32),
     }
-    metadata = {"format": FORMAT, "version": VERSION, "report": json.dumps(report, sort_keys=True)}
+    metadata = {"format": FORMAT, "version": VERSION, "answer": str(report["answer"])}
+    metadata["report"] = json.dumps(report, sort_keys=True)
     with atomic_write(path) as file:
         file.write(save(tensors, metadata))

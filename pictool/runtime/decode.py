@@ -30,8 +30,10 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise InputError(f"temperature {self.temperature}: must be 0 (greedy) or more")
+        if self.temperature != 0 and not 1e-3 <= self.temperature <= 1e3:
+            raise InputError(f"temperature {self.temperature}: must be 0 (greedy), or from 0.001 to 1000")
+        if not 0 <= self.seed < 1 << 64:
+            raise InputError(f"seed {self.seed}: must be from 0 to 2^64 - 1")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top-p {self.top_p}: must be above 0 and at most 1")
         if "" in self.stop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,21 +83,33 @@ class Model:
     def module(self) -> Any:
         """The `transformers` model on its device, for inference, with our attention function."""
         import torch
-        from transformers import AutoModelForCausalLM
 
         from pictool.runtime import attention
 
         if self._module is None:
-            assert self.directory is not None
-            try:
-                self._module = AutoModelForCausalLM.from_pretrained(
-                    self.directory, config=self.config, dtype=self.torch_dtype, attn_implementation=attention.NAME
-                )
-            except (OSError, ValueError, RuntimeError) as error:
-                raise ModelError(f"{self.name}: the weights cannot be loaded ({_first_line(error)})") from error
+            self._module = self._read_weights(attention.NAME)
         module = self._module.to(device=torch.device(self.device), dtype=self.torch_dtype).eval()
         module.requires_grad_(False)
         module.set_attn_implementation(attention.NAME)
+        return module
+
+    def _read_weights(self, attention: str) -> Any:
+        """The model of `directory`; what its files lack is refused (transformers would make it up at random)."""
+        from transformers import AutoModelForCausalLM
+
+        assert self.directory is not None
+        try:
+            module, info = AutoModelForCausalLM.from_pretrained(
+                self.directory, config=self.config, dtype=self.torch_dtype, attn_implementation=attention,
+                ignore_mismatched_sizes=True, output_loading_info=True,
+            )  # fmt: skip
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ModelError(f"{self.name}: the weights cannot be loaded ({_first_line(error)})") from error
+        if wrong := sorted([*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]):
+            raise ModelError(
+                f"{self.name}: {len(wrong)} weights that config.json describes are missing or have another shape, as "
+                f"{wrong[0]}; copy the model again"
+            )
         return module
 
     @cached_property
@@ -120,7 +133,12 @@ class Model:
 
         ids: Any = None
         if self.directory is not None and (self.directory / "generation_config.json").exists():
-            ids = GenerationConfig.from_pretrained(self.directory).eos_token_id
+            try:
+                ids = GenerationConfig.from_pretrained(self.directory).eos_token_id
+            except (OSError, ValueError, TypeError) as error:
+                raise ModelError(
+                    f"{self.name}: generation_config.json cannot be used ({_first_line(error)}); copy the model again"
+                ) from error
         if ids is None:
             ids = self.config.eos_token_id if self.config.eos_token_id is not None else self.tokenizer.eos_token_id
         return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
@@ -155,25 +173,26 @@ def _find_directory(name: str) -> Path:
 
 
 def _load_parts(name: str, directory: Path) -> tuple[Any, Any]:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoTokenizer
 
     if not (directory / "config.json").exists():
         raise ModelError(f"{name}: not a model directory (it has no config.json)")
     try:
         config = AutoConfig.from_pretrained(directory)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise ModelError(f"{name}: config.json cannot be used ({_first_line(error)})") from error
     support.require_supported(config, name)
     if not any((directory / file).exists() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise ModelError(f"{name}: the directory has no tokenizer (tokenizer.json); save the model's tokenizer into it")
     try:
         return config, AutoTokenizer.from_pretrained(directory)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{name}: the tokenizer cannot be loaded ({_first_line(error)})") from error
 
 
 def _resolve_device(device: str) -> str:
-    if device.split(":")[0] not in DEVICES:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise InputError(f"device {device!r}: must be one of {', '.join(DEVICES)}")
     if device == "cpu":
         return device
@@ -183,6 +202,8 @@ def _resolve_device(device: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if not torch.cuda.is_available():
         raise InputError(f"device {device!r}: this machine has no usable CUDA device; use --device cpu")
+    if device != "cuda" and int(device[5:]) >= torch.cuda.device_count():
+        raise InputError(f"device {device!r}: this machine has {torch.cuda.device_count()} CUDA devices")
     return device
 
 

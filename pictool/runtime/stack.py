@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pictool.runtime.attention import Pass, Run
 from pictool.runtime.rope import Rope, Table, identity
+from pictool.runtime.support import depends_on_length
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -53,7 +54,7 @@ class LayerStack:
 
         So it is beyond the switch of long RoPE, and with dynamic scaling. KV of a beginning is then not exact.
         """
-        if not length:
+        if not length or not depends_on_length(self._module.config):
             return False
         alone = self.tables(torch.arange(length, device=self.device))
         within = self.tables(torch.arange(prompt, device=self.device))

@@ -48,6 +48,11 @@ def max_positions(config: PretrainedConfig) -> int:
     return int(config.max_position_embeddings * stretch)
 
 
+def depends_on_length(config: PretrainedConfig) -> bool:
+    """Whether the model's RoPE may rotate a position by another angle in a longer prompt."""
+    return any(parameters["rope_type"] in ("dynamic", "longrope") for parameters in rope_parameters(config))
+
+
 def rope_switch(config: PretrainedConfig) -> int | None:
     """The length at which long RoPE changes its frequencies (and with them every key), or None."""
     for parameters in rope_parameters(config):

@@ -38,7 +38,8 @@ def make_frame(model: Model, query: str, head: str | None = None, query_template
         InputError: a template without `{query}`, or an empty query.
         ModelError: a chat template that does not keep the documents in one place.
     """
-    template = query_template or (CHAT_QUERY if model.tokenizer.chat_template else PLAIN_QUERY)
+    default = CHAT_QUERY if model.tokenizer.chat_template else PLAIN_QUERY
+    template = default if query_template is None else query_template
     if "{query}" not in template:
         raise InputError(f"query template {template!r}: must contain {{query}}")
     if not query.strip():

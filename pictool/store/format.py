@@ -49,7 +49,7 @@ CODECS = ("none",)
 Buffer = bytes | bytearray | memoryview
 
 _MAX_HEADER = 100_000_000  # what safetensors itself allows
-_DAMAGED = "the object is damaged; compile it again (pic compile --force)"
+_DAMAGED = "the object is damaged; delete it, or compile it again (pic compile --force)"
 
 
 @dataclass(frozen=True)

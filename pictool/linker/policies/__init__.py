@@ -54,4 +54,4 @@ def _convert(policy: str, field: str, kind: type, value: Any) -> Any:
             return value
     except (TypeError, ValueError):
         pass  # refused below, with all other values that do not fit
-    raise InputError(f"{policy}: {field}={value!r} is not a {kind.__name__}")
+    raise InputError(f"{policy}: {field}={value!r} must be of type {kind.__name__}")

@@ -1,0 +1,106 @@
+"""`pic compile`: what is computed, what is not, and what it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands.run import pic, write
+from pictool.runtime.model import Model
+
+ANSWER = ("-q", "why?", "--max-new-tokens", 3, "--json")
+
+
+def test_new_then_cached(model: Path, texts: tuple[Path, Path]) -> None:
+    first, second = (pic("compile", *texts, "-m", model) for _ in range(2))
+    assert [line.split()[3:] for line in first.out.splitlines()] == [["new", "a.txt"], ["new", "b.txt"]]
+    assert [line.split()[3:] for line in second.out.splitlines()] == [["cached", "a.txt"], ["cached", "b.txt"]]
+    assert first.err == "pic: 2 chunks, 2 compiled, 0 already in the store\n"
+    assert second.err == "pic: 2 chunks, 0 compiled, 2 already in the store\n"
+
+
+def test_the_second_time_loads_no_weights(
+    model: Path, texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pic("compile", *texts, "-m", model).code == 0
+
+    def module(_: Model) -> Any:
+        raise AssertionError("the weights are loaded")
+
+    monkeypatch.setattr(Model, "module", property(module))
+    assert pic("compile", *texts, "-m", model, "--json").code == 0
+    with pytest.raises(AssertionError, match="weights"):
+        pic("compile", "a.txt", "-m", model, "--force")
+
+
+def test_same_input_same_bytes(model: Path, texts: tuple[Path, Path]) -> None:
+    for name in ("one", "two"):
+        assert pic("compile", "a.txt", "-m", model, "--store", name, "-o", f"{name}.kvo").code == 0
+    assert Path("one.kvo").read_bytes() == Path("two.kvo").read_bytes()
+
+
+def test_sinks_and_dtype_are_other_objects(model: Path, texts: tuple[Path, Path]) -> None:
+    options: list[tuple[Any, ...]] = [(), ("--sinks", 4), ("--dtype", "bfloat16")]
+    keys = {pic("compile", "a.txt", "-m", model, *more, "--json").json["objects"][0]["key"] for more in options}
+    assert len(keys) == 3
+
+
+def test_one_object_links(model: Path, texts: tuple[Path, Path]) -> None:
+    assert pic("compile", "a.txt", "-o", "out/a.kvo", "-m", model).code == 0
+    from_object = pic("link", "out/a.kvo", *ANSWER, "-m", model, "--store", "elsewhere").json
+    assert from_object["answer"] == pic("link", "a.txt", *ANSWER, "-m", model).json["answer"]
+
+
+def test_chunks_become_a_list_with_members_that_links(model: Path, texts: tuple[Path, Path]) -> None:
+    done = pic("compile", "a.txt", "--chunk-tokens", 16, "-o", "out/a.kvo", "-m", model, "--json").json
+    count = len(done["objects"])
+    assert count >= 3 and all(one["tokens"] <= 16 for one in done["objects"])
+    assert sorted(path.name for path in Path("out").iterdir()) == sorted(
+        ["a.kvo", *(f"a.{index:04d}.kvo" for index in range(count))]
+    )
+    from_list = pic("link", "out/a.kvo", *ANSWER, "-k", 2, "-m", model, "--store", "elsewhere").json
+    from_text = pic("link", "a.txt", "--chunk-tokens", 16, *ANSWER, "-k", 2, "-m", model).json
+    assert from_list["tokens"] == from_text["tokens"] and from_list["answer"] == from_text["answer"]
+    assert from_list["tokens"]["recomputed"] == 2 * count
+
+
+@pytest.mark.parametrize(
+    ("document", "named"), [("my doc.txt", "my\\ doc.txt"), ("a#1$.txt", "a\\#1$$.txt"), ("./docs/../a.txt", None)]
+)
+def test_a_depfile_names_things_as_make_does(document: str, named: str | None, model: Path) -> None:
+    write(document, "The harbour was quiet.")
+    target = str(Path(document).with_suffix(".kvo"))
+    assert pic("compile", document, "-o", target, "--depfile", "-m", model).code == 0
+    lines = Path(target).with_suffix(".d").read_text().splitlines()
+    if named is not None:
+        assert lines[0].startswith(f"{named.replace('.txt', '.kvo')}: {named} {model}/config.json ")
+        assert lines[1] == f"{named}:"
+    assert len(lines) == 1 + len(list(model.iterdir())) + 1
+
+
+def test_no_progress_noise_when_stderr_is_no_terminal(model: Path) -> None:
+    names = [write(f"{i}.txt", f"The harbour was quiet {i} times.") for i in range(12)]
+    assert pic("compile", *names, "-m", model).err == "pic: 12 chunks, 12 compiled, 0 already in the store\n"
+
+
+def test_option_before_environment_before_pic_yaml(
+    model: Path, texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("from-option", "from-environment", "from-yaml"):
+        Path(name).symlink_to(model)
+    write("pic.yaml", "{model: from-yaml, store: store-from-yaml, dtype: bfloat16}")
+
+    def run(*options: object) -> tuple[str, str, str]:
+        found = pic("compile", "a.txt", "--json", *options).json
+        path = found["objects"][0]["path"]
+        return found["model"], Path(path).parts[0], pic("inspect", path, "--json").json["dtype"]
+
+    assert run() == ("from-yaml", "store-from-yaml", "bfloat16")
+    monkeypatch.setenv("PIC_MODEL", "from-environment")
+    monkeypatch.setenv("PIC_STORE", "store-from-environment")
+    monkeypatch.setenv("PIC_DTYPE", "float16")
+    assert run() == ("from-environment", "store-from-environment", "float16")
+    options = ("-m", "from-option", "--store", "store-from-option", "--dtype", "float32")
+    assert run(*options) == ("from-option", "store-from-option", "float32")

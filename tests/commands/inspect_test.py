@@ -1,0 +1,55 @@
+"""`pic inspect`: what an object says of itself, with no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from commands.conftest import TEXT
+from commands.run import Objects, flip, pic
+
+FIELDS = [
+    "path", "key", "architecture", "model", "tokenizer", "tokens", "layers", "kv_heads", "head_dim", "dtype", "sinks",
+    "codec", "bytes",
+]  # fmt: skip
+
+
+def test_a_file_field_by_field(objects: Objects) -> None:
+    shown = dict(line.split(maxsplit=1) for line in pic("inspect", objects.mine).out.splitlines())
+    assert list(shown) == FIELDS
+    assert (shown["architecture"], shown["layers"], shown["kv_heads"], shown["dtype"]) == ("llama", "3", "2", "float32")
+    assert int(shown["bytes"]) == objects.mine.stat().st_size
+
+
+def test_as_json(objects: Objects) -> None:
+    shown = pic("inspect", objects.mine, "--json").json
+    assert list(shown) == FIELDS
+    assert (shown["head_dim"], shown["sinks"], shown["path"]) == (8, 0, str(objects.mine))
+
+
+def test_the_text_if_asked(objects: Objects) -> None:
+    assert pic("inspect", objects.mine, "--text", "--json").json["text"] == TEXT
+    assert TEXT in pic("inspect", objects.mine, "--text").out
+
+
+def test_a_key_and_its_beginning(objects: Objects) -> None:
+    key = pic("inspect", objects.mine, "--json").json["key"]
+    for name in (key, key[:6]):
+        shown = pic("inspect", name, "--store", objects.store, "--json").json
+        assert shown["key"] == key and Path(shown["path"]).is_relative_to(objects.store)
+
+
+def test_a_list_names_its_members(model: Path, texts: tuple[Path, Path]) -> None:
+    assert pic("compile", "a.txt", "--chunk-tokens", 16, "-o", "d/a.kvo", "-m", model).code == 0
+    members = pic("inspect", "d/a.kvo", "--json").json["objects"]
+    assert members[:2] == ["d/a.0000.kvo", "d/a.0001.kvo"] and all(Path(one).exists() for one in members)
+
+
+def test_what_is_no_object_is_refused(texts: tuple[Path, Path], objects: Objects) -> None:
+    damaged = Path("damaged.kvo")
+    damaged.write_bytes(objects.mine.read_bytes())
+    flip(damaged, 300)
+    Path("directory").mkdir()
+    for name in ("a.txt", "damaged.kvo", "missing.kvo", "directory", "abcd1234", "no-key"):
+        outcome = pic("inspect", name)
+        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+        assert outcome.err.startswith("pic: error: ") and name in outcome.err

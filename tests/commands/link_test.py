@@ -1,0 +1,167 @@
+"""`pic link`: the contracts of DESIGN §6 on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from commands.run import Outcome, pic, without_timing, write
+from pictool.commands.link import Stream
+
+QUERY = ("-q", "Who knows why?", "--max-new-tokens", 12)
+REPORT = ["answer", "algo", "params", "model", "engine", "tokens", "timing", "compare"]
+TOKENS = ["head", "context", "tail", "prompt", "recomputed", "generated"]
+TIMING = ["load_s", "select_s", "recompute_s", "ttft_s", "decode_s"]
+
+
+@pytest.fixture
+def link(model: Path, texts: tuple[Path, Path]) -> Any:
+    """Runs `pic link` on the tiny model, where a.txt and b.txt stand."""
+    return lambda *arguments: pic("link", *arguments, "-m", model)
+
+
+def report(outcome: Outcome) -> dict[str, Any]:
+    found: dict[str, Any] = without_timing(outcome.json)
+    return found
+
+
+def test_json_has_exactly_the_contract_s_keys(link: Any, model: Path) -> None:
+    found = link("a.txt", "b.txt", *QUERY, "-k", 3, "--json").json
+    assert list(found) == REPORT and list(found["tokens"]) == TOKENS and list(found["timing"]) == TIMING
+    assert (found["algo"], found["params"], found["engine"]) == ("legolink", {"k": 3}, "torch")
+    assert (found["model"], found["compare"]) == (str(model), None)
+    tokens = found["tokens"]
+    assert tokens["prompt"] == tokens["context"] + tokens["tail"]
+    assert isinstance(tokens["recomputed"], float) and tokens["recomputed"] == 6.0  # two chunks, three rows each
+    assert 1 <= tokens["generated"] <= 12
+    assert found["timing"]["ttft_s"] >= found["timing"]["recompute_s"] > 0
+
+
+def test_a_text_is_compiled_first_and_says_so_once(link: Any) -> None:
+    first, second = link("a.txt", "b.txt", *QUERY), link("a.txt", "b.txt", *QUERY)
+    for name in ("a.txt", "b.txt"):
+        assert sum(f"compiled {name} first" in line for line in first.err.splitlines()) == 1
+    assert len(second.err.splitlines()) == 1 and "context rows recomputed" in second.err
+    assert first.out == second.out
+
+
+def test_the_streamed_answer_is_that_of_the_json(link: Any) -> None:
+    for more in ((), ("--temperature", 1.5, "--seed", 4)):
+        outcome = link("a.txt", *QUERY, *more)
+        assert outcome.out == link("a.txt", *QUERY, *more, "--json").json["answer"] + "\n"
+
+
+def test_a_stream_holds_back_the_white_space_around(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = Stream()
+    for piece in (" \n", " Gul", "fair", " ", "\n", " and\t", "x ", "\n"):
+        stream(piece)
+    assert capsys.readouterr().out == "Gulfair \n and\tx"
+
+
+def test_objects_keys_and_texts_give_the_same(link: Any, model: Path) -> None:
+    key = pic("compile", "a.txt", "-o", "a.kvo", "-m", model, "--json").json["objects"][0]["key"]
+    reports = [report(link(document, *QUERY, "--json")) for document in ("a.txt", "a.kvo", key, key[:8])]
+    assert all(one == reports[0] for one in reports)
+
+
+def test_a_script_equals_the_same_options(link: Any) -> None:
+    write("queries/s.yaml", """
+        head: You know all.
+        documents: [../a.txt, ../b.txt]
+        query: "Who knows why?"
+        query_template: "Q: {query} A:"
+        policy: {algo: legolink, k: 2}
+        max_new_tokens: 5
+    """)  # fmt: skip
+    scripted = report(link("-T", "queries/s.yaml", "--json"))
+    options = (
+        "--head", "You know all.", "-q", "Who knows why?", "--query-template", "Q: {query} A:", "-k", 2,
+        "--max-new-tokens", 5,
+    )  # fmt: skip
+    assert scripted == report(link("a.txt", "b.txt", *options, "--json"))
+    assert scripted["params"] == {"k": 2} and scripted["tokens"]["generated"] <= 5
+
+
+def test_the_command_line_comes_before_the_script(link: Any) -> None:
+    write("s.yaml", "{documents: [a.txt], query: 'why?', policy: {algo: legolink, k: 2}, max_new_tokens: 5}")
+    assert report(link("-T", "s.yaml", "-k", 7, "--json"))["params"] == {"k": 7}
+    assert report(link("-T", "s.yaml", "-p", "k=8", "--json"))["params"] == {"k": 8}
+    other = report(link("-T", "s.yaml", "--algo", "full", "-q", "Who knows?", "--max-new-tokens", 1, "--json"))
+    assert (other["algo"], other["params"], other["tokens"]["generated"]) == ("full", {}, 1)
+    assert other["tokens"]["tail"] > report(link("-T", "s.yaml", "--json"))["tokens"]["tail"]
+
+
+def test_compare_tells_speedup_and_agreement(link: Any) -> None:
+    outcome = link("a.txt", "b.txt", *QUERY, "--algo", "naive", "--compare")
+    answer, full, speedup, agreement = outcome.out.splitlines()[-4:]
+    assert full.startswith("full ") and speedup.startswith("speedup ") and agreement.startswith("agreement ")
+    found = link("a.txt", "b.txt", *QUERY, "--algo", "naive", "--compare", "--json").json
+    assert found["answer"] == answer
+    assert found["compare"]["answer"] == link("a.txt", "b.txt", *QUERY, "--algo", "full", "--json").json["answer"]
+    assert found["compare"]["speedup"] > 0 and found["compare"]["kl"] > 0
+
+
+def test_full_agrees_with_itself(link: Any) -> None:
+    compare = link("a.txt", *QUERY, "--algo", "full", "--compare", "--json").json["compare"]
+    assert compare["same_answer"] and compare["same_first_token"] and compare["kl"] < 1e-9
+
+
+def test_a_trace_has_the_contract_s_tensors(link: Any) -> None:
+    found = link("a.txt", "b.txt", *QUERY, "-k", 3, "--trace", "out/t.safetensors", "--json").json
+    tensors = load_file("out/t.safetensors")
+    n, context = found["tokens"]["prompt"], found["tokens"]["context"]
+    shapes = {name: (str(tensor.dtype), tensor.shape) for name, tensor in tensors.items()}
+    assert shapes == {
+        "tokens": ("int32", (n,)), "starts": ("int32", (4,)), "rows": ("bool", (3, n)), "logits": ("float32", (320,))
+    }  # fmt: skip
+    assert tensors["starts"].tolist()[:2] == [0, found["tokens"]["head"]] and tensors["starts"][-1] == context
+    assert tensors["rows"][:, context:].all() and tensors["rows"][:, :context].sum(1).mean() == 6
+    assert np.isfinite(tensors["logits"]).all()
+    with safe_open("out/t.safetensors", "np") as file:
+        assert json.loads(file.metadata()["report"]) == found
+
+
+def test_a_stop_string_ends_the_answer(link: Any) -> None:
+    whole = link("a.txt", *QUERY, "--json").json["answer"]
+    stop = whole[3:5]
+    outcome = link("a.txt", *QUERY, "--stop", "nowhere", "--stop", stop, "--json")
+    assert outcome.json["answer"] == whole[: whole.index(stop)].strip()
+    assert outcome.json["tokens"]["generated"] < 12
+
+
+def test_sampling_is_reproducible_by_its_seed(link: Any) -> None:
+    sampled = ("a.txt", *QUERY, "--temperature", 1.5, "--top-p", 0.9, "--json")
+    answers = [report(link(*sampled, "--seed", seed))["answer"] for seed in (1, 1, 2)]
+    assert answers[0] == answers[1] != answers[2]
+
+
+def test_output_is_the_report_and_nothing_is_printed(link: Any) -> None:
+    outcome = link("a.txt", *QUERY, "-o", "out/a.json", "--depfile")
+    assert outcome.out == ""
+    assert list(json.loads(Path("out/a.json").read_text())) == REPORT
+    rule = Path("out/a.d").read_text().splitlines()[0]
+    assert rule.startswith("out/a.json: a.txt ") and "model.safetensors" in rule and "tokenizer_config.json" in rule
+
+
+def test_a_depfile_names_script_documents_and_settings(link: Any, model: Path) -> None:
+    assert pic("compile", "a.txt", "-o", "docs/a.kvo", "-m", model).code == 0
+    write("pic.yaml", "head: You know all.")
+    write("queries/s.yaml", "{documents: [../docs/a.kvo, ../b.txt], query: 'why?', max_new_tokens: 2}")
+    assert link("-T", "queries/s.yaml", "-o", "answers/s.json", "--depfile").code == 0
+    target, names = Path("answers/s.d").read_text().splitlines()[0].split(": ")
+    assert target == "answers/s.json"
+    assert names.split()[:3] == ["queries/s.yaml", "docs/a.kvo", "b.txt"] and names.split()[-1] == "pic.yaml"
+
+
+def test_pic_yaml_gives_head_and_template(link: Any) -> None:
+    options = ("a.txt", *QUERY, "--json")
+    given = report(link(*options, "--head", "You know all.", "--query-template", "{query}!"))
+    write("pic.yaml", 'head: You know all.\nquery_template: "{query}!"\n')
+    assert report(link(*options)) == given
+    assert report(link(*options, "--head", ""))["tokens"]["head"] == 1

@@ -1,0 +1,85 @@
+"""The program as a shell runs it: streams, signals, and what it imports."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands.conftest import TEXT
+from commands.run import Objects, write
+
+PIC = (sys.executable, "-c", "from pictool.cli import main; main()")
+
+
+def run(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
+    command = [*PIC, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **more)  # type: ignore[call-overload, no-any-return]
+
+
+def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
+    done = run("--help")
+    assert done.returncode == 0 and done.stderr == ""
+    assert [
+        name for name in ("compile", "link", "inspect", "store") if not re.search(rf"\b{name}  ", done.stdout)
+    ] == []
+    heavy = "import sys, pictool.cli; print({'torch', 'transformers', 'numpy', 'yaml'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_inspect_and_store_import_no_torch(objects: Objects) -> None:
+    for arguments in (["inspect", str(objects.mine)], ["store", "verify", "--store", str(objects.store)]):
+        code = (
+            f"import sys; from pictool.cli import app\ntry: app({arguments!r})\nfinally: print('torch' in sys.modules)"
+        )
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.endswith("False\n")
+
+
+def test_a_model_s_mistake_is_one_line(model: Path) -> None:
+    """The libraries underneath have a lot to say of such a model; none of it is shown."""
+    directory = Path(shutil.copytree(model, "other"))
+    config = directory / "config.json"
+    config.write_text(config.read_text().replace('"intermediate_size": 48', '"intermediate_size": 64'))
+    done = run("compile", write("a.txt", TEXT), "-m", directory)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("pic: error: other: ") and done.stderr.count("\n") == 1
+
+
+def test_an_interrupted_program_says_so() -> None:
+    os.mkfifo("s.yaml")  # reading it waits for a writer
+    process = subprocess.Popen([*PIC, "link", "-T", "s.yaml"], stderr=subprocess.PIPE, text=True)
+    with Path("s.yaml").open("w"):  # it has come to the reading
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "pic: interrupted\n")
+
+
+def test_a_reader_that_goes_away_is_no_error(objects: Objects) -> None:
+    process = subprocess.Popen(
+        [*PIC, "store", "ls", "--store", str(objects.store)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert "Broken" not in process.stderr.read() and process.wait(60) == 1
+    process.stderr.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_results_that_cannot_be_written_are_an_error(objects: Objects) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [*PIC, "store", "ls", "--store", str(objects.store), "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "pic: error: input or output: No space left on device\n"
+
+
+def test_a_name_that_the_terminal_cannot_show_is_escaped(objects: Objects) -> None:
+    path = Path(shutil.copy(objects.mine, os.fsdecode(b"\xff\xe6.kvo")))
+    done = run("inspect", os.fsencode(path).decode("utf-8", "surrogateescape"), env={**os.environ, "PYTHONUTF8": "1"})
+    assert done.returncode == 0 and "\\udcff" in done.stdout
