@@ -114,10 +114,13 @@ def answer(
         PicError: see `link` and `generate`.
     """
     frame = make_frame(model, request.query, request.head, request.query_template)
+    full_policy = make_policy("full", {})
+    if compare:  # a first pass over the model, so that the first of the two is not timed with its start-up
+        link(model, store, [], frame.tail, full_policy, head=frame.head)
     mine = _run(model, store, request, frame, request.policy, on_text, on_compile)
     if not compare:
         return mine
-    full = _run(model, store, request, frame, make_policy("full", {}), None, None)
+    full = _run(model, store, request, frame, full_policy, None, None)
     return Answer(mine.generated, mine.linked, mine.logits, mine.decode_s, mine.model, compare_answers(mine, full))
 
 

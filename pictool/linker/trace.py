@@ -1,7 +1,7 @@
 """Traces: what a link did, as a safetensors file for `pic inspect`, the TUI and tests.
 
 tokens int32 [n] · starts int32 [chunks + 2] · rows bool [layers, n] · logits float32 [vocab]
-__metadata__: {"format": "pictool.trace", "version": "1", "report": the JSON of `pic link --json`}
+__metadata__: {"format": "pictool.trace", "version": "1", "answer": its text, "report": the JSON of `pic link --json`}
 """
 
 from __future__ import annotations
