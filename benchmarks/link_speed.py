@@ -8,6 +8,7 @@ A random model of Qwen2.5-0.5B's shape in float32, objects on disk. Times are me
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import platform
@@ -38,7 +39,7 @@ def random_model() -> tuple[Model, Any]:
     )  # fmt: skip
     torch.manual_seed(0)
     plain = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-    ours = AutoModelForCausalLM.from_config(config).eval()
+    ours = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
     ours.load_state_dict(plain.state_dict())
     return wrap_model(ours, load_model("embedded").tokenizer, "random-qwen2.5-0.5b"), plain
 
