@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import tempfile
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from training.score import HELD_OUT
 POLICIES = ("full", "naive")
 
 
-def prompts(pages: int, count: int, shape: Shape) -> Iterable[Prompt]:
+def held_out_prompts(pages: int, count: int, shape: Shape) -> Iterable[Prompt]:
     for index in range(count):
         yield write_prompt(random.Random(f"{HELD_OUT}-evaluation-{pages}-{index}"), pages, shape)
 
@@ -34,7 +37,7 @@ def prompts(pages: int, count: int, shape: Shape) -> Iterable[Prompt]:
 def evaluate(model: Model, pages: int, count: int, per_prompt: int, shape: Shape = Shape()) -> dict[str, Any]:
     """Answers right by policy and kind: {policy: {kind: [right, asked]}}."""
     table = {policy: {kind: [0, 0] for kind in KINDS} for policy in POLICIES}
-    for prompt in prompts(pages, count, shape):
+    for prompt in held_out_prompts(pages, count, shape):
         with tempfile.TemporaryDirectory() as directory:
             _ask(model, Store(directory), prompt, per_prompt, table)
     return table
@@ -62,21 +65,26 @@ def summary(table: dict[str, dict[str, list[int]]]) -> dict[str, dict[str, float
     return shares
 
 
+def job(name: str, pages: int, prompts: int, per_prompt: int) -> dict[str, dict[str, list[int]]]:
+    """One model at one number of pages, in a process of its own."""
+    torch.set_num_threads(1)
+    return evaluate(load_model(name, device="cpu"), pages, prompts, per_prompt)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--models", nargs="+", default=["embedded", "embedded-small"])
-    parser.add_argument("--pages", type=int, nargs="+", default=[6, 10, 20])
+    parser.add_argument("--pages", type=int, nargs="+", default=[6, 10, 20, 32])
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--per-prompt", type=int, default=3, help="questions of each kind per prompt, at most")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     command = f"python -m training.evaluate --prompts {arguments.prompts} --per-prompt {arguments.per_prompt}"
     results: dict[str, Any] = {"command": command}
-    for name in arguments.models:
-        model = load_model(name, device="cpu")
-        for pages in arguments.pages:
-            table = evaluate(model, pages, arguments.prompts, arguments.per_prompt)
+    jobs = [(name, pages) for pages in arguments.pages for name in ("embedded", "embedded-small")]
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(job, *one, arguments.prompts, arguments.per_prompt) for one in jobs]
+        for (name, pages), future in zip(jobs, futures, strict=True):
+            table = future.result()
             results[f"{name}, {pages} pages"] = {"right": summary(table), "right_and_asked": table}
             print(name, pages, json.dumps(summary(table)), flush=True)
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from pictool.runtime.attention import Run
 from pictool.runtime.stack import LayerStack, Tables
+from pictool.runtime.support import depends_on_length
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 ChunkKV = list[tuple[Tensor, Tensor]]  # per layer: un-rotated key and value, [kv_heads, tokens, head_dim]
 
-_MAX_BATCH_TOKENS = 4096
+# Tokens of one forward: enough to fill the arithmetic units; more costs a CPU its caches (docs/benchmarks.md).
+_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 _MIN_FILL = 0.8  # of a batch's cells that hold tokens, not padding
 
 
@@ -32,7 +34,7 @@ class _Capture:
         return self._stack.rope.rotate(key, self._stack.table(self._tables, layer)), value
 
 
-def plan_batches(lengths: Sequence[int]) -> list[list[int]]:
+def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Indices of chunks that are computed together: of similar length, within a budget of tokens and of padding."""
     batches: list[list[int]] = []
     filled = 0
@@ -40,7 +42,7 @@ def plan_batches(lengths: Sequence[int]) -> list[list[int]]:
         longest = lengths[batches[-1][0]] if batches else 0
         cells = longest * (len(batches[-1]) + 1) if batches else 0
         filled += lengths[index]
-        if not batches or cells > _MAX_BATCH_TOKENS or filled < _MIN_FILL * cells:
+        if not batches or cells > max_tokens or filled < _MIN_FILL * cells:
             batches.append([])
             filled = lengths[index]
         batches[-1].append(index)
@@ -54,7 +56,10 @@ def prefill_chunks(
 
     `prefix` (sinks) stands in front of every chunk, and its KV is dropped. Padding stands behind and is never seen.
     """
-    for batch in plan_batches([len(prefix) + len(chunk) for chunk in chunks]):
+    lengths = [len(prefix) + len(chunk) for chunk in chunks]
+    # Padding would change the frequencies of a RoPE that depends on the length: such chunks go alone.
+    budget = 1 if depends_on_length(model.config) else _BATCH_TOKENS[model.stack.device.type]
+    for batch in plan_batches(lengths, budget):
         layers = _prefill(model.stack, [[*prefix, *chunks[index]] for index in batch])
         for row, index in enumerate(batch):
             end = len(prefix) + len(chunks[index])

@@ -17,21 +17,22 @@ def random_tokens(lengths: list[int]) -> list[list[int]]:
     return [rng.integers(3, tiny.VOCAB, length).tolist() for length in lengths]
 
 
-@given(st.lists(st.integers(1, 5000), max_size=80))
-def test_batches_hold_every_chunk_once_with_little_padding(lengths: list[int]) -> None:
-    batches = plan_batches(lengths)
+@given(st.lists(st.integers(1, 5000), max_size=80), st.sampled_from([512, 4096]))
+def test_batches_hold_every_chunk_once_with_little_padding(lengths: list[int], budget: int) -> None:
+    batches = plan_batches(lengths, budget)
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     for batch in batches:
         cells = len(batch) * max(lengths[index] for index in batch)
         assert sum(lengths[index] for index in batch) >= 0.8 * cells
-        assert len(batch) == 1 or cells <= 4096
+        assert len(batch) == 1 or cells <= budget
 
 
+@pytest.mark.parametrize("lengths", [[20, 23, 1, 21, 2, 22], [130, 150, 140]], ids=["short", "past-rope-switches"])
 @pytest.mark.parametrize("architecture", tiny.CONFIGS)
-def test_batched_equals_one_by_one(architecture: str) -> None:
+def test_batched_equals_one_by_one(architecture: str, lengths: list[int]) -> None:
     model = wrap_model(tiny.random_module(tiny.CONFIGS[architecture]()), tiny.tokenizer())
-    chunks = random_tokens([20, 23, 1, 21, 2, 22])
-    assert len(plan_batches([len(chunk) for chunk in chunks])) == 3
+    chunks = random_tokens(lengths)
+    assert len(plan_batches(lengths, 512)) < len(lengths)
     together = dict(prefill_chunks(model, chunks))
     for index, chunk in enumerate(chunks):
         ((_, alone),) = prefill_chunks(model, [chunk])
