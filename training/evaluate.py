@@ -74,7 +74,7 @@ def job(name: str, pages: int, prompts: int, per_prompt: int) -> dict[str, dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--pages", type=int, nargs="+", default=[6, 10, 20, 32])
+    parser.add_argument("--pages", type=int, nargs="+", default=[6, 10, 20])
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--per-prompt", type=int, default=3, help="questions of each kind per prompt, at most")
     arguments = parser.parse_args()
