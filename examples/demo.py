@@ -102,6 +102,7 @@ def main() -> None:
     model, store = pictool.load_model("embedded"), pictool.Store(STORE)
     queries = [json.loads(line) for line in (FIXTURES / "queries.jsonl").read_text().splitlines()]
     console = Console(width=100)
+    print("\nAnswers (this model is tiny: opening objects costs as much as computing; speed follows below)")
     for kind in ("local", "carried", "two-hop"):
         show(console, model, store, next(q for q in queries if q["kind"] == kind and len(q["documents"]) > 6))
     right = {}
