@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ from pictool.core import Layout, RowMask
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(ABC):
     """One linking algorithm; its fields are its hyperparameters. The tail is computed in full by every policy."""
 
     name: ClassVar[str]
@@ -27,9 +28,9 @@ class Policy:
         """Dummy tokens in front of documents that are compiled for this policy."""
         return self.default_sinks
 
+    @abstractmethod
     def select(self, layout: Layout) -> RowMask:
         """Before layer 0: bool [N] over head and chunks, True where a row is computed."""
-        raise NotImplementedError
 
 
 def no_rows(layout: Layout) -> RowMask:
