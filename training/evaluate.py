@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--per-prompt", type=int, default=3, help="questions of each kind per prompt, at most")
     arguments = parser.parse_args()
-    command = f"python -m training.evaluate --prompts {arguments.prompts} --per-prompt {arguments.per_prompt}"
+    command = f"python -m training.evaluate --out {arguments.out} --prompts {arguments.prompts} --per-prompt {arguments.per_prompt}"
     results: dict[str, Any] = {"command": command}
     jobs = [(name, pages) for pages in arguments.pages for name in ("embedded", "embedded-small")]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
