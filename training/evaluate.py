@@ -78,8 +78,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--per-prompt", type=int, default=3, help="questions of each kind per prompt, at most")
     arguments = parser.parse_args()
-    command = f"python -m training.evaluate --out {arguments.out} --prompts {arguments.prompts} --per-prompt {arguments.per_prompt}"
-    results: dict[str, Any] = {"command": command}
+    options = f"--out {arguments.out} --prompts {arguments.prompts} --per-prompt {arguments.per_prompt}"
+    results: dict[str, Any] = {"command": f"python -m training.evaluate {options}"}
     jobs = [(name, pages) for pages in arguments.pages for name in ("embedded", "embedded-small")]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(job, *one, arguments.prompts, arguments.per_prompt) for one in jobs]
