@@ -29,8 +29,9 @@ RANKS = {
     "compiler": 2,
     "linker": 3,
     "engines": 4,
-    "analysis": 5, "eval": 5, "bench": 5, "spans": 5, "serve": 5,
-    "commands": 6, "tui": 6, "cli": 6,
+    "analysis": 5, "eval": 5, "spans": 5, "serve": 5,
+    "bench": 6,  # goodput needs datasets and metrics
+    "commands": 7, "tui": 7, "cli": 7,
 }  # fmt: skip
 BESIDE = {("core", "errors"), ("cli", "commands"), ("commands", "tui")}
 HEAVY = {"torch", "transformers", "tokenizers", "vllm"}

@@ -49,6 +49,7 @@ def compile(
     *,
     sinks: int = 0,
     force: bool = False,
+    alone: bool = False,
     on_done: Callable[[Compiled], None] | None = None,
 ) -> list[Compiled]:
     """Compile chunks (or texts) to objects. What the store already has costs no model run.
@@ -56,6 +57,7 @@ def compile(
     Args:
         sinks: dummy BOS tokens in front of every chunk, whose KV is dropped (EPIC §5.4).
         force: compute and replace also what is there.
+        alone: each chunk in a forward of its own, so that its last bits do not depend on what is compiled with it.
         on_done: called for each chunk as soon as its object is in the store.
 
     Raises:
@@ -71,19 +73,21 @@ def compile(
     for key, chunk in zip(keys, wanted, strict=True):
         if key not in missing:
             report(Compiled(chunk, key, store.path(key), False))
-    for done in _compute(model, store, missing, prefix):
+    for done in _compute(model, store, missing, prefix, alone):
         report(done)
     return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, wanted, strict=True)]
 
 
-def _compute(model: Model, store: Store, missing: dict[str, Chunk], prefix: Sequence[int]) -> Iterable[Compiled]:
+def _compute(
+    model: Model, store: Store, missing: dict[str, Chunk], prefix: Sequence[int], alone: bool
+) -> Iterable[Compiled]:
     if not missing:
         return
     from pictool.runtime.prefill import prefill_chunks
     from pictool.runtime.tensors import to_bytes
 
     keys = list(missing)
-    for index, layers in prefill_chunks(model, [missing[key].tokens for key in keys], prefix):
+    for index, layers in prefill_chunks(model, [missing[key].tokens for key in keys], prefix, alone):
         key = keys[index]
         chunk = missing[key]
         meta = ObjectMeta(key, model.target, len(chunk), len(prefix), CODEC)

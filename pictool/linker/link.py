@@ -41,7 +41,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Linked:
-    """A linked prompt. `rows` is bool [layers, n]: whose K and V were computed at each layer; `scores` float32 [n]."""
+    """A linked prompt. `rows` is bool [layers, n]: whose K and V were computed at each layer; `scores` float32 [n].
+
+    `bytes_read` is KV that was read from objects.
+    """
 
     image: Image
     policy: Policy
@@ -49,6 +52,7 @@ class Linked:
     rows: RowMask
     scores: Scores | None
     timing: Timing
+    bytes_read: int
 
     @property
     def recomputed(self) -> float:
@@ -107,7 +111,7 @@ def link(
             torch.cuda.synchronize(stack.device)
         ttft_s = clock.total() - compile_s
         timing = Timing(load_s, select_s, ttft_s - select_s - load_s, ttft_s, loader.busy_s)
-    return Linked(image, policy, tuple(parts), fusor.rows, fusor.scores, timing)
+    return Linked(image, policy, tuple(parts), fusor.rows, fusor.scores, timing, loader.bytes_read)
 
 
 class _Clock:

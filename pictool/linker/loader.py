@@ -72,6 +72,12 @@ class Loader:
         self._resources.close()
 
     @property
+    def bytes_read(self) -> int:
+        """Bytes of KV that all layers together are read from."""
+        layers = self._image.stack.num_layers - self._first
+        return layers * sum(one.file.layer_bytes for one in self._placed)
+
+    @property
     def busy_s(self) -> float:
         """Seconds in which something was being loaded."""
         return self._busy.seconds

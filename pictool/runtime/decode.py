@@ -42,10 +42,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generated:
-    """An answer: its text and the ids of all generated tokens, an end token included."""
+    """An answer: its text and the ids of all generated tokens, an end token included.
+
+    `logprobs` are theirs under the model's own distribution (temperature 1), in nats.
+    """
 
     text: str
     tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
 
 
 class _Chooser:
@@ -118,26 +122,33 @@ def generate(
     """
     _require_one_rope(model, image, max_new_tokens)
     stream = TextStream(model.tokenizer, sampling.stop)
-    tokens = []
+    tokens, logprobs = [], []
     show = on_text or (lambda _: None)
-    for token in _tokens(model, image, max_new_tokens, _Chooser(sampling)):
+    for token, logprob in _tokens(model, image, max_new_tokens, _Chooser(sampling)):
         tokens.append(token)
+        logprobs.append(logprob)
         show(stream.push(token))
         if stream.is_stopped:
             break
     show(stream.finish())
-    return Generated(stream.text, tuple(tokens))
+    return Generated(stream.text, tuple(tokens), tuple(logprobs))
 
 
-def _tokens(model: Model, image: Image, max_new_tokens: int, choose: _Chooser) -> Iterator[int]:
+def _tokens(model: Model, image: Image, max_new_tokens: int, choose: _Chooser) -> Iterator[tuple[int, float]]:
+    """Tokens and their log-probabilities."""
     assert image.logits is not None, "the image is not linked"
     token = choose(image.logits)
-    yield token
+    yield token, _logprob(image.logits, token)
     for _ in range(min(max_new_tokens - 1, model.max_positions - image.num_tokens)):
         if token in model.eos_ids:
             return
-        token = choose(image.append(token))
-        yield token
+        logits = image.append(token)
+        token = choose(logits)
+        yield token, _logprob(logits, token)
+
+
+def _logprob(logits: Tensor, token: int) -> float:
+    return float(logits[token] - logits.logsumexp(-1))
 
 
 def _require_one_rope(model: Model, image: Image, max_new_tokens: int) -> None:

@@ -50,15 +50,16 @@ def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def prefill_chunks(
-    model: Model, chunks: Sequence[Sequence[int]], prefix: Sequence[int] = ()
+    model: Model, chunks: Sequence[Sequence[int]], prefix: Sequence[int] = (), alone: bool = False
 ) -> Iterator[tuple[int, ChunkKV]]:
     """Compute each chunk on its own, from position 0 on; yields (index of the chunk, its KV) as they get ready.
 
     `prefix` (sinks) stands in front of every chunk, and its KV is dropped. Padding stands behind and is never seen.
+    `alone`: every chunk has a forward of its own.
     """
     lengths = [len(prefix) + len(chunk) for chunk in chunks]
     # Padding would change the frequencies of a RoPE that depends on the length: such chunks go alone.
-    budget = 1 if depends_on_length(model.config) else _BATCH_TOKENS[model.stack.device.type]
+    budget = 1 if alone or depends_on_length(model.config) else _BATCH_TOKENS[model.stack.device.type]
     for batch in plan_batches(lengths, budget):
         layers = _prefill(model.stack, [[*prefix, *chunks[index]] for index in batch])
         for row, index in enumerate(batch):

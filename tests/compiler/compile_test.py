@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import torch
 from transformers import LlamaConfig
 
 from pictool.compiler.compile import Compiled, compile, object_key
@@ -42,6 +43,23 @@ def test_the_same_input_gives_the_same_bytes(model: Model, store: Store, tmp_pat
     (two,) = compile(model, Store(tmp_path / "other"), TEXTS[:1])
     assert one.key == two.key
     assert one.path.read_bytes() == two.path.read_bytes()
+
+
+def test_alone_means_one_forward_a_chunk(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the bytes are those of chunks that were compiled by commands of their own."""
+    rows: list[int] = []
+    embed = model.stack.embed
+
+    def spied(ids: torch.Tensor) -> torch.Tensor:
+        rows.append(len(ids))
+        return embed(ids)
+
+    monkeypatch.setattr(model.stack, "embed", spied)
+    together = compile(model, Store(tmp_path / "together"), TEXTS, alone=True)
+    assert rows == [1, 1, 1]
+    for done in together:
+        (one,) = compile(model, Store(tmp_path / "one"), [done.chunk])
+        assert one.path.read_bytes() == done.path.read_bytes()
 
 
 def test_a_damaged_object_is_compiled_again(model: Model, store: Store) -> None:

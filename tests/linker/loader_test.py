@@ -151,3 +151,21 @@ def test_a_missing_object_in_the_middle_is_compiled_in_place(policy: str, how: s
 
 def objects(store: Store) -> list[Path]:
     return [store.path(key) for key in store.keys()]
+
+
+@pytest.mark.parametrize(("algo", "is_any"), [("naive", True), ("cacheblend", True), ("full", False)])
+def test_bytes_read_are_those_that_were_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch, algo: str, is_any: bool
+) -> None:
+    read: list[int] = []
+    layer = ObjectFile.layer
+
+    def spied(file: ObjectFile, index: int, into: memoryview | None = None) -> Any:
+        found = layer(file, index, into)
+        read.append(sum(map(len, found)))
+        return found
+
+    monkeypatch.setattr(ObjectFile, "layer", spied)
+    linked = run(subject("llama"), store, make_policy(algo, {}), make_chunks(LENGTHS))
+    assert linked.bytes_read == sum(read)
+    assert (sum(read) > 0) == is_any

@@ -43,6 +43,21 @@ def test_the_image_grows_past_its_first_buffers(model: Model, store: Store) -> N
     assert len(tokens) > 300
 
 
+def test_log_probabilities_are_those_of_transformers(model: Model, store: Store) -> None:
+    """Teacher-forced, by the library's own forward and log-softmax."""
+    import reference
+
+    image = linked(model, store)
+    ids = image.layout.tokens.tolist()
+    done = generate(model, image, 12, Sampling(temperature=1.5, seed=3))
+    with torch.inference_mode():
+        logits = reference.eager(tiny.random_module(tiny.CONFIGS["llama"]()))(
+            torch.tensor([[*ids, *done.tokens]])
+        ).logits
+    wanted = logits[0, len(ids) - 1 : -1].log_softmax(-1)[torch.arange(len(done.tokens)), list(done.tokens)]
+    torch.testing.assert_close(torch.tensor(done.logprobs), wanted, atol=1e-4, rtol=0)
+
+
 def test_decoding_ends_at_the_last_position(model: Model, store: Store) -> None:
     image = linked(model, store)
     room = model.max_positions - image.num_tokens

@@ -1,0 +1,89 @@
+"""Policies as users and papers write them: `legolink-16`, `cacheblend-15`, or a grid `legolink:k=2,16`."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pictool.errors import InputError
+from pictool.linker.policies import make_policy, policies
+from pictool.linker.policies.base import Policy
+
+_NUMBERS = re.compile(r"\d+(\+\d+)+")
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A policy, and what tables call it: its name, its main field, then every field that is not the default."""
+
+    label: str
+    policy: Policy
+
+
+def parse_grid(specs: Sequence[str]) -> list[Labelled]:
+    """The policies that specifications name, in their order, each once.
+
+    A specification is a policy's name; NAME-NUMBER, where the number is the policy's k, or its ratio in per cent; or
+    NAME:FIELD=VALUE[,VALUE…][:FIELD=…], which is every combination. A list of numbers as one value is 1+2+8.
+
+    Raises:
+        InputError: no such policy or field, or a value that does not fit.
+    """
+    found = {label_of(policy): policy for spec in specs for policy in _parse(spec)}
+    return [Labelled(label, policy) for label, policy in found.items()]
+
+
+def label_of(policy: Policy) -> str:
+    """The name under which `parse_grid` finds an equal policy again."""
+    default = {field.name: field.default for field in fields(policy)}
+    shown = {name: value for name, value in policy.params.items() if value != default[name]}
+    label = f"{policy.name}-{_number(policy)}"
+    if _number(policy) is None or label in policies():  # legolink with k = 0 is not the policy legolink-0
+        label = policy.name
+    else:
+        shown = {name: value for name, value in shown.items() if name not in ("k", "ratio")}
+    return label + "".join(f":{name}={_text(value)}" for name, value in shown.items())
+
+
+def _number(policy: Policy) -> str | None:
+    """The number in NAME-NUMBER."""
+    values = policy.params
+    return str(values["k"]) if "k" in values else f"{values['ratio'] * 100:.10g}" if "ratio" in values else None
+
+
+def _parse(spec: str) -> Iterable[Policy]:
+    name, *given = spec.split(":")
+    values = dict(_values(spec, one) for one in given)
+    if name not in policies() and "-" in name:
+        stem, _, number = name.rpartition("-")
+        values = {**_main_field(spec, stem, number), **values}
+        name = stem
+    for chosen in itertools.product(*values.values()):
+        yield make_policy(name, dict(zip(values, chosen, strict=True)))
+
+
+def _values(spec: str, given: str) -> tuple[str, list[str]]:
+    field, equals, value = given.partition("=")
+    if not equals or not field or not value:
+        raise InputError(f"{spec}: {given!r} must be FIELD=VALUE or FIELD=VALUE,VALUE")
+    return field, [one.replace("+", ",") if _NUMBERS.fullmatch(one) else one for one in value.split(",")]
+
+
+def _main_field(spec: str, name: str, number: str) -> Mapping[str, list[Any]]:
+    """What the number in NAME-NUMBER is."""
+    known = {field.name for field in fields(policies()[name])} if name in policies() else set()
+    try:
+        if "k" in known:
+            return {"k": [int(number)]}
+        if "ratio" in known:
+            return {"ratio": [float(number) / 100]}
+    except ValueError as error:
+        raise InputError(f"{spec}: {number!r} must be a number, as in {name}-16") from error
+    raise InputError(f"algorithm {spec!r}: must be one of {', '.join(policies())}, or as legolink-16, cacheblend-15")
+
+
+def _text(value: Any) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else str(value).replace(",", "+")

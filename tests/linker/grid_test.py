@@ -1,0 +1,68 @@
+"""Specifications of policies: as the papers name them, and grids."""
+
+from __future__ import annotations
+
+import pytest
+
+from pictool.errors import InputError
+from pictool.linker.grid import label_of, parse_grid
+from pictool.linker.policies import make_policy, policies
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels"),
+    [
+        ("full", ["full"]),
+        ("legolink", ["legolink-16"]),
+        ("legolink-2", ["legolink-2"]),
+        ("legolink-0", ["legolink-0"]),
+        ("legolink-0:s=2", ["legolink-0:s=2"]),
+        ("legolink:k=0", ["legolink:k=0"]),
+        ("cacheblend-15", ["cacheblend-15"]),
+        ("cacheblend-2.5", ["cacheblend-2.5"]),
+        ("cacheblend:ratio=.05,.15:on=v,k",
+         ["cacheblend-5", "cacheblend-5:on=k", "cacheblend-15", "cacheblend-15:on=k"]),
+        ("cacheblend-15:layers=1+2", ["cacheblend-15:layers=1+2"]),
+        ("speccache-30:max_span=1,16", ["speccache-30:max_span=1", "speccache-30"]),
+    ],
+)  # fmt: skip
+def test_what_a_specification_names(spec: str, labels: list[str]) -> None:
+    assert [one.label for one in parse_grid([spec])] == labels
+
+
+def test_a_number_is_the_main_field() -> None:
+    lego, blend = parse_grid(["legolink-4", "cacheblend-20"])
+    assert lego.policy.params == {"k": 4}
+    assert blend.policy.params["ratio"] == pytest.approx(0.2)
+    assert parse_grid(["cacheblend-5:layers=1+3"])[0].policy.params["layers"] == "1,3"
+
+
+def test_equal_policies_come_once_in_the_order_given() -> None:
+    specs = ["naive", "legolink-16", "legolink:k=16,8", "naive"]
+    assert [one.label for one in parse_grid(specs)] == ["naive", "legolink-16", "legolink-8"]
+
+
+@pytest.mark.parametrize("name", sorted(policies()))
+def test_labels_find_their_policy_again(name: str) -> None:
+    policy = make_policy(name, {})
+    (found,) = parse_grid([label_of(policy)])
+    assert found.policy == policy
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("nonsense", "must be one of"),
+        ("nonsense-3", "must be one of"),
+        ("full-3", "must be one of"),
+        ("legolink-x", "must be a number"),
+        ("legolink:k", "must be FIELD=VALUE"),
+        ("legolink:k=", "must be FIELD=VALUE"),
+        ("legolink:k=1,,2", "k=''"),
+        ("legolink:n=1", "no field 'n'"),
+        ("cacheblend-150", "from 0 to 1"),
+    ],
+)
+def test_what_is_none_is_refused(spec: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        parse_grid([spec])
