@@ -1,73 +1,29 @@
-"""The command `pic`: options in, one call, errors out. Imports nothing heavy before a command needs it."""
+"""`pic compile`, `pic link` and `pic plan`."""
 
 from __future__ import annotations
 
-import functools
-import io
-import os
-import sys
-from collections.abc import Callable
-from typing import Annotated, NoReturn, Optional
+from typing import Annotated, Optional
 
 import typer
 
-from pictool.errors import PicError
-
-app = typer.Typer(
-    rich_markup_mode=None,  # plain help, in half the time
-    help="Compile documents to KV objects, link them into prompts.",
-    no_args_is_help=True,
-    add_completion=False,
+from pictool.cli.options import (
+    ChunkOption,
+    DepfileOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    StoreOption,
+    reports_errors,
 )
-store_app = typer.Typer(rich_markup_mode=None, help="Look into the store of objects.", no_args_is_help=True)
-app.add_typer(store_app, name="store")
-
-ModelOption = Annotated[Optional[str], typer.Option("-m", "--model", help="Directory, hub name or embedded[-small].")]
-StoreOption = Annotated[Optional[str], typer.Option("--store", help="Directory of objects (PIC_STORE, .pic).")]
-DeviceOption = Annotated[Optional[str], typer.Option("--device", help="auto, cpu or cuda.")]
-DtypeOption = Annotated[Optional[str], typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-DepfileOption = Annotated[bool, typer.Option("--depfile", help="Write what -o depends on beside it, for make (OUT.d).")]
-ChunkOption = Annotated[Optional[int], typer.Option("--chunk-tokens", min=1, help="Cut files into chunks of N tokens.")]
 
 
-def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """A user's mistake is one line on stderr and an exit code, never a traceback."""
-
-    @functools.wraps(command)
-    def run(*args: object, **kwargs: object) -> None:
-        try:
-            command(*args, **kwargs)
-            sys.stdout.flush()
-        except PicError as error:
-            fail(str(error), error.exit_code)
-        except KeyboardInterrupt:
-            print("pic: interrupted", file=sys.stderr)
-            sys.exit(130)
-        except BrokenPipeError:
-            drop_stdout()
-            sys.exit(1)
-        except OSError as error:
-            drop_stdout()
-            fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1)
-
-    return run
+def register(app: typer.Typer) -> None:
+    app.command("compile")(compile_command)
+    app.command("link")(link_command)
+    app.command("plan")(plan_command)
 
 
-def fail(message: str, code: int) -> NoReturn:
-    print("pic: error:", " ".join(message.splitlines()), file=sys.stderr)
-    sys.exit(code)
-
-
-def drop_stdout() -> None:
-    """Forget what cannot be written, so that Python's own last flush does not complain of it."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@app.command("compile")
 @reports_errors
 def compile_command(
     files: Annotated[list[str], typer.Argument(help="UTF-8 text files.")],
@@ -91,7 +47,6 @@ def compile_command(
     )  # fmt: skip
 
 
-@app.command("link")
 @reports_errors
 def link_command(
     documents: Annotated[
@@ -139,7 +94,6 @@ def link_command(
     )  # fmt: skip
 
 
-@app.command("plan")
 @reports_errors
 def plan_command(
     documents: Annotated[Optional[list[str]], typer.Argument(help="Text files, .kvo objects or keys.")] = None,
@@ -169,41 +123,3 @@ def plan_command(
         documents or [], query, algo, ratio, params or [], tiers, tokens, chunk_tokens, check, measure
     )
     run_plan(options, model=model, store=store, device=device, dtype=dtype, as_json=as_json)
-
-
-@app.command("inspect")
-@reports_errors
-def inspect_command(
-    name: Annotated[str, typer.Argument(help="An object file or a key.")],
-    text: Annotated[bool, typer.Option("--text", help="Show the source text too.")] = False,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what an object is."""
-    from pictool.commands.inspect import run_inspect
-
-    run_inspect(name, store=store, show_text=text, as_json=as_json)
-
-
-@store_app.command("ls")
-@reports_errors
-def store_ls(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List the objects."""
-    from pictool.commands.store import run_ls
-
-    run_ls(store=store, as_json=as_json)
-
-
-@store_app.command("verify")
-@reports_errors
-def store_verify(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Read every object and check it."""
-    from pictool.commands.store import run_verify
-
-    run_verify(store=store, as_json=as_json)
-
-
-def main() -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name or an answer that the terminal cannot show
-    app()

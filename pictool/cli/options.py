@@ -1,0 +1,57 @@
+"""Options that several commands have, and what turns a user's mistake into one line and an exit code."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, NoReturn, Optional
+
+import typer
+
+from pictool.errors import PicError
+
+ModelOption = Annotated[Optional[str], typer.Option("-m", "--model", help="Directory, hub name or embedded[-small].")]
+StoreOption = Annotated[Optional[str], typer.Option("--store", help="Directory of objects (PIC_STORE, .pic).")]
+DeviceOption = Annotated[Optional[str], typer.Option("--device", help="auto, cpu or cuda.")]
+DtypeOption = Annotated[Optional[str], typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DepfileOption = Annotated[bool, typer.Option("--depfile", help="Write what -o depends on beside it, for make (OUT.d).")]
+ChunkOption = Annotated[Optional[int], typer.Option("--chunk-tokens", min=1, help="Cut files into chunks of N tokens.")]
+
+
+def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """A user's mistake is one line on stderr and an exit code, never a traceback."""
+
+    @functools.wraps(command)
+    def run(*args: object, **kwargs: object) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except PicError as error:
+            fail(str(error), error.exit_code)
+        except KeyboardInterrupt:
+            print("pic: interrupted", file=sys.stderr)
+            sys.exit(130)
+        except BrokenPipeError:
+            drop_stdout()
+            sys.exit(1)
+        except OSError as error:
+            drop_stdout()
+            fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1)
+
+    return run
+
+
+def fail(message: str, code: int) -> NoReturn:
+    print("pic: error:", " ".join(message.splitlines()), file=sys.stderr)
+    sys.exit(code)
+
+
+def drop_stdout() -> None:
+    """Forget what cannot be written, so that Python's own last flush does not complain of it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
