@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.link_speed import machine, random_chunks
+from benchmarks.link_speed import random_chunks
 from pictool import Model, Store, compile, link, load_model, make_policy, wrap_model
+from pictool.runtime.machine import machine
 
 LENGTHS = (1024, 4096, 16384)
 POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (

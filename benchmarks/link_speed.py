@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -25,6 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen2Config
 
 from pictool import Chunk, Model, Store, compile, link, load_model, make_policy, wrap_model
+from pictool.runtime.machine import machine
 
 TAIL = "Question: Which festival does Gadwick hold, and on which river does it lie, as travellers wrote?\nAnswer:"
 TAIL_TOKENS = 32
@@ -133,17 +132,6 @@ def compile_times(model: Model, plain: Any, count: int, tokens: int, repeats: in
         "chunks": count, "tokens_each": tokens, "median_s": median, "raw_s": raw,
         "speed_against_transformers": median["transformers"] / median["compile"],
         "speed_by_batching": median["compile one by one"] / median["compile"],
-    }  # fmt: skip
-
-
-def machine() -> dict[str, Any]:
-    cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        "",
-    )
-    return {
-        "cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "python": platform.python_version(),
-        "torch": torch.__version__, "flags": torch.backends.cpu.get_cpu_capability(),
     }  # fmt: skip
 
 

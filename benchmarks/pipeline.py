@@ -26,12 +26,13 @@ from unittest import mock
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.link_speed import TAIL, TAIL_TOKENS, machine, random_chunks, random_model
+from benchmarks.link_speed import TAIL, TAIL_TOKENS, random_chunks, random_model
 from pictool import Chunk, Layout, Model, Policy, Store, compile, link, load_model, make_policy
 from pictool.linker.fusor import Fusor
 from pictool.linker.loader import Loader, Placed
 from pictool.linker.policies.base import Prompt
 from pictool.runtime.image import Image
+from pictool.runtime.machine import machine
 from pictool.store.format import ObjectFile
 
 RATES_MB_S = (None, 1000, 250)  # None: the disk itself, cold

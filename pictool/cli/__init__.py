@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from pictool.cli import link, store
+from pictool.cli import bench, eval, link, store
 
 app = typer.Typer(
     rich_markup_mode=None,  # plain help, in half the time
@@ -17,6 +17,8 @@ app = typer.Typer(
 )
 link.register(app)
 store.register(app)
+eval.register(app)
+bench.register(app)
 
 
 def main() -> None:

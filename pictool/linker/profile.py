@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.resolve import Document, resolve_documents
 from pictool.runtime.fingerprint import cache_dir
+from pictool.runtime.machine import cpu_name
 from pictool.store.store import Store, atomic_write
 
 if TYPE_CHECKING:
@@ -78,17 +78,9 @@ def machine(model: Model) -> dict[str, Any]:
     """What measured times hold for, beside the place of the objects."""
     device = torch.cuda.get_device_name(model.device) if model.device.startswith("cuda") else "cpu"
     return {
-        "version": VERSION, "cpu": _cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+        "version": VERSION, "cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
         "device_name": device, "device": model.device, "model": model.fingerprint, "dtype": model.dtype,
     }  # fmt: skip
-
-
-def _cpu_name() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def nearest_directory(path: Path) -> Path:

@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from pictool.runtime.rope import Rope, Table
 
 NAME = "pictool"
-_MAX_SCORES = 1 << 22  # query rows × query heads per KV head × keys of one block
+_MAX_SCORES = 1 << 20  # rows × keys of one block: its mask should stay in the caches
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def attend(
     if pic.observe is not None:
         pic.observe(_probabilities(query, key, pic.runs, scaling, sliding_window, softcap))
     out = torch.empty_like(query)
-    for block in _blocks(pic.runs, sliding_window, query.shape[1] // key.shape[1], softcap is not None):
+    for block in _blocks(pic.runs, sliding_window, softcap is not None):
         rows = slice(block[0].row, block[-1].row + block[-1].end - block[-1].start)
         first = _first_key(block[0].start, sliding_window)
         out[:, :, rows] = _rectangle(
@@ -102,15 +102,15 @@ def _first_key(position: int, window: int | None) -> int:
     return max(0, position - window + 1) if window else 0
 
 
-def _blocks(runs: tuple[Run, ...], window: int | None, group: int, has_softcap: bool) -> Iterator[list[Run]]:
+def _blocks(runs: tuple[Run, ...], window: int | None, has_softcap: bool) -> Iterator[list[Run]]:
     """Cut and join runs to blocks whose score matrix stays small; a plain causal square needs no cut."""
     block: list[Run] = []
     for run in runs:
         if run.start == 0 and not has_softcap and (not window or run.end <= window):
             yield [run]  # the first of all runs: nothing is before it
             continue
-        for piece in _pieces(run, window, group):
-            if block and not _fits(block, piece, window, group):
+        for piece in _pieces(run, window):
+            if block and not _fits(block, piece, window):
                 yield block
                 block = []
             block.append(piece)
@@ -118,21 +118,21 @@ def _blocks(runs: tuple[Run, ...], window: int | None, group: int, has_softcap: 
         yield block
 
 
-def _pieces(run: Run, window: int | None, group: int) -> Iterator[Run]:
-    step = _most_rows(min(run.end, window + 128) if window else run.end, group)
+def _pieces(run: Run, window: int | None) -> Iterator[Run]:
+    step = _most_rows(min(run.end, window + 128) if window else run.end)
     for start in range(run.start, run.end, step):
         yield Run(run.row + start - run.start, start, min(start + step, run.end))
 
 
-def _fits(block: list[Run], piece: Run, window: int | None, group: int) -> bool:
+def _fits(block: list[Run], piece: Run, window: int | None) -> bool:
     """Whether a piece may join a block: few rows, and in a window few keys that no row of it sees."""
     num_rows = piece.row + piece.end - piece.start - block[0].row
     num_keys = piece.end - _first_key(block[0].start, window)
-    return num_rows <= _most_rows(num_keys, group) and (not window or num_keys <= 2 * window + 128)
+    return num_rows <= _most_rows(num_keys) and (not window or num_keys <= 2 * window + 128)
 
 
-def _most_rows(num_keys: int, group: int) -> int:
-    return max(16, min(256, _MAX_SCORES // (group * num_keys)))
+def _most_rows(num_keys: int) -> int:
+    return max(16, min(256, _MAX_SCORES // num_keys))
 
 
 def _rectangle(
@@ -143,17 +143,23 @@ def _rectangle(
     rows, num_keys = query.shape[2], key.shape[2]
     if spans[0][0] == 0 and rows == num_keys and softcap is None and (not window or num_keys <= window):
         return scaled_dot_product_attention(query, key, value, is_causal=rows > 1, scale=scaling, enable_gqa=True)
-    group = query.shape[1] // key.shape[1]
     mask = _mask(spans, num_keys, window, query)
-    if mask is not None:
-        mask = mask.repeat(group, 1)
-    # The query heads of one KV head are folded into the rows: no copy of the keys per head.
-    folded = query.reshape(query.shape[0], key.shape[1], group * rows, query.shape[3])
     if softcap is None:
-        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
-    else:
-        out = _softcapped(folded, key, value, mask, scaling, softcap)
-    return out.reshape(query.shape)
+        return _attend_by_group(query, key, value, mask, scaling)
+    return _softcapped(query, key, value, mask, scaling, softcap)
+
+
+def _attend_by_group(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Softmax attention, [batch · group, kv_heads, rows, head_dim] inside: no copy of keys or mask per query head."""
+    batch, num_heads, rows, dim = query.shape
+    group = num_heads // key.shape[1]
+    if mask is None:  # one row per head, or so: those of a KV head read its keys together
+        folded = query.reshape(batch, key.shape[1], group * rows, dim)
+        return scaled_dot_product_attention(folded, key, value, scale=scaling).view(query.shape)
+    apart = query.reshape(batch, key.shape[1], group, rows, dim).transpose(1, 2).flatten(0, 1)
+    key, value = (one[:, None].expand(-1, group, -1, -1, -1).flatten(0, 1) for one in (key, value))
+    out = scaled_dot_product_attention(apart, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(batch, group, -1, rows, dim).transpose(1, 2).reshape(query.shape)
 
 
 def _mask(spans: list[tuple[int, int]], num_keys: int, window: int | None, like: Tensor) -> Tensor | None:
@@ -161,21 +167,23 @@ def _mask(spans: list[tuple[int, int]], num_keys: int, window: int | None, like:
     if spans == [(num_keys - 1, num_keys)] and (not window or num_keys <= window):
         return None
     position = torch.cat([torch.arange(*span, device=like.device) for span in spans])[:, None]
+    mask = torch.zeros(len(position), num_keys, dtype=like.dtype, device=like.device)
     index = torch.arange(num_keys, device=like.device)
-    hidden = index > position
-    if window:
-        hidden |= index <= position - window
-    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
+    late = spans[0][0]  # the keys up to here are hidden from no row, but by the window
+    mask[:, late:].masked_fill_(index[late:] > position, float("-inf"))
+    return mask.masked_fill_(index <= position - window, float("-inf")) if window else mask
 
 
 def _softcapped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float
 ) -> Tensor:
     """Gemma 2's attention: scores are squashed to (-softcap, softcap) before the mask; no fused kernel does that."""
-    scores = _scores(query, key, scaling, softcap)
+    rows = query.shape[2]
+    folded = query.reshape(query.shape[0], key.shape[1], -1, query.shape[3])
+    scores = _scores(folded, key, scaling, softcap)
     if mask is not None:
-        scores += mask
-    return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value
+        scores.view(*scores.shape[:2], -1, rows, scores.shape[-1]).add_(mask)
+    return (scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value).view(query.shape)
 
 
 def _scores(query: Tensor, key: Tensor, scaling: float | None, softcap: float | None) -> Tensor:

@@ -1,0 +1,104 @@
+"""Plain files as the yardstick of objects: written with fsync, read in blocks, from the page cache or past it."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pictool.bench.workload import require_disk
+from pictool.errors import InputError
+from pictool.store.header import Buffer
+
+BLOCK = 8 << 20  # bytes of one read
+
+
+@contextmanager
+def workplace(where: str | os.PathLike[str], num_bytes: int) -> Iterator[Path]:
+    """A directory inside `where` with room for so many bytes, removed at the end, however it comes.
+
+    Raises:
+        InputError: no such directory, or not enough room.
+    """
+    if not Path(where).is_dir():
+        raise InputError(f"{where}: no such directory for what is measured; make it, or name another with --store")
+    require_disk(Path(where), num_bytes)
+    try:
+        directory = tempfile.TemporaryDirectory(prefix=".pic-bench-", dir=where)
+    except OSError as error:
+        raise InputError(
+            f"{where}: cannot be written ({error.strerror}); name another directory with --store"
+        ) from error
+    with directory as inside:
+        yield Path(inside)
+
+
+def write_plain(path: Path, data: Buffer) -> None:
+    """Write a file and wait until its data are on the device."""
+    with path.open("wb", buffering=0) as file:
+        view, done = memoryview(data), 0
+        while done < len(view):
+            done += file.write(view[done:])
+        os.fsync(file.fileno())
+
+
+def read_plain(path: Path, buffer: memoryview) -> int:
+    """Read a file from its beginning to its end, block by block, each to the same memory. Returns its bytes."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return _read_blocks(fd, buffer)
+    finally:
+        os.close(fd)
+
+
+def read_direct(path: Path) -> int | None:
+    """The same past the page cache (O_DIRECT); None where the system or the file system has no such thing."""
+    if not hasattr(os, "O_DIRECT"):
+        return None
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return None
+        raise
+    try:
+        with mmap.mmap(-1, BLOCK) as pages, memoryview(pages) as buffer:  # aligned, as such reads want it
+            return _read_blocks(fd, buffer)
+    finally:
+        os.close(fd)
+
+
+def _read_blocks(fd: int, buffer: memoryview) -> int:
+    offset = 0
+    while got := os.preadv(fd, [buffer], offset):
+        offset += got
+    return offset
+
+
+def is_cached(path: Path) -> bool | None:
+    """Whether the page cache holds the file's first or last page; None where the system does not tell.
+
+    The question itself may start a read-ahead: drop the file from the cache again before it is timed.
+    """
+    if not hasattr(os, "RWF_NOWAIT"):
+        return None
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return any(_is_held(fd, offset) for offset in (0, max(0, os.fstat(fd).st_size - 1)))
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+            return None
+        raise
+    finally:
+        os.close(fd)
+
+
+def _is_held(fd: int, offset: int) -> bool:
+    try:
+        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False

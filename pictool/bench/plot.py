@@ -1,0 +1,179 @@
+"""Pictures of benches: SVG and PNG, the same bytes from the same numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pictool.errors import InputError
+from pictool.store.store import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from pictool.bench.breakdown import BreakdownResult, Broken
+    from pictool.bench.context import ContextResult, Curve
+
+_STYLE: Any = {
+    "svg.hashsalt": "pictool", "font.family": "DejaVu Sans", "font.size": 9, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "grid.color": "#e6e6e6", "axes.axisbelow": True,
+    "legend.frameon": False,
+}  # fmt: skip
+# Colours by family; several policies of one are told apart by lightness.
+_FAMILIES = {
+    "full": ("#111111",), "transformers": ("#8c8c8c",), "naive": ("#9467bd",),
+    "legolink": ("#08519c", "#3182bd", "#6baed6", "#9ecae1"), "legolink-0": ("#17becf",),
+    "cacheblend": ("#d94801", "#fd8d3c", "#fdae6b", "#fdd0a2"), "speccache": ("#006d2c", "#31a354", "#74c476"),
+}  # fmt: skip
+_OTHERS = ("#a50f15", "#8c6d31", "#e377c2", "#7f7f7f")
+_PARTS = {
+    "load": "#9e9ac8", "scoring": "#31a354", "select": "#a1d99b", "layer 0": "#08519c", "layer 1": "#d94801",
+    "other layers": "#9ecae1", "logits": "#fed976", "other": "#bdbdbd",
+}  # fmt: skip
+DPI = 150
+
+
+def require_matplotlib() -> None:
+    """Refuse a picture before a long run.
+
+    Raises:
+        InputError: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("--plot: needs matplotlib, which is not installed; pip install 'pictool[plot]'")
+
+
+def picture_paths(name: str | Path) -> tuple[Path, Path]:
+    """The SVG and the PNG that `--plot NAME` writes; NAME may end in .svg, .png or neither.
+
+    Raises:
+        InputError: another kind of picture is asked for.
+    """
+    path = Path(name)
+    if path.suffix and path.suffix not in (".svg", ".png"):
+        raise InputError(f"--plot {name}: must end in .svg or .png; both are written")
+    return path.with_suffix(".svg"), path.with_suffix(".png")
+
+
+@contextmanager
+def picture(name: str | Path, width: float, height: float) -> Iterator[Figure]:
+    """A figure in inches to draw on; it is written as SVG and PNG when the block ends without an error."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        for path in picture_paths(name):
+            metadata: Any = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=path.suffix[1:], dpi=DPI, metadata=metadata)
+            with atomic_write(path) as file:
+                file.write(drawn.getvalue())
+
+
+def colours(labels: Sequence[str]) -> dict[str, str]:
+    """A colour for each label, the same for a family's first member in every picture."""
+    chosen: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    for label in labels:
+        stem = label.split(":")[0]
+        family = stem if stem in _FAMILIES else stem.rpartition("-")[0]
+        known = _FAMILIES.get(family, _OTHERS)
+        key = family if family in _FAMILIES else ""
+        chosen[label] = known[counts.get(key, 0) % len(known)]
+        counts[key] = counts.get(key, 0) + 1
+    return chosen
+
+
+def plot_context(result: ContextResult, title: str, name: str | Path) -> None:
+    """TTFT by length, both logarithmic, with the exponents (EPIC fig. 9)."""
+    with picture(name, 8.4, 4.2) as figure:
+        axes = figure.subplots()
+        by_label = colours([one.label for one in result.curves])
+        for curve in result.curves:
+            _draw_curve(axes, curve, by_label[curve.label])
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(result.lengths, [_short(tokens) for tokens in result.lengths])
+        axes.xaxis.minorticks_off()
+        axes.yaxis.set_major_formatter(lambda seconds, _: _time(seconds))
+        axes.yaxis.set_minor_formatter(lambda *_: "")
+        axes.set(xlabel="tokens of the prompt", ylabel="TTFT")
+        axes.set_title(title, loc="left")
+        title = "exponent over all lengths;\nover the longer half of them"
+        figure.legend(loc="outside right upper", title=title, alignment="left", labelspacing=0.8)
+
+
+def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
+    """Medians, with the least and the most of the rounds; a cross where memory was not enough."""
+    tokens = [one.tokens for one in curve.points]
+    ttft = [one.ttft for one in curve.points]
+    label = f"{curve.label}\n{curve.ttft or '-'}; {curve.long_ttft or '-'}"
+    is_plain = curve.label == "transformers"
+    axes.plot(
+        tokens, [one.median for one in ttft], label=label, color=colour, marker="o", markersize=4,
+        linestyle="--" if is_plain else "-", zorder=3 if is_plain else 2,
+    )  # fmt: skip
+    axes.fill_between(tokens, [one.low for one in ttft], [one.high for one in ttft], color=colour, alpha=0.15, lw=0)
+    if curve.out_of_memory and ttft:
+        axes.plot(tokens[-1], ttft[-1].median, marker="x", markersize=10, color=colour)
+        axes.annotate("out of memory behind", (tokens[-1], ttft[-1].median), fontsize=7, color=colour)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds >= 1 else f"{seconds * 1e3:g} ms"
+
+
+def _short(tokens: int) -> str:
+    return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
+
+
+def plot_breakdown(result: BreakdownResult, title: str, name: str | Path) -> None:
+    """Stacked bars of the parts of TTFT (EPIC fig. 10); what checking layers takes is hatched."""
+    with picture(name, 7.2, 1.4 + 0.45 * len(result.methods)) as figure:
+        axes = figure.subplots()
+        for row, method in enumerate(result.methods):
+            _draw_bar(axes, row, method)
+        axes.set_yticks(range(len(result.methods)), [one.label for one in result.methods])
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("TTFT, milliseconds (median of each part); the share is that of layer 1 with its check")
+        axes.set_title(title, loc="left")
+        _part_legend(figure)
+
+
+def _draw_bar(axes: Axes, row: int, method: Broken) -> None:
+    at = 0.0
+    for part, compute, check in bar_parts(method):
+        for seconds, hatch in ((compute, None), (check, "////")):
+            axes.barh(
+                row, seconds * 1e3, left=at, color=_PARTS[part], hatch=hatch, edgecolor="white", linewidth=0.2,
+                height=0.7,
+            )  # fmt: skip
+            at += seconds * 1e3
+    if 1 in method.checked:
+        layer_1 = method.parts.layers[1] + method.parts.checks[1]
+        axes.annotate(f"  {method.share(layer_1):.0%}", (at, row), va="center", color=_PARTS["layer 1"])
+
+
+def bar_parts(method: Broken) -> list[tuple[str, float, float]]:
+    """(part, seconds of computing, seconds of checking) from the left to the right of a bar."""
+    parts = method.parts
+    names = ["layer 0", "layer 1", *["other layers"] * len(parts.layers)]
+    layers = list(zip(names, parts.layers, parts.checks, strict=False))
+    first = [(name, getattr(parts, name), 0.0) for name in ("load", "scoring", "select")]
+    return [*first, *layers, ("logits", parts.logits, 0.0), ("other", parts.other, 0.0)]
+
+
+def _part_legend(figure: Figure) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=colour, label=part) for part, colour in _PARTS.items()]
+    handles.append(Patch(facecolor="#777777", hatch="////", edgecolor="white", label="checks"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=5)

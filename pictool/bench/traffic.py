@@ -1,0 +1,148 @@
+"""What `pic bench async` will run: user sets, and streams of requests that are drawn before anything is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pictool.bench.arrivals import Load, Seconds
+from pictool.bench.service import Asked
+from pictool.bench.user_sets import UserSet
+from pictool.bench.users import User, compile_users
+from pictool.errors import InputError
+from pictool.linker.grid import Labelled
+from pictool.linker.policies import make_policy
+from pictool.store.store import Store
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+REFERENCE = "full"  # its scores say what a good answer is
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What arrives: at each rate, `repeats` runs with different seeds.
+
+    Fields:
+        measured: requests that are executed per user set and policy; others draw from them. 0 executes every one.
+        gamma_share: of the mean score of `full`; an answer of this score is good.
+    """
+
+    rates: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
+    duration: float = 40.0
+    requests: int | None = None
+    repeats: int = 5
+    seed: int = 0
+    measured: int = 20
+    gamma_share: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not self.rates:
+            raise InputError("no rate of requests; name some with --rate")
+        for name, least in (("repeats", 1), ("measured", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"--{name} {getattr(self, name)}: must be {least} or more")
+        if not 0 < self.gamma_share <= 1:
+            raise InputError(f"--gamma-share {self.gamma_share:g}: must be above 0 and at most 1")
+        _ = self.loads
+
+    @property
+    def loads(self) -> list[Load]:
+        return [Load(rate, self.duration, self.requests) for rate in dict.fromkeys(self.rates)]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The requests of one run: when each comes, and what it asks."""
+
+    rate: float
+    arrivals: Seconds
+    asked: tuple[Asked, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Policies × user sets × streams; the users of a set are the first of those of a larger one."""
+
+    policies: tuple[Labelled, ...]
+    sets: tuple[UserSet, ...]
+    streams: tuple[tuple[Stream, ...], ...]  # of each user set
+    measured: int
+    gamma_share: float
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether questions have right answers; then each is executed once."""
+        return any(question.metric for user in self.sets[-1].users for question in user.questions)
+
+    @cached_property
+    def executed(self) -> list[Labelled]:
+        """The policies that are run: those asked for, and the reference of scores."""
+        labels = [one.label for one in self.policies]
+        extra = self.is_scored and REFERENCE not in labels
+        return [*self.policies, *([Labelled(REFERENCE, make_policy(REFERENCE, {}))] if extra else [])]
+
+    def draws(self, number: int) -> bool:
+        """Whether requests of a user set are drawn from executed ones."""
+        return 0 < self.measured < self._requests(number)
+
+    @property
+    def object_kinds(self) -> list[int]:
+        """The numbers of sinks that documents are compiled with."""
+        return sorted({one.policy.sinks for one in self.executed})
+
+    @property
+    def object_bytes(self) -> int:
+        """K and V of all objects in the store."""
+        return self.sets[-1].num_bytes * len(self.object_kinds)
+
+    @property
+    def num_objects(self) -> int:
+        """Documents to compile; heads come to them."""
+        return sum(len(user.documents) for user in self.sets[-1].users) * len(self.object_kinds)
+
+    def compile(self, model: Model, store: Store, on_done: Callable[[], None] = lambda: None) -> None:
+        """Put the objects of all users into the store; those of questions with answers each by itself."""
+        compile_users(model, store, self.sets[-1].users, self.object_kinds, self.is_scored, on_done)
+
+    @property
+    def executions(self) -> int:
+        """Requests that will be executed, less those that warm up."""
+        if self.is_scored:
+            return self.sets[-1].num_questions * len(self.executed)
+        each = [self.measured if self.draws(i) else self._requests(i) for i in range(len(self.sets))]
+        return sum(each) * len(self.executed)
+
+    def _requests(self, number: int) -> int:
+        return sum(len(stream.asked) for stream in self.streams[number])
+
+
+def make_plan(policies: Sequence[Labelled], sets: Sequence[UserSet], traffic: Traffic) -> Plan:
+    """Draw all requests. The same seed, rate and users give the same, whatever else is in the plan.
+
+    Raises:
+        InputError: a run without any request.
+    """
+    ordered = tuple(sorted(sets, key=lambda one: len(one.users)))
+    streams = tuple(
+        tuple(_draw(load, one.users, traffic.seed, i) for load in traffic.loads for i in range(traffic.repeats))
+        for one in ordered
+    )
+    return Plan(tuple(policies), ordered, streams, traffic.measured, traffic.gamma_share)
+
+
+def _draw(load: Load, users: Sequence[User], seed: int, repeat: int) -> Stream:
+    draw = np.random.default_rng([seed, repeat])
+    arrivals = load.arrivals(draw)
+    if not len(arrivals):
+        raise InputError(f"--rate {load.rate:g}: nothing arrives in {load.duration:g} s; use --duration or --requests")
+    asked = []
+    for user, question, pick in draw.random((len(arrivals), 3)).tolist():
+        whose = int(user * len(users))
+        asked.append(Asked(whose, int(question * len(users[whose].questions)), pick))
+    return Stream(load.rate, arrivals, tuple(asked))

@@ -1,0 +1,166 @@
+"""Answers units of work in one process: model, policies and objects are opened once and shared by all questions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pictool.compiler.chunking import make_chunk
+from pictool.compiler.compile import Compiled, compile
+from pictool.core import Chunk
+from pictool.errors import ModelError
+from pictool.eval.contenders import FULL, Contender
+from pictool.eval.methods import Method
+from pictool.eval.metrics import METRICS
+from pictool.eval.reply import Reply
+from pictool.eval.row import Row
+from pictool.eval.units import Question, Unit, naming
+from pictool.linker.policies.base import Policy
+from pictool.runtime.memory import PeakMemory
+from pictool.store.store import Store
+
+if TYPE_CHECKING:
+    from pictool.engines.torch import Answer, Request
+    from pictool.runtime.model import Model
+
+WARM_UP = "Once upon a time.\n"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A unit, and the labels that each of its cases is still to be asked under, by the case's id."""
+
+    unit: Unit
+    wanted: Mapping[str, tuple[str, ...]]
+
+
+class Runner:
+    """Asks the questions of tasks under contenders.
+
+    Objects are compiled before anything is timed, one chunk at a time, into a store of their own: no number depends on
+    what else is compiled, asked or stored.
+    """
+
+    def __init__(self, model: Model, store: Store, contenders: Sequence[Contender]) -> None:
+        self._model, self._store = model, store
+        self._contenders = {one.label: one for one in contenders}
+        self._other_models = {one.label: one.other_model(model) for one in contenders}
+        self._warm: set[str] = set()
+
+    def run(self, task: Task) -> list[Row]:
+        """The rows that the task wants.
+
+        Raises:
+            PicError: names the case and the algorithm.
+        """
+        labels = {label for wanted in task.wanted.values() for label in wanted}
+        self._warm_up(labels)
+        heads = {question.frame.head for question in task.unit.questions if question.case.id in task.wanted}
+        self._compile(task.unit.chunks, heads, labels)
+        return [row for one in task.unit.questions for row in self._rows(task, one)]
+
+    def _warm_up(self, labels: set[str]) -> None:
+        """A small question under every policy, so that none's first case is timed with its start-up."""
+        cold = {FULL.label, *labels} - self._warm
+        if not cold:
+            return
+        from pictool.engines.torch import Request
+        from pictool.runtime.template import make_frame
+
+        chunks = [make_chunk(self._model, WARM_UP, "warm-up")]
+        self._compile(chunks, {make_frame(self._model, WARM_UP).head}, cold)
+        for policy in self._policies(cold):
+            self._ask(Request(WARM_UP, chunks, policy, max_new_tokens=2))
+        self._warm |= cold
+
+    def _policies(self, labels: set[str]) -> list[Policy]:
+        """Of these labels, in the order of tables."""
+        return [one.algo for one in self._contenders.values() if one.label in labels and isinstance(one.algo, Policy)]
+
+    def _compile(self, chunks: Sequence[Chunk], heads: set[str], labels: set[str]) -> None:
+        """What the policies reuse and the store lacks, each in a forward of its own."""
+        sinks = {policy.sinks for policy in self._policies(labels - {FULL.label})}
+        if not sinks:
+            return
+        for count in sorted(sinks):
+            compile(self._model, self._store, chunks, sinks=count, alone=True)
+        encoded = (Chunk(head, self._model.encode(head), "head") for head in sorted(heads))
+        compile(self._model, self._store, [head for head in encoded if head.tokens], alone=True)
+
+    def _rows(self, task: Task, question: Question) -> Iterator[Row]:
+        wanted = task.wanted.get(question.case.id, ())
+        if not wanted:
+            return
+        full, peak = self._reply(task.unit, question, FULL)
+        for label in wanted:
+            one = self._contenders[label]
+            reply, bytes_ = (full, peak) if one.is_full else self._reply(task.unit, question, one)
+            yield make_row(question, one, self._other_models[label], reply, full, bytes_)
+
+    def _reply(self, unit: Unit, question: Question, contender: Contender) -> tuple[Reply, int | None]:
+        """The reply, and how far memory rose."""
+        policy = contender.algo if isinstance(contender.algo, Policy) else FULL.algo
+        request = make_request(unit, question, policy)
+        with naming(f"case {question.case.id}, {contender.label}"), PeakMemory(self._model.device) as peak:
+            if isinstance(contender.algo, Method):
+                reply = contender.algo.answer(self._model, self._ask, request)
+            else:
+                reply = Reply.of(self._ask(request))
+        return reply, peak.bytes
+
+    def _ask(self, request: Request) -> Answer:
+        from pictool.engines.torch import answer
+
+        given = answer(self._model, self._store, request, on_compile=_never)
+        if given.logits.isnan().any():
+            raise ModelError(
+                f"{self._model.name} computes what is no number in {self._model.dtype}; use another --dtype"
+            )
+        return given
+
+
+def make_request(unit: Unit, question: Question, policy: Any) -> Request:
+    from pictool.engines.torch import Request
+    from pictool.runtime.decode import Sampling
+
+    return Request(
+        question.case.query, unit.chunks, policy, question.head, question.query_template, question.max_new_tokens,
+        Sampling(stop=question.case.stop),
+    )  # fmt: skip
+
+
+def make_row(
+    question: Question, contender: Contender, other_model: str | None, reply: Reply, full: Reply,
+    peak_bytes: int | None,
+) -> Row:  # fmt: skip
+    from pictool.engines.torch import first_token_kl
+
+    case, logits = question.case, reply.logits
+    assert full.logits is not None
+    same = [a == b for a, b in zip(reply.tokens, full.tokens, strict=False)]
+    return Row(
+        id=case.id, label=contender.label, kind=case.kind, algo=contender.algo.name,
+        params=json.loads(json.dumps(contender.algo.params)), other_model=other_model, metric=case.metric,
+        scores={name: float(metric(reply.text, case.answers)) for name, metric in METRICS.items()}, answer=reply.text,
+        kl=None if logits is None else first_token_kl(full.logits, logits),
+        agreement=sum(same) / max(len(reply.tokens), len(full.tokens)),
+        common_prefix=[*same, False].index(False), generated=len(reply.tokens), tokens=question.num_tokens,
+        context=question.num_context, rows=reply.rows, bytes_read=reply.bytes_read,
+        timing=reply.times, peak_bytes=peak_bytes,
+    )  # fmt: skip
+
+
+def object_store(store: Store, model: Model, threads: int) -> Store:
+    """Where objects of evaluations are kept: beside the user's, apart for all that may change the last bits."""
+    import torch
+
+    made_by = [torch.__version__, torch.backends.cpu.get_cpu_capability(), model.device, threads]
+    digest = hashlib.sha256(json.dumps(made_by).encode()).hexdigest()
+    return Store(store.root / "eval" / digest[:8])
+
+
+def _never(done: Compiled) -> None:
+    raise AssertionError(f"{done.chunk.source} was compiled within a link, where its bytes depend on others")

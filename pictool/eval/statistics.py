@@ -1,0 +1,44 @@
+"""Means of cases with intervals that know that questions over the same documents are not independent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+_BATCH_CELLS = 2_000_000  # resampled numbers in memory at once
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its interval; of a single group there is none."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def clustered_mean(values: Sequence[float], groups: Sequence[int]) -> Estimate:
+    """The mean of values with its 95 % percentile bootstrap interval; what is resampled are whole groups.
+
+    The random numbers are fixed: equal values give an equal interval, in every run.
+    """
+    numbers, labels = np.asarray(values, dtype=float), np.asarray(groups)
+    mean = float(numbers.mean())
+    _, index = np.unique(labels, return_inverse=True)
+    sums, counts = np.bincount(index, numbers), np.bincount(index).astype(float)
+    if len(sums) < 2:
+        return Estimate(mean, None, None)
+    if (numbers == numbers[0]).all():
+        return Estimate(mean, mean, mean)
+    from scipy.stats import bootstrap
+
+    done = bootstrap(
+        (sums, counts), lambda total, count, axis: total.sum(axis) / count.sum(axis), paired=True, vectorized=True,
+        n_resamples=RESAMPLES, batch=max(1, _BATCH_CELLS // len(sums)), confidence_level=CONFIDENCE,
+        method="percentile", rng=np.random.default_rng(0),
+    )  # fmt: skip
+    return Estimate(mean, float(done.confidence_interval.low), float(done.confidence_interval.high))

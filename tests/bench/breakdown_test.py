@@ -1,0 +1,96 @@
+"""The parts of TTFT add up to it; timing changes no result and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pictool.bench import breakdown
+from pictool.bench.breakdown import Parts, bench_breakdown, link_in_parts, timed
+from pictool.bench.options import PromptOptions
+from pictool.bench.sample import Prompt, link_prompt
+from pictool.bench.shapes import save_speculative
+from pictool.bench.sync import make_prompt
+from pictool.bench.workload import with_speculative
+from pictool.linker.fusor import Fusor
+from pictool.linker.grid import Labelled, parse_grid
+from pictool.linker.link import Linked
+from pictool.runtime import observe
+from pictool.runtime.image import Image
+from pictool.runtime.model import Model
+
+OPTIONS = PromptOptions(chunks=3, chunk_tokens=40, tail_tokens=8, repeats=2)
+
+
+@pytest.fixture
+def policies(tmp_path: Path) -> list[Labelled]:
+    grid = parse_grid(["full", "naive", "legolink-16", "cacheblend-50", "speccache-25"])
+    return with_speculative(grid, save_speculative("tiny", str(tmp_path / "small")))
+
+
+@pytest.fixture
+def prompt(model: Model, policies: list[Labelled], tmp_path: Path) -> Prompt:
+    return make_prompt(model, policies, OPTIONS, tmp_path)
+
+
+def test_parts_add_up_to_the_ttft_of_the_link(
+    model: Model, policies: list[Labelled], prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links: list[Linked] = []
+
+    def kept(*args: object) -> Linked:
+        links.append(link_prompt(*args))  # type: ignore[arg-type]
+        return links[-1]
+
+    monkeypatch.setattr(breakdown, "link_prompt", kept)
+    for one in policies:
+        parts = link_in_parts(model, prompt, one.policy)
+        assert parts.ttft == pytest.approx(links[-1].timing.ttft_s)
+        assert min(parts.load, parts.scoring, parts.select, parts.logits, parts.other, *parts.checks) >= 0
+        assert len(parts.layers) == len(parts.checks) == model.geometry.layers and min(parts.layers) > 0
+
+
+def test_only_checked_layers_check_and_only_speccache_scores(
+    model: Model, policies: list[Labelled], prompt: Prompt
+) -> None:
+    for one in policies:
+        parts = link_in_parts(model, prompt, one.policy)
+        checked = one.policy.check_layers(model.geometry.layers)
+        assert [seconds > 0 for seconds in parts.checks] == [layer in checked for layer in range(2)]
+        assert bool(checked) == (one.policy.name == "cacheblend")
+        assert (parts.scoring > 0) == (one.policy.name == "speccache")
+
+
+def test_timing_changes_no_result(model: Model, policies: list[Labelled], prompt: Prompt) -> None:
+    for one in policies:
+        with timed(model):
+            inside = link_prompt(model, prompt, one.policy, False).image.logits
+        outside = link_prompt(model, prompt, one.policy, False).image.logits
+        assert inside is not None and outside is not None and torch.equal(inside, outside)
+
+
+def test_timing_leaves_nothing_behind(model: Model) -> None:
+    originals = (Fusor.prefill_layer, Fusor.finish, Image.compute, observe.hidden_norms)
+    with pytest.raises(KeyboardInterrupt), timed(model):
+        assert Fusor.prefill_layer is not originals[0] and observe.hidden_norms is not originals[3]
+        raise KeyboardInterrupt
+    assert (Fusor.prefill_layer, Fusor.finish, Image.compute, observe.hidden_norms) == originals
+
+
+def test_medians_are_part_by_part() -> None:
+    several = [Parts(i, 0, i, (i, 2 * i), (0, i), i, 0) for i in (1.0, 5.0, 2.0)]
+    assert Parts.medians(several) == Parts(2, 0, 2, (2, 4), (0, 2), 2, 0)
+    assert Parts(1, 2, 4, (8, 16), (32, 64), 128, 256).ttft == 511
+
+
+def test_a_run_has_all_policies_and_raw_samples(model: Model, policies: list[Labelled], tmp_path: Path) -> None:
+    steps: list[None] = []
+    result = bench_breakdown(model, policies, OPTIONS, tmp_path, lambda: steps.append(None))
+    assert [one.label for one in result.methods] == [one.label for one in policies]
+    assert len(steps) == 5 * 3 and all(len(one.samples) == 2 for one in result.methods)
+    assert result.methods[3].checked == (1,) and result.prompt_tokens == 128
+    assert sum(result.methods[3].share(part) for part in result.methods[3].parts.layers) < 1
+    json.dumps(result.report())

@@ -1,0 +1,100 @@
+"""Growing prompts: exact lengths at a fixed size of chunks; where memory ends, a curve ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pictool.bench import context
+from pictool.bench.context import ContextResult, Curve, Point, bench_context, make_prompts
+from pictool.bench.floor import Rates
+from pictool.bench.options import ContextOptions
+from pictool.bench.rounds import Spread
+from pictool.bench.sample import run_linked
+from pictool.errors import InputError
+from pictool.linker.grid import parse_grid
+from pictool.runtime.model import Model
+from pictool.store.store import Store
+
+OPTIONS = ContextOptions(start=64, stop=300, chunk_tokens=24, tail_tokens=8, repeats=1)
+
+
+def test_prompts_have_exactly_these_tokens_and_chunks_of_one_size(model: Model, store: Store) -> None:
+    prompts = make_prompts(model, parse_grid(["naive"]), OPTIONS, store)
+    assert [tokens for tokens, _ in prompts] == [64, 128, 256]
+    for tokens, prompt in prompts:
+        lengths = [len(chunk) for chunk in prompt.chunks]
+        assert len(prompt.ids(model)) == tokens
+        assert lengths[:-1] == [24] * (len(lengths) - 1) and sum(lengths) == tokens - 8
+
+
+def test_a_longer_prompt_begins_like_a_shorter_one_and_all_are_compiled(model: Model, store: Store) -> None:
+    (_, short), (_, longer), (_, longest) = make_prompts(model, parse_grid(["naive"]), OPTIONS, store)
+    assert longest.chunks[:5] == longer.chunks[:5] and longer.chunks[:2] == short.chunks[:2]
+    # 56 = 2·24 + 8, 120 = 5·24, 248 = 10·24 + 8: ten whole chunks, and one of 8 that stands in two prompts
+    assert len(store.keys()) == 10 + 1
+
+
+def test_all_policies_are_measured_at_all_lengths(model: Model, rates: Rates, tmp_path: Path) -> None:
+    result = bench_context(model, parse_grid(["legolink-2", "full"]), OPTIONS, tmp_path)
+    assert [one.label for one in result.curves] == ["full", "legolink-2", "transformers"]
+    for curve in result.curves:
+        assert [one.tokens for one in curve.points] == [64, 128, 256] and curve.out_of_memory is None
+    rows = [one.rows for one in result.curves[1].points]
+    assert rows == [8 + 2 * 2, 8 + 2 * 4, 8 + 2 * 10]  # of every chunk but the first
+    assert [one.speedup for one in result.curves[0].points] == [1, 1, 1]
+    assert result.curves[2].recompute is None and result.curves[1].recompute is not None
+    for curve in json.loads(json.dumps(result.report()))["curves"]:
+        assert {*curve["growth"]} == {"ttft", "long_ttft", "recompute"} and len(curve["points"][0]["samples"]) == 1
+
+
+def out_of_memory_from(tokens: int, labels: set[str]) -> Callable[..., Any]:
+    """`run_linked` that finds no memory for some policies from so many tokens on."""
+
+    def run(model: Model, prompt: Any, policy: Any, *more: Any) -> Any:
+        if policy.name in labels and len(prompt.ids(model)) >= tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run_linked(model, prompt, policy, *more)
+
+    return run
+
+
+def test_a_curve_ends_where_memory_does_and_the_others_go_on(
+    model: Model, rates: Rates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "run_linked", out_of_memory_from(128, {"full"}))
+    full, naive, plain = bench_context(model, parse_grid(["naive"]), OPTIONS, tmp_path).curves
+    assert [one.tokens for one in full.points] == [64] and full.out_of_memory == 128
+    assert [len(one.points) for one in (naive, plain)] == [3, 3] and naive.out_of_memory is None
+    assert [one.speedup is None for one in naive.points] == [False, True, True]
+    assert full.ttft is None
+
+
+def curve(seconds: list[float], recompute: list[float]) -> Curve:
+    points = [
+        Point(1024 << i, Spread(ttft, ttft, ttft), compute, 1.0, 0, None, 1.0, 1.0, ())
+        for i, (ttft, compute) in enumerate(zip(seconds, recompute, strict=True))
+    ]
+    return Curve("x", {}, tuple(points), None)
+
+
+def test_exponents_are_over_all_lengths_over_the_longer_half_and_of_computing() -> None:
+    found = curve([1, 2, 4, 16], [1, 4, 16, 64])
+    assert found.ttft is not None and found.long_ttft is not None and found.recompute is not None
+    assert (found.ttft.exponent, found.ttft.error) == pytest.approx((1.3, 0.1732), abs=1e-4)  # scipy.stats.linregress
+    assert found.long_ttft.exponent == pytest.approx(2) and found.long_ttft.error is None
+    assert (found.recompute.exponent, found.recompute.error) == pytest.approx((2, 0), abs=1e-9)
+
+
+def test_the_last_length_must_fit_the_model(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a prompt of 262144 tokens.* use --to with less"):
+        bench_context(model, parse_grid(["naive"]), ContextOptions(stop=1 << 18), tmp_path)
+
+
+def test_a_result_without_curves_is_empty() -> None:
+    assert ContextResult((1,), Rates(1.0, 1.0), ()).report()["curves"] == []

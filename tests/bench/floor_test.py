@@ -1,0 +1,97 @@
+"""FLOPs of rows against PyTorch's own counter and by hand; the floor is the longer of copying and computing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import subjects
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from pictool.bench import floor
+from pictool.bench.floor import Rates, link_flops, measure_rates, window_of
+from pictool.bench.plain import plain_module
+from pictool.bench.shapes import random_model
+from pictool.core import RowMask
+from pictool.runtime.model import Model
+
+# tiny: what one row's matrices cost at a layer, of that its K and V, and what one key costs.
+HIDDEN, INTERMEDIATE, VOCAB, ATTENTION = 64, 256, 2048, 64
+ROW = 2 * (4 * HIDDEN * ATTENTION + 3 * HIDDEN * INTERMEDIATE)
+KV = 2 * 2 * HIDDEN * ATTENTION
+LOGITS = 2 * HIDDEN * VOCAB
+KEY = 4 * ATTENTION
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return random_model("tiny", "cpu", "float32")
+
+
+def mask(*layers: str) -> RowMask:
+    return np.array([[one == "x" for one in layer] for layer in layers])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "phi3-partial", "gemma3"])
+def test_all_rows_cost_what_pytorch_counts(architecture: str) -> None:
+    """PyTorch counts whole squares of keys, so what a row does not see is taken off."""
+    model = subjects.subject(architecture).model
+    tokens, geometry = 11, model.geometry  # shorter than any window
+    plain = plain_module(model)
+    plain.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        plain(torch.arange(3, 3 + tokens)[None], logits_to_keep=1)
+    unseen = geometry.layers * 4 * model.config.num_attention_heads * geometry.head_dim * tokens * (tokens - 1) / 2
+    every = np.ones((geometry.layers, tokens), dtype=bool)
+    assert link_flops(model, every, (), 0) == counter.get_total_flops() - unseen
+
+
+def test_some_rows_by_hand(model: Model) -> None:
+    rows = mask("..x.x", "x...x")
+    keys = (3 + 5) + (1 + 5)
+    assert link_flops(model, rows, (), 4) == LOGITS + 4 * ROW + keys * KEY
+
+
+def test_a_checked_layer_needs_k_and_v_of_all_and_the_rest_of_those_that_go_on(model: Model) -> None:
+    wide, narrow = mask("xxxxx", "x.x.x")
+    assert link_flops(model, np.array([wide, narrow]), (0,), 4) == (
+        LOGITS + 5 * KV + 3 * (ROW - KV) + (1 + 3 + 5) * KEY + 3 * ROW + (1 + 3 + 5) * KEY
+    )
+
+
+def test_behind_a_checked_last_layer_only_the_tail_is_known_to_go_on(model: Model) -> None:
+    assert link_flops(model, mask("...xx", "xxxxx"), (1,), 3) == (
+        LOGITS + 2 * ROW + (4 + 5) * KEY + 5 * KV + 2 * (ROW - KV) + (4 + 5) * KEY
+    )
+
+
+def test_a_window_bounds_the_keys() -> None:
+    model = subjects.subject("mistral-window").model
+    assert window_of(model.config, 0) == 12
+    whole, cut = (link_flops(model, mask(*["." * (n - 1) + "x"] * 3), (), 0) for n in (12, 40))
+    assert whole == cut
+
+
+def test_windows_are_those_of_the_layers() -> None:
+    config = subjects.subject("gemma3").model.config
+    assert [window_of(config, layer) for layer in range(3)] == [12, None, 12]
+    assert window_of(subjects.subject("qwen2").model.config, 0) is None
+    assert window_of(subjects.subject("llama").model.config, 0) is None
+
+
+def test_the_floor_is_the_longer_of_copying_and_computing() -> None:
+    rates = Rates(copy_bytes_s=100.0, flops_s=1000.0)
+    assert rates.floor_s(50, 100) == 0.5
+    assert rates.floor_s(5, 100) == 0.1
+
+
+def test_the_better_of_two_measurements_counts() -> None:
+    assert Rates(1.0, 20.0).or_better(Rates(2.0, 10.0)) == Rates(2.0, 20.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rates_are_measured(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floor, "_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(floor, "_SIZE", {"cpu": 64})
+    rates = measure_rates("cpu", dtype)
+    assert 1e6 < rates.copy_bytes_s < 1e13 and 1e6 < rates.flops_s < 1e15

@@ -1,0 +1,138 @@
+"""`pic bench sync`, `context`, `breakdown`: what is printed and written; mistakes are told before anything runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pictool.bench import context, sync
+from pictool.bench.floor import Rates
+from pictool.bench.options import ContextOptions, PromptOptions
+from pictool.commands import bench
+from pictool.commands.bench import BenchOptions, run_breakdown, run_context, run_sync
+from pictool.commands.common import UsageError
+from pictool.errors import InputError
+
+PROMPT = PromptOptions(chunks=2, chunk_tokens=20, tail_tokens=6, new_tokens=2, repeats=1)
+LENGTHS = ContextOptions(start=32, stop=64, chunk_tokens=16, tail_tokens=6, repeats=1)
+RUNS: list[Any] = [(run_sync, PROMPT), (run_context, LENGTHS), (run_breakdown, PROMPT)]
+NAMES = ["sync", "context", "breakdown"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (sync, context):
+        monkeypatch.setattr(module, "measure_rates", lambda *_: Rates(1e9, 1e12))
+
+
+def tiny(**more: Any) -> BenchOptions:
+    return BenchOptions(**{"shape": "tiny", "algo": ["naive", "speccache-25"], "device": "cpu", **more})
+
+
+@pytest.mark.parametrize(("run", "options"), RUNS, ids=NAMES)
+def test_json_says_what_was_run_on_what(
+    run: Any, options: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/pic", "bench", "a b"])
+    run(tiny(as_json=True), options)
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["bench"] == NAMES[[one for one, _ in RUNS].index(run)]
+    assert found["model"] == {"name": "random tiny", "dtype": "float32", "device": "cpu"}
+    assert found["options"] == vars(options) and found["machine"]["cpu"] and found["command"] == "pic bench 'a b'"
+    labels = [one["label"] for one in found["results"]["curves" if run is run_context else "methods"]]
+    assert [one for one in labels if one not in ("full", "transformers")] == ["naive", "speccache-25"]
+    assert "making a random tiny" in err
+
+
+@pytest.mark.parametrize(("run", "options"), RUNS, ids=NAMES)
+def test_the_table_has_a_line_for_each_policy(run: Any, options: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tiny(), options)
+    out = capsys.readouterr().out
+    assert "random tiny (float32) on " in out and "…" not in out
+    for label in ("naive", "speccache-25", *(("full", "transformers") if run is not run_breakdown else ())):
+        assert any(line.strip().startswith(f"{label} ") for line in out.splitlines())
+
+
+@pytest.mark.parametrize(("run", "options"), RUNS, ids=NAMES)
+def test_a_file_and_pictures_are_written_and_objects_removed(run: Any, options: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run(tiny(output="out.json", plot="picture.svg" if run is not run_sync else None, store=str(tmp_path)), options)
+    assert json.loads(Path("out.json").read_text())["results"]
+    pictures = [] if run is run_sync else ["picture.png", "picture.svg"]
+    assert sorted(one.name for one in tmp_path.iterdir() if one.name != "cache") == ["out.json", *pictures]
+
+
+def test_interrupted_it_removes_its_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path] = []
+
+    def interrupted(model: object, policies: object, options: object, directory: Path, step: object) -> None:
+        seen.append(directory)
+        assert directory.is_dir() and (directory / "speculative" / "config.json").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sync, "bench_sync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_sync(tiny(store=str(tmp_path / "not" / "yet")), PROMPT)
+    assert seen[0].parent == tmp_path and not seen[0].exists()
+
+
+def test_defaults_measure_the_usual_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "DEFAULT_SHAPE", "tiny")
+    with bench.subject(BenchOptions(), bench.DEFAULT_SHAPE, bench.BREAKDOWN_ALGOS, 0) as one:
+        assert [policy.label for policy in one.policies] == list(bench.BREAKDOWN_ALGOS)
+        assert one.model.name == "random tiny"
+
+
+def test_a_model_directory_is_measured_as_it_is(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_sync(BenchOptions(model=str(model), algo=["naive"], device="cpu", as_json=True), PROMPT)
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"]["name"] == str(model)
+    with pytest.raises(InputError, match="spec_model="):
+        run_sync(BenchOptions(model=str(model), algo=["speccache-15"], device="cpu"), PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"model": "embedded"}, UsageError, "--shape: names a random model; leave it or -m out"),
+        ({"shape": "large"}, InputError, "--shape large: must be one of"),
+        ({"algo": ["lego"]}, InputError, "algorithm 'lego'"),
+        ({"output": "."}, InputError, "-o .: is a directory"),
+        ({"plot": "x.pdf"}, InputError, "--plot x.pdf: must end in"),
+        ({"plot": "file/x.svg"}, InputError, "file is no directory"),
+        ({"store": "file"}, InputError, "file: is no directory"),
+        ({"device": "tpu"}, InputError, "device 'tpu'"),
+        ({"dtype": "int8"}, InputError, "dtype 'int8'"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(
+    wrong: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("file").touch()
+    monkeypatch.setattr(sync, "bench_sync", lambda *_: pytest.fail("was run"))
+    with pytest.raises(error) as caught:
+        run_sync(tiny(**wrong), PROMPT)
+    assert message in str(caught.value)
+
+
+def test_without_matplotlib_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(InputError, match="needs matplotlib"):
+        run_context(tiny(plot="x.svg"), LENGTHS)
+
+
+def test_threads_are_set(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        run_breakdown(tiny(algo=["naive"], threads=before + 1, as_json=True), PROMPT)
+    finally:
+        torch.set_num_threads(before)
+    assert json.loads(capsys.readouterr().out)["machine"]["threads"] == before + 1

@@ -1,0 +1,192 @@
+"""`pic eval`: what it prints, where its results are, and what it refuses before anything runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands.run import Outcome, pic, write
+from pictool.commands import eval_progress
+from pictool.commands.eval_report import ms, number, percent, size
+from pictool.eval import summary as summaries
+
+DEFAULTS: dict[str, Any] = {"algo": ["naive", "legolink-2"], "jobs": 1, "max_new_tokens": 4, "store": "st"}
+RECORDS: list[dict[str, Any]] = [
+    {"documents": ["a.txt", "b.txt"], "query": "Who knows why?", "answers": ["nobody"], "kind": "x", "id": "one"},
+    {"documents": ["a.txt", "b.txt"], "query": "Who asked?", "answers": ["she"], "kind": "y", "id": "two"},
+    {"documents": [{"text": "Nobody knows the harbour."}], "query": "Who?", "answers": ["she"], "kind": "y", "id": "3"},
+]  # fmt: skip
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(model: Path, texts: tuple[Path, Path]) -> Run:
+    """Runs `pic eval` on three questions over a.txt, b.txt and a text, with the tiny model."""
+    write("q.jsonl", "\n".join(map(json.dumps, RECORDS)))
+    return lambda dataset="q.jsonl", **options: pic("eval", dataset, "-m", model, *arguments(**DEFAULTS | options))
+
+
+def arguments(**options: Any) -> Iterator[object]:
+    """skip_long=True, limit=3, algo=["full"] → --skip-long --limit 3 --algo full."""
+    for name, value in options.items():
+        option = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+        for one in value if isinstance(value, list) else [value]:
+            yield from [option] if one is True else [option, one]
+
+
+def steady(report: dict[str, Any]) -> list[Any]:
+    return [{name: value for name, value in line.items() if name not in summaries.MEASURED} for line in report["lines"]]
+
+
+def test_the_tables_have_a_line_for_every_algorithm_in_80_columns(run: Run) -> None:
+    outcome = run()
+    assert outcome.code == 0, outcome.err
+    first, *lines = outcome.out.splitlines()
+    assert first.startswith("q.jsonl: 3 questions over 2 sets of documents, ") and "float32 on cpu, 1 thread" in first
+    assert [line.split()[0] for line in lines if line.startswith(("full", "naive", "lego"))] == [
+        "full", "naive", "legolink-2",
+    ] * 3  # fmt: skip
+    heads = [line.split() for line in lines if line.startswith("algorithm")]
+    assert heads[0] == ["algorithm", "f1", "95", "%", "vs", "full", "95", "%", "lost", "won", "KL", "same"]
+    assert heads[1][1:] == ["rows", "TTFT", "speedup", "load", "select", "compute", "tok/s", "peak", "read"]
+    assert heads[2][1:] == ["x", "(1)", "y", "(2)"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_notes_and_progress_are_not_on_stdout(run: Run) -> None:
+    outcome = run()
+    begun, written = outcome.err.splitlines()
+    assert begun.startswith("pic: q.jsonl, ") and begun.endswith(": 9 answers")
+    assert written.startswith("pic: results are in st/eval/results/") and Path(written.split()[-1]).is_file()
+    (again,) = run().err.splitlines()
+    assert again == written
+    more = run(algo=["full", "cacheblend-15"]).err.splitlines()
+    assert more[0].endswith(": 3 answers to go, 3 are done already")
+
+
+def test_json_is_the_summary_and_the_same_in_every_run(run: Run) -> None:
+    first = run(json=True).json
+    assert [line["label"] for line in first["lines"]] == ["full", "naive", "legolink-2"]
+    assert (first["questions"], first["units"], first["kinds"]) == (3, 2, {"x": 1, "y": 2})
+    assert first["lines"][0]["kl"] == {"mean": 0.0, "low": 0.0, "high": 0.0} and first["lines"][1]["kl"]["mean"] > 0
+    assert run(json=True).json == first
+    other = run(json=True, store="other", algo=["legolink-2", "naive"]).json
+    assert steady(other) == steady(first)
+
+
+def test_results_can_be_put_anywhere_but_over_an_input(run: Run) -> None:
+    assert run(output="out/r.jsonl").code == 0
+    assert len(Path("out/r.jsonl").read_text().splitlines()) == 1 + 9
+    assert "q.jsonl: is an input as well; name another" in run(output="q.jsonl").err
+    assert "st: is a directory; name a file" in run(output="st").err
+    assert Path("q.jsonl").read_text().startswith('{"documents"')
+
+
+def test_another_experiment_in_the_file_needs_force(run: Run) -> None:
+    assert run(output="r.jsonl").code == 0
+    refused = run(output="r.jsonl", head="You are.")
+    assert (
+        refused.code == 1 and 'head null there, "You are." here' in refused.err and len(refused.err.splitlines()) == 1
+    )
+    assert run(output="r.jsonl", head="You are.", force=True).code == 0
+
+
+def test_a_metric_needs_no_new_run(run: Run) -> None:
+    run()
+    outcome = run(metric="contains")
+    assert "answers" not in outcome.err and outcome.out.splitlines()[2].split()[1] == "contains"
+    assert run(metric="bleu").err == "pic: error: metric 'bleu': must be one of f1, em, rouge_l, contains\n"
+
+
+def test_options_reach_the_run(run: Run) -> None:
+    report = run(
+        json=True, limit=1, chunk_tokens=7, head="You are.", query_template="{query}!", max_new_tokens=2, algo=[],
+        p="metric=em",
+    ).json  # fmt: skip
+    assert report["header"]["settings"] == {
+        "chunk_tokens": 7, "head": "You are.", "query_template": "{query}!", "max_new_tokens": 2
+    }  # fmt: skip
+    assert [line["label"] for line in report["lines"]] == ["full", "naive", "cacheblend-15", "legolink-16"]
+    assert report["questions"] == 1 and report["metric"] == "em"
+
+
+def test_cases_that_are_left_out_are_told(run: Run) -> None:
+    write("long.jsonl", "\n".join(map(json.dumps, [RECORDS[0], {**RECORDS[2], "documents": [{"text": "no " * 600}]}])))
+    refused = run(dataset="long.jsonl")
+    assert refused.code == 1 and "case 3: document 1: " in refused.err and "--skip-long" in refused.err
+    outcome = run(dataset="long.jsonl", skip_long=True)
+    assert (
+        "pic: 1 case is left out, which does not fit" in outcome.err
+        and "long.jsonl: 1 question over 1 set" in outcome.out
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ({"dataset": "nowhere"}, 1, "dataset 'nowhere': is no file, and none of"),
+        ({"p": "metric"}, 2, "-p metric: must be FIELD=VALUE"),
+        ({"p": "prompts=3"}, 1, "plain has no field 'prompts'"),
+        ({"algo": "lego"}, 1, "algorithm 'lego': must be one of"),
+        ({"query_template": "?"}, 1, "query template '?': must contain {query}"),
+        ({"plot": "p.pdf"}, 2, "--plot p.pdf: must end in .svg or .png; both are written"),
+        ({"plot": "q.svg/p.svg", "dataset": "q.jsonl"}, 1, "--plot q.svg/p.svg: q.svg is no directory"),
+    ],
+)
+def test_what_is_refused(run: Run, options: dict[str, Any], code: int, message: str) -> None:
+    write("q.svg", "")
+    outcome = run(**options)
+    assert (outcome.code, outcome.out) == (code, "")
+    assert message in outcome.err and len(outcome.err.splitlines()) == 1
+    assert not Path("st").exists()
+
+
+def test_a_plot_is_both_files(run: Run) -> None:
+    pytest.importorskip("matplotlib")
+    outcome = run(plot="out/p.svg")
+    assert "pic: wrote out/p.svg and out/p.png" in outcome.err
+    assert Path("out/p.svg").exists() and Path("out/p.png").exists()
+
+
+def test_without_matplotlib_a_plot_is_refused_before_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    outcome = run(plot="p.svg")
+    assert outcome.err == "pic: error: --plot: needs matplotlib; install pictool[plot], or leave --plot out\n"
+    assert not Path("st").exists()
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with eval_progress.answers_bar("world, tiny") as bar:
+        for done in (3, 6, 12):
+            bar(done, 12)
+    shown = capsys.readouterr()
+    assert shown.out == "" and "world, tiny" in shown.err and "12/12" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (number(0), "0"),
+        (number(0.1234), "0.123"),
+        (number(0.00042), "4e-04"),
+        (number(12.3456), "12.346"),
+        (percent(0), "0%"),
+        (percent(0.0345), "3.5%"),
+        (percent(0.355), "36%"),
+        (percent(1.63), "163%"),
+        (ms(0.0123), "12.3"),
+        (ms(1.2345), "1,234"),
+        (size(None), "-"),
+        (size(1_234_000), "1.2"),
+        (size(2.5e9), "2,500"),
+    ],
+)
+def test_numbers_as_they_are_shown(shown: str, expected: str) -> None:
+    assert shown == expected

@@ -1,0 +1,85 @@
+"""What is compared: which algorithms specifications name, how they are called, and in which order they stand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from eval.given import model, model_directory
+
+from pictool.errors import InputError
+from pictool.eval.contenders import DEFAULT_SPECS, FULL, parse_contenders
+from pictool.eval.methods import MapReduce, MapRerank
+
+SPECS = [
+    "full", "naive", "cacheblend-5", "cacheblend-15", "cacheblend-15:on=k", "legolink-0", "legolink-2", "legolink-16",
+    "speccache-15", "mapreduce", "mapreduce:summary_tokens=8", "maprerank",
+]  # fmt: skip
+
+
+def labels(*specs: str) -> list[str]:
+    return [one.label for one in parse_contenders(specs)]
+
+
+def test_full_is_always_there_and_first() -> None:
+    assert parse_contenders([]) == [FULL]
+    assert labels("naive") == labels("naive", "full") == ["full", "naive"]
+    assert labels(*DEFAULT_SPECS) == ["full", "naive", "cacheblend-15", "legolink-16"]
+
+
+def test_the_order_is_that_of_tables_whatever_is_named_first() -> None:
+    assert labels(*SPECS) == SPECS
+    for seed in range(5):
+        assert labels(*random.Random(seed).sample(SPECS, len(SPECS))) == SPECS
+
+
+def test_a_label_names_an_equal_algorithm_again() -> None:
+    for one in parse_contenders(SPECS):
+        assert parse_contenders([one.label])[-1] == one
+
+
+def test_methods_take_fields_and_prompts_with_colons() -> None:
+    *_, reduce = parse_contenders(["mapreduce:summary_tokens=8:prompt=Sum up: {text}\nSummary:"])
+    assert reduce.algo == MapReduce(prompt="Sum up: {text}\nSummary:", summary_tokens=8)
+    assert parse_contenders(["maprerank"])[-1].algo == MapRerank()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            "lego",
+            "algorithm 'lego': must be one of cacheblend, full, legolink, legolink-0, naive, speccache, mapreduce",
+        ),
+        ("mapreduce:k=2", "mapreduce has no field 'k'"),
+        ("mapreduce-3", "algorithm 'mapreduce-3': must be one of"),
+        ("mapreduce:8", "mapreduce:8: must be mapreduce, or mapreduce:FIELD=VALUE"),
+        ("mapreduce:summary_tokens=0", "summary_tokens=0 must be 1 or more"),
+        ("mapreduce:prompt=Sum up", "must contain {text}, and ask for something behind it"),
+        ("mapreduce:prompt=Sum up {text}", "must contain {text}, and ask for something behind it"),
+        ("maprerank:prompt={query} {text}", "must contain {text}, and {query} behind it"),
+        ("legolink:k=x", "legolink: k='x' must be of type int"),
+    ],
+)
+def test_what_is_refused(spec: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_contenders([spec])
+    assert message in str(caught.value)
+
+
+def test_two_algorithms_of_one_label_are_refused() -> None:
+    """EPIC's LegoLink-0 is a policy of its own, and LegoLink with k=0 is another."""
+    one, other = parse_contenders(["legolink-0"])[-1], parse_contenders(["legolink:k=0"])[-1]
+    assert one.algo != other.algo
+    if one.label == other.label:
+        with pytest.raises(InputError, match="two algorithms are called legolink-0"):
+            parse_contenders(["legolink-0", "legolink:k=0"])
+
+
+def test_a_second_model_is_known_by_its_content() -> None:
+    named = parse_contenders([f"speccache:spec_model={model_directory(7)}"])[-1]
+    assert named.other_model(model()) not in (None, model().fingerprint)
+    assert (
+        parse_contenders([f"speccache:spec_model={model_directory()}"])[-1].other_model(model()) == model().fingerprint
+    )
+    assert [one.other_model(model()) for one in parse_contenders(["speccache", "legolink"])] == [None] * 3

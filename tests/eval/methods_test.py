@@ -1,0 +1,126 @@
+"""MapReduce and MapRerank against the same calls made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from eval.given import A, B, C, model
+
+from pictool.compiler.chunking import make_chunk
+from pictool.engines.torch import Answer, Request, answer
+from pictool.eval.methods import MapReduce, MapRerank
+from pictool.eval.reply import Reply
+from pictool.linker.policies import make_policy
+from pictool.runtime.decode import Sampling
+from pictool.runtime.model import Model
+from pictool.store.store import Store
+
+FULL = make_policy("full", {})
+
+
+@pytest.fixture(scope="module")
+def opened() -> Model:
+    return model()
+
+
+class Asked:
+    """Asks the model, and keeps what was asked and answered."""
+
+    def __init__(self, model: Model, store: Store, **answered: str) -> None:
+        self._model, self._store, self._answered = model, store, answered
+        self.requests: list[Request] = []
+        self.answers: list[Answer] = []
+
+    def __call__(self, request: Request) -> Answer:
+        self.requests.append(request)
+        given = answer(self._model, self._store, request)
+        if self._answered:
+            given = replace(given, generated=replace(given.generated, text=self._answered.pop(min(self._answered))))
+        self.answers.append(given)
+        return given
+
+
+def request(opened: Model, *texts: str) -> Request:
+    chunks = [make_chunk(opened, text, "test") for text in texts]
+    return Request("Who knows?", chunks, FULL, "You are.", "{query}!", 5, Sampling(stop=("qqq",)))
+
+
+def prompt_of(given: Answer) -> str:
+    layout = given.linked.image.layout
+    return str(model().tokenizer.decode(layout.tokens.tolist()))
+
+
+def test_mapreduce_asks_for_summaries_and_then_the_question_over_them(opened: Model, store: Store) -> None:
+    asked = Asked(opened, store, a=" one ", b="", c="three")
+    reply = MapReduce(summary_tokens=3).answer(opened, asked, request(opened, A, B, C))
+    prompts = [prompt_of(one) for one in asked.answers]
+    asks = ['<s>Write a concise summary of the following:\n\n\n"' + text for text in (A, B, C)]
+    assert prompts[:3] == [one + '"\n\n\nCONCISE SUMMARY:' for one in asks]
+    assert prompts[3] == "<s>You are.one\n\nthreeWho knows?!"
+    assert [one.max_new_tokens for one in asked.requests] == [3, 3, 3, 5]
+    assert [one.sampling.stop for one in asked.requests] == [(), (), (), ("qqq",)]
+    assert {one.policy for one in asked.requests} == {FULL}
+    assert reply.text == asked.answers[3].text and reply.tokens == asked.answers[3].generated.tokens
+
+
+def test_mapreduce_without_a_word_in_any_summary_asks_without_context(opened: Model, store: Store) -> None:
+    asked = Asked(opened, store, a="", b=" \n", c="end")
+    reply = MapReduce().answer(opened, asked, request(opened, A, B))
+    assert prompt_of(asked.answers[2]) == "<s>You are.Who knows?!" and reply.text == "end"
+
+
+def test_costs_are_those_of_all_calls(opened: Model, store: Store) -> None:
+    for method in (MapReduce(summary_tokens=2), MapRerank()):
+        asked = Asked(opened, store)
+        reply = method.answer(opened, asked, request(opened, A, B))
+        timings, decodes = [one.linked.timing for one in asked.answers], [one.decode_s for one in asked.answers]
+        last = decodes[-1] if isinstance(method, MapReduce) else 0.0
+        assert reply.times.ttft_s == pytest.approx(sum(one.ttft_s for one in timings) + sum(decodes) - last)
+        assert reply.times.decode_s == pytest.approx(last)
+        assert reply.times.recompute_s == pytest.approx(sum(one.recompute_s for one in timings))
+        assert reply.rows == sum(one.linked.image.layout.num_context for one in asked.answers)
+        assert reply.bytes_read == 0 and reply.logits is None
+
+
+def log_probability(opened: Model, given: Answer) -> float:
+    """Mean of the answer's tokens, by one forward of transformers' model over prompt and answer."""
+    prompt, tokens = given.linked.image.layout.tokens.tolist(), list(given.generated.tokens)
+    module: Any = type(opened.module)(opened.config).eval()
+    module.load_state_dict(opened.module.state_dict())
+    with torch.inference_mode():
+        logits = module(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    return float(logits.log_softmax(-1)[range(len(tokens)), tokens].mean())
+
+
+def test_maprerank_takes_the_answer_of_highest_probability(opened: Model, store: Store) -> None:
+    asked = Asked(opened, store)
+    reply = MapRerank().answer(opened, asked, request(opened, A, B, C))
+    assert [prompt_of(one) for one in asked.answers] == [f"<s>You are.{text}Who knows?!" for text in (A, B, C)]
+    by_hand = [log_probability(opened, one) for one in asked.answers]
+    assert [Reply.of(one).confidence for one in asked.answers] == pytest.approx(by_hand, abs=1e-4)
+    best = asked.answers[by_hand.index(max(by_hand))]
+    assert (reply.text, reply.tokens) == (best.text, best.generated.tokens)
+    assert reply.confidence == pytest.approx(max(by_hand), abs=1e-4)
+
+
+def test_of_equal_answers_the_first_counts(opened: Model, store: Store) -> None:
+    asked = Asked(opened, store, a="first", b="second")
+    assert MapRerank().answer(opened, asked, request(opened, A, A)).text == "first"
+
+
+def test_prompts_can_be_others(opened: Model, store: Store) -> None:
+    asked = Asked(opened, store)
+    MapRerank("Read: {text}. Now {query}").answer(opened, asked, request(opened, A))
+    MapReduce("Read {text} and sum up").answer(opened, asked, request(opened, A))
+    assert prompt_of(asked.answers[0]) == f"<s>Read: {A}. Now Who knows?"
+    assert prompt_of(asked.answers[1]) == f"<s>Read {A} and sum up"
+
+
+def test_no_documents_at_all(opened: Model, store: Store) -> None:
+    for method in (MapReduce(), MapRerank()):
+        asked = Asked(opened, store)
+        method.answer(opened, asked, request(opened))
+        assert [prompt_of(one) for one in asked.answers] == ["<s>You are.Who knows?!"]

@@ -1,0 +1,173 @@
+"""Results files: what is written lasts, what is torn is dropped, and nothing else is continued."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eval.given import CASES, Given, case, model
+
+from pictool.errors import InputError
+from pictool.eval.header import Header, make_header
+from pictool.eval.reply import Times
+from pictool.eval.results import open_results
+from pictool.eval.row import MEASURED, Row
+from pictool.eval.units import Settings
+
+PATH = Path("out/results.jsonl")
+ROW = Row(
+    "one", "naive", "x", "naive", {}, None, "f1", {"f1": 0.5, "em": 0.0}, "naïve 🙂\u2028", 0.25, 1.0, 3, 4, 20, 15,
+    0.0, 960, Times(0.1, 0.2, 0.3, 0.4, 0.5), 4096,
+)  # fmt: skip
+ROWS = [ROW, replace(ROW, label="mapreduce", kl=None, peak_bytes=None), replace(ROW, id="two")]
+
+
+@pytest.fixture(scope="module")
+def header() -> Header:
+    return make_header(model(), Given(), CASES, Settings(), 1)
+
+
+@pytest.fixture
+def written(header: Header) -> bytes:
+    """The bytes of a file of two appends."""
+    with open_results(PATH, header) as results:
+        results.append(ROWS[:2])
+        results.append(ROWS[2:])
+    return PATH.read_bytes()
+
+
+def reopen(header: Header, **options: Any) -> tuple[list[Row], list[str]]:
+    notes: list[str] = []
+    with open_results(PATH, header, on_note=notes.append, **options) as results:
+        return list(results.rows.values()), notes
+
+
+def refusal(header: Header, **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        reopen(header, **options)
+    return str(caught.value)
+
+
+def test_rows_come_back_as_they_were_written(header: Header, written: bytes) -> None:
+    assert reopen(header) == (ROWS, [])
+    assert PATH.read_bytes() == written
+
+
+def test_it_is_jsonl_with_a_header(header: Header, written: bytes) -> None:
+    first, *others = [json.loads(line) for line in written.decode().rstrip("\n").split("\n")]
+    assert (first["format"], first["version"], first["threads"]) == ("pictool-eval", 1, 1)
+    assert [one["label"] for one in others] == ["naive", "mapreduce", "naive"]
+    assert set(ROW.report()) - set(ROW.numbers) == set(MEASURED) == {"timing", "peak_bytes"}
+
+
+def test_wherever_it_is_cut_off_whole_lines_are_kept_and_the_rest_can_be_done_again(
+    header: Header, written: bytes
+) -> None:
+    ends = [i + 1 for i, byte in enumerate(written) if byte == ord("\n")]
+    for size in [*range(0, len(written), 37), *ends, *(end - 1 for end in ends)]:
+        PATH.write_bytes(written[:size])
+        kept = max(0, sum(end <= size for end in ends) - 1)
+        with open_results(PATH, header) as results:
+            assert list(results.rows.values()) == ROWS[:kept]
+            results.append(ROWS[kept:])
+        assert PATH.read_bytes() == written
+
+
+def test_a_dropped_line_is_told(header: Header, written: bytes) -> None:
+    PATH.write_bytes(written[:-9])
+    rows, (note,) = reopen(header)
+    assert rows == ROWS[:2] and "the last line is not whole; it is dropped" in note
+    PATH.write_bytes(written[: written.rindex(b"{")] + b"\0\0\0\n")
+    assert reopen(header)[0] == ROWS[:2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b'"label": "mapreduce"', b'"label": mapreduce', "line 3: is no JSON"),
+        (b'"label": "mapreduce"', b'"labels": "mapreduce"', "line 3: is no row of this version"),
+        (b'"label": "mapreduce"', b'"label": 7', "line 3: label has the value 7"),
+        (b'"load_s": 0.2', b'"load_s": "0.2"', "line 2: timing.load_s has the value '0.2'"),
+        (b'"label": "mapreduce"', b'"label": "naive"', "line 3: case one under naive stands there twice"),
+    ],
+)
+def test_a_line_that_is_damaged_in_the_middle_is_refused(
+    header: Header, written: bytes, old: bytes, new: bytes, message: str
+) -> None:
+    PATH.write_bytes(written.replace(old, new, 1))
+    assert f"{PATH}: {message}" in refusal(header)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pictool": "0.0"}, 'pictool "0.1.0" there, "0.0" here'),
+        ({"torch": "1.0"}, "torch "),
+        ({"settings": {**vars(Settings()), "head": "Hey."}}, 'head null there, "Hey." here'),
+    ],
+)
+def test_another_experiment_is_refused(header: Header, written: bytes, change: dict[str, Any], message: str) -> None:
+    found = refusal(replace(header, **change))
+    assert message in found and found.endswith("Name another file with -o, or begin it anew with --force")
+    assert PATH.read_bytes() == written
+
+
+def test_other_cases_and_other_models_are_told_apart_by_content(header: Header, written: bytes) -> None:
+    cases = [*CASES[:-1], replace(CASES[-1], answers=("he",))]
+    assert "dataset given (cases=4; content " in refusal(make_header(model(), Given(), cases, Settings(), 1))
+    other = model()
+    other.dtype = "bfloat16"
+    assert "(float32 on cpu; " in refusal(make_header(other, Given(), CASES, Settings(), 1))
+    ends = model()
+    ends.eos_ids = frozenset([5])
+    assert "model " in refusal(make_header(ends, Given(), CASES, Settings(), 1))
+
+
+def test_names_threads_and_machines_are_no_part_of_an_experiment(header: Header, written: bytes) -> None:
+    other = replace(header, threads=8, machine={}, model={**header.model, "name": "x"})
+    with open_results(PATH, other) as results:
+        assert results.header == header and len(results.rows) == 3
+    assert header.digest == other.digest != make_header(model(), Given(), [case("1")], Settings(), 1).digest
+
+
+def test_force_begins_anew(header: Header, written: bytes) -> None:
+    assert reopen(replace(header, pictool="0.0"), force=True) == ([], [])
+    assert json.loads(PATH.read_bytes())["pictool"] == "0.0"
+
+
+@pytest.mark.parametrize("content", [b"\n", b'{"query": "mine"}\n', b"text", b'{"format": "other", "version": 1}\n'])
+def test_a_file_of_somebody_else_is_never_written(header: Header, content: bytes) -> None:
+    PATH.parent.mkdir()
+    PATH.write_bytes(content)
+    for force in (False, True):
+        assert refusal(header, force=force) == f"{PATH}: is no results file of pic eval; name another with -o"
+        assert PATH.read_bytes() == content
+
+
+def test_a_header_that_cannot_be_read_is_refused_and_can_be_forced(header: Header, written: bytes) -> None:
+    for damaged in (
+        written.replace(b"1", b"2", 1),
+        written.replace(b"sha256", b"sha", 1),
+        written.replace(b":", b"", 2),
+    ):
+        PATH.write_bytes(damaged)
+        assert refusal(header).startswith(f"{PATH}: ")
+    PATH.write_bytes(written.replace(b"sha256", b"sha", 1))
+    assert reopen(header, force=True) == ([], [])
+
+
+def test_a_second_process_is_refused(header: Header, written: bytes) -> None:
+    with PATH.open("rb") as file:  # flock is of the open file: another one is as another process
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert f"{PATH}: another process is writing it" in refusal(header)
+        assert f"{PATH}: another process is writing it" in refusal(header, force=True)
+    assert reopen(header) == (ROWS, [])
+
+
+def test_no_device_is_a_results_file(header: Header) -> None:
+    with pytest.raises(InputError, match="/dev/null: is no regular file"), open_results(Path("/dev/null"), header):
+        pass

@@ -1,0 +1,194 @@
+"""Rows of one process: every number against links made by hand, scipy, and transformers' own answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import tiny
+import torch
+from eval.given import CASES, SPECS, A, B, C, case, model
+from scipy.stats import entropy
+from transformers import LlamaConfig
+
+from pictool.compiler.compile import compile
+from pictool.core import Chunk
+from pictool.errors import ModelError, PicError
+from pictool.eval.contenders import parse_contenders
+from pictool.eval.metrics import METRICS
+from pictool.eval.row import Row
+from pictool.eval.runner import Runner, Task, object_store
+from pictool.eval.units import Settings, Unit, make_units
+from pictool.linker.link import Linked, link
+from pictool.linker.policies import make_policy
+from pictool.runtime.decode import Sampling, generate
+from pictool.runtime.model import Model
+from pictool.store.store import Store
+
+CONTENDERS = parse_contenders(SPECS)
+LABELS = tuple(one.label for one in CONTENDERS)
+POLICIES = {
+    "full": make_policy("full", {}), "naive": make_policy("naive", {}), "legolink-2": make_policy("legolink", {"k": 2}),
+    "cacheblend-30": make_policy("cacheblend", {"ratio": 0.3}), "legolink-0": make_policy("legolink-0", {}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def opened() -> Model:
+    return model()
+
+
+def units_of(opened: Model, *cases: Any) -> tuple[Unit, ...]:
+    return make_units(opened, cases, Settings()).units
+
+
+def rows_of(opened: Model, store: Store, *cases: Any) -> dict[tuple[str, str], Row]:
+    runner = Runner(opened, store, CONTENDERS)
+    tasks = [Task(unit, {one.case.id: LABELS for one in unit.questions}) for unit in units_of(opened, *cases)]
+    return {row.key: row for task in tasks for row in runner.run(task)}
+
+
+@pytest.fixture(scope="module")
+def rows(opened: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Row]:
+    return rows_of(opened, Store(tmp_path_factory.mktemp("store")), *CASES)
+
+
+def links(opened: Model, store: Store, name: str) -> dict[str, Linked]:
+    """A case's prompt under every policy, in a store of its own where each chunk is compiled alone."""
+    unit, question = next(
+        (unit, one) for unit in units_of(opened, *CASES) for one in unit.questions if one.case.id == name
+    )
+    head = Chunk(question.frame.head, opened.encode(question.frame.head), "head")
+    for chunk in (head, *unit.chunks):
+        compile(opened, store, [chunk])
+        compile(opened, store, [chunk], sinks=4)
+    return {
+        label: link(opened, store, unit.chunks, question.frame.tail, policy, head=question.frame.head)
+        for label, policy in POLICIES.items()
+    }
+
+
+def test_a_row_for_every_case_and_label_in_order(rows: dict[tuple[str, str], Row]) -> None:
+    assert list(rows) == [(case.id, label) for case in CASES for label in LABELS]
+    first = rows["one", "cacheblend-30"]
+    assert (first.kind, first.algo, first.params["ratio"], first.metric) == ("x", "cacheblend", 0.3, "f1")
+
+
+@pytest.mark.parametrize("name", [case.id for case in CASES])
+def test_answers_rows_and_fidelity_are_those_of_links(
+    rows: dict[tuple[str, str], Row], opened: Model, store: Store, name: str
+) -> None:
+    by_hand = links(opened, store, name)
+    case = next(one for one in CASES if one.id == name)
+    full = by_hand["full"].image.logits
+    assert full is not None
+    for label, linked in by_hand.items():
+        row, logits = rows[name, label], linked.image.logits
+        assert logits is not None
+        p, q = full.double().softmax(-1).numpy(), logits.double().softmax(-1).numpy()
+        assert row.kl == pytest.approx(entropy(p, q), abs=1e-9)
+        layout = linked.image.layout
+        assert (row.rows, row.tokens, row.context) == (linked.recomputed, layout.num_tokens, layout.num_context)
+        assert row.row_share == pytest.approx(linked.rows[:, : layout.num_context].mean())
+        answer = generate(opened, linked.image, case.max_new_tokens, Sampling(stop=case.stop))
+        assert (row.answer, row.generated) == (answer.text.strip(), len(answer.tokens))
+        assert row.scores == {name: metric(row.answer, case.answers) for name, metric in METRICS.items()}
+
+
+def test_full_answers_as_transformers_does(rows: dict[tuple[str, str], Row], opened: Model) -> None:
+    module = type(opened.module)(opened.config).eval()
+    module.load_state_dict(opened.module.state_dict())
+    unit = units_of(opened, CASES[3])[0]
+    frame = unit.questions[0].frame
+    tokens = [*opened.encode(frame.head), *unit.chunks[0].tokens, *opened.encode(frame.tail)]
+    ids = torch.tensor([tokens])
+    done = reference.eager(module).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False)
+    text = opened.tokenizer.decode(done[0, len(tokens) :], skip_special_tokens=True)
+    assert rows["four", "full"].answer == text.strip()
+
+
+def test_agreement_is_by_position_over_the_longer_answer(opened: Model, store: Store) -> None:
+    rows = rows_of(opened, store, case("x", [A, B, C], max_new_tokens=9))
+    by_hand = {}
+    for label, policy in POLICIES.items():
+        unit = units_of(opened, case("x", [A, B, C], max_new_tokens=9))[0]
+        frame = unit.questions[0].frame
+        linked = link(opened, store, unit.chunks, frame.tail, policy, head=frame.head)
+        by_hand[label] = generate(opened, linked.image, 9).tokens
+    full = by_hand["full"]
+    for label, tokens in by_hand.items():
+        same = np.array([a == b for a, b in zip(tokens, full, strict=False)])
+        assert rows["x", label].agreement == pytest.approx(same.sum() / max(len(tokens), len(full)))
+        prefix = len(same) if same.all() else int(np.argmin(same))
+        assert rows["x", label].common_prefix == prefix
+    assert min(row.agreement for row in rows.values()) < 1, "no policy answers otherwise: this test sees nothing"
+
+
+def test_what_is_reused_is_read_and_full_reads_nothing(rows: dict[tuple[str, str], Row], opened: Model) -> None:
+    """A token's KV is 2 × 3 layers × 2 heads × 8 dims × 4 bytes."""
+    for name in ("one", "two", "three", "four"):
+        assert rows[name, "full"].bytes_read == rows[name, "maprerank"].bytes_read == 0
+        assert rows[name, "naive"].bytes_read == 384 * rows[name, "naive"].context
+        assert rows[name, "full"].rows == rows[name, "full"].context
+    assert rows["one", "maprerank"].kl is None and rows["one", "mapreduce:summary_tokens=3"].kl is None
+
+
+def test_times_are_there_and_their_parts_are_within_the_whole(rows: dict[tuple[str, str], Row]) -> None:
+    for row in rows.values():
+        parts = row.timing.load_s + row.timing.select_s + row.timing.recompute_s
+        assert 0 < row.timing.recompute_s <= row.timing.ttft_s and parts <= row.timing.ttft_s * (1 + 1e-9)
+
+
+def test_only_what_is_wanted_is_run(opened: Model, store: Store) -> None:
+    first = units_of(opened, *CASES)[0]
+    runner = Runner(opened, store, CONTENDERS)
+    found = runner.run(Task(first, {"two": ("naive",)}))
+    assert [row.key for row in found] == [("two", "naive")]
+    assert found[0].numbers == rows_of(opened, store, *CASES)["two", "naive"].numbers
+
+
+def test_objects_are_those_that_policies_want_each_compiled_alone(opened: Model, store: Store) -> None:
+    unit = units_of(opened, case("x", [A, B, A]))[0]
+    Runner(opened, store, parse_contenders(["maprerank"])).run(Task(unit, {"x": ("full", "maprerank")}))
+    assert store.keys() == []
+    Runner(opened, store, CONTENDERS).run(Task(unit, {"x": ("legolink-0",)}))
+    sinks = [found.meta.sinks for found in store.objects() if found.meta and found.text in (A, B)]
+    assert sinks == [4, 4]
+    Runner(opened, store, CONTENDERS).run(Task(unit, {"x": LABELS}))
+    alone = Store(store.root / "alone")
+    for found in store.objects():
+        assert found.meta is not None
+        chunk = Chunk(found.text, opened.encode(found.text), "x")
+        assert compile(opened, alone, [chunk], sinks=found.meta.sinks)[0].key == found.key
+        assert alone.path(found.key).read_bytes() == found.path.read_bytes()
+
+
+def test_objects_of_other_threads_are_kept_apart(opened: Model, store: Store) -> None:
+    one, same, four = (object_store(store, opened, threads).root for threads in (1, 1, 4))
+    assert one == same != four and one.parent == store.root / "eval"
+
+
+def test_errors_name_the_case_and_the_algorithm(opened: Model, store: Store, tmp_path: Path) -> None:
+    small = tiny.save_model(tmp_path, LlamaConfig(**{**tiny.SIZE, "max_position_embeddings": 60}))
+    contenders = parse_contenders([f"speccache:spec_model={small}"])
+    task = Task(units_of(opened, CASES[0])[0], {"one": ("full", contenders[1].label)})
+    with pytest.raises(PicError, match=r"^case one, speccache-15:\S+: the prompt has \d+ tokens for the speculative"):
+        Runner(opened, store, contenders).run(task)
+
+
+def test_a_policy_that_does_not_suit_the_model_is_refused_before_any_case(opened: Model, store: Store) -> None:
+    contenders = parse_contenders(["cacheblend:layers=9"])
+    task = Task(units_of(opened, CASES[0])[0], {"one": (contenders[1].label,)})
+    with pytest.raises(PicError, match=r"^cacheblend: layers=9, but the model has the layers 0 to 2"):
+        Runner(opened, store, contenders).run(task)
+
+
+def test_numbers_that_are_none_are_refused(store: Store) -> None:
+    broken = model()
+    broken.module.lm_head.weight[7] = float("nan")
+    task = Task(units_of(broken, CASES[0])[0], {"one": ("full",)})
+    with pytest.raises(ModelError, match="computes what is no number in float32; use another --dtype"):
+        Runner(broken, store, CONTENDERS).run(task)

@@ -1,0 +1,116 @@
+"""The table: every number worked out by hand on five rows of two algorithms."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pictool.errors import InputError
+from pictool.eval.contenders import parse_contenders
+from pictool.eval.evaluate import Evaluation
+from pictool.eval.header import Header
+from pictool.eval.reply import Times
+from pictool.eval.row import Row
+from pictool.eval.statistics import clustered_mean
+from pictool.eval.summary import Summary, summarise
+
+HEADER = Header("pictool-eval", 1, "0", "0", {"name": "given", "params": {}}, {"name": "tiny"}, {}, 1, {})
+CONTENDERS = tuple(parse_contenders(["naive", "maprerank"]))
+UNITS = (("a", "b"), ("c",))
+
+
+def row(name: str, label: str, f1: float, **more: Any) -> Row:
+    kind = {"a": "x", "b": "y", "c": "x"}[name]
+    given = Row(
+        name, label, kind, label, {}, None, "f1", {"f1": f1, "em": 0.0}, "", 0.0, 1.0, 4, 4, 20, 16, 16.0, 0,
+        Times(0.4, 0.1, 0.1, 0.2, 0.5), 100,
+    )  # fmt: skip
+    return replace(given, **more)
+
+
+def times(ttft_s: float, decode_s: float = 1.0) -> Times:
+    return Times(ttft_s, ttft_s / 4, ttft_s / 4, ttft_s / 2, decode_s)
+
+
+ROWS = [
+    [row("a", "full", 1.0), row("b", "full", 0.5), row("c", "full", 0.0, timing=times(1.0))],
+    [
+        row("a", "naive", 0.5, kl=0.3, agreement=0.5, common_prefix=1, rows=0.0, bytes_read=10, timing=times(0.1)),
+        row("b", "naive", 0.5, kl=0.6, agreement=1.0, common_prefix=4, rows=0.0, bytes_read=20, timing=times(0.2)),
+        row("c", "naive", 1.0, kl=0.0, agreement=0.0, common_prefix=0, rows=8.0, bytes_read=60, peak_bytes=None,
+            timing=times(0.8)),
+    ],
+    [row(name, "maprerank", 0.0, kl=None, timing=Times(2.0, 0, 0, 1, 0.0)) for name in "abc"],
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def summary() -> Summary:
+    return summarise(made())
+
+
+def made(rows: list[list[Row]] = ROWS) -> Evaluation:
+    flat = tuple(rows[i][j] for j in range(3) for i in range(3))
+    return Evaluation(Path("r.jsonl"), HEADER, CONTENDERS, UNITS, flat, ())
+
+
+def test_what_it_is_about(summary: Summary) -> None:
+    assert (summary.title, summary.results) == ("given", "r.jsonl")
+    assert (summary.metric, summary.questions, summary.units, summary.tokens) == ("f1", 3, 2, 20)
+    assert summary.kinds == {"x": 2, "y": 1} and [line.label for line in summary.lines] == [
+        "full",
+        "naive",
+        "maprerank",
+    ]
+    assert json.loads(json.dumps(summary.report()))["lines"][1]["score"]["mean"] == pytest.approx(2 / 3)
+
+
+def test_quality(summary: Summary) -> None:
+    full, naive, rerank = summary.lines
+    assert [line.score.mean for line in summary.lines] == pytest.approx([0.5, 2 / 3, 0.0])
+    assert naive.score == clustered_mean([0.5, 0.5, 1.0], [0, 0, 1])
+    assert (naive.score.low, naive.score.high) == (0.5, 1.0)  # two sets of documents: 0.5 and 1
+    assert naive.difference == clustered_mean([-0.5, 0.0, 1.0], [0, 0, 1])
+    assert (naive.lost, naive.won) == pytest.approx((1 / 3, 1 / 3))
+    assert (full.difference.mean, full.lost, full.won) == (0, 0, 0)
+    assert (rerank.lost, rerank.won) == pytest.approx((2 / 3, 0))
+
+
+def test_fidelity(summary: Summary) -> None:
+    full, naive, rerank = summary.lines
+    assert full.kl is not None and full.kl.mean == 0 and rerank.kl is None
+    assert naive.kl == clustered_mean([0.3, 0.6, 0.0], [0, 0, 1])
+    assert (naive.agreement, naive.common_prefix) == pytest.approx((0.5, 5 / 3))
+
+
+def test_cost(summary: Summary) -> None:
+    full, naive, rerank = summary.lines
+    assert naive.timing == Times(0.2, 0.05, 0.05, 0.1, 1.0)
+    assert naive.speedup == pytest.approx(2.0)  # of 4, 2 and 1.25; not 0.4 / 0.2 by chance alone
+    assert (full.speedup, rerank.speedup) == pytest.approx((1.0, 0.2))
+    assert (full.decode_tokens_per_s, naive.decode_tokens_per_s) == pytest.approx((12 / 2, 12 / 3))
+    assert rerank.decode_tokens_per_s is None
+    assert (naive.rows, naive.row_share, naive.bytes_read) == pytest.approx((8 / 3, 1 / 6, 30))
+    assert (naive.peak_bytes, full.row_share) == (100, 1.0)
+
+
+def test_kinds(summary: Summary) -> None:
+    naive = summary.lines[1]
+    assert naive.by_kind == {"x": clustered_mean([0.5, 1.0], [0, 1]), "y": clustered_mean([0.5], [0])}
+    one_kind = summarise(made([[replace(row, kind="") for row in rows] for rows in ROWS]))
+    assert one_kind.kinds == {} == one_kind.lines[1].by_kind
+
+
+def test_another_metric_scores_all(summary: Summary) -> None:
+    other = summarise(made(), "em")
+    assert other.metric == "em" and [line.score.mean for line in other.lines] == [0, 0, 0]
+    assert [line.kl for line in other.lines] == [line.kl for line in summary.lines]
+    mixed = [[replace(one, metric="em" if one.id == "a" else "f1") for one in rows] for rows in ROWS]
+    assert summarise(made(mixed)).metric == "score"
+    assert [line.score.mean for line in summarise(made(mixed)).lines] == pytest.approx([1 / 6, 0.5, 0.0])
+    with pytest.raises(InputError, match="metric 'bleu': must be one of f1, em, rouge_l, contains"):
+        summarise(made(), "bleu")

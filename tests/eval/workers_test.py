@@ -1,0 +1,155 @@
+"""Processes: the same rows as in one, and none is left behind, however it ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from eval.given import CASES, case, model, model_directory, numbers, run
+
+from pictool.errors import InputError, PicError
+from pictool.eval import workers
+from pictool.eval.contenders import parse_contenders
+from pictool.eval.runner import Task
+from pictool.eval.units import Settings, make_units
+from pictool.eval.workers import Job, make_job, run_in_processes
+from pictool.runtime.model import wrap_model
+from pictool.store.store import Store
+
+ROOT = Path(__file__).parents[2]
+
+
+def job_of(store: Store, specs: list[str]) -> Job:
+    return make_job(model(), store, parse_contenders(specs), 1)
+
+
+def tasks_of(*cases: Any, labels: tuple[str, ...]) -> list[Task]:
+    units = make_units(model(), cases, Settings()).units
+    return [Task(unit, {one.case.id: labels for one in unit.questions}) for unit in units]
+
+
+def children() -> list[psutil.Process]:
+    return [one for one in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(one.cmdline())]
+
+
+def test_two_processes_give_what_one_gives(store: Store) -> None:
+    specs = ["naive", "cacheblend-30", "maprerank"]
+    two = run(store, specs, jobs=2, output=Path("two.jsonl"))
+    one = run(store, specs, jobs=1, output=Path("one.jsonl"))
+    assert numbers(two) == numbers(one) and len(two.rows) == 4 * len(CASES)
+    assert two.header.threads == 1 and not children()
+
+
+@pytest.fixture
+def worked(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Lives a worker's life here until its first task fails; gives what its parent then takes."""
+    monkeypatch.setattr(workers, "_end_with_parent", lambda: None)
+
+    def work(job: Job, task: Task) -> Any:
+        mine, theirs = multiprocessing.Pipe()
+        mine.send(task)
+        workers._work(theirs, job)
+        return workers._take(mine, SpawnProcess())
+
+    return work
+
+
+def test_an_error_in_a_process_is_raised_here(worked: Any, store: Store) -> None:
+    job, (task,) = job_of(store, ["cacheblend:layers=9"]), tasks_of(case("1"), labels=("cacheblend-15:layers=9",))
+    with pytest.raises(PicError, match="cacheblend: layers=9, but the model has the layers 0 to 2"):
+        worked(job, task)
+
+
+def test_a_bug_in_a_process_is_shown_with_its_trace(worked: Any, store: Store) -> None:
+    job, (task,) = job_of(store, ["naive"]), tasks_of(case("1"), labels=("unknown",))
+    with pytest.raises(RuntimeError, match=r"(?s)in a worker process:.*KeyError: 'unknown'"):
+        worked(job, task)
+
+
+def test_a_process_that_is_killed_is_told(store: Store) -> None:
+    job, tasks = job_of(store, ["naive"]), tasks_of(case("1"), case("2", ["Other.\n"]), labels=("naive",))
+    rows = run_in_processes(job, tasks, 1)
+    next(rows)
+    children()[0].kill()
+    with pytest.raises(PicError, match=r"a worker process was ended \(exit code -9; .* fewer --jobs, it continues"):
+        list(rows)
+    assert not children()
+
+
+def test_a_model_that_was_replaced_is_refused(store: Store) -> None:
+    job = Job(**{**vars(job_of(store, ["naive"])), "directory": model_directory(7)})
+    with pytest.raises(InputError, match="was replaced while it was being evaluated"):
+        job.runner()
+
+
+def test_a_model_in_memory_has_one_process(store: Store) -> None:
+    opened = model()
+    with pytest.raises(InputError, match="is in memory, and other processes cannot open it; use one job"):
+        make_job(wrap_model(opened.module, opened.tokenizer), store, parse_contenders([]), 1)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from eval import given
+from pictool.cli.options import reports_errors
+from pictool.store.store import Store
+given.model_directory = lambda seed=0: Path(sys.argv[1])
+cases = tuple(given.case(str(i), [f"Page {i}. " * 30], max_new_tokens=8) for i in range(2000))
+if __name__ == "__main__":
+    reports_errors(lambda: given.run(Store("store"), ["naive"], dataset=given.Given(cases), jobs=2))()
+"""
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_when_it_is_stopped_its_processes_end_and_what_was_done_stays(sent: int, code: int) -> None:
+    """The whole group gets the signal of a terminal's Ctrl-C; SIGKILL is the parent's alone."""
+    Path("script.py").write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    process = subprocess.Popen(
+        [sys.executable, "script.py", str(model_directory())], env=environment, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    begun = wait_for(
+        lambda: process.poll() is not None or any(map(has_rows, Path().glob("store/eval/results/*.jsonl")))
+    )
+    assert begun and process.poll() is None, process.communicate()
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 2
+    if sent == signal.SIGINT:
+        os.killpg(process.pid, sent)
+    else:
+        process.kill()
+    assert process.wait(20) == code
+    assert wait_for(lambda: not any(map(is_alive, started)))
+    assert process.stderr.read() == ("pic: interrupted\n" if sent == signal.SIGINT else "")
+    (results,) = Path("store/eval/results").iterdir()
+    assert results.read_text().count("\n") > 1
+
+
+def has_rows(results: Path) -> bool:
+    return results.read_bytes().count(b"\n") > 1
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for(condition: Any, seconds: float = 60) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return bool(condition())
