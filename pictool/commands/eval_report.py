@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 NONE = "-"
 LEGEND = (
     "KL, same: first token and all tokens against full. Times: medians, ms.\n"
-    "peak: rise of memory, MB. read: KV of objects a question, MB."
+    "peak: rise of memory over what the process keeps, MB. read: KV of objects a question, MB."
 )
 
 

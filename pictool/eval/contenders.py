@@ -53,12 +53,12 @@ def parse_contenders(specs: Sequence[str]) -> list[Contender]:
     The order is that of tables, whatever the order of `specs`.
 
     Raises:
-        InputError: no such algorithm or field, a value that does not fit, or two of the same label.
+        InputError: no such algorithm or field, or a value that does not fit.
     """
     found = {FULL.label: FULL}
     for one in (one for spec in specs for one in _parse(spec)):
-        if found.setdefault(one.label, one) != one:
-            raise InputError(f"two algorithms are called {one.label} in tables; leave one of them out")
+        known = found.setdefault(one.label, one)
+        assert known == one, f"two algorithms are called {one.label}"
     return sorted(found.values(), key=_order)
 
 

@@ -8,7 +8,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -167,18 +167,19 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _work(connection: Connection, job: Job) -> None:
-    """A worker's life: tasks in, rows out, until its parent ends it."""
+    """A worker's life: tasks in, rows out, until its parent ends it, or is gone."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        runner = job.runner()
-        while True:
-            connection.send(runner.run(connection.recv()))
-    except (EOFError, BrokenPipeError):
-        return
-    except PicError as error:
-        connection.send(error)
-    except Exception:
-        connection.send(Crash(traceback.format_exc()))
+    with suppress(EOFError, ConnectionError):
+        try:
+            runner = job.runner()
+            while True:
+                connection.send(runner.run(connection.recv()))
+        except PicError as error:
+            connection.send(error)
+        except (EOFError, ConnectionError):
+            raise
+        except Exception:
+            connection.send(Crash(traceback.format_exc()))
 
 
 def _end_with_parent() -> None:

@@ -67,13 +67,8 @@ def test_what_is_refused(spec: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_two_algorithms_of_one_label_are_refused() -> None:
-    """EPIC's LegoLink-0 is a policy of its own, and LegoLink with k=0 is another."""
-    one, other = parse_contenders(["legolink-0"])[-1], parse_contenders(["legolink:k=0"])[-1]
-    assert one.algo != other.algo
-    if one.label == other.label:
-        with pytest.raises(InputError, match="two algorithms are called legolink-0"):
-            parse_contenders(["legolink-0", "legolink:k=0"])
+def test_legolink_0_and_legolink_with_k_0_are_two() -> None:
+    assert labels("legolink-0", "legolink:k=0") == ["full", "legolink-0", "legolink:k=0"]
 
 
 def test_a_second_model_is_known_by_its_content() -> None:

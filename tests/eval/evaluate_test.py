@@ -186,13 +186,13 @@ def test_small_models_have_a_process_per_core_and_large_ones_their_threads(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     assert default_jobs(model()) == len(os.sched_getaffinity(0))
     assert run(store, ["naive"], limit=1).header.threads == 1
     in_memory = wrap_model(model().module, model().tokenizer)
     assert default_jobs(in_memory) == 1
     monkeypatch.setattr(evaluations, "SMALL_MODEL_BYTES", 1000)
     assert default_jobs(model()) == default_jobs(in_memory) == 1
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     assert run(store, ["naive"], Given((case("other"),))).header.threads == 3
 
 
