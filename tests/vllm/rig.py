@@ -23,7 +23,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from pictool.compiler.compile import compile
+from pictool.compiler.chunking import make_chunk
+from pictool.compiler.compile import compile, object_key
 from pictool.core import Chunk
 from pictool.linker.grid import parse_grid
 from pictool.linker.link import Linked, link
@@ -73,6 +74,12 @@ def random_chunks(lengths: Sequence[int], seed: int = 0) -> list[Chunk]:
     return [made[length] for length in lengths]
 
 
+def text_chunks(model: Model) -> list[Chunk]:
+    """Chunks of real text."""
+    texts = [f"Page {i}: {tiny.TEXT[i : i + 90]}" for i in range(0, 60, 20)]
+    return [make_chunk(model, text, f"page {i}") for i, text in enumerate(texts)]
+
+
 @dataclass(frozen=True)
 class Case:
     """A prompt of documents as our own engine links it; `params` say the same to vLLM."""
@@ -98,22 +105,29 @@ class World:
     model: Model
 
     def case(
-        self, spec: str | Policy, lengths: Sequence[int] = LENGTHS, *, seed: int = 0, head: str = HEAD, tail: str = TAIL
-    ) -> Case:
-        """Compile the chunks, link them by our engine, and name them to vLLM by key and start."""
+        self, spec: str | Policy, lengths: Sequence[int] = LENGTHS, *, chunks: Sequence[Chunk] | None = None,
+        seed: int = 0, head: str = HEAD, tail: str = TAIL,
+    ) -> Case:  # fmt: skip
+        """Compile chunks (random ones of these lengths), link them by our engine, and name them to vLLM."""
         policy = policy_of(spec) if isinstance(spec, str) else spec
-        chunks = random_chunks(lengths, seed)
-        keys = [done.key for done in compile(self.model, self.store, chunks, sinks=policy.sinks)]
+        chunks = random_chunks(lengths, seed) if chunks is None else chunks
+        compile(self.model, self.store, chunks, sinks=policy.sinks)
         linked = link(self.model, self.store, chunks, tail, policy, head=head)
-        layout = linked.image.layout
-        places = [{"key": key, "start": start} for key, (start, _) in zip(keys, layout.chunks, strict=True)]
-        params = {"pic": {"chunks": places, "policy": {"algo": policy.name, **policy.params}}}
-        return Case(layout.tokens.tolist(), params, linked)
+        return case_of(self, linked, chunks, policy.sinks)
 
     def exact(self, lengths: Sequence[int] = LENGTHS, **options: Any) -> Case:
         """The same prompt without linking."""
         case = self.case("full", lengths, **options)
         return Case(case.tokens, None, case.linked)
+
+
+def case_of(world: World, linked: Linked, chunks: Sequence[Chunk], sinks: int) -> Case:
+    """What a link did, to be asked of vLLM: chunks by key and start."""
+    layout, policy = linked.image.layout, linked.policy
+    keys = [object_key(world.model, chunk, sinks) for chunk in chunks]
+    places = [{"key": key, "start": start} for key, (start, _) in zip(keys, layout.chunks, strict=True)]
+    params = {"pic": {"chunks": places, "policy": {"algo": policy.name, **policy.params}}}
+    return Case(layout.tokens.tolist(), params, linked)
 
 
 def make_world(directory: Path, name: str = "llama") -> World:

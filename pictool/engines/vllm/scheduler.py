@@ -153,7 +153,7 @@ class SchedulerSide:
             rows = self._threads.submit(self._planner.select, plan)
         else:
             rows.set_result(self._planner.select(plan))
-        report = Report(label_of(plan.policy), len(plan.parts), plan.reach)
+        report = Report(label_of(plan.policy), sum(span.key is not None for span in plan.spans[1:]), plan.reach)
         self._linking[request.request_id] = _Linking(request, request.cache_salt, plan, rows, report, started)
         self._salt(request, self._salter.of(plan, request.cache_salt))
 
