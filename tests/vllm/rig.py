@@ -220,3 +220,13 @@ def small_environment() -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
     }  # fmt: skip
+
+
+def link_tokens(world: World, chunks: Sequence[Chunk], last: Chunk) -> torch.Tensor:
+    """Log-probabilities behind a prompt whose last chunk is reused but for its last token, computed by our runtime."""
+    cut = Chunk("", last.tokens[:-1], "cut")
+    compile(world.model, world.store, [*chunks, cut])
+    linked = link(world.model, world.store, [*chunks, cut], TAIL, policy_of("naive"), head=HEAD)
+    image = linked.image
+    image.num_tokens = image.layout.num_context
+    return image.append(last.tokens[-1]).double().log_softmax(-1)
