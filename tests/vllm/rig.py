@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -130,11 +131,10 @@ def case_of(world: World, linked: Linked, chunks: Sequence[Chunk], sinks: int) -
     return Case(layout.tokens.tolist(), params, linked)
 
 
-def make_world(directory: Path, name: str = "llama") -> World:
+def make_world(directory: Path, name: str = "llama", seed: int = 0) -> World:
     """A random model whose context matters, and an empty store."""
-    torch.manual_seed(0)
     path = directory / name
-    module = tiny.random_module(CONFIGS[name](), std=0.08)
+    module = tiny.random_module(CONFIGS[name](), seed, std=0.08)
     module.save_pretrained(path)
     tiny.tokenizer().save_pretrained(path)
     return World(path, Store(directory / "store"), load_model(str(path), "cpu", "float32"))
