@@ -29,6 +29,7 @@ from pictool.compiler.compile import compile, object_key
 from pictool.core import Chunk
 from pictool.linker.grid import parse_grid
 from pictool.linker.link import Linked, link
+from pictool.linker.policies import make_policy as make_policy
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
@@ -48,6 +49,7 @@ _ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_
          "original_max_position_embeddings": 64}  # fmt: skip
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**SIZE),
+    "llama-one-head": lambda: LlamaConfig(**{**SIZE, "num_key_value_heads": 1}),
     "llama3": lambda: LlamaConfig(**SIZE, rope_parameters=_ROPE),
     "qwen2": lambda: Qwen2Config(**_NO_HEAD_DIM, use_sliding_window=False),
     "qwen3": lambda: Qwen3Config(**SIZE),
@@ -220,6 +222,14 @@ def small_environment() -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
     }  # fmt: skip
+
+
+def set_chat_template(world: World) -> None:
+    """A template by which a user's message stands between `<s>user:` and `assistant:`."""
+    tokenizer = load_model(str(world.directory), "cpu").tokenizer
+    template = "{{ bos_token }}user:{% for m in messages %}{{ m['content'] }}{% endfor %}assistant:"
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(world.directory)
 
 
 def link_tokens(world: World, chunks: Sequence[Chunk], last: Chunk) -> torch.Tensor:

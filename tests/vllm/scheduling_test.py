@@ -18,7 +18,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "prefix-caching": {"enable_prefix_caching": True},
     "no-prefix-caching": {"enable_prefix_caching": False},
     "chunked": {"enable_prefix_caching": True, "max_num_batched_tokens": 64, "max_num_seqs": 8},
-    "synchronous": {"enable_prefix_caching": True, "async_scheduling": False},
     "compiled": {"enable_prefix_caching": True, "enforce_eager": False},
 }
 

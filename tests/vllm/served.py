@@ -1,0 +1,29 @@
+"""An engine in processes of its own: asks the cases of a file, and writes the log-probabilities beside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(path: Path) -> None:
+    import rig
+    import torch
+
+    given: dict[str, Any] = json.loads(path.read_text())
+    world = rig.World(Path(given["model"]), rig.Store(given["store"]), rig.load_model(given["model"], "cpu", "float32"))
+    engine = rig.Engine(world, **given["options"])
+    asked = [rig.Case(tokens, params, None) for tokens, params in given["cases"]]  # type: ignore[arg-type]
+    answers = engine.ask(*asked, num_tokens=given["num_tokens"])
+    if given["break"]:
+        broken = Path(given["break"])
+        broken.write_bytes(broken.read_bytes()[:-1000])
+        answers += engine.ask(asked[0])
+    torch.save([(one.tokens, one.logprobs, one.report) for one in answers], path.with_suffix(".pt"))
+    engine.llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":  # engines start processes, which import this module
+    main(Path(sys.argv[1]))
