@@ -22,7 +22,7 @@ POLICIES = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[name for name in rig.CONFIGS if name != "mistral-window"])
+@pytest.fixture(scope="module", params=[name for name in rig.CONFIGS if name not in rig.REFUSED])
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any]
 ) -> Iterator[tuple[rig.World, rig.Engine]]:

@@ -56,12 +56,21 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "mistral": lambda: MistralConfig(**SIZE, sliding_window=None),
     "mistral-window": lambda: MistralConfig(**SIZE, sliding_window=48),
     "phi3": lambda: Phi3Config(**_NO_HEAD_DIM),
+    "phi3-long": lambda: Phi3Config(
+        **_NO_HEAD_DIM, original_max_position_embeddings=128,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 16,
+                         "long_factor": [2.0] * 16, "original_max_position_embeddings": 128},
+    ),
+    "llama-dynamic": lambda: LlamaConfig(
+        **SIZE, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}
+    ),
     "gemma2": lambda: Gemma2Config(**SIZE, sliding_window=48, query_pre_attn_scalar=32),
     "gemma3": lambda: Gemma3TextConfig(
         **SIZE, sliding_window=48, query_pre_attn_scalar=32,
         layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
     ),
 }  # fmt: skip
+REFUSED = ("mistral-window", "phi3-long", "llama-dynamic")
 
 
 def policy_of(spec: str) -> Policy:

@@ -88,8 +88,8 @@ class Engine:
             PicError: an unusable document or object, or a prompt that is too long.
         """
         parts, layout = prompt_of(self._model, self._store, request)
-        if request.policy.name != _EXACT:
-            self._bring(parts, on_compile)
+        if request.policy.name != _EXACT and parts:
+            self._bring([*_head_part(self._model, request), *parts], on_compile)
         params = link_params(self._model, parts, layout, request.policy)
         if compare:  # neither is timed with what its first run sets up
             self._run(layout, params, Sampling(), 1)
@@ -246,6 +246,13 @@ def prompt_of(model: Model, store: Store, request: Request) -> tuple[list[Part],
     parts = resolve_documents(model, store, request.documents, sinks, request.chunk_tokens)
     head = Chunk(frame.head, model.encode(frame.head), "head")
     return parts, lay_out(model, head, [part.chunk for part in parts], model.encode(frame.tail))
+
+
+def _head_part(model: Model, request: Request) -> list[Part]:
+    """The head as what it can be compiled as; it stands where it is compiled, so its object is exact."""
+    text = make_frame(model, request.query, request.head, request.query_template).head
+    chunk = Chunk(text, model.encode(text), "head")
+    return [Part(chunk, None, 0)] if chunk.tokens else []
 
 
 def link_params(model: Model, parts: Sequence[Part], layout: Layout, policy: Policy) -> dict[str, Any] | None:
