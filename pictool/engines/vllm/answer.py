@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -95,5 +94,7 @@ def compare_answers(mine: Answer, full: Answer) -> Comparison:
         kl=first_token_kl(full.logprobs, mine.logprobs),
         same_first_token=bool(full.logprobs.argmax() == mine.logprobs.argmax()),
         same_answer=mine.text == full.text,
-        common_prefix=len(os.path.commonprefix([a, b])),
+        common_prefix=next(
+            (i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b))
+        ),
     )

@@ -1,4 +1,4 @@
-"""Policies that narrow on the way (CacheBlend): layer by layer over the decoder layers, all such prompts of a step at once."""
+"""Policies that narrow on the way (CacheBlend): layer by layer, over all such prompts of a step at once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pictool.core import RowMask
 from pictool.engines.vllm.host import Host, Layer
 from pictool.engines.vllm.kv import Loaded
 from pictool.engines.vllm.passes import Hidden, Passes, Sequences
 from pictool.engines.vllm.ranks import sum_over_heads
-from pictool.engines.vllm.rows import RowSet
+from pictool.engines.vllm.rows import Ints, RowSet
 from pictool.linker.narrowing import Narrowing
-from pictool.linker.policies.base import Prompt
+from pictool.linker.policies.base import Prompt, Scores
 from pictool.runtime.model import Model
 
 
@@ -25,7 +24,9 @@ class Blend:
     def __init__(self, host: Host, model: Model, loaded: Sequence[Loaded]) -> None:
         self._host, self._loaded = host, loaded
         plans = [one.job.plan for one in loaded]
-        self._passes = Passes(host, Sequences([plan.layout.tokens for plan in plans], [one.job.blocks for one in loaded]))
+        self._passes = Passes(
+            host, Sequences([plan.layout.tokens for plan in plans], [one.job.blocks for one in loaded])
+        )
         self._checked = [plan.policy.check_layers(len(host.layers)) for plan in plans]
         self._narrowings = []
         for plan in plans:
@@ -67,9 +68,9 @@ class Blend:
         return torch.from_numpy(np.concatenate(stay)).to(key.device)
 
     def _apart(
-        self, index: int, layer: Layer, one: Loaded, positions: RowMask, key: Tensor, value: Tensor
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Squared L2 between fresh and cached K and V over all ranks' heads, float32 [rows]; 0 where nothing is cached."""
+        self, index: int, layer: Layer, one: Loaded, positions: Ints, key: Tensor, value: Tensor
+    ) -> tuple[Scores, Scores]:
+        """Squared L2 between fresh and cached K and V over all heads, float32 [rows]; 0 where nothing is cached."""
         held_key, held_value = (part.to(self._host.device) for part in one.held[index])
         held_key = self._host.rotate(layer, held_key, torch.from_numpy(one.positions).to(self._host.device))
         place = np.full(one.job.plan.reach, -1)

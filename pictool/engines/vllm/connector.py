@@ -17,7 +17,6 @@ from pictool.core import Target
 from pictool.engines.vllm.messages import CompileJob, LinkJob, Outcome
 from pictool.engines.vllm.metrics import PicPromMetrics, PicStats
 from pictool.engines.vllm.setup import open_setup
-from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import Compiled, object_key
+from pictool.compiler.compile import Compiled, object_key, sink_tokens
 from pictool.core import Chunk, Layout
 from pictool.engines.torch import Request
 from pictool.engines.vllm.answer import Answer, compare_answers, dense, recomputed_of, timing_of
@@ -114,14 +114,13 @@ class Engine:
             PicError: a text without tokens, sinks without BOS, or a store that cannot be written.
         """
         wanted = [chunk if isinstance(chunk, Chunk) else make_chunk(self._model, chunk, "text") for chunk in chunks]
-        done, bos = [], self._model.bos_id
-        if sinks and bos is None:
-            raise InputError(f"{self._model.name}: has no BOS token, so documents cannot be compiled with sinks")
+        done: list[Compiled] = []
+        prefix = sink_tokens(self._model, sinks)
         for chunk in wanted:
             key = object_key(self._model, chunk, sinks)
             is_new = (force and key not in {one.key for one in done}) or not self._store.has(key)
             if is_new:
-                tokens = [*([bos] * sinks), *chunk.tokens, chunk.tokens[-1]]
+                tokens = [*prefix, *chunk.tokens, chunk.tokens[-1]]
                 self._compile(tokens, {"text": chunk.text, "sinks": sinks}, chunk)
             done.append(Compiled(chunk, key, self._store.path(key), is_new))
             if on_done is not None:

@@ -1,4 +1,4 @@
-"""What of vLLM the worker's side drives: the model, its attention layers, its blocks, and the backends' own metadata."""
+"""What the worker's side drives of vLLM: model, attention layers, blocks, and the backends' own metadata."""
 
 from __future__ import annotations
 
@@ -56,17 +56,19 @@ class Host:
     def rotate(self, layer: Layer, key: Tensor, positions: Tensor) -> Tensor:
         """Keys [tokens, kv_heads, head_dim] rotated to their positions by the layer's own rotary embedding."""
         flat = key.reshape(len(key), -1).clone()  # rotated in place by some backends
-        return layer.rotary(positions, flat, None)[0].view_as(key)  # type: ignore[no-any-return]
+        rotated: Tensor = layer.rotary(positions, flat, None)[0].view_as(key)
+        return rotated
 
     def slots(self, blocks: Sequence[int], positions: Tensor) -> Tensor:
         """Where a request's positions stand, on the device."""
         table = torch.tensor(blocks, dtype=torch.int64)
         slots = table[positions // self._block_size] * self._block_size + positions % self._block_size
-        return slots.to(self.device)
+        on_device: Tensor = slots.to(self.device)
+        return on_device
 
     @contextmanager
     def passing(self, piece: Piece, tables: Sequence[Sequence[int]]) -> Iterator[None]:
-        """A forward context in which every run [a, b) of a piece is a sequence of length b, over its prompt's blocks."""
+        """A forward context in which every run [a, b) of a piece is a sequence of length b over its prompt's blocks."""
         common, slots = self._common(piece, tables)
         made: dict[int, Any] = {}
         metadata = {}

@@ -11,7 +11,7 @@ from pictool.engines.vllm.plan import LinkPlan
 
 @dataclass(frozen=True)
 class LinkJob:
-    """A request to link, from position `computed` on. `rows` bool [N] are those to compute; None: the policy narrows."""
+    """A request to link, from position `computed` on. `rows` bool [N] are computed; None: the policy narrows."""
 
     request_id: str
     plan: LinkPlan

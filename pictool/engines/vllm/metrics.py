@@ -14,7 +14,10 @@ _COUNTERS = {
         "Requests to link that were computed exactly instead: an object missing, damaged or foreign, or a bad field.",
     ),
     "reused_tokens": ("vllm:pic_reused_tokens", "Tokens whose KV came from objects."),
-    "recomputed_tokens": ("vllm:pic_recomputed_tokens", "Tokens of linked contexts that were computed, mean of layers."),
+    "recomputed_tokens": (
+        "vllm:pic_recomputed_tokens",
+        "Tokens of linked contexts that were computed, mean of layers.",
+    ),
 }
 
 
@@ -22,7 +25,7 @@ class PicStats(KVConnectorStats):
     """Counts since the last look."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         names = {**self.data, **other.data}

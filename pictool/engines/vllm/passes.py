@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -47,20 +48,18 @@ class Passes:
     def embed(self, rows: RowSet) -> Hidden:
         """What the model hands to its first decoder layer."""
         first = self._host.layers[0].decoder
-        parts = []
+        parts: list[tuple[Piece, Tensor]] = []
         for piece in rows.pieces(self._host.limit):
-            _, hidden, residual = _stopping_at(first, lambda piece=piece: self._forward(piece))
+            _, hidden, residual = _stopping_at(first, partial(self._forward, piece))
             assert residual is None
             parts.append((piece, hidden))
         return _gather(parts, len(rows)), None
 
     def project(self, layer: Layer, rows: RowSet, hidden: Hidden) -> tuple[Tensor, Tensor]:
-        """Fresh keys (rotated) and values of a layer, [rows, kv_heads, head_dim]; the layer is left at its attention."""
+        """Fresh keys (rotated) and values, [rows, kv_heads, head_dim]; the layer is left at its attention."""
         keys, values = [], []
         for piece in rows.pieces(self._host.limit):
-            _, key, value = _stopping_at(
-                layer.attention, lambda piece=piece: self._layer(layer, piece, _rows(hidden, piece))
-            )
+            _, key, value = _stopping_at(layer.attention, partial(self._layer, layer, piece, _rows(hidden, piece)))
             keys.append((piece, self._by_head(layer, key)))
             values.append((piece, self._by_head(layer, value)))
         return _gather(keys, len(rows)), _gather(values, len(rows))

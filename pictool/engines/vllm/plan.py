@@ -75,7 +75,8 @@ def make_plan(policy: Policy, tokens: TokenIds, found: Sequence[Found], head_key
         InputError: tokens that are not the object's, objects that overlap, or nothing to link.
     """
     last = len(tokens) - 1
-    spans, at = [], 0
+    spans: list[Span] = []
+    at = 0
     for one in found:
         _require_fit(one, tokens, at)
         if one.start > at or not spans:

@@ -43,5 +43,5 @@ def all_heads(of_rank: Tensor, heads: Heads) -> Tensor:
         return of_rank
     joined: Tensor = group.all_gather(of_rank.contiguous(), dim=1)
     width = heads.last - heads.first
-    each = joined.unflatten(1, (group.world_size, width))[:, :: heads.copies]
+    each = joined.view(len(joined), group.world_size, width, -1)[:, :: heads.copies]
     return each.flatten(1, 2)

@@ -1,4 +1,4 @@
-"""The scheduler's side: decides what a request links, keeps its blocks apart, and turns failures into exact requests."""
+"""The scheduler's side: what a request links, salts that keep its blocks apart, failures that become exact requests."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class SchedulerSide:
     def num_matched(self, request: Request, computed: int) -> int | None:
         """Tokens to be linked behind the `computed` ones; None: ask again. Loads never block the scheduler."""
         if request.request_id in self._compiling:
-            return request.num_prompt_tokens - 1 - computed
+            return int(request.num_prompt_tokens) - 1 - computed
         one = self._linking.get(request.request_id)
-        if one is None or one.is_done and computed >= one.plan.reach:
+        if one is None or (one.is_done and computed >= one.plan.reach):
             return 0
         if not self._is_selected(one):
             return None

@@ -100,7 +100,8 @@ def _unsupported(config: VllmConfig) -> Iterator[str]:
         "multimodal models": model.is_multimodal_model,
         "pooling models": model.runner_type != "generate",
         "quantized weights": model.quantization is not None,
-        f"kv_cache_dtype {config.cache_config.cache_dtype}": config.cache_config.cache_dtype not in ("auto", _dtype(config)),
+        f"kv_cache_dtype {config.cache_config.cache_dtype}": config.cache_config.cache_dtype
+        not in ("auto", _dtype(config)),
         "load_format dummy (objects are made for the checkpoint's weights)": config.load_config.load_format == "dummy",
         "hf_overrides (put the change into config.json)": bool(model.hf_overrides),
         "revision (give a directory)": model.revision is not None,

@@ -1,9 +1,9 @@
 """What a request asks for: `kv_transfer_params["pic"]`, parsed.
 
-    {"pic": {"chunks": [{"key": K, "start": 12}, …], "policy": "legolink-16"}}   where every object stands
-    {"pic": {"keys": [K, …], "policy": {"algo": "legolink", "k": 16}}}           found in the prompt, in this order
-    {"pic": {"recognise": true}}                                                 whatever the store knows
-    {"pic": false}                                                               nothing: exact
+{"pic": {"chunks": [{"key": K, "start": 12}, …], "policy": "legolink-16"}}   where every object stands
+{"pic": {"keys": [K, …], "policy": {"algo": "legolink", "k": 16}}}           found in the prompt, in this order
+{"pic": {"recognise": true}}                                                 whatever the store knows
+{"pic": false}                                                               nothing: exact
 """
 
 from __future__ import annotations

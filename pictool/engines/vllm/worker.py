@@ -1,4 +1,4 @@
-"""The worker's side: brings objects into blocks, computes the rows of all requests of a step, says what became of each."""
+"""The worker's side: brings objects into blocks, computes the rows of a step's requests, says what became of each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ class WorkerSide:
         if dynamic:
             recomputed = Blend(self._host, self._model, dynamic).run()
             share = (time.perf_counter() - started) / len(dynamic)
-            outcomes = _timed(outcomes, dynamic, dict(zip(_names(dynamic), [(rows, share) for rows in recomputed], strict=True)))
+            outcomes = _timed(
+                outcomes, dynamic, dict(zip(_names(dynamic), [(rows, share) for rows in recomputed], strict=True))
+            )
         for job in jobs:
             if isinstance(job, CompileJob):
                 outcomes[job.request_id] = compile_chunk(self._host, self._store, target, job)

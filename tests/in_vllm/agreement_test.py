@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rig
 import tiny
+import vllm_rig as rig
 
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import compile

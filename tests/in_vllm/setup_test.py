@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rig
+import vllm_rig as rig
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
@@ -109,9 +109,7 @@ def test_configurations_that_are_refused(world: rig.World, name: str) -> None:
 @pytest.mark.parametrize(
     ("field", "told"), [("use_mla", "MLA"), ("uses_mrope", "M-RoPE"), ("is_multimodal_model", "multimodal")]
 )
-def test_models_that_are_refused(
-    world: rig.World, field: str, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_that_are_refused(world: rig.World, field: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(world)
     monkeypatch.setattr(type(config.model_config), field, property(lambda _: True))
     with pytest.raises(InputError, match=told):
@@ -130,7 +128,11 @@ def test_kinds_of_caches_that_are_refused(world: rig.World) -> None:
 
     window = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=48)
     mamba = MambaSpec(block_size=32, shapes=((2, 2),), dtypes=(torch.float32,))
-    for specs, told in (((window,), "SlidingWindowSpec"), ((mamba,), "MambaSpec"), ((full_attention(), mamba), "2 groups")):
+    for specs, told in (
+        ((window,), "SlidingWindowSpec"),
+        ((mamba,), "MambaSpec"),
+        ((full_attention(), mamba), "2 groups"),
+    ):
         with pytest.raises(InputError, match=told):
             open_setup(config_of(world), _Caches(*specs))  # type: ignore[arg-type]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rig
 import torch
+import vllm_rig as rig
 
 LONG = " Numbers such as 1,024 or 3.14 stand here too, and words." * 4  # a tail of more than 64 tokens
 SPECS = ("naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15")
@@ -80,7 +80,12 @@ def test_the_next_turn_of_a_conversation(pair: tuple[rig.World, rig.Engine], spe
 def test_one_hundred_random_interleavings(pair: tuple[rig.World, rig.Engine]) -> None:
     """Of requests with the same tokens: an ordinary one is always exact, a linked one always its own link."""
     world, engine = pair
-    cases = [world.exact(), world.exact(tail=LONG), *(world.case(spec) for spec in SPECS), world.case("naive", tail=LONG)]
+    cases = [
+        world.exact(),
+        world.exact(tail=LONG),
+        *(world.case(spec) for spec in SPECS),
+        world.case("naive", tail=LONG),
+    ]
     references = [case.logprobs([0]) for case in cases]
     draw = np.random.default_rng(1)
     for _ in range(100):
@@ -101,7 +106,7 @@ def test_the_prefix_cache_is_used_and_not_shared(
     def hits(one: rig.Case) -> float:
         before = engine.metric("prefix_cache_hits")
         engine.ask(one, num_tokens=1)
-        return engine.metric("prefix_cache_hits") - before
+        return float(engine.metric("prefix_cache_hits") - before)
 
     assert [hits(exact), hits(case)] == [0, 0]
     assert min(hits(exact), hits(case)) >= 192

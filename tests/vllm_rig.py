@@ -1,11 +1,10 @@
-"""What the tests inside vLLM share: tiny models, documents, our link as the reference, and an engine with PicConnector."""
+"""What the tests inside vLLM share: tiny models, documents, our link as the reference, an engine with PicConnector."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as replace
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,23 +1,24 @@
-"""An object that cannot be used, or a request that makes no sense: exact answer, one warning, one count. Never a guess."""
+"""An object that cannot be used, a request that makes no sense: exact answer, one warning, one count."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import rig
+import vllm_rig as rig
 
 from pictool.compiler.compile import compile, object_key
 from pictool.core import Chunk
 from pictool.runtime.model import Model
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
 
-Damage = Callable[[rig.World, Path], None]
+Damage = Callable[[rig.World, Path], object]
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["prefix-caching", "no-prefix-caching"])
@@ -51,7 +52,7 @@ def of_another_model(world: rig.World, path: Path) -> None:
     with ObjectFile(path) as file:
         tokens, meta = file.tokens(), file.meta
         layers = [tuple(bytes(part) for part in file.layer(i)) for i in range(4)]
-    target = rig.replace(meta.target, model="0" * 64)
+    target = replace(meta.target, model="0" * 64)
     foreign = ObjectMeta(meta.key, target, meta.num_tokens, meta.sinks, meta.codec)
     world.store.put(CompiledChunk(foreign, "text", tokens, layers))  # type: ignore[arg-type]
 
@@ -73,8 +74,8 @@ def of_another_key(world: rig.World, path: Path) -> None:
 
 DAMAGES: dict[str, Damage] = {
     "missing": lambda world, path: path.unlink(),
-    "empty": lambda world, path: path.write_bytes(b"") and None,
-    "truncated": lambda world, path: path.write_bytes(path.read_bytes()[:-1000]) and None,
+    "empty": lambda world, path: path.write_bytes(b""),
+    "truncated": lambda world, path: path.write_bytes(path.read_bytes()[:-1000]),
     "header": lambda world, path: flip(path, 200),
     "first layer": lambda world, path: flip(path, len(path.read_bytes()) - 4 * 2 * 2 * 70 * 32 * 4 + 500),
     "last layer": lambda world, path: flip(path, len(path.read_bytes()) - 2000),
@@ -130,10 +131,8 @@ def test_an_object_that_breaks_between_two_questions(
     world, engine = pair
     first = world.case(spec, (33, 37, 70), seed=60)
     engine.ask(first)
-    second, exact = (case((33, 37, 70)) for case in (
-        lambda lengths: world.case(spec, lengths, seed=60, tail=" Why so?"),
-        lambda lengths: world.exact(lengths, seed=60, tail=" Why so?"),
-    ))  # fmt: skip
+    second = world.case(spec, (33, 37, 70), seed=60, tail=" Why so?")
+    exact = world.exact((33, 37, 70), seed=60, tail=" Why so?")
     path, whole = broken(world, second, DAMAGES[damage])
     (answer,) = engine.ask(second)
     path.write_bytes(whole)
@@ -217,7 +216,9 @@ def test_log_probabilities_of_the_prompt_are_exact(pair: tuple[rig.World, rig.En
 
     world, engine = pair
     case, exact = world.case("naive", seed=65), world.exact(seed=65)
-    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1, extra_args={"kv_transfer_params": case.params})
+    params = SamplingParams(
+        max_tokens=1, temperature=0, prompt_logprobs=1, extra_args={"kv_transfer_params": case.params}
+    )
     (output,) = engine.llm.generate([{"prompt_token_ids": case.tokens}], params, use_tqdm=False)
     assert output.outputs[0].token_ids[0] == int(exact.logprobs([0])[0].argmax())
     assert len(warnings) == 1 and "log-probabilities" in warnings[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import rig
+import vllm_rig as rig
 
 from pictool.compiler.compile import object_key
 from pictool.engines import torch as ours

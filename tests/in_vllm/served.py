@@ -7,13 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pictool.runtime.model import load_model
+from pictool.store.store import Store
+
 
 def main(path: Path) -> None:
-    import rig
     import torch
+    import vllm_rig as rig
 
     given: dict[str, Any] = json.loads(path.read_text())
-    world = rig.World(Path(given["model"]), rig.Store(given["store"]), rig.load_model(given["model"], "cpu", "float32"))
+    model = load_model(given["model"], "cpu", "float32")
+    world = rig.World(Path(given["model"]), Store(given["store"]), model)
     engine = rig.Engine(world, **given["options"])
     asked = [rig.Case(tokens, params, None) for tokens, params in given["cases"]]  # type: ignore[arg-type]
     answers = engine.ask(*asked, num_tokens=given["num_tokens"])

@@ -1,13 +1,11 @@
-"""These tests need vllm (`make test-vllm`); elsewhere they are not collected, so that nothing is reported as skipped."""
+"""These tests need vllm (`make test-vllm`); elsewhere they are not collected, and nothing is reported as skipped."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +13,8 @@ import pytest
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 collect_ignore_glob = [] if HAS_VLLM else ["*_test.py"]
 
-sys.path.insert(0, str(Path(__file__).parent))
 if HAS_VLLM:
-    import rig
+    import vllm_rig as rig
 
     rig.small_environment()
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rig
+import vllm_rig as rig
 
 from pictool.compiler.compile import compile, object_key
-
+from pictool.core import Chunk
 
 HEAD = "<s>"  # a longer one would be recognised too, once it was linked
 
@@ -52,8 +52,8 @@ def test_what_is_not_whole_is_not_linked(pair: tuple[rig.World, rig.Engine]) -> 
     (chunk,) = rig.random_chunks((70,))
     head, tail = world.model.encode(HEAD), world.model.encode(rig.TAIL)
     for middle in (chunk.tokens[1:], chunk.tokens[:-1], (*chunk.tokens[:30], 7, *chunk.tokens[31:])):
-        exact = world.case("full", chunks=[rig.Chunk("", middle, "cut")], head=HEAD)
-        world.store.path(object_key(world.model, rig.Chunk("", middle, "cut"))).unlink(missing_ok=True)
+        exact = world.case("full", chunks=[Chunk("", middle, "cut")], head=HEAD)
+        world.store.path(object_key(world.model, Chunk("", middle, "cut"))).unlink(missing_ok=True)
         time.sleep(0.5)
         (answer,) = engine.ask(rig.Case([*head, *middle, *tail], None, exact.linked))
         assert rig.difference(exact, answer) <= rig.TOLERANCE and answer.report is None

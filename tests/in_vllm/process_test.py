@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rig
 import tiny
 import torch
+import vllm_rig as rig
 
 SPECS = ("naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "legolink-1000")
 HERE = Path(__file__).parent
@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def environment() -> dict[str, str]:
-    paths = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+    paths = [str(HERE.parent), str(HERE.parents[1])]
     return os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PYTHONPATH": os.pathsep.join(paths)}
 
 
@@ -78,8 +78,9 @@ def server(world: rig.World, extra: dict[str, Any], *options: str) -> Iterator[s
         "kv_connector_extra_config": {"store": str(world.store.root), **extra},
     }  # fmt: skip
     command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(world.directory), "--port", str(port),
-        "--host", "127.0.0.1", "--enforce-eager", "--dtype", "float32", "--max-model-len", "1024", "--max-logprobs", "-1",
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(world.directory),
+        "--port", str(port), "--host", "127.0.0.1", "--enforce-eager", "--dtype", "float32", "--max-model-len", "1024",
+        "--max-logprobs", "-1",
         "--block-size", "32", "--kv-cache-memory-bytes", str(64 << 20), "--served-model-name", "tiny",
         "--kv-transfer-config", json.dumps(transfer), *options,
     ]  # fmt: skip
@@ -171,7 +172,10 @@ def chats(world: rig.World, url: str) -> None:
         "model": "tiny", "messages": [{"role": "user", "content": f"{text} Why?"}], "max_tokens": 3, "temperature": 0,
         "logprobs": True, "top_logprobs": 5, "return_tokens_as_token_ids": True, "ignore_eos": True,
     }  # fmt: skip
-    for opted_out, reference in ((False, case), (True, world.case("full", chunks=chunks, head="<s>user:", tail=" Why?assistant:"))):
+    for opted_out, reference in (
+        (False, case),
+        (True, world.case("full", chunks=chunks, head="<s>user:", tail=" Why?assistant:")),
+    ):
         more = {"kv_transfer_params": {"pic": False}} if opted_out else {}
         said = json.loads(post(f"{url}/v1/chat/completions", {**body, **more}))
         content = said["choices"][0]["logprobs"]["content"]

@@ -8,21 +8,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import rig
 import tiny
 import torch
+import vllm_rig as rig
 
+from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import Compiled, compile
+from pictool.core import Chunk
 from pictool.engines import torch as ours
 from pictool.engines.torch import Request
 from pictool.engines.vllm.engine import Engine
 from pictool.errors import InputError, ModelError, StoreError
 from pictool.linker.policies import make_policy
+from pictool.linker.resolve import Document
 from pictool.runtime.decode import Sampling
 from pictool.runtime.model import wrap_model
 from pictool.store.store import Store
 
-OPTIONS = {name: value for name, value in rig.default_options().items() if name not in ("max_model_len", "disable_log_stats")}
+OPTIONS = {
+    name: value for name, value in rig.default_options().items() if name not in ("max_model_len", "disable_log_stats")
+}
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "phi3", "gemma2"])
@@ -47,7 +52,7 @@ def layers_of(store: Store, key: str) -> torch.Tensor:
 @pytest.mark.parametrize("sinks", [0, 4])
 def test_its_objects_are_ours(world: rig.World, engine: Engine, sinks: int, tmp_path: Path) -> None:
     """Chunks of one token, of more than a block, and of more than a pass takes."""
-    chunks = [*rig.text_chunks(world.model), *(rig.make_chunk(world.model, text, "t") for text in ("a", tiny.TEXT * 2))]
+    chunks = [*rig.text_chunks(world.model), *(make_chunk(world.model, text, "t") for text in ("a", tiny.TEXT * 2))]
     mine = Store(tmp_path / "mine")
     compile(world.model, mine, chunks, sinks=sinks, alone=True)
     told: list[Compiled] = []
@@ -61,7 +66,7 @@ def test_its_objects_are_ours(world: rig.World, engine: Engine, sinks: int, tmp_
     assert all(one.is_new for one in engine.compile(chunks[:1], sinks=sinks, force=True))
 
 
-def request(spec: str, chunks: list[rig.Chunk], **more: object) -> Request:
+def request(spec: str, chunks: list[Chunk], **more: object) -> Request:
     return Request("nobody knows?", chunks, rig.policy_of(spec), max_new_tokens=8, **more)  # type: ignore[arg-type]
 
 
@@ -98,7 +103,7 @@ def test_stop_strings_and_sampling(world: rig.World, engine: Engine) -> None:
 
 def test_documents_as_files_objects_and_keys(world: rig.World, engine: Engine, tmp_path: Path) -> None:
     """An object of another place is brought into the store."""
-    chunk = rig.make_chunk(world.model, "The spring festival.", "t")
+    chunk = make_chunk(world.model, "The spring festival.", "t")
     other = Store(tmp_path / "other")
     (done,) = compile(world.model, other, [chunk])
     file = tmp_path / "mine.kvo"
@@ -106,9 +111,12 @@ def test_documents_as_files_objects_and_keys(world: rig.World, engine: Engine, t
     text = tmp_path / "a.txt"
     text.write_text("Nobody knows the harbour.")
     compiled: list[Compiled] = []
+    documents_twice: list[list[Document]] = [[text, file], [text, done.key]]
     answers = [
-        engine.answer(Request("why?", documents, make_policy("naive", {}), max_new_tokens=4), on_compile=compiled.append)
-        for documents in ([text, file], [text, done.key])
+        engine.answer(
+            Request("why?", documents, make_policy("naive", {}), max_new_tokens=4), on_compile=compiled.append
+        )
+        for documents in documents_twice
     ]
     assert answers[0].generated.tokens == answers[1].generated.tokens
     assert [one.chunk.source for one in compiled if one.chunk.source != "head"] == [str(text)]
@@ -116,7 +124,7 @@ def test_documents_as_files_objects_and_keys(world: rig.World, engine: Engine, t
 
 def test_a_damaged_object_is_an_error_here(world: rig.World, engine: Engine) -> None:
     """A server answers exactly; who names objects on a command line is told."""
-    chunk = rig.make_chunk(world.model, "Straße, 東京.", "t")
+    chunk = make_chunk(world.model, "Straße, 東京.", "t")
     (done,) = engine.compile([chunk])
     data = bytearray(done.path.read_bytes())
     data[-200] ^= 1
@@ -130,6 +138,6 @@ def test_a_damaged_object_is_an_error_here(world: rig.World, engine: Engine) -> 
 
 def test_what_does_not_fit_is_refused(world: rig.World, engine: Engine) -> None:
     with pytest.raises(InputError, match="too long"):
-        engine.compile([rig.make_chunk(world.model, tiny.TEXT * 10, "long.txt")])
+        engine.compile([make_chunk(world.model, tiny.TEXT * 10, "long.txt")])
     with pytest.raises(ModelError, match="directories"):
         Engine(wrap_model(tiny.random_module(rig.CONFIGS["llama"]()), tiny.tokenizer()), world.store)
