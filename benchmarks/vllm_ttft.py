@@ -151,7 +151,8 @@ def run(shape: dict[str, Any], documents: int, tokens: int, repeats: int, thread
         try:
             seconds = measure(linking, plain, Prompts([one.tokens for one in chunks], keys, 1400), repeats)
         finally:
-            linking.stop(), plain.stop()
+            linking.stop()
+            plain.stop()
     medians = {name: statistics.median(took) for name, took in seconds.items()}
     full, ordinary = medians["full prefill"], medians["ordinary load"]
     return {

@@ -169,7 +169,7 @@ class Engine:
         config = KVTransferConfig(
             kv_connector="PicConnector", kv_connector_module_path=MODULE, kv_role="kv_both",
             kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"store": str(world.store.root), **(extra or {})},
+            kv_connector_extra_config={"store": str(world.store.root), "any_model": True, **(extra or {})},
         )  # fmt: skip
         self.llm: Any = LLM(str(world.directory), kv_transfer_config=config, **(default_options() | options))
 

@@ -26,7 +26,7 @@ def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any]
 ) -> tuple[rig.World, rig.Engine]:
     world = rig.make_world(tmp_path_factory.mktemp("failure"), "llama")
-    return world, start(world, enable_prefix_caching=request.param)
+    return world, start(world, {"any_model": False}, enable_prefix_caching=request.param)
 
 
 @pytest.fixture
@@ -170,6 +170,10 @@ BAD_PARAMS: dict[str, tuple[Any, str]] = {
     "negative start": ({"chunks": [{"key": KEY, "start": -1}]}, "start"),
     "a list": ([KEY], "chunks, keys or recognise"),
     "layers beyond the model": ({"keys": ["REAL"], "policy": {"algo": "cacheblend", "layers": "1,9"}}, "layers"),
+    "a model of the client's": (
+        {"keys": ["REAL"], "policy": {"algo": "speccache", "spec_model": "any/model"}},
+        "is not the one",
+    ),
     "no speculative model": ({"keys": ["REAL"], "policy": "speccache-15"}, "spec_model"),
     "compile where it is off": ({"compile": {"text": "a", "sinks": 0}}, "compile"),
 }

@@ -46,7 +46,7 @@ class Engine:
         from vllm import LLM
         from vllm.config import KVTransferConfig
 
-        extra = {"store": str(store.root), "compile": True, "device": model.device}
+        extra = {"store": str(store.root), "compile": True, "any_model": True, "device": model.device}
         transfer = KVTransferConfig(
             kv_connector="PicConnector", kv_connector_module_path=CONNECTOR, kv_role="kv_both",
             kv_load_failure_policy="recompute", kv_connector_extra_config=extra,

@@ -14,7 +14,7 @@ from pictool.engines.vllm.recognise import Index
 from pictool.engines.vllm.settings import Settings
 from pictool.engines.vllm.wanted import Compile, Wanted
 from pictool.errors import InputError, PicError
-from pictool.linker.policies.base import Prompt
+from pictool.linker.policies.base import Policy, Prompt
 from pictool.runtime.model import Model
 from pictool.store.store import Store
 
@@ -44,6 +44,7 @@ class Planner:
         Raises:
             PicError: an object that is missing, damaged or foreign, or does not stand where it should.
         """
+        self._require_allowed(wanted.policy)
         found = self._find(wanted, tokens) if wanted.places is None else self._placed(wanted, tokens)
         if wanted.places is None and (not found or found[0].start >= len(tokens) - 1):
             return None
@@ -82,6 +83,15 @@ class Planner:
             raise InputError(f"compile: the prompt does not begin with {what.sinks} BOS tokens")
         if tuple(prompt[what.sinks : -1]) != self._model.encode(what.text):
             raise InputError("compile: the prompt is not sinks, the text's tokens and one token more")
+
+    def _require_allowed(self, policy: Policy) -> None:
+        """A client must not have any directory, or name of a hub, loaded as a model."""
+        named = policy.params.get("spec_model", "")
+        if named and named != self.settings.policy.params.get("spec_model") and not self.settings.any_model:
+            raise InputError(
+                f"policy: spec_model={named!r} is not the one that this server was started with "
+                '(kv_connector_extra_config "policy", or "any_model")'
+            )
 
     def _placed(self, wanted: Wanted, tokens: TokenIds) -> list[Found]:
         found: list[Found] = []

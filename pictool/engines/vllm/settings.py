@@ -17,7 +17,8 @@ class Settings:
 
     store: directory of the objects. policy: what requests get that name none. recognise: look for stored chunks in
     requests that say nothing. min_tokens: of a chunk that is recognised. refresh_s: how often the store is looked
-    through for new objects. compile: let requests write objects. device: where a speculative model runs.
+    through for new objects. compile: let requests write objects. device: where a speculative model runs. any_model: let
+    requests name the model that a policy reads prompts with; else only the one of `policy` is loaded.
     """
 
     store: str
@@ -27,14 +28,16 @@ class Settings:
     refresh_s: float
     compile: bool
     device: str
+    any_model: bool
 
 
 _DEFAULTS: dict[str, Any] = {
     "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0, "compile": False,
-    "device": "cpu",
+    "device": "cpu", "any_model": False,
 }  # fmt: skip
 _KINDS: dict[str, type | tuple[type, ...]] = {
-    "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float), "compile": bool, "device": str
+    "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float), "compile": bool, "device": str,
+    "any_model": bool,
 }  # fmt: skip
 
 
