@@ -1,16 +1,25 @@
-# Two commands do everything on a fresh machine: make demo, make test.
+# Two commands do everything on a fresh machine: make demo, make test. Linking inside vLLM has one more: make test-vllm.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+VLLM   ?= .venv-vllm
 
-.PHONY: demo test check model fixtures bench clean
+.PHONY: demo test test-vllm check model fixtures bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: check
 	$(BIN)/python -m pytest -n auto
+
+# Without a GPU: vLLM's CPU build in an environment of its own. All of its tests must run; none may be skipped.
+test-vllm: $(VLLM)/.ready
+	$(VLLM)/bin/python -m pytest tests/in_vllm --require-all
+
+$(VLLM)/.ready: pyproject.toml tests/in_vllm/install.py
+	$(PYTHON) tests/in_vllm/install.py $(VLLM)
+	touch $@
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -34,4 +43,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -33,3 +33,18 @@ def store(tmp_path: Path) -> Store:
 def model_dir(tmp_path: Path) -> Path:
     """A tiny Llama as a model directory."""
     return tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-all", action="store_true", help="fail if any test was skipped, or none was found")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if not session.config.getoption("--require-all"):
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    assert reporter is not None
+    left_out = [kind for kind in ("skipped", "xfailed", "deselected") if reporter.stats.get(kind)]
+    if left_out or not reporter.stats.get("passed"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter.write_line(f"--require-all: {', '.join(left_out) or 'no test was run'}", red=True)

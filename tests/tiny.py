@@ -64,7 +64,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 }
 
 
-def random_module(config: PretrainedConfig, seed: int = 0) -> Any:
+def random_module(config: PretrainedConfig, seed: int = 0, std: float = 0.15) -> Any:
     """A model with an init so large that context matters: a wrong row is a wrong answer."""
     torch.manual_seed(seed)
     module = AutoModelForCausalLM.from_config(config).eval()
@@ -72,7 +72,7 @@ def random_module(config: PretrainedConfig, seed: int = 0) -> Any:
         if "norm" in name:
             torch.nn.init.normal_(parameter, 0.0 if "gemma" in config.model_type else 1.0, 0.2)
         else:
-            torch.nn.init.normal_(parameter, 0.0, 0.15)
+            torch.nn.init.normal_(parameter, 0.0, std)
     return module
 
 

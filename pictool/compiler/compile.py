@@ -65,7 +65,7 @@ def compile(
         StoreError: the store cannot be written.
     """
     wanted = [chunk if isinstance(chunk, Chunk) else make_chunk(model, chunk, "text") for chunk in chunks]
-    prefix = _sink_tokens(model, sinks)
+    prefix = sink_tokens(model, sinks)
     _require_room(model, wanted, sinks)
     keys = [object_key(model, chunk, sinks) for chunk in wanted]
     missing = {key: chunk for key, chunk in zip(keys, wanted, strict=True) if force or not store.has(key)}
@@ -96,7 +96,12 @@ def _compute(
         yield Compiled(chunk, key, path, True)
 
 
-def _sink_tokens(model: Model, sinks: int) -> list[int]:
+def sink_tokens(model: Model, sinks: int) -> list[int]:
+    """The dummy tokens in front of a chunk.
+
+    Raises:
+        InputError: fewer than none, or a model without BOS.
+    """
     if sinks < 0:
         raise InputError(f"sinks {sinks}: must be 0 or more")
     if sinks and model.bos_id is None:

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from pictool.core import RowMask
-from pictool.linker.policies.base import Deviation, Policy, Prompt, Scores, Selection
+from pictool.linker.narrowing import Narrowing
+from pictool.linker.policies.base import Policy, Prompt, Scores, Selection
 from pictool.runtime.attention import Rows
 from pictool.runtime.image import Image
 
@@ -20,15 +21,18 @@ class Fusor:
     """
 
     def __init__(self, image: Image, prompt: Prompt, policy: Policy, selection: Selection) -> None:
-        self._image, self._prompt, self._policy = image, prompt, policy
-        self._always = self._required(prompt)
+        self._image = image
+        self._narrowing = Narrowing(prompt, policy, selection, self._required(prompt))
         self._checked = policy.check_layers(image.stack.num_layers)
         self.rows = np.zeros((image.stack.num_layers, prompt.layout.num_tokens), dtype=bool)
-        self.scores: Scores | None = None
-        self._on = self._take(selection)
-        self._rows = _rows_of(self._on, image)
-        tokens = torch.from_numpy(prompt.layout.tokens[self._on].astype(np.int64)).to(image.stack.device)
+        on = self._narrowing.on
+        self._rows = _rows_of(on, image)
+        tokens = torch.from_numpy(prompt.layout.tokens[on].astype(np.int64)).to(image.stack.device)
         self._hidden = image.stack.embed(tokens[None])
+
+    @property
+    def scores(self) -> Scores | None:
+        return self._narrowing.scores
 
     @staticmethod
     def _required(prompt: Prompt) -> RowMask:
@@ -39,18 +43,9 @@ class Fusor:
             always[: layout.head[1]] = True
         return always
 
-    def _take(self, selection: Selection) -> RowMask:
-        """The rows [n] that go on, with those that always do; scores are kept as they were first given."""
-        rows = self._always.copy()
-        rows[: len(selection.rows)] |= selection.rows
-        if selection.scores is not None and self.scores is None:
-            self.scores = np.zeros(len(rows), dtype=np.float32)
-            self.scores[: len(selection.scores)] = selection.scores
-        return rows
-
     def prefill_layer(self, layer: int) -> None:
         """Compute one layer; cached K and V of the rows that are not computed stand in the image already."""
-        self.rows[layer] = self._on
+        self.rows[layer] = self._narrowing.on
         if layer in self._checked:
             self._narrow(layer)
         self._hidden = self._image.compute(layer, self._hidden, self._rows)
@@ -64,15 +59,9 @@ class Fusor:
         key, value = self._image.project(layer, self._hidden, self._rows)
         apart = self._image.deviation(layer, key, value, self._rows)
         self._image.write(layer, key, value, self._rows.runs)
-        num_context = self._prompt.layout.num_context
-        of_key, of_value = (np.zeros(len(self._on), dtype=np.float32) for _ in apart)
-        of_key[self._on], of_value[self._on] = (one.cpu().numpy() for one in apart)
-        deviation = Deviation(self._on[:num_context], of_key[:num_context], of_value[:num_context])
-        narrowed = self._take(self._policy.narrow(self._prompt, layer, deviation))
-        assert not (narrowed & ~self._on).any(), f"{self._policy.name} selects rows that it has left"
-        stay = torch.from_numpy(np.flatnonzero(narrowed[self._on])).to(self._hidden.device)
-        self._hidden, self._on = self._hidden[:, stay], narrowed
-        self._rows = _rows_of(narrowed, self._image)
+        stay = self._narrowing.narrow(layer, *(one.cpu().numpy() for one in apart))
+        self._hidden = self._hidden[:, torch.from_numpy(stay).to(self._hidden.device)]
+        self._rows = _rows_of(self._narrowing.on, self._image)
 
 
 def _rows_of(mask: RowMask, image: Image) -> Rows:

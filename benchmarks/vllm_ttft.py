@@ -1,0 +1,189 @@
+"""TTFT inside vLLM: linked, full prefill, prefix cache; and what the connector costs ordinary requests. In one run.
+
+    .venv-vllm/bin/python -m benchmarks.vllm_ttft --out benchmarks/results
+
+Two engines, each in a process of its own, one with the connector and one without; they are asked in turn, so that a
+slow moment of the machine meets both. A random model of Qwen2.5-0.5B's shape. Times are medians; the raw ones are in
+the JSON. Every request has its documents in an order of its own; one that is to find nothing in vLLM's prefix cache
+has a salt of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+QWEN: dict[str, Any] = {
+    "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2,
+}  # fmt: skip
+TINY: dict[str, Any] = {
+    "vocab_size": 1500, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+HEAD, TAIL = 16, 32
+LINKED = ("naive", "legolink-16", "cacheblend-15")
+DECODED, BATCH = 16, 4  # tokens and requests of the ordinary load
+
+
+def save_model(directory: Path, shape: dict[str, Any]) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from pictool import load_model
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        **shape, max_position_embeddings=32768, tie_word_embeddings=True, use_sliding_window=False, bos_token_id=0,
+        eos_token_id=1,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+    load_model("embedded").tokenizer.save_pretrained(directory)
+
+
+def serve(pipe: Connection, directory: str, store: str | None, length: int, threads: int) -> None:
+    """An engine's process: answers (prompts, params, salt, tokens) with each request's TTFT."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    from vllm import LLM, SamplingParams
+    from vllm.config import KVTransferConfig
+
+    options: dict[str, Any] = {}
+    if store is not None:
+        options["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="PicConnector", kv_connector_module_path="pictool.engines.vllm.connector", kv_role="kv_both",
+            kv_load_failure_policy="recompute", kv_connector_extra_config={"store": store},
+        )  # fmt: skip
+    llm: Any = LLM(
+        directory, dtype="float32", max_model_len=length, enforce_eager=True, enable_prefix_caching=True,
+        disable_log_stats=False, **options,
+    )  # fmt: skip
+    pipe.send("ready")
+    while (asked := pipe.recv()) is not None:
+        prompts, params, salt, count = asked
+        given = [{"prompt_token_ids": tokens} | ({} if salt is None else {"cache_salt": salt}) for tokens in prompts]
+        extra = None if params is None else {"kv_transfer_params": params}
+        sampling = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True, detokenize=False, extra_args=extra)
+        outputs = llm.generate(given, sampling, use_tqdm=False)
+        states = [(one.kv_transfer_params or {}).get("pic", {}).get("state") for one in outputs]
+        assert params is None or states == ["linked"], states
+        last = [one.metrics.last_token_ts - one.metrics.queued_ts for one in outputs]
+        pipe.send(([one.metrics.first_token_latency for one in outputs], max(last)))
+    llm.llm_engine.engine_core.shutdown()
+
+
+class Process:
+    """One of the two engines."""
+
+    def __init__(self, *given: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, *given), daemon=True)
+        self._process.start()
+        assert self._pipe.recv() == "ready"
+
+    def ask(self, prompts: list[list[int]], params: Any = None, salt: str | None = None, count: int = 1) -> Any:
+        self._pipe.send((prompts, params, salt, count))
+        return self._pipe.recv()
+
+    def stop(self) -> None:
+        self._pipe.send(None)
+        self._process.join(60)
+
+
+class Prompts:
+    """Prompts of the same documents, in orders drawn anew."""
+
+    def __init__(self, chunks: list[tuple[int, ...]], keys: list[str], vocab: int) -> None:
+        self._chunks, self._keys, self._draw = chunks, keys, np.random.default_rng(7)
+        self._head, self._tail = ([int(t) for t in self._draw.integers(3, vocab, n)] for n in (HEAD, TAIL))
+
+    def next(self) -> tuple[list[int], list[dict[str, Any]]]:
+        """Tokens, and where the objects stand."""
+        tokens, places = list(self._head), []
+        for i in self._draw.permutation(len(self._chunks)).tolist():
+            places.append({"key": self._keys[i], "start": len(tokens)})
+            tokens += self._chunks[i]
+        return [*tokens, *self._tail], places
+
+
+def measure(linking: Process, plain: Process, prompts: Prompts, repeats: int) -> dict[str, list[float]]:
+    """Seconds of every kind of request, interleaved; the first round warms up and is dropped."""
+    seconds: dict[str, list[float]] = {}
+    for repeat in range(repeats + 1):
+        found = {}
+        for spec in LINKED:
+            tokens, places = prompts.next()
+            (found[spec],), _ = linking.ask([tokens], {"pic": {"chunks": places, "policy": spec}})
+        tokens, _ = prompts.next()
+        (found["full prefill"],), _ = plain.ask([tokens], salt=f"full {repeat}")
+        (found["full prefill, connector loaded"],), _ = linking.ask([tokens], salt=f"full {repeat}")
+        (found["prefix cache, another order"],), _ = plain.ask([prompts.next()[0]])
+        load = [prompts.next()[0][: HEAD + 256] for _ in range(BATCH)]
+        in_turn = [("ordinary load", plain), ("ordinary load, connector loaded", linking)]
+        for name, engine in in_turn if repeat % 2 else in_turn[::-1]:
+            _, found[name] = engine.ask(load, salt=f"load {repeat}", count=DECODED)
+        for name, took in found.items():
+            seconds.setdefault(name, []).append(took)
+    return {name: took[1:] for name, took in seconds.items()}
+
+
+def run(shape: dict[str, Any], documents: int, tokens: int, repeats: int, threads: int) -> dict[str, Any]:
+    from pictool import Chunk, Store, compile, load_model
+
+    with tempfile.TemporaryDirectory(prefix="pic-vllm-") as scratch:
+        directory, store = Path(scratch) / "model", Store(Path(scratch) / "store")
+        save_model(directory, shape)
+        drawn = np.random.default_rng(0).integers(3, 1400, (documents, tokens)).tolist()
+        chunks = [Chunk(f"chunk {i}", tuple(row), "random") for i, row in enumerate(drawn)]
+        keys = [done.key for done in compile(load_model(str(directory), "cpu", "float32"), store, chunks)]
+        given = (str(directory), str(store.root), HEAD + documents * tokens + TAIL + DECODED + 1, threads)
+        linking, plain = Process(*given), Process(given[0], None, *given[2:])
+        try:
+            seconds = measure(linking, plain, Prompts([one.tokens for one in chunks], keys, 1400), repeats)
+        finally:
+            linking.stop()
+            plain.stop()
+    medians = {name: statistics.median(took) for name, took in seconds.items()}
+    full, ordinary = medians["full prefill"], medians["ordinary load"]
+    return {
+        "documents": documents, "tokens": tokens, "shape": shape, "repeats": repeats, "threads": threads,
+        "machine": platform.platform(), "medians_s": medians, "seconds": seconds,
+        "speedup": {spec: full / medians[spec] for spec in LINKED},
+        "speedup_over_prefix_cache": {spec: medians["prefix cache, another order"] / medians[spec] for spec in LINKED},
+        "overhead": medians["ordinary load, connector loaded"] / ordinary - 1,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="directory of the result (vllm_ttft.json)")
+    parser.add_argument("--documents", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=512, help="of a document")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--tiny", action="store_true", help="a model of a few layers: shows that all runs")
+    options = parser.parse_args()
+    shape = TINY if options.tiny else QWEN
+    result = run(shape, options.documents, options.tokens, options.repeats, options.threads)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "vllm_ttft.json").write_text(json.dumps(result, indent=2) + "\n")
+    for name, took in result["medians_s"].items():
+        print(f"{name:34s} {took * 1e3:9.1f} ms")
+    for spec in LINKED:
+        over = result["speedup_over_prefix_cache"][spec]
+        print(f"{spec:34s} {result['speedup'][spec]:.1f}x full prefill, {over:.1f}x prefix cache")
+    print(f"{'connector, ordinary requests':34s} {result['overhead']:+.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""`PicConnector`: the class that vLLM loads. Thin: one side in the scheduler, one on every worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+)
+
+from pictool.core import Target
+from pictool.engines.vllm.messages import CompileJob, LinkJob, Outcome
+from pictool.engines.vllm.metrics import PicPromMetrics, PicStats
+from pictool.engines.vllm.setup import open_setup
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+    from pictool.engines.vllm.scheduler import SchedulerSide
+    from pictool.engines.vllm.worker import WorkerSide
+
+
+@dataclass
+class PicMetadata(KVConnectorMetadata):
+    """The jobs of a step. `target` is what their objects must be made for."""
+
+    target: Target
+    jobs: list[LinkJob | CompileJob] = field(default_factory=list)
+
+
+@dataclass
+class PicWorkerMetadata(KVConnectorWorkerMetadata):
+    """What became of them. A job that failed on any rank has failed."""
+
+    outcomes: dict[str, Outcome]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        assert isinstance(other, PicWorkerMetadata)
+        failed = {name: one for name, one in other.outcomes.items() if one.problem is not None}
+        return PicWorkerMetadata({**other.outcomes, **self.outcomes, **failed})
+
+
+class PicConnector(KVConnectorBase_V1):
+    """Links prompts from object files. Requests load in the background of the scheduler, never in a running step."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig, **_: Any
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        setup = open_setup(vllm_config, kv_cache_config)
+        self._setup = setup
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._outcomes: dict[str, Outcome] = {}
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = setup.scheduler_side()
+
+    # The scheduler's side
+
+    @property
+    def _deciding(self) -> SchedulerSide:
+        assert self._scheduler is not None
+        return self._scheduler
+
+    def on_new_request(self, request: Request) -> None:
+        self._deciding.add(request)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        count = self._deciding.num_matched(request, num_computed_tokens)
+        return count, bool(count)
+
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
+        return ()  # blocks are zeroed as ever: a part of the last one stays unwritten
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        self._deciding.take_blocks(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        return PicMetadata(self._setup.target, self._deciding.take_jobs())
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, PicWorkerMetadata):
+            self._deciding.close(meta.outcomes)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return False, self._deciding.finish(request)
+
+    # The worker's side
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self._worker = self._setup.worker_side()
+
+    def start_load_kv(self, forward_context: ForwardContext, **_: Any) -> None:
+        meta = self._get_connector_metadata()
+        assert isinstance(meta, PicMetadata) and self._worker is not None
+        if meta.jobs:
+            self._outcomes |= self._worker.run(meta.jobs, meta.target)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        return
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        failed = {name for name, one in self._outcomes.items() if one.problem is not None}
+        return KVConnectorTransferResults(finished_recving=set(self._outcomes), failed_recving=failed)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        outcomes, self._outcomes = self._outcomes, {}
+        return PicWorkerMetadata(outcomes) if outcomes else None
+
+    # Both
+
+    def shutdown(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.shutdown()
+
+    def get_kv_connector_stats(self) -> PicStats | None:
+        counts = self._scheduler.take_counts() if self._scheduler is not None else None
+        return None if counts is None else PicStats(dict(counts.as_dict()))
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PicStats:
+        return PicStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: VllmConfig, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
+    ) -> PicPromMetrics:
+        return PicPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

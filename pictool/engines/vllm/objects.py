@@ -1,0 +1,41 @@
+"""Objects as a request names them: opened, and checked against the model and their own key before anything is used."""
+
+from __future__ import annotations
+
+import re
+
+from pictool.core import Target
+from pictool.errors import ForeignObjectError, InputError
+from pictool.store.format import ObjectFile
+from pictool.store.store import Store
+
+KEY_DIGITS = 64
+
+
+def open_object(store: Store, target: Target, key: str) -> ObjectFile:
+    """Open the object of a whole key; it is of this model, and its key is that of its tokens.
+
+    Raises:
+        PicError: missing, damaged (header or tokens), foreign, or another object than its name says.
+    """
+    file = store.open(key)
+    try:
+        file.meta.require(target, f"{key[:12]}")
+        if target.key(file.tokens(), file.meta.sinks, file.meta.codec) != key:
+            raise ForeignObjectError(f"{file.path}: its key {key[:12]} is not that of its tokens; compile it again")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def whole_key(store: Store, name: object) -> str:
+    """The key that a request names: whole, or abbreviated as in git.
+
+    Raises:
+        InputError: not a key.
+        StoreError: an abbreviation of no object, or of several.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[0-9a-f]+", name) or len(name) > KEY_DIGITS:
+        raise InputError(f"kv_transfer_params: {name!r} is no object key ({KEY_DIGITS} hex digits)")
+    return name if len(name) == KEY_DIGITS else store.resolve(name)

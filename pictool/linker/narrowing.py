@@ -1,0 +1,48 @@
+"""Which rows of one prompt are still on, and how a policy narrows them at a checked layer. Shared by all engines."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pictool.core import RowMask
+from pictool.linker.policies.base import Deviation, Policy, Prompt, Scores, Selection
+
+
+class Narrowing:
+    """The rows of a link on their way through the layers.
+
+    Attributes:
+        on: bool [n], the rows that are computed from here on.
+        scores: float32 [n], what the policy chose by, or None; 0 where it has none.
+    """
+
+    def __init__(self, prompt: Prompt, policy: Policy, selection: Selection, always: RowMask) -> None:
+        self._prompt, self._policy, self._always = prompt, policy, always
+        self.scores: Scores | None = None
+        self.on = self._take(selection)
+
+    def narrow(self, layer: int, key: Scores, value: Scores) -> NDArray[np.int64]:
+        """Ask the policy, given how far fresh K and V of the rows that are on, [on], are from the cached ones.
+
+        Returns:
+            which of these rows stay on.
+        """
+        num_context = self._prompt.layout.num_context
+        of_key, of_value = (np.zeros(len(self.on), dtype=np.float32) for _ in (key, value))
+        of_key[self.on], of_value[self.on] = key, value
+        deviation = Deviation(self.on[:num_context], of_key[:num_context], of_value[:num_context])
+        narrowed = self._take(self._policy.narrow(self._prompt, layer, deviation))
+        assert not (narrowed & ~self.on).any(), f"{self._policy.name} selects rows that it has left"
+        stay = np.flatnonzero(narrowed[self.on])
+        self.on = narrowed
+        return stay
+
+    def _take(self, selection: Selection) -> RowMask:
+        """The rows [n] that go on, with those that always do; scores are kept as they were first given."""
+        rows = self._always.copy()
+        rows[: len(selection.rows)] |= selection.rows
+        if selection.scores is not None and self.scores is None:
+            self.scores = np.zeros(len(rows), dtype=np.float32)
+            self.scores[: len(selection.scores)] = selection.scores
+        return rows

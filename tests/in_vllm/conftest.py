@@ -1,0 +1,45 @@
+"""These tests need vllm (`make test-vllm`); elsewhere they are not collected, and nothing is reported as skipped."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+collect_ignore_glob = [] if HAS_VLLM else ["*_test.py"]
+
+if HAS_VLLM:
+    import vllm_rig as rig
+
+    rig.small_environment()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Fingerprints are kept for the session, and not with the user's."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Callable[..., Any]]:
+    """Starts engines; one runs at a time, the last one until the module ends."""
+    running: list[Any] = []
+
+    def stop() -> None:
+        while running:
+            running.pop().close()
+        gc.collect()
+
+    def start(world: rig.World, extra: dict[str, Any] | None = None, **options: Any) -> rig.Engine:
+        stop()
+        running.append(rig.Engine(world, extra, **options))
+        engine: rig.Engine = running[-1]
+        return engine
+
+    yield start
+    stop()

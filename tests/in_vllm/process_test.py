@@ -1,0 +1,201 @@
+"""Linked requests in other processes: the multiprocess engine, tensor parallelism, and the OpenAI server."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import vllm_rig as rig
+
+SPECS = ("naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "legolink-1000")
+HERE = Path(__file__).parent
+OPTIONS: dict[str, dict[str, Any]] = {
+    "multiprocess": {},
+    "tensor-parallel-2": {"tensor_parallel_size": 2},
+    "tensor-parallel-2-one-kv-head": {"tensor_parallel_size": 2},
+}
+
+
+def environment() -> dict[str, str]:
+    paths = [str(HERE.parent), str(HERE.parents[1])]
+    return os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def ask_in_processes(
+    world: rig.World, cases: Sequence[rig.Case], options: dict[str, Any], breaks: Path | None
+) -> list[rig.Answer]:
+    given = {
+        "model": str(world.directory), "store": str(world.store.root), "options": options, "num_tokens": 4,
+        "cases": [(case.tokens, case.params) for case in cases], "break": None if breaks is None else str(breaks),
+    }  # fmt: skip
+    path = world.directory.parent / "cases.json"
+    path.write_text(json.dumps(given))
+    done = subprocess.run(
+        [sys.executable, str(HERE / "served.py"), str(path)], env=environment(), capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return [rig.Answer(*one) for one in torch.load(path.with_suffix(".pt"))]
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_in_processes(tmp_path: Path, name: str) -> None:
+    """The last question meets an object that was damaged meanwhile."""
+    world = rig.make_world(tmp_path, "llama-one-head" if name.endswith("one-kv-head") else "llama")
+    small = str(tiny.save_model(tmp_path / "small", rig.CONFIGS["llama"](), seed=7))
+    cases = [world.case(spec) for spec in SPECS]
+    cases += [world.case(rig.make_policy("speccache", {"spec_model": small}), seed=2), world.exact()]
+    assert cases[0].params is not None
+    breaks = world.store.path(cases[0].params["pic"]["chunks"][2]["key"])
+    *answers, broken = ask_in_processes(world, cases, OPTIONS[name], breaks)
+    for case, answer in zip(cases, answers, strict=True):
+        assert rig.difference(case, answer) <= rig.TOLERANCE
+    assert broken.report is not None and broken.report["state"] == "exact"
+    assert rig.difference(rig.Case(cases[0].tokens, None, world.exact().linked), broken) <= rig.TOLERANCE
+
+
+@contextmanager
+def server(world: rig.World, extra: dict[str, Any], *options: str) -> Iterator[str]:
+    """An OpenAI server; its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    transfer = {
+        "kv_connector": "PicConnector", "kv_connector_module_path": rig.MODULE, "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"store": str(world.store.root), **extra},
+    }  # fmt: skip
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(world.directory),
+        "--port", str(port), "--host", "127.0.0.1", "--enforce-eager", "--dtype", "float32", "--max-model-len", "1024",
+        "--max-logprobs", "-1",
+        "--block-size", "32", "--kv-cache-memory-bytes", str(64 << 20), "--served-model-name", "tiny",
+        "--kv-transfer-config", json.dumps(transfer), *options,
+    ]  # fmt: skip
+    log = (world.directory.parent / "server.log").open("w+")
+    process = subprocess.Popen(command, env=environment(), stdout=log, stderr=subprocess.STDOUT)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_ready(process, url, Path(log.name))
+        yield url
+    finally:
+        process.terminate()
+        process.wait(60)
+        log.close()
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    for _ in range(240):
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=2):
+                return
+        except OSError:
+            assert process.poll() is None, log.read_text()[-6000:]
+            time.sleep(0.5)
+    raise AssertionError(log.read_text()[-6000:])
+
+
+def post(url: str, body: dict[str, Any]) -> str:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return str(response.read().decode())
+
+
+def completion(case: rig.Case, **more: Any) -> dict[str, Any]:
+    transfer = {} if case.params is None else {"kv_transfer_params": case.params}
+    body = {"model": "tiny", "prompt": case.tokens, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+    return {**body, "logprobs": 5, "return_tokens_as_token_ids": True, **transfer, **more}
+
+
+def top_logprobs(logprobs: dict[str, Any]) -> list[dict[int, float]]:
+    """Tokens and their log-probabilities at every token of an answer."""
+    rows = logprobs["top_logprobs"]
+    return [{int(name.removeprefix("token_id:")): value for name, value in row.items()} for row in rows]
+
+
+def require_same(case: rig.Case, rows: Sequence[dict[int, float]]) -> None:
+    best = [max(row, key=lambda token: row[token]) for row in rows]
+    wanted = case.logprobs(best)
+    for row, reference in zip(rows, wanted, strict=True):
+        assert len(row) >= 5
+        assert max(abs(value - float(reference[token])) for token, value in row.items()) <= rig.TOLERANCE
+
+
+def test_the_openai_server(tmp_path: Path) -> None:
+    """Completions with and without streaming, a chat whose text holds stored documents, metrics."""
+    world = rig.make_world(tmp_path, "llama")
+    rig.set_chat_template(world)
+    with server(world, {"recognise": True, "policy": "legolink-4", "min_tokens": 8, "refresh_s": 1}) as url:
+        for spec in SPECS:
+            case = world.case(spec)
+            said = json.loads(post(f"{url}/v1/completions", completion(case)))
+            require_same(case, top_logprobs(said["choices"][0]["logprobs"]))
+            assert said["kv_transfer_params"]["pic"]["state"] == "linked"
+        streams(world, url)
+        chats(world, url)
+        fails(world, url)
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+    counters = {line.split("{")[0]: float(line.split()[-1]) for line in lines if line.startswith("vllm:pic_")}
+    assert counters["vllm:pic_failed_requests_total"] == 1
+    assert counters["vllm:pic_linked_requests_total"] == len(SPECS) + 2
+    assert counters["vllm:pic_reused_tokens_total"] > 0
+
+
+def streams(world: rig.World, url: str) -> None:
+    case = world.case("cacheblend-15", seed=1)
+    lines = post(f"{url}/v1/completions", completion(case, stream=True)).splitlines()
+    parts = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert len(parts) >= 3
+    require_same(case, [row for part in parts for row in top_logprobs(part["choices"][0]["logprobs"])])
+
+
+def chats(world: rig.World, url: str) -> None:
+    """The server was started to recognise chunks: an ordinary request is linked, and need not say so."""
+    chunks = rig.text_chunks(world.model)
+    text = "".join(chunk.text for chunk in chunks)
+    case = world.case("legolink-4", chunks=chunks, head="<s>user:", tail=" Why?assistant:")
+    wait_for_index()
+    body = {
+        "model": "tiny", "messages": [{"role": "user", "content": f"{text} Why?"}], "max_tokens": 3, "temperature": 0,
+        "logprobs": True, "top_logprobs": 5, "return_tokens_as_token_ids": True, "ignore_eos": True,
+    }  # fmt: skip
+    for opted_out, reference in (
+        (False, case),
+        (True, world.case("full", chunks=chunks, head="<s>user:", tail=" Why?assistant:")),
+    ):
+        more = {"kv_transfer_params": {"pic": False}} if opted_out else {}
+        said = json.loads(post(f"{url}/v1/chat/completions", {**body, **more}))
+        content = said["choices"][0]["logprobs"]["content"]
+        rows = [
+            {int(one["token"].removeprefix("token_id:")): one["logprob"] for one in token["top_logprobs"]}
+            for token in content
+        ]
+        require_same(reference, rows)
+        state = (said["kv_transfer_params"] or {}).get("pic", {}).get("state")
+        assert state == (None if opted_out else "linked")
+
+
+def wait_for_index() -> None:
+    time.sleep(3)  # refresh_s and a little
+
+
+def fails(world: rig.World, url: str) -> None:
+    case, exact = world.case("naive", seed=5), world.exact(seed=5)
+    assert case.params is not None
+    world.store.path(case.params["pic"]["chunks"][0]["key"]).unlink()
+    said = json.loads(post(f"{url}/v1/completions", completion(case)))
+    require_same(exact, top_logprobs(said["choices"][0]["logprobs"]))
+    assert said["kv_transfer_params"]["pic"]["state"] == "exact"

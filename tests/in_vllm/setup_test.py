@@ -1,0 +1,150 @@
+"""What linking does not go with is refused at start-up, by name; and vLLM's parts that we rely on are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm_rig as rig
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import EngineArgs
+
+from pictool.engines.vllm.setup import open_setup
+from pictool.errors import InputError, PicError
+
+
+class _Group:
+    def __init__(self, spec: Any) -> None:
+        self.kv_cache_spec, self.layer_names = spec, ["model.layers.0.self_attn.attn"]
+
+
+class _Caches:
+    def __init__(self, *specs: Any) -> None:
+        self.kv_cache_groups = [_Group(spec) for spec in specs]
+
+
+def full_attention() -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    return FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> rig.World:
+    return rig.make_world(tmp_path_factory.mktemp("setup"), "llama")
+
+
+def config_of(world: rig.World, transfer: dict[str, Any] | None = None, **options: Any) -> Any:
+    given = {
+        "kv_connector": "PicConnector", "kv_connector_module_path": rig.MODULE, "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"store": str(world.store.root)},
+        **(transfer or {}),
+    }  # fmt: skip
+    arguments = {"model": str(world.directory), "dtype": "float32", "kv_transfer_config": KVTransferConfig(**given)}
+    return EngineArgs(**{**arguments, **options}).create_engine_config()
+
+
+def test_what_is_supported_opens(world: rig.World) -> None:
+    setup = open_setup(config_of(world), _Caches(full_attention()))  # type: ignore[arg-type]
+    assert setup.target == world.model.target
+
+
+REFUSED_TRANSFER: dict[str, tuple[dict[str, Any], str]] = {
+    "failure policy": ({"kv_load_failure_policy": "fail"}, 'kv_load_failure_policy other than "recompute"'),
+    "role": ({"kv_role": "kv_consumer"}, "kv_role"),
+    "no store": ({"kv_connector_extra_config": {}}, '"store"'),
+    "unknown field": ({"kv_connector_extra_config": {"store": "x", "stroe": 1}}, "stroe"),
+    "recognise": ({"kv_connector_extra_config": {"store": "x", "recognise": "yes"}}, "recognise"),
+    "policy": ({"kv_connector_extra_config": {"store": "x", "policy": "magic"}}, "magic"),
+    "min_tokens": ({"kv_connector_extra_config": {"store": "x", "min_tokens": 0}}, "min_tokens"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED_TRANSFER))
+def test_transfer_options_that_are_refused(world: rig.World, name: str) -> None:
+    transfer, told = REFUSED_TRANSFER[name]
+    with pytest.raises(InputError, match=told):
+        open_setup(config_of(world, transfer), _Caches(full_attention()))  # type: ignore[arg-type]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "dummy weights": ({"load_format": "dummy"}, "load_format dummy"),
+    "overrides": ({"hf_overrides": {"rope_theta": 5.0}}, "hf_overrides"),
+    "LoRA": ({"enable_lora": True}, "LoRA"),
+    "speculative": ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative decoding"),
+    "fp8": ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8"),
+    "revision": ({"revision": "main"}, "revision"),
+    "pipeline": ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
+    "embeddings": ({"runner": "pooling", "convert": "embed"}, "pooling models"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_options_that_are_refused(world: rig.World, name: str) -> None:
+    options, told = REFUSED[name]
+    with pytest.raises(InputError, match=told):
+        open_setup(config_of(world, **options), _Caches(full_attention()))  # type: ignore[arg-type]
+
+
+# What cannot be configured for a tiny Llama is set on the configuration that vLLM would have made.
+SET: dict[str, tuple[str, str, Any, str]] = {
+    "context parallel": ("parallel_config", "decode_context_parallel_size", 2, "context parallelism"),
+    "overlap": ("parallel_config", "enable_dbo", True, "dual-batch"),
+    "quantized": ("model_config", "quantization", "awq", "quantized weights"),
+    "tokenizer": ("model_config", "tokenizer", "elsewhere", "a tokenizer of its own"),
+}
+
+
+@pytest.mark.parametrize("name", list(SET))
+def test_configurations_that_are_refused(world: rig.World, name: str) -> None:
+    part, field, value, told = SET[name]
+    config = config_of(world)
+    object.__setattr__(getattr(config, part), field, value)
+    with pytest.raises(InputError, match=told):
+        open_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "told"), [("use_mla", "MLA"), ("uses_mrope", "M-RoPE"), ("is_multimodal_model", "multimodal")]
+)
+def test_models_that_are_refused(world: rig.World, field: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(world)
+    monkeypatch.setattr(type(config.model_config), field, property(lambda _: True))
+    with pytest.raises(InputError, match=told):
+        open_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
+
+
+def test_other_versions_are_refused(world: rig.World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.__version__", "0.33.0")
+    with pytest.raises(InputError, match=r"vLLM 0\.33\.0"):
+        open_setup(config_of(world), _Caches(full_attention()))  # type: ignore[arg-type]
+
+
+def test_kinds_of_caches_that_are_refused(world: rig.World) -> None:
+    import torch
+    from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
+
+    window = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=48)
+    mamba = MambaSpec(block_size=32, shapes=((2, 2),), dtypes=(torch.float32,))
+    for specs, told in (
+        ((window,), "SlidingWindowSpec"),
+        ((mamba,), "MambaSpec"),
+        ((full_attention(), mamba), "2 groups"),
+    ):
+        with pytest.raises(InputError, match=told):
+            open_setup(config_of(world), _Caches(*specs))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["phi3-long", "llama-dynamic"])
+def test_rope_that_depends_on_the_length_is_refused(name: str, tmp_path: Path) -> None:
+    world = rig.make_world(tmp_path, name)
+    with pytest.raises(PicError, match="RoPE"):
+        open_setup(config_of(world), _Caches(full_attention()))  # type: ignore[arg-type]
+
+
+def test_an_engine_does_not_start_with_them(tmp_path: Path) -> None:
+    """Refused where it matters: the sliding window of every layer, whose blocks vLLM gives away."""
+    with pytest.raises(Exception, match="SlidingWindowSpec"):
+        rig.Engine(rig.make_world(tmp_path, "mistral-window"))

@@ -1,0 +1,250 @@
+"""What the tests inside vLLM share: tiny models, documents, our link as the reference, an engine with PicConnector."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from pictool.compiler.chunking import make_chunk
+from pictool.compiler.compile import compile, object_key
+from pictool.core import Chunk
+from pictool.linker.grid import parse_grid
+from pictool.linker.link import Linked, link
+from pictool.linker.policies import make_policy as make_policy
+from pictool.linker.policies.base import Policy
+from pictool.runtime.model import Model, load_model
+from pictool.store.store import Store
+
+TOLERANCE = 1e-4
+HEAD, TAIL = "<s>You are a harbour.", " Numbers? She asked why."
+LENGTHS = (37, 5, 70, 33, 37)  # none aligned to blocks; one is shorter than k, one stands twice
+MODULE = "pictool.engines.vllm.connector"
+
+SIZE: dict[str, Any] = {
+    "vocab_size": tiny.VOCAB, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 2048,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "initializer_range": 0.08,
+}  # fmt: skip
+_NO_HEAD_DIM = {name: value for name, value in SIZE.items() if name != "head_dim"}
+_ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 64}  # fmt: skip
+CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**SIZE),
+    "llama-one-head": lambda: LlamaConfig(**{**SIZE, "num_key_value_heads": 1}),
+    "llama3": lambda: LlamaConfig(**SIZE, rope_parameters=_ROPE),
+    "qwen2": lambda: Qwen2Config(**_NO_HEAD_DIM, use_sliding_window=False),
+    "qwen3": lambda: Qwen3Config(**SIZE),
+    "mistral": lambda: MistralConfig(**SIZE, sliding_window=None),
+    "mistral-window": lambda: MistralConfig(**SIZE, sliding_window=48),
+    "phi3": lambda: Phi3Config(**_NO_HEAD_DIM),
+    "phi3-long": lambda: Phi3Config(
+        **_NO_HEAD_DIM, original_max_position_embeddings=128,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 16,
+                         "long_factor": [2.0] * 16, "original_max_position_embeddings": 128},
+    ),
+    "llama-dynamic": lambda: LlamaConfig(
+        **SIZE, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}
+    ),
+    "gemma2": lambda: Gemma2Config(**SIZE, sliding_window=48, query_pre_attn_scalar=32),
+    "gemma3": lambda: Gemma3TextConfig(
+        **SIZE, sliding_window=48, query_pre_attn_scalar=32,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    ),
+}  # fmt: skip
+REFUSED = ("mistral-window", "phi3-long", "llama-dynamic")
+
+
+def policy_of(spec: str) -> Policy:
+    return parse_grid([spec])[0].policy
+
+
+def random_chunks(lengths: Sequence[int], seed: int = 0) -> list[Chunk]:
+    """Random chunks; equal lengths are the same chunk."""
+    made = {}
+    for length in lengths:
+        draw = np.random.default_rng([seed, length]).integers(3, tiny.VOCAB, length)
+        made[length] = Chunk(f"chunk of {length}", tuple(int(token) for token in draw), "test")
+    return [made[length] for length in lengths]
+
+
+def text_chunks(model: Model) -> list[Chunk]:
+    """Chunks of real text."""
+    texts = [f"Page {i}: {tiny.TEXT[i : i + 90]}" for i in range(0, 60, 20)]
+    return [make_chunk(model, text, f"page {i}") for i, text in enumerate(texts)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt of documents as our own engine links it; `params` say the same to vLLM."""
+
+    tokens: list[int]
+    params: dict[str, Any] | None
+    linked: Linked
+
+    def logprobs(self, answer: Sequence[int]) -> torch.Tensor:
+        """The reference's log-probabilities at every token of an answer, [tokens, vocab]. To be called once."""
+        image = self.linked.image
+        assert image.logits is not None
+        logits = [image.logits, *(image.append(token) for token in answer[:-1])]
+        return torch.stack(logits).double().log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class World:
+    """A model directory, the store of its objects, and our own engine."""
+
+    directory: Path
+    store: Store
+    model: Model
+
+    def case(
+        self, spec: str | Policy, lengths: Sequence[int] = LENGTHS, *, chunks: Sequence[Chunk] | None = None,
+        seed: int = 0, head: str = HEAD, tail: str = TAIL,
+    ) -> Case:  # fmt: skip
+        """Compile chunks (random ones of these lengths), link them by our engine, and name them to vLLM."""
+        policy = policy_of(spec) if isinstance(spec, str) else spec
+        chunks = random_chunks(lengths, seed) if chunks is None else chunks
+        compile(self.model, self.store, chunks, sinks=policy.sinks)
+        linked = link(self.model, self.store, chunks, tail, policy, head=head)
+        return case_of(self, linked, chunks, policy.sinks)
+
+    def exact(self, lengths: Sequence[int] = LENGTHS, **options: Any) -> Case:
+        """The same prompt without linking."""
+        case = self.case("full", lengths, **options)
+        return Case(case.tokens, None, case.linked)
+
+
+def case_of(world: World, linked: Linked, chunks: Sequence[Chunk], sinks: int) -> Case:
+    """What a link did, to be asked of vLLM: chunks by key and start."""
+    layout, policy = linked.image.layout, linked.policy
+    keys = [object_key(world.model, chunk, sinks) for chunk in chunks]
+    places = [{"key": key, "start": start} for key, (start, _) in zip(keys, layout.chunks, strict=True)]
+    params = {"pic": {"chunks": places, "policy": {"algo": policy.name, **policy.params}}}
+    return Case(layout.tokens.tolist(), params, linked)
+
+
+def make_world(directory: Path, name: str = "llama", seed: int = 0) -> World:
+    """A random model whose context matters, and an empty store."""
+    path = directory / name
+    module = tiny.random_module(CONFIGS[name](), seed, std=0.08)
+    module.save_pretrained(path)
+    tiny.tokenizer().save_pretrained(path)
+    return World(path, Store(directory / "store"), load_model(str(path), "cpu", "float32"))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What vLLM said: tokens, their log-probabilities over the vocabulary, and the connector's report."""
+
+    tokens: list[int]
+    logprobs: torch.Tensor
+    report: dict[str, Any] | None
+
+
+class Engine:
+    """An offline vLLM with PicConnector, in this process."""
+
+    def __init__(self, world: World, extra: Mapping[str, Any] | None = None, **options: Any) -> None:
+        from vllm import LLM
+        from vllm.config import KVTransferConfig
+
+        config = KVTransferConfig(
+            kv_connector="PicConnector", kv_connector_module_path=MODULE, kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config={"store": str(world.store.root), "any_model": True, **(extra or {})},
+        )  # fmt: skip
+        self.llm: Any = LLM(str(world.directory), kv_transfer_config=config, **(default_options() | options))
+
+    def ask(self, *cases: Case, num_tokens: int = 4) -> list[Answer]:
+        """Answer prompts, all in one batch, greedily."""
+        from vllm import SamplingParams
+
+        prompts = [{"prompt_token_ids": case.tokens} for case in cases]
+        params = [
+            SamplingParams(
+                max_tokens=num_tokens, temperature=0, logprobs=-1, ignore_eos=True, detokenize=False,
+                extra_args=None if case.params is None else {"kv_transfer_params": case.params},
+            )
+            for case in cases
+        ]  # fmt: skip
+        return [_answer(one) for one in self.llm.generate(prompts, params, use_tqdm=False)]
+
+    def metric(self, name: str) -> float:
+        """A counter of vLLM's metrics."""
+        found = [one for one in self.llm.get_metrics() if one.name == f"vllm:{name}"]
+        return float(sum(one.value for one in found))
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        cleanup_dist_env_and_memory()
+
+
+def default_options() -> dict[str, Any]:
+    return {
+        "enforce_eager": True, "dtype": "float32", "max_model_len": 1024, "max_num_seqs": 16, "max_logprobs": -1,
+        "max_num_batched_tokens": 512, "block_size": 32, "disable_log_stats": False, "seed": 0,
+        "kv_cache_memory_bytes": 64 << 20,
+    }  # fmt: skip
+
+
+def _answer(output: Any) -> Answer:
+    (one,) = output.outputs
+    logprobs = torch.full((len(one.token_ids), tiny.VOCAB), float("nan"), dtype=torch.float64)
+    for row, entries in zip(logprobs, one.logprobs, strict=True):
+        for token, entry in entries.items():
+            row[token] = entry.logprob
+    assert not logprobs.isnan().any()
+    return Answer(list(one.token_ids), logprobs, (output.kv_transfer_params or {}).get("pic"))
+
+
+def difference(case: Case, answer: Answer) -> float:
+    """The largest |Δ log-probability| over the vocabulary at any token of the answer."""
+    return float((case.logprobs(answer.tokens) - answer.logprobs).abs().max())
+
+
+@cache
+def small_environment() -> None:
+    """One thread, one process, no network; before vllm is imported."""
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }  # fmt: skip
+
+
+def set_chat_template(world: World) -> None:
+    """A template by which a user's message stands between `<s>user:` and `assistant:`."""
+    tokenizer = load_model(str(world.directory), "cpu").tokenizer
+    template = "{{ bos_token }}user:{% for m in messages %}{{ m['content'] }}{% endfor %}assistant:"
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(world.directory)
+
+
+def link_tokens(world: World, chunks: Sequence[Chunk], last: Chunk) -> torch.Tensor:
+    """Log-probabilities behind a prompt whose last chunk is reused but for its last token, computed by our runtime."""
+    cut = Chunk("", last.tokens[:-1], "cut")
+    compile(world.model, world.store, [*chunks, cut])
+    linked = link(world.model, world.store, [*chunks, cut], TAIL, policy_of("naive"), head=HEAD)
+    image = linked.image
+    image.num_tokens = image.layout.num_context
+    return image.append(last.tokens[-1]).double().log_softmax(-1)
