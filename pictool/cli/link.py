@@ -11,6 +11,7 @@ from pictool.cli.options import (
     DepfileOption,
     DeviceOption,
     DtypeOption,
+    EngineOption,
     JsonOption,
     ModelOption,
     StoreOption,
@@ -36,6 +37,7 @@ def compile_command(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     force: Annotated[bool, typer.Option("--force", help="Compute again what is already there.")] = False,
+    engine: EngineOption = "torch",
     as_json: JsonOption = False,
 ) -> None:
     """Compile text files to KV objects. Unchanged input costs no model run."""
@@ -43,7 +45,7 @@ def compile_command(
 
     run_compile(
         files, model=model, chunk_tokens=chunk_tokens, sinks=sinks, output=output, depfile=depfile, store=store,
-        device=device, dtype=dtype, force=force, as_json=as_json,
+        device=device, dtype=dtype, force=force, engine=engine, as_json=as_json,
     )  # fmt: skip
 
 
@@ -71,6 +73,7 @@ def link_command(
     stop: Annotated[Optional[list[str]], typer.Option("--stop", help="Text that ends the answer.")] = None,
     chunk_tokens: ChunkOption = None,
     sinks: Annotated[Optional[int], typer.Option("--sinks", min=0, help="Dummy tokens of texts compiled here.")] = None,
+    engine: EngineOption = "torch",
     compare: Annotated[bool, typer.Option("--compare", help="Run full too; print speedup and agreement.")] = False,
     trace: Annotated[Optional[str], typer.Option("--trace", help="Write what the link did to this file.")] = None,
     output: Annotated[Optional[str], typer.Option("-o", "--output", help="Write the JSON report to this file.")] = None,
@@ -89,8 +92,8 @@ def link_command(
         temperature, top_p, seed, stop or [], chunk_tokens, sinks,
     )  # fmt: skip
     run_link(
-        options, model=model, store=store, device=device, dtype=dtype, compare=compare, trace=trace, output=output,
-        depfile=depfile, as_json=as_json,
+        options, model=model, store=store, device=device, dtype=dtype, engine=engine, compare=compare, trace=trace,
+        output=output, depfile=depfile, as_json=as_json,
     )  # fmt: skip
 
 

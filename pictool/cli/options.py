@@ -16,6 +16,7 @@ ModelOption = Annotated[Optional[str], typer.Option("-m", "--model", help="Direc
 StoreOption = Annotated[Optional[str], typer.Option("--store", help="Directory of objects (PIC_STORE, .pic).")]
 DeviceOption = Annotated[Optional[str], typer.Option("--device", help="auto, cpu or cuda.")]
 DtypeOption = Annotated[Optional[str], typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+EngineOption = Annotated[str, typer.Option("--engine", help="torch, or vllm (docs/vllm.md).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DepfileOption = Annotated[bool, typer.Option("--depfile", help="Write what -o depends on beside it, for make (OUT.d).")]
 ChunkOption = Annotated[Optional[int], typer.Option("--chunk-tokens", min=1, help="Cut files into chunks of N tokens.")]

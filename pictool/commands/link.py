@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pictool.commands.common import UsageError, note, open_model, open_store, print_json, require_text, to_json
 from pictool.commands.config import setting
+from pictool.commands.engine import TORCH, open_engine
 from pictool.commands.outputs import depfile_path, model_files, output_path, write_depfile
 from pictool.commands.script import LinkScript, read_script
 from pictool.store.store import Store, atomic_write
 
 if TYPE_CHECKING:
-    from pictool.engines.torch import Answer, Request
+    from pictool.engines.torch import Request
     from pictool.runtime.model import Model
 
 DEFAULT_ALGO = "legolink"
@@ -47,20 +48,21 @@ class LinkOptions:
 
 def run_link(
     options: LinkOptions, *, model: str | None, store: str | None, device: str | None, dtype: str | None,
-    compare: bool, trace: str | None, output: str | None, depfile: bool, as_json: bool,
+    engine: str, compare: bool, trace: str | None, output: str | None, depfile: bool, as_json: bool,
 ) -> None:  # fmt: skip
     script = read_script(Path(options.script)) if options.script else LinkScript()
     inputs = input_files(options, script)
     check_outputs(output, trace, depfile, inputs)
     is_auto = policy_values(options, script).get("ratio") == AUTO
+    if engine != TORCH and (is_auto or trace is not None):
+        raise UsageError(f"--engine {engine}: has no {'--ratio auto' if is_auto else '--trace'}; use that of {TORCH}")
+    by = open_engine(engine)
     opened, to = open_model(model, device, dtype), open_store(store)
-    from pictool.engines.torch import answer
-
     request = make_request(options, script)
     if is_auto:
         request = with_auto_ratio(opened, to, request)
     is_quiet = as_json or output is not None
-    result = answer(
+    result = by.answer(
         opened, to, request, compare=compare,
         on_text=None if is_quiet else Stream(),
         on_compile=lambda done: note(f"compiled {done.chunk.source} first ({len(done.chunk)} tokens)"),
@@ -75,7 +77,7 @@ def run_link(
     if as_json:
         print_json(result.report())
     elif output is None:
-        print_result(result)
+        print_result(result.report())
 
 
 def input_files(options: LinkOptions, script: LinkScript) -> list[Path]:
@@ -182,21 +184,19 @@ def with_auto_ratio(model: Model, store: Store, request: Request) -> Request:
     return replace(request, policy=with_ratio(request.policy, choice.ratio))
 
 
-def print_result(result: Answer) -> None:
+def print_result(report: Mapping[str, Any]) -> None:
     """The end of the streamed answer's line, a summary on stderr, and the comparison."""
     print(flush=True)
-    linked = result.linked
-    layout, timing = linked.image.layout, linked.timing
+    tokens, timing, compare = report["tokens"], report["timing"], report["compare"]
     note(
-        f"{linked.policy.name}: {linked.recomputed:.0f} of {layout.num_context} context rows recomputed, "
-        f"TTFT {timing.ttft_s * 1e3:.1f} ms, {len(result.generated.tokens)} tokens in {result.decode_s * 1e3:.0f} ms"
+        f"{report['algo']}: {tokens['recomputed']:.0f} of {tokens['context']} context rows recomputed, "
+        f"TTFT {timing['ttft_s'] * 1e3:.1f} ms, {tokens['generated']} tokens in {timing['decode_s'] * 1e3:.0f} ms"
     )
-    if result.compare:
-        compare = result.compare
-        print(f"full         {compare.answer}")
-        print(f"speedup      {compare.speedup:.2f}x (TTFT {compare.ttft_s * 1e3:.1f} ms under full)")
-        print(f"agreement    {'same answer' if compare.same_answer else 'another answer'}, "
-              f"{compare.common_prefix} tokens in common, KL of the first token {compare.kl:.3g}")  # fmt: skip
+    if compare:
+        print(f"full         {compare['answer']}")
+        print(f"speedup      {compare['speedup']:.2f}x (TTFT {compare['ttft_s'] * 1e3:.1f} ms under full)")
+        print(f"agreement    {'same answer' if compare['same_answer'] else 'another answer'}, "
+              f"{compare['common_prefix']} tokens in common, KL of the first token {compare['kl']:.3g}")  # fmt: skip
 
 
 def _first(*values: Any) -> Any:

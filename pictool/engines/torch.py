@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pictool.compiler.compile import Compiled
+from pictool.compiler.compile import Compiled, compile
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 ENGINE = "torch"
+__all__ = ["Answer", "Comparison", "Request", "answer", "compare_answers", "compile", "first_token_kl"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,31 @@
+"""`--engine`: which there are, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .run import pic
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--engine", "onnx"], 2, "--engine onnx: must be torch or vllm"),
+        (["--engine", "vllm", "--trace", "t"], 2, "has no --trace"),
+        (["--engine", "vllm", "--ratio", "auto", "--algo", "cacheblend"], 2, "has no --ratio auto"),
+    ],
+)
+def test_what_an_engine_cannot_do(tmp_path: Path, options: list[str], code: int, says: str) -> None:
+    (tmp_path / "a.txt").write_text("It holds a festival.")
+    done = pic("link", str(tmp_path / "a.txt"), "--query", "Who?", *options)
+    assert done.code == code and says in done.err
+
+
+def test_vllm_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pictool.commands.engine.find_spec", lambda name: None)
+    (tmp_path / "a.txt").write_text("It holds a festival.")
+    for command in (["link", "--query", "Who?"], ["compile"]):
+        done = pic(*command, str(tmp_path / "a.txt"), "--engine", "vllm")
+        assert done.code == 1 and "pip install 'vllm==0.32.*'" in done.err
