@@ -9,7 +9,7 @@ from commands.run import Objects, flip, pic
 
 FIELDS = [
     "path", "key", "architecture", "model", "tokenizer", "tokens", "layers", "kv_heads", "head_dim", "dtype", "sinks",
-    "codec", "bytes",
+    "codec", "bytes", "layer_bytes",
 ]  # fmt: skip
 
 
@@ -22,7 +22,7 @@ def test_a_file_field_by_field(objects: Objects) -> None:
 
 def test_as_json(objects: Objects) -> None:
     shown = pic("inspect", objects.mine, "--json").json
-    assert list(shown) == FIELDS
+    assert list(shown) == [*FIELDS, "checksums"]
     assert (shown["head_dim"], shown["sinks"], shown["path"]) == (8, 0, str(objects.mine))
 
 
