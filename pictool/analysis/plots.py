@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -71,7 +72,8 @@ def save(figure: Figure, path: Path) -> None:
     kind = path.suffix.lstrip(".")
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     buffer = io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # of a script that the font lacks; it is drawn as a box
         figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
     with atomic_write(path) as file:
         file.write(buffer.getvalue())

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
-from pictool.analysis.against import Against
-from pictool.analysis.attention import AttentionMap
+import numpy as np
+from numpy.typing import NDArray
+
 from pictool.commands.inspect_object import SHOWN_OFFSETS
 from pictool.commands.screen import heading, heat_map, open_screen, percent_grid, short, table, visible
 from pictool.linker.trace import Trace
+
+if TYPE_CHECKING:
+    from pictool.analysis.against import Against
+    from pictool.analysis.attention import AttentionMap
 
 _MOST_ROWS = 24  # of an attention map
 _MOST_LISTED = 10
@@ -57,7 +62,7 @@ def row_labels(trace: Trace, seen: AttentionMap) -> list[str]:
     return [*prompt, *(one.text for one in trace.generated)][: len(seen.positions)]
 
 
-def _most(trace: Trace, values: np.ndarray) -> list[list[str]]:  # type: ignore[type-arg]
+def _most(trace: Trace, values: NDArray[np.floating[Any]]) -> list[list[str]]:
     """The prompt's tokens with the highest of `values`, as rows of a table."""
     best = np.argsort(-values[: trace.layout.num_tokens], kind="stable")[:_MOST_LISTED]
     return [[short(trace.pieces[i], 16), str(i), part_at(trace, int(i)), f"{100 * values[i]:.2f}"] for i in best]

@@ -253,4 +253,16 @@ def _problem(trace: Trace) -> str | None:
         return "its rows are not those of a link"
     if not trace.generated or not np.isfinite(trace.logits).all():
         return "its logits or generated tokens are missing"
-    return None
+    ids = [token.id for token in trace.generated] + [token.id for token in trace.top]
+    if not all(0 <= one < len(trace.logits) for one in ids):
+        return "its generated tokens are outside the vocabulary"
+    return _problem_of_report(trace.report)
+
+
+def _problem_of_report(report: Mapping[str, Any]) -> str | None:
+    """What the report lacks of what is shown, or None."""
+    numbers = [report["tokens"][name] for name in ("head", "context", "tail", "prompt", "recomputed", "generated")]
+    numbers += [report["timing"][name] for name in ("load_s", "select_s", "recompute_s", "ttft_s", "decode_s")]
+    texts = [report[name] for name in ("answer", "algo", "model", "engine")]
+    is_whole = all(isinstance(one, int | float) for one in numbers) and all(isinstance(one, str) for one in texts)
+    return None if is_whole and isinstance(report["params"], dict) else "its report is not that of a link"
