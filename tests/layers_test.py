@@ -142,7 +142,8 @@ def trace(tmp_path: Path) -> Path:
 
 COMMANDS = [
     ["--help"], ["store", "ls"], ["store", "verify"], ["inspect", "OBJECT"], ["inspect", "KEY", "--json"],
-    ["inspect", "OBJECT", "--layers"], ["inspect", "TRACE"], ["inspect", "TRACE", "--plot", "a.svg"], ["diff", "TRACE", "TRACE"],
+    ["inspect", "OBJECT", "--layers"], ["inspect", "TRACE"], ["inspect", "TRACE", "--plot", "a.svg"],
+    ["diff", "TRACE", "TRACE"],
 ]  # fmt: skip
 
 

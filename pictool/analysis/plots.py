@@ -74,7 +74,7 @@ def save(figure: Figure, path: Path) -> None:
     buffer = io.BytesIO()
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # of a script that the font lacks; it is drawn as a box
-        figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+        figure.savefig(buffer, format=kind, dpi=120, metadata=metadata)
     with atomic_write(path) as file:
         file.write(buffer.getvalue())
 

@@ -7,7 +7,10 @@ from pathlib import Path
 from pictool.analysis.diff import TraceDiff, diff_traces
 from pictool.commands.common import print_json
 from pictool.commands.inspect import check_plot
+from pictool.core import RowMask
 from pictool.linker.trace import Trace, TracedToken, read_trace
+
+MOST_LISTED = 24  # tokens
 
 
 def run_diff(a: str, b: str, *, plot: str | None, as_json: bool) -> None:
@@ -45,6 +48,9 @@ def _print(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> None:
         f"tokens computed at some layer: {tokens['both']} by both, {tokens['only_a']} by A alone, "
         f"{tokens['only_b']} by B alone"
     )
+    for letter, mask in (("A", diff.selection.only_a), ("B", diff.selection.only_b)):
+        if mask.any():
+            screen.print(f"{letter} alone: {_listed(a, mask)}", overflow="fold")
     heading(screen, "answers")
     screen.print(_parting(diff), markup=False)
     heading(screen, "first token: candidates by probability")
@@ -56,6 +62,16 @@ def _print(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> None:
     screen.print(
         f"KL(A || B) {diff.kl[0]:.3g}, KL(B || A) {diff.kl[1]:.3g}; largest difference of a logit {diff.max_logit:.3g}"
     )
+
+
+def _listed(trace: Trace, mask: RowMask) -> str:
+    """Tokens by their text and where they stand (see `part_at`), as many as are readable."""
+    from pictool.commands.screen import short
+    from pictool.commands.show_look import part_at
+
+    found = [int(at) for at in mask.nonzero()[0]]
+    shown = ", ".join(f'"{short(trace.pieces[at], 16)}" {part_at(trace, at)}' for at in found[:MOST_LISTED])
+    return shown + (f", and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else "")
 
 
 def _parting(diff: TraceDiff) -> str:

@@ -99,11 +99,11 @@ def _print_layers(layers: tuple[LayerView, ...], checksums: list[str]) -> None:
 
 
 def _print_sinks(profile: SinkProfile) -> None:
-    from pictool.commands.screen import heading, open_screen, percent_grid
+    from pictool.commands.screen import first_tokens, heading, open_screen, percent_grid
 
     screen = open_screen()
     rows = [f"layer {layer}" for layer in range(len(profile.share))]
-    heading(screen, f"% of attention: the first {profile.first} tokens, of the {profile.num_rows} behind")
+    heading(screen, f"% of attention: {first_tokens(profile.first)}, of the {profile.num_rows} behind")
     screen.print(
         f"{100 * profile.share.mean():.1f} on the mean; {100 * profile.if_even:.1f} if all drew alike", style="dim"
     )

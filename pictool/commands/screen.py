@@ -133,6 +133,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[
     return made
 
 
+def first_tokens(count: int) -> str:
+    return "the first token" if count == 1 else f"the first {count} tokens"
+
+
 def visible(text: str) -> str:
     """Text as one line: white space and controls written as escapes, so that nothing steers the terminal."""
     return "".join(one if one == " " or not _is_control(one) else one.encode("unicode_escape").decode() for one in text)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pictool.commands.inspect_object import SHOWN_OFFSETS
-from pictool.commands.screen import heading, heat_map, open_screen, percent_grid, short, table, visible
+from pictool.commands.screen import first_tokens, heading, heat_map, open_screen, percent_grid, short, table, visible
 from pictool.linker.trace import Trace
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def show_sinks(trace: Trace, seen: AttentionMap, first: int) -> None:
     """What the first tokens of the head and of each chunk draw of the tail's and the answer's attention."""
     screen = open_screen()
     drawn, even = seen.initial(first), seen.initial_if_even(first).mean(0)  # [layers, heads, rows, parts], [parts]
-    heading(screen, f"% of the attention of tail and answer: the first {first} tokens of each part")
+    heading(screen, f"% of the attention of tail and answer: {first_tokens(first)} of each part")
     mean, by_layer = drawn.mean((0, 1, 2)), drawn.mean((1, 2))
     rows = [
         [name, *(f"{100 * x:.1f}" for x in (mean[i], even[i])), str(seen.layers[int(by_layer[:, i].argmax())])]
@@ -32,7 +32,7 @@ def show_sinks(trace: Trace, seen: AttentionMap, first: int) -> None:
     chunks = [f"{100 * x[1:].sum():.1f}" for x in (mean, even)]
     screen.print(table(["part", "drawn", "if even", "most at layer"], [*rows, ["chunks", *chunks, ""]]))
     names = [f"layer {layer}" for layer in seen.layers]
-    heading(screen, f"% of attention: the first {first} tokens of all chunks, by layer and head")
+    heading(screen, f"% of attention: {first_tokens(first)} of all chunks, by layer and head")
     percent_grid(screen, drawn[..., 1:].sum(-1).mean(2), names, "h")
     heading(screen, "% of attention: one token of a chunk, by its place (mean of chunks, heads)")
     percent_grid(screen, seen.by_offset(SHOWN_OFFSETS), names, "t")

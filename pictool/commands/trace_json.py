@@ -91,7 +91,7 @@ def diff_json(names: tuple[str, str], diff: TraceDiff) -> dict[str, Any]:
     selection = diff.selection
     return {
         "a": names[0], "b": names[1], "jaccard": selection.overall, "jaccard_layers": selection.jaccard.tolist(),
-        "tokens": {name: int(getattr(selection, name).sum()) for name in ("both", "only_a", "only_b")},
+        "tokens": {name: getattr(selection, name).nonzero()[0].tolist() for name in ("both", "only_a", "only_b")},
         "kl": {"a_b": diff.kl[0], "b_a": diff.kl[1]}, "max_logit": diff.max_logit, "same_answer": diff.same_answer,
         "common": diff.common, "parting": [None if one is None else asdict(one) for one in diff.parting],
         "candidates": [asdict(one) for one in diff.candidates], "other_objects": diff.other_objects,

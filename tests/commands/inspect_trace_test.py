@@ -276,6 +276,8 @@ def test_diff_of_two_policies(traces: Traces) -> None:
     rows = [read_trace(path).rows[:, : found_context(path)] for path in (a, b)]
     wanted = [(x & y).sum() / (x | y).sum() for x, y in zip(*rows, strict=True)]
     assert found["jaccard_layers"] == pytest.approx(wanted)
+    only_a = np.flatnonzero(rows[0].any(0) & ~rows[1].any(0))
+    assert found["tokens"]["only_a"] == only_a.tolist()
     shown = pic("diff", a, b)
     assert [line.split()[-1] for line in section(shown, "selections")[:4]] == [
         f"{x:.3f}" for x in (*wanted, found["jaccard"])
@@ -285,6 +287,13 @@ def test_diff_of_two_policies(traces: Traces) -> None:
 
 def found_context(path: Path) -> int:
     return read_trace(path).layout.num_context
+
+
+def test_diff_names_the_tokens_that_one_alone_computed(by_hand: Path) -> None:
+    write_trace(Path("other.trace"), make_trace([(2, 3, 7), (2,), ()]))
+    shown = pic("diff", by_hand, "other.trace").out.splitlines()
+    assert "tokens computed at some layer: 1 by both, 2 by A alone, 2 by B alone" in shown
+    assert 'A alone: "a" 1+0, "e" 2+1' in shown and 'B alone: "c" 1+2, " g" 2+3' in shown
 
 
 def test_diff_says_where_answers_part(by_hand: Path) -> None:
