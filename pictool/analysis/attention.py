@@ -125,11 +125,20 @@ class AttentionMap:
                 found[:, offset] = rows[:, columns].mean(1)
         return found
 
-    def _picked(self, of: NDArray[np.float32], layer: int | None, head: int | None) -> NDArray[np.float32]:
+    def require(self, layer: int | None, head: int | None) -> None:
+        """Refuse a layer that the map does not have, and a head that the model does not have.
+
+        Raises:
+            InputError: names those that there are.
+        """
+        num_heads = self.scores.shape[1]
         if layer is not None and layer not in self.layers:
             raise InputError(f"layer {layer}: the map has the layers {', '.join(map(str, self.layers))}")
-        if head is not None and not 0 <= head < of.shape[1]:
-            raise InputError(f"head {head}: the model has the heads 0 to {of.shape[1] - 1}")
+        if head is not None and not 0 <= head < num_heads:
+            raise InputError(f"head {head}: the model has the heads 0 to {num_heads - 1}")
+
+    def _picked(self, of: NDArray[np.float32], layer: int | None, head: int | None) -> NDArray[np.float32]:
+        self.require(layer, head)
         of_layer = of if layer is None else of[[self.layers.index(layer)]]
         return of_layer if head is None else of_layer[:, [head]]
 

@@ -22,6 +22,9 @@ def inspect_traces(paths: Sequence[Path], options: InspectOptions, *, as_json: b
     """Show traces one after the other; returns what `--json` prints of each."""
     traces = [read_trace(path) for path in paths]
     looks = _look_behind(traces, paths, options)
+    for look in looks:
+        if look is not None and look.attention is not None:
+            look.attention.require(options.layer, options.head)
     found = []
     for path, trace, look in zip(paths, traces, looks, strict=True):
         view = view_of(trace)

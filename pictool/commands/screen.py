@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -53,7 +54,8 @@ def heat_map(
     shown = binned(values, max(_SHORTEST, screen.width - indent - 2))
     top = most if most is not None else float(np.nanmax(shown.values)) if np.isfinite(shown.values).any() else 1.0
     for label, row in zip(labels, shown.values, strict=True):
-        line = Text(short(label, indent).rjust(indent) + " ")
+        name = set_cell_size(short(label, indent), min(indent, cell_len(short(label, indent))))  # wide characters
+        line = Text(" " * (indent - cell_len(name)) + name + " ")
         for level in row / (top or 1.0):
             line.append_text(_cell(screen, float(level)))
         screen.print(line, no_wrap=True)

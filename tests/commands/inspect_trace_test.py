@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 from traces import make_trace
 
-from commands.run import Objects, Outcome, flip, pic
+from commands.conftest import MORE, TEXT
+from commands.run import Objects, Outcome, flip, pic, write
 from pictool.analysis.look import look_behind
 from pictool.analysis.sinks import sink_profile
 from pictool.core import Layout
@@ -22,22 +24,32 @@ from pictool.store.format import ObjectFile
 from pictool.store.store import Store
 
 POLICIES = {"naive": ("--algo", "naive"), "lego": ("-k", 3), "blend": ("--algo", "cacheblend", "--ratio", 0.3)}
-Traces = Callable[..., Path]
+Traces = Callable[[str], Path]
 ESCAPE = "\x1b["
 
 
+@pytest.fixture(scope="module")
+def linked(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a trace of every policy over a.txt and b.txt, and the store `st`; nothing writes to it."""
+    root = tmp_path_factory.mktemp("linked")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        patch.chdir(root)
+        write("a.txt", TEXT), write("b.txt", MORE)
+        for name, policy in POLICIES.items():
+            query = ("-q", "Who knows why?", "--max-new-tokens", 4)
+            done = pic(
+                "link", "a.txt", "b.txt", *query, *policy, "-m", model, "--store", "st", "--trace", f"{name}.trace"
+            )
+            assert done.code == 0, done.err
+    return root
+
+
 @pytest.fixture
-def traces(model: Path, texts: tuple[Path, Path]) -> Traces:
-    """Makes the trace of a policy over a.txt and b.txt."""
-
-    def make(name: str) -> Path:
-        path = Path(f"{name}.trace")
-        query = ("-q", "Who knows why?", "--max-new-tokens", 4)
-        done = pic("link", *texts, *query, *POLICIES[name], "-m", model, "--store", "st", "--trace", path)
-        assert done.code == 0, done.err
-        return path
-
-    return make
+def traces(linked: Path) -> Traces:
+    """The trace of a policy, in the working directory with all that it needs."""
+    shutil.copytree(linked, ".", dirs_exist_ok=True)
+    return lambda name: Path(f"{name}.trace")
 
 
 @pytest.fixture
@@ -214,7 +226,7 @@ def test_a_store_that_changes_underneath(traces: Traces) -> None:
 # Terminals
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("columns", [60, 120])
 @pytest.mark.parametrize("kind", ["pipe", "color", "no color"])
 def test_every_terminal_shows_the_same_numbers(
     kind: str, columns: int, traces: Traces, monkeypatch: pytest.MonkeyPatch
@@ -344,6 +356,12 @@ def test_options_that_make_no_sense(arguments: Any, message: str, by_hand: Path,
     named = {"TRACE": by_hand, "OBJECT": objects.mine}
     outcome = pic("inspect", *(named.get(one, one) for one in arguments))
     assert (outcome.code, outcome.out) == (2, "") and message in outcome.err
+
+
+def test_layers_and_heads_that_are_not_are_refused_before_anything_is_shown(traces: Traces) -> None:
+    for option, message in (("--layer", "the layers 0 to 2"), ("--head", "the heads 0 to 3")):
+        outcome = pic("inspect", traces("naive"), "--attention", option, 7, "--store", "st")
+        assert (outcome.code, outcome.out) == (1, "") and message in outcome.err
 
 
 def test_a_picture_never_replaces_its_input(by_hand: Path) -> None:
