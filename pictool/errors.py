@@ -27,3 +27,7 @@ class ForeignObjectError(ObjectError):
 
 class StoreError(PicError):
     """A store that cannot be read or written, or a key that it does not hold."""
+
+
+class TraceError(PicError):
+    """A file that is not a trace, a damaged one, or one that does not fit the model or another trace."""

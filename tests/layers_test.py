@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from traces import make_trace
 
 from pictool.core import Geometry, Target
+from pictool.linker.trace import write_trace
 from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 
@@ -142,13 +144,23 @@ def path(store: Store) -> Path:
     return store.put(CompiledChunk(meta, "text", tokens, [(bytes(4), bytes(4))]))
 
 
-COMMANDS = [["--help"], ["store", "ls"], ["store", "verify"], ["inspect", "OBJECT"], ["inspect", "KEY", "--json"]]
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    write_trace(tmp_path / "link.trace", make_trace())
+    return tmp_path / "link.trace"
+
+
+COMMANDS = [
+    ["--help"], ["store", "ls"], ["store", "verify"], ["inspect", "OBJECT"], ["inspect", "KEY", "--json"],
+    ["inspect", "OBJECT", "--layers"], ["inspect", "TRACE"], ["inspect", "TRACE", "--plot", "a.svg"],
+    ["diff", "TRACE", "TRACE"],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_commands_that_need_no_model_load_no_torch(path: Path, store: Store, command: list[str]) -> None:
-    names = {"OBJECT": str(path), "KEY": path.stem[:12]}
-    options = [] if command == ["--help"] else ["--store", str(store.root)]
+def test_commands_that_need_no_model_load_no_torch(path: Path, trace: Path, store: Store, command: list[str]) -> None:
+    names = {"TRACE": str(trace), "OBJECT": str(path), "KEY": path.stem[:12]}
+    options = [] if command[0] in ("--help", "diff") else ["--store", str(store.root)]
     arguments = [names.get(argument, argument) for argument in command] + options
     loaded = loaded_by("from pictool.cli import main; main()", *arguments)
     assert "pictool.cli" in loaded and not loaded & HEAVY

@@ -47,9 +47,14 @@ class AttentionDeviation:
         layers: float64 [layers]. Per layer, the Frobenius norm of the difference of the two matrices of attention
             probabilities [tail rows, n] of one head, averaged over the heads. It grows with the root of the tail's
             length, up to √(2 · tail rows): compare it between links of the same prompt.
+        tokens: float32 [layers, n]. The same of each token: the L2 norm of its column, averaged over the heads.
+        gained: float32 [layers, n]. The share of the tail's attention that a token draws more than under full recompute
+            (less, if negative), averaged over heads and rows. Every layer sums to 0.
     """
 
     layers: NDArray[np.float64]
+    tokens: NDArray[np.float32]
+    gained: NDArray[np.float32]
 
     @property
     def mean(self) -> float:
@@ -97,9 +102,13 @@ def attention_deviation(linked: Image, full: Image) -> AttentionDeviation:
     """
     _require_same_prompt(linked, full)
     tail = np.arange(*linked.layout.tail)
-    pairs = zip(attention_of_rows(linked, tail), attention_of_rows(full, tail), strict=True)
-    norms = [float((a - b).norm(dim=(1, 2)).mean()) for a, b in pairs]  # a, b: [heads, tail rows, n]
-    return AttentionDeviation(np.asarray(norms))
+    norms, columns, gained = [], [], []
+    for ours, theirs in zip(attention_of_rows(linked, tail), attention_of_rows(full, tail), strict=True):
+        difference = ours - theirs  # [heads, tail rows, n]
+        norms.append(float(difference.norm(dim=(1, 2)).mean()))
+        columns.append(difference.norm(dim=1).mean(0).cpu().numpy())
+        gained.append(difference.mean((0, 1)).cpu().numpy())
+    return AttentionDeviation(np.asarray(norms), np.stack(columns), np.stack(gained))
 
 
 def neighbour_correlation(

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from pictool.cli import bench, eval, link, store
+from pictool.cli import bench, eval, inspect, link, store
 
 app = typer.Typer(
     rich_markup_mode=None,  # plain help, in half the time
@@ -16,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
 )
 link.register(app)
+inspect.register(app)
 store.register(app)
 eval.register(app)
 bench.register(app)

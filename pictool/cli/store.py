@@ -1,8 +1,6 @@
-"""`pic inspect` and `pic store`."""
+"""`pic store`."""
 
 from __future__ import annotations
-
-from typing import Annotated
 
 import typer
 
@@ -12,21 +10,7 @@ store_app = typer.Typer(rich_markup_mode=None, help="Look into the store of obje
 
 
 def register(app: typer.Typer) -> None:
-    app.command("inspect")(inspect_command)
     app.add_typer(store_app, name="store")
-
-
-@reports_errors
-def inspect_command(
-    name: Annotated[str, typer.Argument(help="An object file or a key.")],
-    text: Annotated[bool, typer.Option("--text", help="Show the source text too.")] = False,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what an object is."""
-    from pictool.commands.inspect import run_inspect
-
-    run_inspect(name, store=store, show_text=text, as_json=as_json)
 
 
 @store_app.command("ls")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.resolve import Document
-from pictool.linker.trace import write_trace
+from pictool.linker.trace import Trace, write_trace
+from pictool.linker.traced import trace_of
 from pictool.runtime.decode import Generated, Sampling, generate
 from pictool.runtime.template import Frame, make_frame
 from pictool.store.store import Store
@@ -61,14 +62,21 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request gives. `linked.image` has grown by the generated tokens; `logits` are the first token's."""
+    """What a request gives. `linked.image` has grown by the generated tokens; `logits` are the first token's.
+
+    `loaded` is the model that gave it, `model` what the user calls that.
+    """
 
     generated: Generated
     linked: Linked
     logits: torch.Tensor  # float32 [vocab]
     decode_s: float
-    model: str
+    loaded: Model
     compare: Comparison | None = None
+
+    @property
+    def model(self) -> str:
+        return self.loaded.name
 
     @property
     def text(self) -> str:
@@ -103,7 +111,11 @@ class Answer:
 
     def write_trace(self, path: str | Path) -> None:
         """Write what this link did as a trace file."""
-        write_trace(Path(path), self.linked, self.logits.cpu().numpy(), self.report())
+        write_trace(Path(path), self.trace())
+
+    def trace(self) -> Trace:
+        """What this link did."""
+        return trace_of(self.loaded, self.linked, self.logits, self.generated, self.report())
 
 
 def answer(
@@ -128,7 +140,7 @@ def answer(
     if not compare:
         return mine
     full = _run(model, store, request, frame, full_policy, None, None)
-    return Answer(mine.generated, mine.linked, mine.logits, mine.decode_s, mine.model, compare_answers(mine, full))
+    return replace(mine, compare=compare_answers(mine, full))
 
 
 def _run(
@@ -148,7 +160,7 @@ def _run(
     assert logits is not None
     started = time.perf_counter()
     generated = generate(model, linked.image, request.max_new_tokens, request.sampling, on_text)
-    return Answer(generated, linked, logits, time.perf_counter() - started, model.name)
+    return Answer(generated, linked, logits, time.perf_counter() - started, model)
 
 
 def compare_answers(mine: Answer, full: Answer) -> Comparison:

@@ -43,12 +43,13 @@ class Timing:
 class Linked:
     """A linked prompt. `rows` is bool [layers, n]: whose K and V were computed at each layer; `scores` float32 [n].
 
-    `bytes_read` is KV that was read from objects.
+    `bytes_read` is KV that was read from objects. `texts` are those of head, chunks and tail.
     """
 
     image: Image
     policy: Policy
     parts: tuple[Part, ...]
+    texts: tuple[str, ...]
     rows: RowMask
     scores: Scores | None
     timing: Timing
@@ -111,7 +112,7 @@ def link(
             torch.cuda.synchronize(stack.device)
         ttft_s = clock.total() - compile_s
         timing = Timing(load_s, select_s, ttft_s - select_s - load_s, ttft_s, loader.busy_s)
-    return Linked(image, policy, tuple(parts), fusor.rows, fusor.scores, timing, loader.bytes_read)
+    return Linked(image, policy, tuple(parts), prompt.texts, fusor.rows, fusor.scores, timing, loader.bytes_read)
 
 
 class _Clock:

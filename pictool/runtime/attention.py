@@ -63,7 +63,7 @@ class Pass:
     rope: Rope
     table: Table  # of the rows
     runs: tuple[Run, ...]
-    observe: Callable[[Tensor], None] | None = None  # takes the probabilities, float32 [batch, heads, rows, n]
+    observe: Callable[[Tensor], None] | None = None  # takes the scores, float32 [batch, heads, rows, n]
 
 
 def attend(
@@ -86,7 +86,7 @@ def attend(
     """
     query = pic.rope.rotate(query, pic.table)
     if pic.observe is not None:
-        pic.observe(_probabilities(query, key, pic.runs, scaling, sliding_window, softcap))
+        pic.observe(_all_scores(query, key, pic.runs, scaling, sliding_window, softcap))
     out = torch.empty_like(query)
     for block in _blocks(pic.runs, sliding_window, softcap is not None):
         rows = slice(block[0].row, block[-1].row + block[-1].end - block[-1].start)
@@ -191,20 +191,20 @@ def _scores(query: Tensor, key: Tensor, scaling: float | None, softcap: float | 
     return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 
 
-def _probabilities(
+def _all_scores(
     query: Tensor, key: Tensor, runs: tuple[Run, ...],
     scaling: float | None, window: int | None, softcap: float | None,
 ) -> Tensor:  # fmt: skip
-    """What `attend` weighs the values with, computed in float32; 0 at the keys that a row does not see."""
+    """Whose softmax `attend` weighs the values with, computed in float32; -inf at the keys that a row does not see."""
     batch, heads, rows, dim = query.shape
     query, key = query.float(), key.float()
-    out = query.new_zeros(batch, heads, rows, key.shape[2])
+    out = query.new_full((batch, heads, rows, key.shape[2]), float("-inf"))
     for run in runs:
         at = slice(run.row, run.row + run.end - run.start)
         folded = query[:, :, at].reshape(batch, key.shape[1], -1, dim)
         scores = _scores(folded, key[:, :, : run.end], scaling, softcap).view(batch, heads, -1, run.end)
         mask = _mask([(run.start, run.end)], run.end, window, scores)
-        out[:, :, at, : run.end] = (scores if mask is None else scores + mask).softmax(-1)
+        out[:, :, at, : run.end] = scores if mask is None else scores + mask
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,8 +84,12 @@ class Image:
             self._keys[layer][:, :, run.start : run.end] = key[:, :, rows]
             self._values[layer][:, :, run.start : run.end] = value[:, :, rows]
 
-    def append(self, token: int) -> Tensor:
-        """Put one token behind the prompt and compute it through all layers; returns its logits, float32 [vocab]."""
+    def append(self, token: int, observe: Callable[[Tensor], None] | None = None) -> Tensor:
+        """Put one token behind the prompt and compute it through all layers; returns its logits, float32 [vocab].
+
+        Args:
+            observe: is given each layer's attention scores, float32 [1, heads, 1, n].
+        """
         position = self.num_tokens
         self.num_tokens += 1
         self._require_room()
@@ -92,15 +97,18 @@ class Image:
         tables, runs = self.stack.next_tables(at), (Run(0, position, position + 1),)
         hidden = self.stack.embed(torch.tensor([[token]], device=self.stack.device))
         for layer in range(self.stack.num_layers):
-            hidden = self._run(layer, hidden, tables, runs)
+            hidden = self._run(layer, hidden, tables, runs, observe)
         return self.stack.logits(hidden[0])[0]
 
     def _tables_of(self, rows: Rows) -> Tables:
         return {kind: (cos[:, rows.positions], sin[:, rows.positions]) for kind, (cos, sin) in self._tables.items()}
 
-    def _run(self, layer: int, hidden: Tensor, tables: Tables, runs: tuple[Run, ...]) -> Tensor:
+    def _run(
+        self, layer: int, hidden: Tensor, tables: Tables, runs: tuple[Run, ...],
+        observe: Callable[[Tensor], None] | None = None,
+    ) -> Tensor:  # fmt: skip
         cache = _ImageCache(self, tables, runs)
-        return self.stack.layer(layer, hidden, cache, tables, runs)
+        return self.stack.layer(layer, hidden, cache, tables, runs, observe)
 
     def _require_room(self) -> None:
         """Let the buffers grow by whole steps when decoding has filled them."""

@@ -42,8 +42,8 @@ class _Passing:
         return self._stack.rope.rotate(key, self._stack.table(self._tables, layer)), value
 
 
-def attention_of_rows(image: Image, positions: Positions) -> Iterator[Tensor]:
-    """What rows of a linked prompt attend to, layer by layer: CacheBlend's forward attention matrix (§3.3, §4.1).
+def scores_of_rows(image: Image, positions: Positions) -> Iterator[Tensor]:
+    """What rows of a linked prompt score its tokens by, layer by layer: QKᵀ as the softmax takes it.
 
     The rows are run through the model once more, over the K and V that the image holds; the image is not written to.
     That repeats what the link did only for rows that it computed at every layer, as the tail's are.
@@ -53,8 +53,8 @@ def attention_of_rows(image: Image, positions: Positions) -> Iterator[Tensor]:
         positions: of the rows, [rows], ascending.
 
     Yields:
-        Per layer the attention probabilities, float32 [heads, rows, n], on the model's device. Column j is prompt
-        position j; a row sums to 1 and is 0 behind its own position and outside the layer's window.
+        Per layer the scores, float32 [heads, rows, n], on the model's device. Column j is prompt position j; -inf
+        behind a row's own position and outside the layer's window.
 
     Raises:
         InputError: no positions, positions that are not ascending, or that are not of the prompt.
@@ -63,10 +63,18 @@ def attention_of_rows(image: Image, positions: Positions) -> Iterator[Tensor]:
     num_tokens = image.layout.num_tokens
     if not at.size or at[0] < 0 or at[-1] >= num_tokens or (np.diff(at) <= 0).any():
         raise InputError(f"the rows to look at must be ascending positions of the prompt, from 0 to {num_tokens - 1}")
-    return _attention(image, Rows.of(torch.from_numpy(at)).to(image.stack.device))
+    return _scores(image, Rows.of(torch.from_numpy(at)).to(image.stack.device))
 
 
-def _attention(image: Image, rows: Rows) -> Iterator[Tensor]:
+def attention_of_rows(image: Image, positions: Positions) -> Iterator[Tensor]:
+    """What rows attend to, layer by layer: CacheBlend's forward attention matrix (§3.3, §4.1).
+
+    As `scores_of_rows`, after the softmax: a row sums to 1 and is 0 at what it does not see.
+    """
+    return (scores.softmax(-1) for scores in scores_of_rows(image, positions))
+
+
+def _scores(image: Image, rows: Rows) -> Iterator[Tensor]:
     stack, layout = image.stack, image.layout
     prompt = stack.tables(torch.arange(layout.num_tokens, device=stack.device))
     tables = {kind: (cos[:, rows.positions], sin[:, rows.positions]) for kind, (cos, sin) in prompt.items()}
@@ -76,6 +84,38 @@ def _attention(image: Image, rows: Rows) -> Iterator[Tensor]:
         seen: list[Tensor] = []
         hidden = stack.layer(layer, hidden, cache, tables, rows.runs, observe=seen.append)
         yield seen[0][0]
+
+
+def decode_observed(image: Image, tokens: Sequence[int]) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """Decode given tokens behind a linked prompt. The image grows by them.
+
+    Yields:
+        for each token the logits behind it, float32 [vocab], and per layer its scores, float32 [heads, n], of
+        which it is the last.
+    """
+    for token in tokens:
+        seen: list[Tensor] = []
+        logits = image.append(token, observe=seen.append)
+        yield logits, [scores[0, :, 0] for scores in seen]
+
+
+def read_tokens(model: Model, tokens: Sequence[int]) -> Image:
+    """The image of tokens that are read on their own, from position 0 on; all of them are its tail.
+
+    Raises:
+        InputError: no tokens, or more than the model has positions.
+    """
+    from pictool.core import Layout
+    from pictool.runtime.image import Image
+
+    if not 0 < len(tokens) <= model.max_positions:
+        raise InputError(f"{len(tokens)} tokens: {model.name} reads from 1 to {model.max_positions}")
+    image = Image(model.stack, Layout.of([], [], tokens))
+    rows = Rows.of(torch.arange(len(tokens))).to(model.stack.device)
+    hidden = model.stack.embed(torch.tensor([list(tokens)], device=model.stack.device))
+    for layer in range(model.stack.num_layers):
+        hidden = image.compute(layer, hidden, rows)
+    return image
 
 
 def hidden_norms(model: Model, tokens: NDArray[np.integer[Any]]) -> NDArray[np.float32]:

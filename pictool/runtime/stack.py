@@ -78,7 +78,8 @@ class LayerStack:
         """Run one decoder layer on rows [batch, rows, hidden]; `tables` are those of the rows' positions.
 
         Args:
-            observe: is given the rows' attention probabilities, float32 [batch, heads, rows, n].
+            observe: is given the rows' attention scores (QKᵀ before the softmax), float32 [batch, heads, rows, n];
+                -inf where a row does not see.
         """
         table = self.table(tables, layer)
         out: Tensor = self._decoder.layers[layer](

@@ -141,6 +141,11 @@ class ObjectFile:
         key, value = (self._entries[name]["data_offsets"] for name in layer_names(0))
         return int(value[1] - key[0])
 
+    @property
+    def checksums(self) -> dict[str, Any]:
+        """What the header says they are: BLAKE3 of the tokens, the text, and a list for the layers."""
+        return dict(self._checksums)
+
     def verify(self) -> None:
         """Read and check everything."""
         self.tokens(), self.text()

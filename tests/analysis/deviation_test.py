@@ -221,4 +221,4 @@ def test_results_are_frozen() -> None:
     nothing = np.zeros((1, 1), dtype=np.float32)
     assert replace(KVDeviation(nothing, nothing, nothing), key=nothing + 3).both[0, 0] == 3
     with pytest.raises(AttributeError):
-        AttentionDeviation(np.zeros(1)).layers = np.ones(1)  # type: ignore[misc]
+        AttentionDeviation(np.zeros(1), nothing, nothing).layers = np.ones(1)  # type: ignore[misc]

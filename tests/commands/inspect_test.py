@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
 
 from commands.conftest import TEXT
-from commands.run import Objects, flip, pic
+from commands.run import Objects, flip, pic, write
+from pictool.core import Geometry, Target
+from pictool.store.format import ObjectFile, ObjectMeta
+from pictool.store.header import canonical, metadata_of, seal, tensor_entries
 
 FIELDS = [
     "path", "key", "architecture", "model", "tokenizer", "tokens", "layers", "kv_heads", "head_dim", "dtype", "sinks",
-    "codec", "bytes",
+    "codec", "bytes", "layer_bytes",
 ]  # fmt: skip
 
 
@@ -22,8 +30,43 @@ def test_a_file_field_by_field(objects: Objects) -> None:
 
 def test_as_json(objects: Objects) -> None:
     shown = pic("inspect", objects.mine, "--json").json
-    assert list(shown) == FIELDS
+    assert list(shown) == [*FIELDS, "checksums"]
     assert (shown["head_dim"], shown["sinks"], shown["path"]) == (8, 0, str(objects.mine))
+
+
+def test_the_checksums_are_those_of_the_parts(objects: Objects) -> None:
+    found = pic("inspect", objects.mine, "--json").json["checksums"]
+    with ObjectFile(objects.mine) as file:
+        layers = [blake3(bytes(key) + bytes(value)).hexdigest() for key, value in map(file.layer, range(3))]
+        text, tokens = (blake3(part).hexdigest() for part in (file.text().encode(), file.tokens().tobytes()))
+    assert found == {"layers": layers, "text": text, "tokens": tokens}
+
+
+def test_a_large_object_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header is all that is read of 10 GB (a file with holes)."""
+    target = Target("llama", "a" * 64, "b" * 64, "float32", Geometry(32, 8, 128))
+    count = (10 << 30) // (32 * 8 * 128 * 2 * 4)
+    meta = ObjectMeta(target.key([1] * count, 0, "none"), target, count, 0, "none")
+    header: dict[str, Any] = {
+        "__metadata__": metadata_of(meta, {"layers": ["0" * 64] * 32, "text": "0" * 64, "tokens": "0" * 64}),
+        **tensor_entries(meta, 4),
+    }
+    header["__metadata__"]["header"] = seal(header)
+    raw = canonical(header)
+    path = write("large.kvo", len(raw).to_bytes(8, "little") + raw)
+    os.truncate(path, 8 + len(raw) + header["text"]["data_offsets"][1])
+    read = 0
+    preadv = os.preadv
+
+    def counted(fd: int, buffers: Any, offset: int) -> int:
+        nonlocal read
+        got = preadv(fd, buffers, offset)
+        read += got
+        return got
+
+    monkeypatch.setattr(os, "preadv", counted)
+    shown = pic("inspect", path, "--json").json
+    assert shown["tokens"] == count and shown["bytes"] > 10_000_000_000 and read == 8 + len(raw)
 
 
 def test_the_text_if_asked(objects: Objects) -> None:

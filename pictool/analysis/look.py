@@ -1,0 +1,59 @@
+"""A look behind a trace: its link done again with the model, what attends to what, and how far that is from full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pictool.analysis.against import Against, against_full
+from pictool.analysis.attention import AttentionMap, attention_map, decode_tokens
+from pictool.compiler.compile import Compiled
+from pictool.linker.trace import Trace
+from pictool.linker.traced import link_in_full, replay
+from pictool.runtime.pieces import pieces_of
+from pictool.store.store import Store
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the model shows of a trace; None where nobody asked. `choices` are the texts of full's choices."""
+
+    attention: AttentionMap | None
+    against: Against | None
+    choices: tuple[str, ...] = ()
+
+
+def look_behind(
+    model: Model,
+    store: Store,
+    trace: Trace,
+    name: str,
+    *,
+    attention: bool = True,
+    against: bool = True,
+    layer: int | None = None,
+    on_compile: Callable[[Compiled], None] | None = None,
+) -> Look:
+    """Repeat the link of a trace, and look at it.
+
+    Args:
+        name: what messages call the trace. layer: the only one whose attention is kept (default: all).
+
+    Raises:
+        TraceError: another model, or a link that cannot be repeated.
+        PicError: a damaged object, or a map that is too large.
+    """
+    tokens = [one.id for one in trace.generated]
+    linked = replay(model, store, trace, name, on_compile).image
+    decoded = decode_tokens(linked, tokens, keep_scores=attention)
+    seen = attention_map(linked, decoded, layer) if attention else None
+    if not against:
+        return Look(seen, None)
+    full = link_in_full(model, store, trace, name).image
+    decoded_full = decode_tokens(full, tokens, keep_scores=False)
+    found = against_full(linked, full, decoded, decoded_full, tokens)
+    return Look(seen, found, tuple(pieces_of(model.tokenizer, [one.choice])[0] for one in found.generated))

@@ -1,0 +1,69 @@
+"""What an object holds, layer by layer: norms and ranges of its keys and values. Needs no model and no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pictool.store.format import ObjectFile
+
+
+@dataclass(frozen=True)
+class TensorStats:
+    """One layer's keys or values [kv_heads, n, head_dim].
+
+    Attributes:
+        least, most: the smallest and largest number.
+        norms: float64 [n], the L2 norm of each token's, over KV heads and dims. Sinks often have small values.
+    """
+
+    least: float
+    most: float
+    norms: NDArray[np.float64]
+
+    @property
+    def mean_norm(self) -> float:
+        return float(self.norms.mean())
+
+    @property
+    def first_norm(self) -> float:
+        """That of the first token."""
+        return float(self.norms[0])
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """One layer of an object."""
+
+    key: TensorStats
+    value: TensorStats
+
+
+def layers_of(file: ObjectFile) -> tuple[LayerView, ...]:
+    """Read every layer of an object, check it, and measure it. One layer is in memory at a time.
+
+    Raises:
+        ObjectError: a damaged layer.
+    """
+    return tuple(_layer(file, index) for index in range(file.meta.target.geometry.layers))
+
+
+def _layer(file: ObjectFile, index: int) -> LayerView:
+    target = file.meta.target
+    shape = (target.geometry.kv_heads, file.meta.num_tokens, target.geometry.head_dim)
+    key, value = (_stats(decode(part, target.dtype).reshape(shape)) for part in file.layer(index))
+    return LayerView(key, value)
+
+
+def _stats(values: NDArray[np.float32]) -> TensorStats:
+    squares = np.square(values, dtype=np.float64).sum((0, 2))
+    return TensorStats(float(values.min()), float(values.max()), np.sqrt(squares))
+
+
+def decode(data: memoryview, dtype: str) -> NDArray[np.float32]:
+    """Raw little-endian numbers as float32, exactly; numpy has no bfloat16, which is float32's upper half."""
+    if dtype == "bfloat16":
+        return (np.frombuffer(data, dtype="<u2").astype("<u4") << 16).view("<f4")
+    return np.frombuffer(data, dtype={"float32": "<f4", "float16": "<f2"}[dtype]).astype(np.float32)

@@ -1,0 +1,87 @@
+"""`pic diff A B`: two links of one prompt, from their traces. Needs no model and no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pictool.analysis.diff import TraceDiff, diff_traces
+from pictool.commands.common import print_json
+from pictool.commands.inspect import check_plot
+from pictool.core import RowMask
+from pictool.linker.trace import Trace, TracedToken, read_trace
+
+MOST_LISTED = 24  # tokens
+
+
+def run_diff(a: str, b: str, *, plot: str | None, as_json: bool) -> None:
+    paths = Path(a), Path(b)
+    check_plot(plot, paths)
+    first, second = read_trace(paths[0]), read_trace(paths[1])
+    found = diff_traces(first, second, (a, b))
+    if as_json:
+        from pictool.commands.trace_json import diff_json
+
+        print_json(diff_json((a, b), found))
+    else:
+        _print((a, b), first, second, found)
+    if plot:
+        from pictool.analysis import plots
+
+        plots.save(plots.draw_selection([first, second]), Path(plot))
+
+
+def _print(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> None:
+    from pictool.commands.screen import bars, heading, open_screen, short, table, visible
+
+    screen = open_screen()
+    for letter, trace, name in (("A", a, names[0]), ("B", b, names[1])):
+        counts = f"{trace.report['tokens']['recomputed']:.1f} of {trace.layout.num_context} context tokens per layer"
+        screen.print(f"{letter}  {visible(trace.policy)} ({name}): {counts}", overflow="fold")
+        screen.print(f"   {visible(trace.answer)}", overflow="fold")
+    if diff.other_objects:
+        screen.print(f"{len(diff.other_objects)} of {len(a.chunks)} chunks were linked from other objects")
+    heading(screen, "selections: overlap (Jaccard) by layer")
+    each = [(f"layer {i}", float(x), f"{x:.3f}") for i, x in enumerate(diff.selection.jaccard)]
+    bars(screen, [*each, ("all", diff.selection.overall, f"{diff.selection.overall:.3f}")], 1.0)
+    tokens = {name: int(getattr(diff.selection, name).sum()) for name in ("both", "only_a", "only_b")}
+    screen.print(
+        f"tokens computed at some layer: {tokens['both']} by both, {tokens['only_a']} by A alone, "
+        f"{tokens['only_b']} by B alone"
+    )
+    for letter, mask in (("A", diff.selection.only_a), ("B", diff.selection.only_b)):
+        if mask.any():
+            screen.print(f"{letter} alone: {_listed(a, mask)}", overflow="fold")
+    heading(screen, "answers")
+    screen.print(_parting(diff), markup=False)
+    heading(screen, "first token: candidates by probability")
+    rows = [
+        [short(one.text, 16), *(f"{x:.4f}" for x in one.probabilities), *(f"{x:.2f}" for x in one.logits)]
+        for one in diff.candidates[:8]
+    ]
+    screen.print(table(["token", "A", "B", "logit A", "logit B"], rows))
+    screen.print(
+        f"KL(A || B) {diff.kl[0]:.3g}, KL(B || A) {diff.kl[1]:.3g}; largest difference of a logit {diff.max_logit:.3g}"
+    )
+
+
+def _listed(trace: Trace, mask: RowMask) -> str:
+    """Tokens by their text and where they stand (see `part_at`), as many as are readable."""
+    from pictool.commands.screen import short
+    from pictool.commands.show_look import part_at
+
+    found = [int(at) for at in mask.nonzero()[0]]
+    shown = ", ".join(f'"{short(trace.pieces[at], 16)}" {part_at(trace, at)}' for at in found[:MOST_LISTED])
+    return shown + (f", and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else "")
+
+
+def _parting(diff: TraceDiff) -> str:
+    if diff.parting == (None, None):
+        return f"the same {diff.common} tokens"
+    a, b = (_quoted(one) for one in diff.parting)
+    return f"{diff.common} tokens in common, then A says {a} and B says {b}"
+
+
+def _quoted(token: TracedToken | None) -> str:
+    from pictool.commands.screen import visible
+
+    return "nothing" if token is None else f'"{visible(token.text)}" ({token.logprob:.3g} nats)'

@@ -1,0 +1,115 @@
+"""`pic inspect OBJECT`: header, layers, text, and what its first tokens draw of its attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pictool.analysis.object_view import LayerView, layers_of
+from pictool.commands.common import open_model
+from pictool.store.format import ObjectFile
+
+if TYPE_CHECKING:
+    from pictool.analysis.sinks import SinkProfile
+    from pictool.commands.inspect import InspectOptions
+
+
+SHOWN_OFFSETS = 12  # as numbers, in 80 columns
+
+
+def inspect_object(path: Path, options: InspectOptions, *, as_json: bool) -> dict[str, Any]:
+    """Show an object; returns what `--json` prints."""
+    with ObjectFile(path) as file:
+        found = _fields(file)
+        if options.text:
+            found["text"] = file.text()
+        layers = layers_of(file) if options.layers else ()
+        profile = _sinks(file, options) if options.sinks else None
+        checksums = file.checksums
+    if not as_json:
+        _print(found, checksums, layers, profile)
+    if profile is not None and options.plot:
+        from pictool.analysis.plots import draw_sinks, save
+
+        save(draw_sinks(profile, found["key"][:12]), Path(options.plot))
+    found["checksums"] = checksums
+    if options.layers:
+        found["layer_stats"] = [_layer_json(layer) for layer in layers]
+    if profile is not None:
+        found["sink_profile"] = sinks_json(profile)
+    return found
+
+
+def _fields(file: ObjectFile) -> dict[str, Any]:
+    meta, target = file.meta, file.meta.target
+    return {
+        "path": str(file.path), "key": meta.key, "architecture": target.architecture, "model": target.model,
+        "tokenizer": target.tokenizer, "tokens": meta.num_tokens, "layers": target.geometry.layers,
+        "kv_heads": target.geometry.kv_heads, "head_dim": target.geometry.head_dim, "dtype": target.dtype,
+        "sinks": meta.sinks, "codec": meta.codec, "bytes": file.num_bytes, "layer_bytes": file.layer_bytes,
+    }  # fmt: skip
+
+
+def _sinks(file: ObjectFile, options: InspectOptions) -> SinkProfile:
+    model = open_model(options.model, options.device, options.dtype or file.meta.target.dtype)
+    from pictool.analysis.sinks import FIRST, sink_profile
+
+    file.meta.require(model.target, str(file.path))
+    dummies = [] if model.bos_id is None else [model.bos_id] * file.meta.sinks
+    return sink_profile(model, file.tokens().tolist(), dummies, options.first or FIRST)
+
+
+def sinks_json(profile: SinkProfile) -> dict[str, Any]:
+    return {
+        "first": profile.first, "rows": profile.num_rows, "if_even": profile.if_even, "share": profile.share.tolist(),
+        "dummies": profile.dummies.tolist(), "by_offset": profile.by_offset.tolist(),
+    }  # fmt: skip
+
+
+def _layer_json(layer: LayerView) -> dict[str, Any]:
+    return {
+        name: {"min": part.least, "max": part.most, "mean_norm": part.mean_norm, "first_norm": part.first_norm}
+        for name, part in (("key", layer.key), ("value", layer.value))
+    }
+
+
+def _print(
+    found: dict[str, Any], checksums: dict[str, Any], layers: tuple[LayerView, ...], profile: SinkProfile | None
+) -> None:
+    for field, value in found.items():
+        print(f"{field:<13}{value}")
+    if layers:
+        _print_layers(layers, checksums["layers"])
+    if profile is not None:
+        _print_sinks(profile)
+
+
+def _print_layers(layers: tuple[LayerView, ...], checksums: list[str]) -> None:
+    from pictool.commands.screen import heading, open_screen, table
+
+    screen = open_screen()
+    heading(screen, "layers: L2 norm by token (mean, first) and range; all read and checked")
+    rows = []
+    for index, (layer, checksum) in enumerate(zip(layers, checksums, strict=True)):
+        for name, part in (("K", layer.key), ("V", layer.value)):
+            numbers = (part.mean_norm, part.first_norm, part.least, part.most)
+            of_layer = [str(index), name] if name == "K" else ["", name]
+            rows.append([*of_layer, *(f"{number:.3g}" for number in numbers), checksum[:12] if name == "K" else ""])
+    screen.print(table(["layer", "", "norm", "first", "min", "max", "checksum"], rows, left=()))
+
+
+def _print_sinks(profile: SinkProfile) -> None:
+    from pictool.commands.screen import first_tokens, heading, open_screen, percent_grid
+
+    screen = open_screen()
+    rows = [f"layer {layer}" for layer in range(len(profile.share))]
+    heading(screen, f"% of attention: {first_tokens(profile.first)}, of the {profile.num_rows} behind")
+    screen.print(
+        f"{100 * profile.share.mean():.1f} on the mean; {100 * profile.if_even:.1f} if all drew alike", style="dim"
+    )
+    percent_grid(screen, profile.share, rows, "h")
+    if profile.dummies.any():
+        heading(screen, "% of attention: the dummy tokens in front (not in the object)")
+        percent_grid(screen, profile.dummies, rows, "h")
+    heading(screen, "% of attention: each token of the chunk (mean of the heads)")
+    percent_grid(screen, profile.by_offset.mean(1)[:, :SHOWN_OFFSETS], rows, "t")

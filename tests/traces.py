@@ -1,0 +1,46 @@
+"""Traces made by hand, for what reads them without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pictool.core import Geometry, Layout, Target
+from pictool.linker.trace import Candidate, Trace, TracedChunk, TracedToken
+
+LAYERS, VOCAB = 3, 7
+
+
+def make_trace(rows: Sequence[Sequence[int]] = ((2, 3), (2,), ()), **changes: Any) -> Trace:
+    """Head of 1, chunks of 3 and 4, tail of 2; `rows` are the context positions computed at each layer."""
+    layout = Layout.of([0], [[1, 2, 3], [4, 5, 6, 1]], [2, 3])
+    computed = np.zeros((LAYERS, 10), dtype=bool)
+    computed[:, 8:] = True
+    for layer, positions in enumerate(rows):
+        computed[layer, list(positions)] = True
+    fields: dict[str, Any] = {
+        "target": Target("llama", "a" * 64, "b" * 64, "float32", Geometry(LAYERS, 2, 4)),
+        "layout": layout,
+        "rows": computed,
+        "logits": np.array([0, 1, 2, 3, 0, 0, -1], dtype=np.float32),
+        "scores": None,
+        "texts": ("<s>", "a bc", "def g", " h?"),
+        "chunks": (TracedChunk("a.txt", "1" * 64, 0), TracedChunk("b.txt", "2" * 64, 4)),
+        "pieces": ("<s>", "a", " b", "c", "d", "e", "f", " g", " h", "?"),
+        "generated": (TracedToken(3, " yes", -0.5), TracedToken(1, "</s>", -0.01)),
+        "top": (Candidate(3, " yes"), Candidate(2, " no")),
+        "report": report(computed),
+    }
+    return Trace(**fields | changes)
+
+
+def report(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
+    recomputed = float(rows[:, :8].sum(1).mean())
+    return {
+        "answer": "yes", "algo": "legolink", "params": {"k": 2}, "model": "tiny", "engine": "torch",
+        "tokens": {"head": 1, "context": 8, "tail": 2, "prompt": 10, "recomputed": recomputed, "generated": 2},
+        "timing": {"load_s": 0.001, "select_s": 0.0, "recompute_s": 0.003, "ttft_s": 0.004, "decode_s": 0.002},
+        "compare": None,
+    }  # fmt: skip
