@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 Document = str | Path | Chunk
+_ATTEMPTS = 8  # to open what was just compiled, while others evict
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,14 @@ def open_objects(
     with ExitStack() as opened:
         found = {i: opened.enter_context(file) for i, part in enumerate(parts) if (file := _open(model, store, part))}
         started = time.perf_counter()
-        missing = [part for i, part in enumerate(parts) if i not in found]
-        _compile_missing(model, store, missing, on_compile)
+        for _ in range(_ATTEMPTS):
+            missing = {i: part for i, part in enumerate(parts) if i not in found}
+            if not missing:
+                break
+            found |= _compile_missing(model, store, missing, on_compile, opened)
+        else:
+            raise StoreError(f"{store.root}: objects are evicted before they can be linked; allow the store more")
         compile_s = time.perf_counter() - started
-        for i, part in enumerate(parts):
-            if i not in found:
-                found[i] = opened.enter_context(store.open(object_key(model, part.chunk, part.sinks)))
         for i, part in enumerate(parts):
             _require_same(model, found[i], part.chunk)
         opened.pop_all()
@@ -108,7 +111,10 @@ def open_objects(
 def _open(model: Model, store: Store, part: Part) -> ObjectFile | None:
     """The object of a part; None if it is to be compiled (not in the store, or its header is damaged)."""
     if part.path is not None:
-        return ObjectFile(part.path)
+        file = ObjectFile(part.path)
+        if part.path == store.path(file.meta.key):
+            store.mark_used(file)
+        return file
     try:
         return store.open(object_key(model, part.chunk, part.sinks))
     except (StoreError, ObjectError):
@@ -122,9 +128,23 @@ def _require_same(model: Model, file: ObjectFile, chunk: Chunk) -> None:
 
 
 def _compile_missing(
-    model: Model, store: Store, missing: Sequence[Part], on_compile: Callable[[Compiled], None] | None
-) -> None:
-    for sinks in sorted({part.sinks for part in missing}):
-        for done in compile(model, store, [part.chunk for part in missing if part.sinks == sinks], sinks=sinks):
-            if done.is_new and on_compile:
-                on_compile(done)
+    model: Model,
+    store: Store,
+    missing: Mapping[int, Part],
+    on_compile: Callable[[Compiled], None] | None,
+    opened: ExitStack,
+) -> dict[int, ObjectFile]:
+    """Compile what is missing, and open each object as soon as it is there; but for what was evicted even before."""
+    found: dict[int, ObjectFile] = {}
+
+    def take(done: Compiled) -> None:
+        if done.is_new and on_compile:
+            on_compile(done)
+        for i, part in missing.items():
+            if object_key(model, part.chunk, part.sinks) == done.key:
+                with suppress(StoreError):
+                    found[i] = opened.enter_context(store.look(done.key))
+
+    for sinks in sorted({part.sinks for part in missing.values()}):
+        compile(model, store, [one.chunk for one in missing.values() if one.sinks == sinks], sinks=sinks, on_done=take)
+    return found

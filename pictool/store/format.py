@@ -31,13 +31,14 @@ import os
 import stat
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from pictool.core import TokenIds
-from pictool.errors import ForeignObjectError, ObjectError
+from pictool.errors import ForeignObjectError, ObjectError, UnreadableObjectError
 from pictool.store.header import (
     CODECS,
     DTYPES,
@@ -92,7 +93,7 @@ class ObjectFile:
         try:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not block
         except OSError as error:
-            raise ObjectError(f"{self.path}: cannot be opened ({error.strerror})") from error
+            raise UnreadableObjectError(f"{self.path}: cannot be opened ({error.strerror})") from error
         try:
             status = os.fstat(self._fd)
             if not stat.S_ISREG(status.st_mode):
@@ -115,6 +116,15 @@ class ObjectFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def fileno(self) -> int:
+        """Its descriptor, at the beginning of the file: what is read here goes by offsets."""
+        return self._fd
+
+    def touch(self) -> None:
+        """Mark the file as just used. One that may not be written to keeps the time that it has."""
+        with suppress(OSError):
+            os.utime(self._fd)
 
     def tokens(self) -> TokenIds:
         """int32 [n]."""
@@ -156,7 +166,7 @@ class ObjectFile:
             try:
                 got = os.preadv(self._fd, [data[done:]], offset + done)
             except OSError as error:
-                raise self._fail(f"cannot be read ({error.strerror})") from error
+                raise UnreadableObjectError(f"{self.path}: cannot be read ({error.strerror})") from error
             if not got:
                 raise self._fail(f"truncated at {offset + done} bytes; {_DAMAGED}")
             done += got

@@ -30,7 +30,8 @@ def make_chunk(seed: int, num_tokens: int = 5) -> CompiledChunk:
 
 
 def files(root: Path) -> list[Path]:
-    return [path for path in root.rglob("*") if not path.is_dir()]
+    """All files, but for the store's lock."""
+    return [path for path in root.rglob("*") if not path.is_dir() and path.name != "lock"]
 
 
 def rename_key(store: Store, chunk: CompiledChunk, key: str) -> str:
