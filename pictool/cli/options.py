@@ -18,6 +18,7 @@ DeviceOption = Annotated[Optional[str], typer.Option("--device", help="auto, cpu
 DtypeOption = Annotated[Optional[str], typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DepfileOption = Annotated[bool, typer.Option("--depfile", help="Write what -o depends on beside it, for make (OUT.d).")]
+CodecOption = Annotated[Optional[str], typer.Option("--codec", help="How KV is kept: none, zstd, int8, int4 or fp8.")]
 ChunkOption = Annotated[Optional[int], typer.Option("--chunk-tokens", min=1, help="Cut files into chunks of N tokens.")]
 
 

@@ -30,6 +30,11 @@ def open_store(root: str | None) -> Store:
     return store
 
 
+def codec_setting(given: str | None) -> str:
+    """How KV is kept: as given, else by `PIC_CODEC` or `pic.yaml`, else as it is."""
+    return setting("codec", given, "PIC_CODEC") or "none"
+
+
 def open_model(name: str | None, device: str | None, dtype: str | None) -> Model:
     quiet_libraries()
     from pictool.runtime.model import load_model

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunks, read_text
-from pictool.compiler.compile import Compiled, compile, object_key
+from pictool.compiler.compile import CODEC, Compiled, compile, object_key
 from pictool.core import Chunk
 from pictool.errors import ForeignObjectError, InputError, ObjectError, StoreError
 from pictool.store.format import ObjectFile
@@ -28,16 +28,25 @@ _ATTEMPTS = 8  # to open what was just compiled, while others evict
 class Part:
     """A chunk of the prompt. `path` is the object it was given as, or None for a text that is compiled if needed.
 
-    `sinks` is the number of dummy tokens it is, or would be, compiled with.
+    `sinks` is the number of dummy tokens it is, or would be, compiled with; `codec` how its KV is, or would be, kept.
     """
 
     chunk: Chunk
     path: Path | None
     sinks: int
+    codec: str = CODEC
+
+    def key(self, model: Model) -> str:
+        return object_key(model, self.chunk, self.sinks, self.codec)
 
 
 def resolve_documents(
-    model: Model, store: Store, documents: Sequence[Document], sinks: int = 0, chunk_tokens: int | None = None
+    model: Model,
+    store: Store,
+    documents: Sequence[Document],
+    sinks: int = 0,
+    chunk_tokens: int | None = None,
+    codec: str = CODEC,
 ) -> list[Part]:
     """Find out what each document is: a chunk, an object file (`.kvo`), a text file, or a key (as in git, abbreviated).
 
@@ -47,12 +56,13 @@ def resolve_documents(
     parts: list[Part] = []
     for document in documents:
         if isinstance(document, Chunk):
-            parts.append(Part(document, None, sinks))
+            parts.append(Part(document, None, sinks, codec))
         elif Path(document).suffix == ".kvo":
             parts.extend(_object_parts(model, Path(document)))
         elif Path(document).exists():
             text = read_text(Path(document))
-            parts.extend(Part(chunk, None, sinks) for chunk in make_chunks(model, text, str(document), chunk_tokens))
+            chunks = make_chunks(model, text, str(document), chunk_tokens)
+            parts.extend(Part(chunk, None, sinks, codec) for chunk in chunks)
         else:
             parts.extend(_object_parts(model, store.path(_key(store, str(document)))))
     return parts
@@ -77,7 +87,7 @@ def _object_parts(model: Model, path: Path) -> list[Part]:
             raise ForeignObjectError(
                 f"{path}: its key {file.meta.key[:12]} is not that of its tokens; compile it again"
             )
-        return [Part(Chunk(file.text(), tokens, str(path)), path, file.meta.sinks)]
+        return [Part(Chunk(file.text(), tokens, str(path)), path, file.meta.sinks, file.meta.codec)]
 
 
 def open_objects(
@@ -116,7 +126,7 @@ def _open(model: Model, store: Store, part: Part) -> ObjectFile | None:
             store.mark_used(file)
         return file
     try:
-        return store.open(object_key(model, part.chunk, part.sinks))
+        return store.open(part.key(model))
     except (StoreError, ObjectError):
         return None
 
@@ -141,10 +151,11 @@ def _compile_missing(
         if done.is_new and on_compile:
             on_compile(done)
         for i, part in missing.items():
-            if object_key(model, part.chunk, part.sinks) == done.key:
+            if part.key(model) == done.key:
                 with suppress(StoreError):
                     found[i] = opened.enter_context(store.look(done.key))
 
-    for sinks in sorted({part.sinks for part in missing.values()}):
-        compile(model, store, [one.chunk for one in missing.values() if one.sinks == sinks], sinks=sinks, on_done=take)
+    for sinks, codec in sorted({(part.sinks, part.codec) for part in missing.values()}):
+        chunks = [part.chunk for part in missing.values() if (part.sinks, part.codec) == (sinks, codec)]
+        compile(model, store, chunks, sinks=sinks, codec=codec, on_done=take)
     return found

@@ -53,8 +53,7 @@ class Index:
         query = "SELECT * FROM objects WHERE key >= ? AND key < ?"
         try:
             found = self._db.execute(query, (shard, shard + "g")).fetchall()
-            described = [Described(*row[:4], _meta(row[4]), row[5]) for row in found]
-            return {one.key: one for one in described}
+            return {key: Described(key, a, b, c, _meta(meta), text) for key, a, b, c, meta, text in found}
         except (sqlite3.DatabaseError, ValueError, KeyError, TypeError):
             self._start_again()
             return {}
