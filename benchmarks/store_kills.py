@@ -180,6 +180,7 @@ def link_together(model: Model, processes: int, links: int) -> dict[str, float]:
                 os.write(writer, f"{apart}\n".encode())
 
         def evict() -> None:
+            os.close(writer)
             while True:
                 gc(store, 100_000)
                 time.sleep(0.01)
