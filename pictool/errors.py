@@ -25,6 +25,10 @@ class ForeignObjectError(ObjectError):
     """An object made for another model, tokenizer, dtype, codec or format version."""
 
 
+class UnreadableObjectError(ObjectError):
+    """A file that the system does not let be read; whether it is whole is not known."""
+
+
 class StoreError(PicError):
     """A store that cannot be read or written, or a key that it does not hold."""
 

@@ -8,6 +8,7 @@ import typer
 
 from pictool.cli.options import (
     ChunkOption,
+    CodecOption,
     DepfileOption,
     DeviceOption,
     DtypeOption,
@@ -31,6 +32,7 @@ def compile_command(
     model: ModelOption = None,
     chunk_tokens: ChunkOption = None,
     sinks: Annotated[int, typer.Option("--sinks", min=0, help="Dummy tokens in front, dropped (LegoLink-0: 4).")] = 0,
+    codec: CodecOption = None,
     output: Annotated[Optional[str], typer.Option("-o", "--output", help="Write one file's object here too.")] = None,
     depfile: DepfileOption = False,
     store: StoreOption = None,
@@ -44,8 +46,8 @@ def compile_command(
     from pictool.commands.compile import run_compile
 
     run_compile(
-        files, model=model, chunk_tokens=chunk_tokens, sinks=sinks, output=output, depfile=depfile, store=store,
-        device=device, dtype=dtype, force=force, engine=engine, as_json=as_json,
+        files, model=model, chunk_tokens=chunk_tokens, sinks=sinks, codec=codec, output=output, depfile=depfile,
+        store=store, device=device, dtype=dtype, force=force, engine=engine, as_json=as_json,
     )  # fmt: skip
 
 
@@ -73,6 +75,7 @@ def link_command(
     stop: Annotated[Optional[list[str]], typer.Option("--stop", help="Text that ends the answer.")] = None,
     chunk_tokens: ChunkOption = None,
     sinks: Annotated[Optional[int], typer.Option("--sinks", min=0, help="Dummy tokens of texts compiled here.")] = None,
+    codec: CodecOption = None,
     engine: EngineOption = "torch",
     compare: Annotated[bool, typer.Option("--compare", help="Run full too; print speedup and agreement.")] = False,
     trace: Annotated[Optional[str], typer.Option("--trace", help="Write what the link did to this file.")] = None,
@@ -89,7 +92,7 @@ def link_command(
 
     options = LinkOptions(
         documents or [], query, algo, k, ratio, params or [], head, query_template, script, max_new_tokens,
-        temperature, top_p, seed, stop or [], chunk_tokens, sinks,
+        temperature, top_p, seed, stop or [], chunk_tokens, sinks, codec,
     )  # fmt: skip
     run_link(
         options, model=model, store=store, device=device, dtype=dtype, engine=engine, compare=compare, trace=trace,

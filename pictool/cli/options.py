@@ -19,6 +19,7 @@ DtypeOption = Annotated[Optional[str], typer.Option("--dtype", help="auto, float
 EngineOption = Annotated[str, typer.Option("--engine", help="torch, or vllm (docs/vllm.md).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DepfileOption = Annotated[bool, typer.Option("--depfile", help="Write what -o depends on beside it, for make (OUT.d).")]
+CodecOption = Annotated[Optional[str], typer.Option("--codec", help="How KV is kept: none, zstd, int8, int4 or fp8.")]
 ChunkOption = Annotated[Optional[int], typer.Option("--chunk-tokens", min=1, help="Cut files into chunks of N tokens.")]
 
 

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pictool.commands.config import setting
+from pictool.commands.units import parse_size
 from pictool.errors import InputError, PicError
 from pictool.store.store import Store
 
@@ -22,10 +23,16 @@ class UsageError(PicError):
 
 
 def open_store(root: str | None) -> Store:
-    store = Store(setting("store", root, "PIC_STORE"))
+    size = setting("max_size", None, "PIC_MAX_SIZE")
+    store = Store(setting("store", root, "PIC_STORE"), None if size is None else parse_size("max_size", size))
     if store.root.exists() and not store.root.is_dir():
         raise InputError(f"{store.root}: is no directory, so no store; name another with --store")
     return store
+
+
+def codec_setting(given: str | None) -> str:
+    """How KV is kept: as given, else by `PIC_CODEC` or `pic.yaml`, else as it is."""
+    return setting("codec", given, "PIC_CODEC") or "none"
 
 
 def open_model(name: str | None, device: str | None, dtype: str | None) -> Model:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pictool.commands.common import UsageError, note, open_model, open_store, print_json
+from pictool.commands.common import UsageError, codec_setting, note, open_model, open_store, print_json
 from pictool.commands.engine import open_engine
 from pictool.commands.outputs import depfile_path, model_files, output_path, write_depfile
 from pictool.commands.progress import progress
@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 
 
 def run_compile(
-    files: Sequence[str], *, model: str | None, chunk_tokens: int | None, sinks: int, output: str | None,
-    depfile: bool, store: str | None, device: str | None, dtype: str | None, force: bool, engine: str, as_json: bool,
+    files: Sequence[str], *, model: str | None, chunk_tokens: int | None, sinks: int, codec: str | None,
+    output: str | None, depfile: bool, store: str | None, device: str | None, dtype: str | None,
+    force: bool, engine: str, as_json: bool,
 ) -> None:  # fmt: skip
     target = check_output(output, depfile, files)
     opened, to = open_model(model, device, dtype), open_store(store)
     by = open_engine(engine)
     chunks = chunks_of_files(opened, files, chunk_tokens)
     with progress("compiling", len(chunks)) as advance:
-        done = by.compile(opened, to, chunks, sinks=sinks, force=force, on_done=lambda _: advance())
+        done = by.compile(
+            opened, to, chunks, sinks=sinks, codec=codec_setting(codec), force=force, on_done=lambda _: advance()
+        )
     if target is not None:
         if depfile:  # first, so that a target never stands without it
             write_depfile(target, [Path(files[0]), *model_files(opened)])

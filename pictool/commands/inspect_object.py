@@ -40,6 +40,12 @@ def inspect_object(path: Path, options: InspectOptions, *, as_json: bool) -> dic
     return found
 
 
+def describe(path: Path) -> dict[str, Any]:
+    """The header of an object, field by field, and its text."""
+    with ObjectFile(path) as file:
+        return _fields(file) | {"text": file.text()}
+
+
 def _fields(file: ObjectFile) -> dict[str, Any]:
     meta, target = file.meta, file.meta.target
     return {

@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pictool.commands.common import UsageError, note, open_model, open_store, print_json, require_text, to_json
+from pictool.commands.common import (
+    UsageError,
+    codec_setting,
+    note,
+    open_model,
+    open_store,
+    print_json,
+    require_text,
+    to_json,
+)
 from pictool.commands.config import setting
 from pictool.commands.engine import TORCH, open_engine
 from pictool.commands.outputs import depfile_path, model_files, output_path, write_depfile
@@ -44,6 +53,7 @@ class LinkOptions:
     stop: Sequence[str]
     chunk_tokens: int | None
     sinks: int | None
+    codec: str | None = None
 
 
 def run_link(
@@ -134,6 +144,7 @@ def make_request(options: LinkOptions, script: LinkScript) -> Request:
         sampling=Sampling(options.temperature, options.top_p, options.seed, tuple(options.stop)),
         sinks=options.sinks,
         chunk_tokens=options.chunk_tokens,
+        codec=codec_setting(options.codec),
     )
 
 

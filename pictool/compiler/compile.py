@@ -12,13 +12,14 @@ import numpy as np
 from pictool.compiler.chunking import make_chunk, make_chunks, read_text
 from pictool.core import Chunk
 from pictool.errors import InputError
+from pictool.store.codecs import require_codec
 from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-CODEC = "none"
+CODEC = "none"  # unless another is chosen
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class Compiled:
     is_new: bool
 
 
-def object_key(model: Model, chunk: Chunk, sinks: int = 0) -> str:
+def object_key(model: Model, chunk: Chunk, sinks: int = 0, codec: str = CODEC) -> str:
     """The key under which this chunk's object is stored. Loads no weights."""
-    return model.target.key(chunk.tokens, sinks, CODEC)
+    return model.target.key(chunk.tokens, sinks, codec)
 
 
 def chunks_of_files(model: Model, paths: Iterable[str | Path], chunk_tokens: int | None = None) -> list[Chunk]:
@@ -48,6 +49,7 @@ def compile(
     chunks: Iterable[Chunk | str],
     *,
     sinks: int = 0,
+    codec: str = CODEC,
     force: bool = False,
     alone: bool = False,
     on_done: Callable[[Compiled], None] | None = None,
@@ -56,30 +58,32 @@ def compile(
 
     Args:
         sinks: dummy BOS tokens in front of every chunk, whose KV is dropped (EPIC §5.4).
+        codec: how the KV is kept (`store.codecs`).
         force: compute and replace also what is there.
         alone: each chunk in a forward of its own, so that its last bits do not depend on what is compiled with it.
         on_done: called for each chunk as soon as its object is in the store.
 
     Raises:
-        InputError: a text without tokens or too long; sinks for a model without BOS.
+        InputError: a text without tokens or too long; sinks for a model without BOS; an unknown codec.
         StoreError: the store cannot be written.
     """
     wanted = [chunk if isinstance(chunk, Chunk) else make_chunk(model, chunk, "text") for chunk in chunks]
     prefix = sink_tokens(model, sinks)
+    require_codec(codec)
     _require_room(model, wanted, sinks)
-    keys = [object_key(model, chunk, sinks) for chunk in wanted]
+    keys = [object_key(model, chunk, sinks, codec) for chunk in wanted]
     missing = {key: chunk for key, chunk in zip(keys, wanted, strict=True) if force or not store.has(key)}
     report = on_done or (lambda _: None)
     for key, chunk in zip(keys, wanted, strict=True):
         if key not in missing:
             report(Compiled(chunk, key, store.path(key), False))
-    for done in _compute(model, store, missing, prefix, alone):
+    for done in _compute(model, store, missing, prefix, codec, alone):
         report(done)
     return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, wanted, strict=True)]
 
 
 def _compute(
-    model: Model, store: Store, missing: dict[str, Chunk], prefix: Sequence[int], alone: bool
+    model: Model, store: Store, missing: dict[str, Chunk], prefix: Sequence[int], codec: str, alone: bool
 ) -> Iterable[Compiled]:
     if not missing:
         return
@@ -90,7 +94,7 @@ def _compute(
     for index, layers in prefill_chunks(model, [missing[key].tokens for key in keys], prefix, alone):
         key = keys[index]
         chunk = missing[key]
-        meta = ObjectMeta(key, model.target, len(chunk), len(prefix), CODEC)
+        meta = ObjectMeta(key, model.target, len(chunk), len(prefix), codec)
         pairs = [(to_bytes(k), to_bytes(v)) for k, v in layers]
         path = store.put(CompiledChunk(meta, chunk.text, np.asarray(chunk.tokens, dtype=np.int32), pairs))
         yield Compiled(chunk, key, path, True)

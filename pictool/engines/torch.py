@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pictool.compiler.compile import Compiled, compile
+from pictool.compiler.compile import CODEC, Compiled, compile
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
@@ -42,6 +42,7 @@ class Request:
     sampling: Sampling = Sampling()
     sinks: int | None = None
     chunk_tokens: int | None = None
+    codec: str = CODEC
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ def _run(
 ) -> Answer:
     linked = link(
         model, store, request.documents, frame.tail, policy, head=frame.head,
-        sinks=request.sinks, chunk_tokens=request.chunk_tokens, on_compile=on_compile,
+        sinks=request.sinks, chunk_tokens=request.chunk_tokens, codec=request.codec,
+        on_compile=on_compile,
     )  # fmt: skip
     logits = linked.image.logits
     assert logits is not None

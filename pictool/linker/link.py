@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pictool.compiler.compile import Compiled
+from pictool.compiler.compile import CODEC, Compiled
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError
 from pictool.linker.fusor import Fusor
@@ -17,6 +17,7 @@ from pictool.linker.loader import Loader, Placed
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection
 from pictool.linker.resolve import Document, Part, open_objects, resolve_documents
 from pictool.runtime.image import Image
+from pictool.store.codecs import require_codec
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def link(
     head: str = "",
     sinks: int | None = None,
     chunk_tokens: int | None = None,
+    codec: str = CODEC,
     on_compile: Callable[[Compiled], None] | None = None,
 ) -> Linked:
     """Link documents into a prompt: head + documents + tail, each tokenized on its own (DESIGN §2 rule 1).
@@ -80,6 +82,7 @@ def link(
         tail: text behind the documents; always computed in full.
         head: text before the documents; compiled like a chunk, at position 0.
         sinks: dummy tokens of objects compiled from texts here (default: what the policy wants).
+        codec: how the KV of texts is kept. The head's is always kept without loss: it is exact under every policy.
         on_compile: called for each object that had to be compiled.
 
     Raises:
@@ -89,8 +92,9 @@ def link(
     policy.prepare(model)
     clock = _Clock()
     sinks = policy.sinks if sinks is None else sinks
-    parts = resolve_documents(model, store, documents, sinks, chunk_tokens)
-    prompt_head = Part(Chunk(head, model.encode(head), "head"), None, 0)
+    parts = resolve_documents(model, store, documents, sinks, chunk_tokens, codec)
+    head_codec = codec if require_codec(codec).is_lossless else CODEC
+    prompt_head = Part(Chunk(head, model.encode(head), "head"), None, 0, head_codec)
     layout = lay_out(model, prompt_head.chunk, [part.chunk for part in parts], model.encode(tail))
     prompt = Prompt(model, layout, (head, *(part.chunk.text for part in parts), tail))
     selection = None if policy.is_slow else policy.select(prompt)

@@ -16,6 +16,7 @@ from types import TracebackType
 
 import torch
 
+from pictool.linker.dequantize import is_quantized, read_quantized
 from pictool.runtime.image import Image
 from pictool.store.format import ObjectFile
 
@@ -74,8 +75,8 @@ class Loader:
     @property
     def bytes_read(self) -> int:
         """Bytes of KV that all layers together are read from."""
-        layers = self._image.stack.num_layers - self._first
-        return layers * sum(one.file.layer_bytes for one in self._placed)
+        layers = range(self._first, self._image.stack.num_layers)
+        return sum(one.file.stored_bytes(layer) for one in self._placed for layer in layers)
 
     @property
     def busy_s(self) -> float:
@@ -118,17 +119,22 @@ class Loader:
             return done
 
     def _place(self, layer: int) -> None:
-        stack = self._image.stack
         for one in self._placed:
-            shape = (2, stack.geometry.kv_heads, one.file.meta.num_tokens, stack.geometry.head_dim)
-            buffer = self._buffer(one.file.layer_bytes)
-            one.file.layer(layer, into=buffer.numpy().data)
-            parts = buffer[: one.file.layer_bytes].view(stack.dtype).view(shape)
-            self._image.place(layer, one.start, *parts.to(stack.device, non_blocking=True))
-            if self._stream is not None:
+            self._image.place(layer, one.start, *self._numbers(one.file, layer))
+            if self._stream is not None and not is_quantized(one.file):
                 self._staging.events[0].record(self._stream)
         last = self._placed[-1]
         self._image.relocate(layer, self._placed[0].start, last.start + last.file.meta.num_tokens)
+
+    def _numbers(self, file: ObjectFile, layer: int) -> torch.Tensor:
+        """Keys and values of one object, [2, kv_heads, n, head_dim], on the image's device."""
+        stack = self._image.stack
+        if is_quantized(file):
+            return read_quantized(file, layer, stack.dtype, stack.device)
+        buffer = self._buffer(file.layer_bytes)
+        file.layer(layer, into=buffer.numpy().data)
+        parts = buffer[: file.layer_bytes].view(stack.dtype).view(2, *file.meta.shape.dims)
+        return parts.to(stack.device, non_blocking=True)
 
     def _buffer(self, num_bytes: int) -> torch.Tensor:
         """Memory to read to, of this thread. On CUDA there are two, so that one is read while the other is copied."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from pictool.compiler.compile import CODEC, object_key
+from pictool.compiler.compile import CODEC
 from pictool.core import Chunk
 from pictool.errors import StoreError
 from pictool.linker.link import Timing, link
@@ -182,7 +182,7 @@ def measure_link(
     parts.append(Part(Chunk(head, model.encode(head), "head"), None, 0))
     timings = []
     for _ in range(_REPEATS):
-        drop_page_cache(part.path or store.path(object_key(model, part.chunk, part.sinks)) for part in parts)
+        drop_page_cache(part.path or store.path(part.key(model)) for part in parts)
         timings.append(vars(run()))
     return Timing(**{name: statistics.median(one[name] for one in timings) for name in timings[0]})
 

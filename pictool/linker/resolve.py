@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunks, read_text
-from pictool.compiler.compile import Compiled, compile, object_key
+from pictool.compiler.compile import CODEC, Compiled, compile, object_key
 from pictool.core import Chunk
 from pictool.errors import ForeignObjectError, InputError, ObjectError, StoreError
 from pictool.store.format import ObjectFile
@@ -21,22 +21,32 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 Document = str | Path | Chunk
+_ATTEMPTS = 8  # to open what was just compiled, while others evict
 
 
 @dataclass(frozen=True)
 class Part:
     """A chunk of the prompt. `path` is the object it was given as, or None for a text that is compiled if needed.
 
-    `sinks` is the number of dummy tokens it is, or would be, compiled with.
+    `sinks` is the number of dummy tokens it is, or would be, compiled with; `codec` how its KV is, or would be, kept.
     """
 
     chunk: Chunk
     path: Path | None
     sinks: int
+    codec: str = CODEC
+
+    def key(self, model: Model) -> str:
+        return object_key(model, self.chunk, self.sinks, self.codec)
 
 
 def resolve_documents(
-    model: Model, store: Store, documents: Sequence[Document], sinks: int = 0, chunk_tokens: int | None = None
+    model: Model,
+    store: Store,
+    documents: Sequence[Document],
+    sinks: int = 0,
+    chunk_tokens: int | None = None,
+    codec: str = CODEC,
 ) -> list[Part]:
     """Find out what each document is: a chunk, an object file (`.kvo`), a text file, or a key (as in git, abbreviated).
 
@@ -46,12 +56,13 @@ def resolve_documents(
     parts: list[Part] = []
     for document in documents:
         if isinstance(document, Chunk):
-            parts.append(Part(document, None, sinks))
+            parts.append(Part(document, None, sinks, codec))
         elif Path(document).suffix == ".kvo":
             parts.extend(_object_parts(model, Path(document)))
         elif Path(document).exists():
             text = read_text(Path(document))
-            parts.extend(Part(chunk, None, sinks) for chunk in make_chunks(model, text, str(document), chunk_tokens))
+            chunks = make_chunks(model, text, str(document), chunk_tokens)
+            parts.extend(Part(chunk, None, sinks, codec) for chunk in chunks)
         else:
             parts.extend(_object_parts(model, store.path(_key(store, str(document)))))
     return parts
@@ -76,7 +87,7 @@ def _object_parts(model: Model, path: Path) -> list[Part]:
             raise ForeignObjectError(
                 f"{path}: its key {file.meta.key[:12]} is not that of its tokens; compile it again"
             )
-        return [Part(Chunk(file.text(), tokens, str(path)), path, file.meta.sinks)]
+        return [Part(Chunk(file.text(), tokens, str(path)), path, file.meta.sinks, file.meta.codec)]
 
 
 def open_objects(
@@ -93,12 +104,14 @@ def open_objects(
     with ExitStack() as opened:
         found = {i: opened.enter_context(file) for i, part in enumerate(parts) if (file := _open(model, store, part))}
         started = time.perf_counter()
-        missing = [part for i, part in enumerate(parts) if i not in found]
-        _compile_missing(model, store, missing, on_compile)
+        for _ in range(_ATTEMPTS):
+            missing = {i: part for i, part in enumerate(parts) if i not in found}
+            if not missing:
+                break
+            found |= _compile_missing(model, store, missing, on_compile, opened)
+        else:
+            raise StoreError(f"{store.root}: objects are evicted before they can be linked; allow the store more")
         compile_s = time.perf_counter() - started
-        for i, part in enumerate(parts):
-            if i not in found:
-                found[i] = opened.enter_context(store.open(object_key(model, part.chunk, part.sinks)))
         for i, part in enumerate(parts):
             _require_same(model, found[i], part.chunk)
         opened.pop_all()
@@ -108,9 +121,12 @@ def open_objects(
 def _open(model: Model, store: Store, part: Part) -> ObjectFile | None:
     """The object of a part; None if it is to be compiled (not in the store, or its header is damaged)."""
     if part.path is not None:
-        return ObjectFile(part.path)
+        file = ObjectFile(part.path)
+        if part.path == store.path(file.meta.key):
+            store.mark_used(file)
+        return file
     try:
-        return store.open(object_key(model, part.chunk, part.sinks))
+        return store.open(part.key(model))
     except (StoreError, ObjectError):
         return None
 
@@ -122,9 +138,24 @@ def _require_same(model: Model, file: ObjectFile, chunk: Chunk) -> None:
 
 
 def _compile_missing(
-    model: Model, store: Store, missing: Sequence[Part], on_compile: Callable[[Compiled], None] | None
-) -> None:
-    for sinks in sorted({part.sinks for part in missing}):
-        for done in compile(model, store, [part.chunk for part in missing if part.sinks == sinks], sinks=sinks):
-            if done.is_new and on_compile:
-                on_compile(done)
+    model: Model,
+    store: Store,
+    missing: Mapping[int, Part],
+    on_compile: Callable[[Compiled], None] | None,
+    opened: ExitStack,
+) -> dict[int, ObjectFile]:
+    """Compile what is missing, and open each object as soon as it is there; but for what was evicted even before."""
+    found: dict[int, ObjectFile] = {}
+
+    def take(done: Compiled) -> None:
+        if done.is_new and on_compile:
+            on_compile(done)
+        for i, part in missing.items():
+            if part.key(model) == done.key:
+                with suppress(StoreError):
+                    found[i] = opened.enter_context(store.look(done.key))
+
+    for sinks, codec in sorted({(part.sinks, part.codec) for part in missing.values()}):
+        chunks = [part.chunk for part in missing.values() if (part.sinks, part.codec) == (sinks, codec)]
+        compile(model, store, chunks, sinks=sinks, codec=codec, on_done=take)
+    return found

@@ -3,11 +3,12 @@
     file     := header-length(u64, little endian) header data
     header   := canonical JSON (sorted keys, no spaces), padded with spaces to a multiple of 8
                 {"__metadata__": metadata, tensor-name: {"data_offsets": [a, b], "dtype": …, "shape": […]}, …}
-    data     := tokens key0 value0 key1 value1 … [fixups] text          (no gaps)
+    data     := tokens key0 value0 key1 value1 … [fixups] text          (no gaps; kv0 kv1 … if coded)
 
     tokens           I32         [n]                        token ids of the chunk, without sinks
     layers.LLL.key   F32|BF16|F16 [kv_heads, n, head_dim]   keys before rotation (no position in them)
     layers.LLL.value F32|BF16|F16 [kv_heads, n, head_dim]
+    layers.LLL.kv    U8         [bytes]                     instead of the two, if the codec is not "none" (codecs/)
     fixups           F32         [n]                        optional: per-token scores
     text             U8          [bytes]                    the source text, UTF-8
 
@@ -17,7 +18,7 @@
     key         sha256 of what determines the content (`Target.key`)
     architecture, model, tokenizer, dtype, layers, kv_heads, head_dim      the target
     tokens, sinks, codec                                   number of tokens, dummy tokens in front, how KV is coded
-    checksums   JSON: {"fixups"?: h, "layers": [h of key||value, …], "text": h, "tokens": h}
+    checksums   JSON: {"fixups"?: h, "layers": [h of key||value or kv, …], "text": h, "tokens": h}
     header      checksum of the header itself, written with this field empty
 
 Every checksum h is BLAKE3 (256 bit, hex). The header is accepted only in its canonical form, so that no bit of the
@@ -31,18 +32,22 @@ import os
 import stat
 import struct
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from pictool.core import TokenIds
-from pictool.errors import ForeignObjectError, ObjectError
+from pictool.errors import ForeignObjectError, InputError, ObjectError, UnreadableObjectError
+from pictool.store.codecs import codecs
+from pictool.store.codecs.base import CodingError
 from pictool.store.header import (
-    CODECS,
     DTYPES,
     FORMAT,
     VERSION,
+    Buffer,
     canonical,
     checksum,
     is_sealed,
@@ -57,26 +62,43 @@ from pictool.store.header import CompiledChunk as CompiledChunk
 from pictool.store.header import ObjectMeta as ObjectMeta
 
 _MAX_HEADER = 100_000_000  # what safetensors itself allows
+_MAX_RATIO = 400_000  # no codec makes more of a byte
 _DAMAGED = "the object is damaged; delete it, or compile it again (pic compile --force)"
 
 
 def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
-    """Write one object; the same chunk gives the same bytes."""
+    """Write one object; the same chunk gives the same bytes.
+
+    Raises:
+        InputError: KV that its codec cannot keep.
+    """
     text, tokens = chunk.text.encode(), np.asarray(chunk.tokens, dtype="<i4").tobytes()
-    checksums = {
-        "layers": [checksum(*pair) for pair in chunk.layers],
-        "text": checksum(text),
-        "tokens": checksum(tokens),
-    }
-    header = {"__metadata__": metadata_of(chunk.meta, checksums)} | tensor_entries(chunk.meta, len(text))
-    sizes = [len(tokens), *(len(part) for pair in chunk.layers for part in pair), len(text)]
-    assert sizes == [entry["data_offsets"][1] - entry["data_offsets"][0] for entry in list(header.values())[1:]]
+    layers = _coded_layers(chunk)
+    checksums = {"layers": [checksum(*parts) for parts in layers], "text": checksum(text), "tokens": checksum(tokens)}
+    entries = tensor_entries(chunk.meta, len(text), [len(parts[0]) for parts in layers])
+    sizes = [len(tokens), *(len(part) for parts in layers for part in parts), len(text)]
+    assert sizes == [entry["data_offsets"][1] - entry["data_offsets"][0] for entry in entries.values()]
+    header = {"__metadata__": metadata_of(chunk.meta, checksums)} | entries
     header["__metadata__"]["header"] = seal(header)
     raw = canonical(header)
     file.write(struct.pack("<Q", len(raw)) + raw + tokens)
-    for pair in chunk.layers:
-        file.writelines(pair)
+    for parts in layers:
+        file.writelines(parts)
     file.write(text)
+
+
+def _coded_layers(chunk: CompiledChunk) -> list[tuple[Buffer, ...]]:
+    """What stands in the file for every layer; layers are coded side by side."""
+    assert len(chunk.layers) == chunk.meta.target.geometry.layers
+    codec, shape = codecs()[chunk.meta.codec], chunk.meta.shape
+    assert all(len(key) == len(value) == shape.num_bytes // 2 for key, value in chunk.layers)
+    if chunk.meta.codec == "none":
+        return list(chunk.layers)
+    try:
+        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(chunk.layers))) as threads:
+            return [(coded,) for coded in threads.map(lambda pair: codec.encode(pair[0], pair[1], shape), chunk.layers)]
+    except CodingError as error:
+        raise InputError(f"{chunk.text[:40]!r}: cannot be coded as {chunk.meta.codec} ({error})") from error
 
 
 class ObjectFile:
@@ -92,7 +114,7 @@ class ObjectFile:
         try:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not block
         except OSError as error:
-            raise ObjectError(f"{self.path}: cannot be opened ({error.strerror})") from error
+            raise UnreadableObjectError(f"{self.path}: cannot be opened ({error.strerror})") from error
         try:
             status = os.fstat(self._fd)
             if not stat.S_ISREG(status.st_mode):
@@ -116,6 +138,15 @@ class ObjectFile:
             os.close(self._fd)
             self._fd = -1
 
+    def fileno(self) -> int:
+        """Its descriptor, at the beginning of the file: what is read here goes by offsets."""
+        return self._fd
+
+    def touch(self) -> None:
+        """Mark the file as just used. One that may not be written to keeps the time that it has."""
+        with suppress(OSError):
+            os.utime(self._fd)
+
     def tokens(self) -> TokenIds:
         """int32 [n]."""
         return np.frombuffer(self._part("tokens", self._checksums["tokens"], "tokens"), dtype="<i4")
@@ -129,17 +160,39 @@ class ObjectFile:
     def layer(self, index: int, into: memoryview | None = None) -> tuple[memoryview, memoryview]:
         """Key and value bytes of one layer, each `[kv_heads, n, head_dim]` in the target's dtype; one read.
 
-        `into` is memory of `layer_bytes` at least that they are read to.
+        `into` is memory of `layer_bytes` at least that they are read (and decoded) to.
         """
-        key, value = layer_names(index)
-        data = self._part(f"layer {index}", self._checksums["layers"][index], key, value, into=into)
+        if self.meta.codec == "none":
+            data = self.stored_layer(index, into)
+        else:
+            coded = self.stored_layer(index)
+            if self.layer_bytes > _MAX_RATIO * len(coded):
+                raise self._fail(f"layer {index} is too short for what the header says; {_DAMAGED}")
+            data = memoryview(bytearray(self.layer_bytes)) if into is None else into[: self.layer_bytes]
+            try:
+                codecs()[self.meta.codec].decode(coded, self.meta.shape, data)
+            except CodingError as error:
+                raise self.undecodable(index, error) from error
         return data[: len(data) // 2], data[len(data) // 2 :]
+
+    def undecodable(self, layer: int, error: CodingError) -> ObjectError:
+        """What to raise for a layer whose bytes are whole, but which no encoder wrote."""
+        return self._fail(f"layer {layer} cannot be decoded ({error}); {_DAMAGED}")
+
+    def stored_layer(self, index: int, into: memoryview | None = None) -> memoryview:
+        """The bytes of one layer as they are in the file, checked but not decoded."""
+        names = layer_names(index, self.meta.codec)
+        return self._part(f"layer {index}", self._checksums["layers"][index], *names, into=into)
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of one layer's key and value together."""
-        key, value = (self._entries[name]["data_offsets"] for name in layer_names(0))
-        return int(value[1] - key[0])
+        """Bytes of one layer's key and value together, decoded."""
+        return self.meta.shape.num_bytes
+
+    def stored_bytes(self, index: int) -> int:
+        """Bytes that one layer takes in the file."""
+        names = layer_names(index, self.meta.codec)
+        return int(self._entries[names[-1]]["data_offsets"][1] - self._entries[names[0]]["data_offsets"][0])
 
     @property
     def checksums(self) -> dict[str, Any]:
@@ -161,7 +214,7 @@ class ObjectFile:
             try:
                 got = os.preadv(self._fd, [data[done:]], offset + done)
             except OSError as error:
-                raise self._fail(f"cannot be read ({error.strerror})") from error
+                raise UnreadableObjectError(f"{self.path}: cannot be read ({error.strerror})") from error
             if not got:
                 raise self._fail(f"truncated at {offset + done} bytes; {_DAMAGED}")
             done += got
@@ -192,7 +245,7 @@ class ObjectFile:
 
     def _parse(self, header: Mapping[str, Any]) -> tuple[ObjectMeta, dict[str, Any]]:
         fields = header["__metadata__"]
-        for field, known in (("codec", CODECS), ("dtype", tuple(DTYPES))):
+        for field, known in (("codec", tuple(codecs())), ("dtype", tuple(DTYPES))):
             if fields.get(field, known[0]) not in known:
                 raise ForeignObjectError(
                     f"{self.path}: {field} {fields[field]!r}, but this pic knows {', '.join(known)}"
@@ -209,12 +262,26 @@ class ObjectFile:
 
     def _require_tensors(self, header: Mapping[str, Any], raw: bytes) -> dict[str, dict[str, Any]]:
         """The tensors are exactly those that the metadata implies, in canonical form; the file is exactly as long."""
-        text_start = tensor_entries(self.meta, 0)["text"]["data_offsets"][0]
+        coded = self._coded_sizes(header)
+        text_start = tensor_entries(self.meta, 0, coded)["text"]["data_offsets"][0]
         text_bytes = self.num_bytes - self._data_start - text_start
-        wanted = tensor_entries(self.meta, text_bytes)
+        wanted = tensor_entries(self.meta, text_bytes, coded)
         if text_bytes < 0 or raw != canonical({**wanted, "__metadata__": header["__metadata__"]}):
             raise self._fail(f"{self.num_bytes} bytes long, which is not what its header describes; {_DAMAGED}")
         return wanted
+
+    def _coded_sizes(self, header: Mapping[str, Any]) -> list[int]:
+        """The bytes of every layer, if they are coded, as the header has them; whether that is true is seen later."""
+        if self.meta.codec == "none":
+            return []
+        names = (name for layer in range(self.meta.target.geometry.layers) for name in layer_names(layer, "coded"))
+        try:
+            sizes = [int(header[name]["shape"][0]) for name in names]
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+            raise self._fail(f"the header is not that of an object; {_DAMAGED}") from error
+        if not all(0 < size <= self.num_bytes for size in sizes):
+            raise self._fail(f"the header is not that of an object; {_DAMAGED}")
+        return sizes
 
     def _part(self, name: str, wanted: str, *tensors: str, into: memoryview | None = None) -> memoryview:
         start, end = self._entries[tensors[0]]["data_offsets"][0], self._entries[tensors[-1]]["data_offsets"][1]

@@ -13,11 +13,12 @@ from blake3 import blake3
 
 from pictool.core import Geometry, Target, TokenIds
 from pictool.errors import ForeignObjectError
+from pictool.store.codecs.base import Buffer as Buffer
+from pictool.store.codecs.base import LayerShape
 
 FORMAT, VERSION = "pictool.kvo", "1"
 DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
-CODECS = ("none",)
-Buffer = bytes | bytearray | memoryview
+_MAX_CHANNELS = 1 << 20  # of one token in one layer; what says more is no object
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class ObjectMeta:
     num_tokens: int
     sinks: int
     codec: str
+
+    @property
+    def shape(self) -> LayerShape:
+        return LayerShape.of(self.target.geometry, self.num_tokens, self.target.dtype)
 
     def require(self, target: Target, name: str) -> None:
         """Refuse an object of another model, tokenizer, dtype or shape with a message that names both sides."""
@@ -80,16 +85,20 @@ def is_sealed(raw: bytes, wanted: str) -> bool:
     return raw.count(field) == 1 and checksum(text + b" " * (-len(text) % 8)) == wanted
 
 
-def layer_names(layer: int) -> tuple[str, str]:
-    return f"layers.{layer:03d}.key", f"layers.{layer:03d}.value"
+def layer_names(layer: int, codec: str) -> tuple[str, ...]:
+    """The tensors of a layer: key and value, or the two coded as one."""
+    parts = ("key", "value") if codec == "none" else ("kv",)
+    return tuple(f"layers.{layer:03d}.{part}" for part in parts)
 
 
-def tensor_entries(meta: ObjectMeta, text_bytes: int) -> dict[str, dict[str, Any]]:
-    """The header's entry of every tensor, in data order."""
+def tensor_entries(meta: ObjectMeta, text_bytes: int, coded: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """The header's entry of every tensor, in data order. `coded` are the bytes of the layers, if they are coded."""
     geometry = meta.target.geometry
     kv = (*DTYPES[meta.target.dtype], [geometry.kv_heads, meta.num_tokens, geometry.head_dim])
     shapes = {"tokens": ("I32", 4, [meta.num_tokens])}
-    shapes |= {name: kv for layer in range(geometry.layers) for name in layer_names(layer)}
+    for layer in range(geometry.layers):
+        entry = kv if meta.codec == "none" else ("U8", 1, [coded[layer]])
+        shapes |= dict.fromkeys(layer_names(layer, meta.codec), entry)
     entries, offset = {}, 0
     for name, (dtype, width, shape) in {**shapes, "text": ("U8", 1, [text_bytes])}.items():
         end = offset + width * math.prod(shape)
@@ -120,7 +129,9 @@ def is_sound(meta: ObjectMeta, checksums: Mapping[str, Any], num_tensors: int) -
     """Whether the numbers can be those of an object with so many tensors, and every part has a checksum."""
     geometry = meta.target.geometry
     counts = (geometry.layers, geometry.kv_heads, geometry.head_dim, meta.num_tokens, meta.sinks + 1)
-    if not all(0 < count < 1 << 31 for count in counts) or num_tensors != 2 * geometry.layers + 2:
+    if not all(0 < count < 1 << 31 for count in counts) or geometry.kv_heads * geometry.head_dim > _MAX_CHANNELS:
+        return False
+    if num_tensors != geometry.layers * len(layer_names(0, meta.codec)) + 2:
         return False
     layers = checksums["layers"]
     has_layers = isinstance(layers, list) and len(layers) == geometry.layers

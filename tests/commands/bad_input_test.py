@@ -198,7 +198,9 @@ def test_an_interruption_is_130(model: Path, texts: tuple[Path, Path], monkeypat
 
 
 def test_an_error_of_the_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pictool.store.store.Store.keys", fails_with(PermissionError(13, "Permission denied", ".pic")))
+    monkeypatch.setattr(
+        "pictool.store.store.Store.objects", fails_with(PermissionError(13, "Permission denied", ".pic"))
+    )
     outcome = pic("store", "ls")
     assert (outcome.code, outcome.err) == (1, "pic: error: .pic: Permission denied\n")
 

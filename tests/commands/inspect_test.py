@@ -49,7 +49,7 @@ def test_a_large_object_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     meta = ObjectMeta(target.key([1] * count, 0, "none"), target, count, 0, "none")
     header: dict[str, Any] = {
         "__metadata__": metadata_of(meta, {"layers": ["0" * 64] * 32, "text": "0" * 64, "tokens": "0" * 64}),
-        **tensor_entries(meta, 4),
+        **tensor_entries(meta, 4, []),
     }
     header["__metadata__"]["header"] = seal(header)
     raw = canonical(header)

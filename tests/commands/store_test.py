@@ -36,7 +36,7 @@ def test_ls_as_json(root: Path) -> None:
 
 def test_an_absent_store_is_an_empty_one() -> None:
     assert pic("store", "ls").err == "pic: 0 objects, 0 bytes\n"
-    assert pic("store", "verify", "--json").json == {"objects": 0, "damaged": {}}
+    assert pic("store", "verify", "--json").json == {"objects": 0, "damaged": {}, "repaired": []}
     assert not Path(".pic").exists()
 
 
@@ -52,7 +52,10 @@ def test_verify_finds_a_flipped_bit_that_ls_does_not_read(root: Path) -> None:
     outcome = pic("store", "verify", "--store", root)
     assert outcome.code == 1
     assert outcome.out.count("\n") == 1 and str(damaged) in outcome.out and "checksum" in outcome.out
-    assert outcome.err == f"pic: error: {root}: 1 of 3 objects are damaged; delete them, or compile again\n"
+    assert (
+        outcome.err
+        == f"pic: error: {root}: 1 of 3 objects are damaged; take them out with --repair, and compile again\n"
+    )
 
 
 def test_verify_as_json_names_the_damaged(root: Path) -> None:

@@ -13,7 +13,7 @@ from subjects import HEAD, LENGTHS, TAIL, make_chunks, run, subject
 
 from pictool.compiler.compile import Compiled, compile
 from pictool.core import Layout
-from pictool.errors import ObjectError
+from pictool.errors import ObjectError, StoreError
 from pictool.linker.link import link
 from pictool.linker.loader import LOOK_AHEAD, Loader, Placed
 from pictool.linker.policies import make_policy
@@ -135,7 +135,7 @@ def test_a_missing_object_in_the_middle_is_compiled_in_place(policy: str, how: s
     one, chunks = subject("llama"), make_chunks((29, 17, 21))
     first = run(one, store, make_policy(policy, {}), chunks)
     middle = store.path(compile(one.model, store, [chunks[1]])[0].key)
-    whole, others = middle.read_bytes(), {path: path.stat().st_mtime_ns for path in objects(store) if path != middle}
+    whole, others = middle.read_bytes(), {path: path.stat().st_ino for path in objects(store) if path != middle}
     if how == "removed":
         middle.unlink()
     else:
@@ -144,7 +144,7 @@ def test_a_missing_object_in_the_middle_is_compiled_in_place(policy: str, how: s
     again = link(one.model, store, chunks, TAIL, make_policy(policy, {}), head=HEAD, on_compile=told.append)
     assert [done.chunk for done in told] == [chunks[1]]
     assert ObjectFile(middle).meta.num_tokens == 17
-    assert others == {path: path.stat().st_mtime_ns for path in objects(store) if path != middle}
+    assert others == {path: path.stat().st_ino for path in objects(store) if path != middle}
     assert float((again.image.logits - first.image.logits).abs().max()) <= 1e-4  # type: ignore[operator]
     assert (again.rows == first.rows).all()
 
@@ -169,3 +169,26 @@ def test_bytes_read_are_those_that_were_read(
     linked = run(subject("llama"), store, make_policy(algo, {}), make_chunks(LENGTHS))
     assert linked.bytes_read == sum(read)
     assert (sum(read) > 0) == is_any
+
+
+def test_an_object_that_is_evicted_before_it_is_opened_is_compiled_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, chunks = subject("llama"), make_chunks((29, 17))
+    wanted = run(one, Store(store.root / "other"), make_policy("naive", {}), chunks)
+    look, evicted = Store.look, list[str]()
+
+    def evicting(self: Store, key: str) -> ObjectFile:
+        if self.path(key).exists() and evicted.count(key) < 2:
+            evicted.append(key)
+            self.path(key).unlink()
+        return look(self, key)
+
+    monkeypatch.setattr(Store, "look", evicting)
+    linked = run(one, store, make_policy("naive", {}), chunks)
+    assert len(evicted) == 6  # head and two chunks, each twice
+    assert float((linked.image.logits - wanted.image.logits).abs().max()) <= 1e-5  # type: ignore[operator]
+    evicted.clear()
+    monkeypatch.setattr(Store, "look", lambda self, key: look(self, "0" * 64))
+    with pytest.raises(StoreError, match="evicted before they can be linked; allow the store more"):
+        run(one, store, make_policy("naive", {}), chunks)

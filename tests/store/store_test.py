@@ -30,7 +30,8 @@ def make_chunk(seed: int, num_tokens: int = 5) -> CompiledChunk:
 
 
 def files(root: Path) -> list[Path]:
-    return [path for path in root.rglob("*") if not path.is_dir()]
+    """All files, but for the store's lock."""
+    return [path for path in root.rglob("*") if not path.is_dir() and path.name != "lock"]
 
 
 def rename_key(store: Store, chunk: CompiledChunk, key: str) -> str:
@@ -293,7 +294,10 @@ import pictool.store.store
 from pictool.core import Geometry, Target
 from pictool.errors import ObjectError
 from pictool.store.format import CompiledChunk, ObjectMeta, write_object
+from pictool.store.files import locked
+from pictool.store.life import gc
 from pictool.store.store import Store
+from pictool.store.verify import verify
 
 target = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(2, 2, 8))
 store, task = Store(sys.argv[1]), sys.argv[2]
@@ -367,6 +371,26 @@ def killed():
     store.put(chunk(7))
     return {"kills": kills, "objects": read_all(), "listed": sum(one.problem is None for one in store.objects())}
 
+def put_within_a_budget(worker):
+    small = Store(sys.argv[1], 60_000)
+    for number in range(20):
+        small.put(chunk(20 * worker + number, 30))
+
+def collected():
+    running, most, failed = {spawn(put_within_a_budget, worker) for worker in range(8)}, 0, 0
+    while running:
+        if (store.root / "lock").exists():
+            with locked(store.root / "lock"):
+                most = max(most, sum(path.stat().st_size for path in store.root.glob("objects/??/*.kvo")))
+            gc(store, 40_000)
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            running.remove(pid)
+            failed += status != 0
+    damaged = len(verify(store).problems)
+    temp = len(list((store.root / "tmp").iterdir()))
+    return {"failed": failed + damaged, "most": most, "objects": len(store.keys()), "temp": temp}
+
 print(json.dumps(globals()[task]()))
 """
 
@@ -392,3 +416,9 @@ def test_a_killed_process_leaves_only_whole_objects(store: Store) -> None:
     counts = run_workers(store, "killed")
     assert counts["kills"] == 12 and counts["objects"] > 0
     assert counts["listed"] == counts["objects"]
+
+
+def test_many_writers_keep_one_budget(store: Store) -> None:
+    counts = run_workers(store, "collected")
+    assert counts["failed"] == 0 and counts["temp"] == 0 and counts["objects"] > 0
+    assert 0 < counts["most"] <= 60_000

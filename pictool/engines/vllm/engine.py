@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import Compiled, object_key, sink_tokens
+from pictool.compiler.compile import CODEC, Compiled, object_key, sink_tokens
 from pictool.core import Chunk, Layout
 from pictool.engines.torch import Request
 from pictool.engines.vllm.answer import Answer, compare_answers, dense, recomputed_of, timing_of
@@ -139,7 +139,7 @@ class Engine:
     def _bring(self, parts: Sequence[Part], on_compile: Callable[[Compiled], None] | None) -> None:
         """Every part's object, into the store: compiled, or copied if it was given as a file of its own."""
         for part in parts:
-            target = self._store.path(object_key(self._model, part.chunk, part.sinks))
+            target = self._store.path(part.key(self._model))
             if part.path is None:
                 for done in self.compile([part.chunk], sinks=part.sinks):
                     if done.is_new and on_compile is not None:
@@ -208,6 +208,7 @@ def answer(
     options: Mapping[str, Any] | None = None,
 ) -> Answer:
     """Start vLLM, answer one request, and stop it; the prompt is looked at first, so that mistakes are found soon."""
+    _require_plain(request.codec)
     parts, layout = prompt_of(model, store, request)
     longest = max([layout.num_tokens, *(len(part.chunk) + part.sinks for part in parts)])
     length = min(model.max_positions, longest + request.max_new_tokens + 2)
@@ -221,11 +222,13 @@ def compile(
     chunks: Iterable[Chunk | str],
     *,
     sinks: int = 0,
+    codec: str = CODEC,
     force: bool = False,
     on_done: Callable[[Compiled], None] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> list[Compiled]:
     """Compile chunks by vLLM; it is started only if something is missing."""
+    _require_plain(codec)
     wanted = [chunk if isinstance(chunk, Chunk) else make_chunk(model, chunk, "text") for chunk in chunks]
     done = [Compiled(one, key := object_key(model, one, sinks), store.path(key), False) for one in wanted]
     if force or not all(store.has(one.key) for one in done):
@@ -236,6 +239,12 @@ def compile(
         if on_done is not None:
             on_done(one)
     return done
+
+
+def _require_plain(codec: str) -> None:
+    """Objects of any codec are linked, but those that vLLM compiles are not coded."""
+    if codec != CODEC:
+        raise InputError(f"--codec {codec}: vLLM compiles without one; compile with the torch engine first")
 
 
 def prompt_of(model: Model, store: Store, request: Request) -> tuple[list[Part], Layout]:
@@ -258,6 +267,6 @@ def link_params(model: Model, parts: Sequence[Part], layout: Layout, policy: Pol
     """`kv_transfer_params` that link a prompt; None if there is nothing to link."""
     if policy.name == _EXACT or not parts:
         return None
-    keys = [object_key(model, part.chunk, part.sinks) for part in parts]
+    keys = [part.key(model) for part in parts]
     places = [{"key": key, "start": start} for key, (start, _) in zip(keys, layout.chunks, strict=True)]
     return {"pic": {"chunks": places, "policy": {"algo": policy.name, **policy.params}}}

@@ -1,0 +1,62 @@
+"""Quantized layers to numbers in torch, on the device where they are wanted: what is carried there is the codes.
+
+The same numbers as the codec's own decoder gives, bit for bit.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pictool.store.codecs import codecs
+from pictool.store.codecs.base import CodingError, LayerShape
+from pictool.store.codecs.quantized import Piece, Quantizing
+from pictool.store.format import ObjectFile
+
+
+def is_quantized(file: ObjectFile) -> bool:
+    return isinstance(codecs()[file.meta.codec], Quantizing)
+
+
+def read_quantized(file: ObjectFile, layer: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Keys and values of one layer, [2, kv_heads, n, head_dim].
+
+    Raises:
+        ObjectError: damaged.
+    """
+    codec = codecs()[file.meta.codec]
+    assert isinstance(codec, Quantizing)
+    try:
+        return dequantized(codec, file.stored_layer(layer), file.meta.shape, dtype, device)
+    except CodingError as error:
+        raise file.undecodable(layer, error) from error
+
+
+def dequantized(
+    codec: Quantizing, coded: memoryview, shape: LayerShape, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Keys and values of a coded layer, [2, kv_heads, n, head_dim]. Raises CodingError as `decode` does."""
+    out = torch.empty((2, *shape.dims), dtype=dtype, device=device)
+    for part, piece in codec.pieces(coded, shape):
+        target = out["kv".index(part), :, piece.start : piece.end]
+        _fill(target.view(piece.codes.shape), piece, codec.name == "fp8")
+    return out
+
+
+def _fill(target: torch.Tensor, piece: Piece, is_fp8: bool) -> None:
+    codes = torch.from_numpy(piece.codes if piece.codes.flags.writeable else piece.codes.copy()).to(target.device)
+    scale = torch.from_numpy(piece.scale).to(target.device)
+    numbers = _from_fp8(codes) if is_fp8 else codes
+    if target.dtype == torch.bfloat16 and piece.offset is None:  # codes and scales are bfloat16: rounded once
+        target.copy_(numbers).mul_(scale.bfloat16())
+        return
+    found = numbers.float().mul_(scale)
+    if piece.offset is not None:
+        found.add_(torch.from_numpy(piece.offset).to(target.device))
+    target.copy_(found)
+
+
+def _from_fp8(codes: torch.Tensor) -> torch.Tensor:
+    """bfloat16 of float8 e4m3fn codes: sign, exponent and mantissa moved to their places, and the bias made good."""
+    wide = codes.to(torch.int16)
+    placed = (wide & 0x7F).mul_(16).sub_((wide & 0x80).mul_(256))  # the sign bit of int16 is -2¹⁵
+    return placed.view(torch.bfloat16) * 2.0**120

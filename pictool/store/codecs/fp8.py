@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pictool.store.codecs.numbers import Floats, round_up, widen
+from pictool.store.codecs.packing import Bytes
+from pictool.store.codecs.quantized import Codes, Quantizing
+
+LARGEST = np.float32(448)
+_LEAST_NORMAL = np.float32(2.0**-6)
+_BIAS = 120  # float32's exponents less float8's
+
+
+class Fp8(Quantizing):
+    """float8 e4m3fn times the group's scale: as many steps for small numbers as for large ones."""
+
+    name: ClassVar[str] = "fp8"
+
+    def quantize(self, numbers: Floats, axis: int) -> tuple[Codes, NDArray[np.uint16], None]:
+        scale = round_up(np.abs(numbers).max(axis=axis, keepdims=True) / LARGEST)
+        steps = widen(scale)
+        scaled: Floats = np.divide(numbers, np.where(steps > 0, steps, 1), dtype=np.float32)
+        return to_fp8(scaled), scale, None
+
+    def code_bytes(self, codes: Codes) -> Bytes:
+        return codes
+
+    def num_code_bytes(self, count: int) -> int:
+        return count
+
+    def codes_of(self, data: Bytes, count: int) -> Codes:
+        return data
+
+    def to_float(self, codes: Codes) -> Floats:
+        return from_fp8(codes)
+
+
+def to_fp8(numbers: Floats) -> Bytes:
+    """Codes of float8 e4m3fn nearest to numbers up to LARGEST, ties to even."""
+    size, sign = np.abs(numbers), np.signbit(numbers).astype(np.uint8) << np.uint8(7)
+    bits = size.view(np.uint32)
+    rounded = bits + np.uint32(0x7FFFF) + ((bits >> np.uint32(20)) & np.uint32(1))
+    normal = (rounded >> np.uint32(20)) - np.uint32(_BIAS << 3)
+    small = np.rint(size * np.float32(512))
+    found: Bytes = np.where(size >= _LEAST_NORMAL, normal, small.astype(np.uint32)).astype(np.uint8) | sign
+    return found
+
+
+def from_fp8(codes: Codes) -> Floats:
+    bits = codes.astype(np.uint32)
+    placed = ((bits & np.uint32(0x80)) << np.uint32(24)) | ((bits & np.uint32(0x7F)) << np.uint32(20))
+    found: Floats = placed.view(np.float32) * np.float32(2.0**_BIAS)
+    return found

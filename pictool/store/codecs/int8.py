@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pictool.store.codecs.numbers import Floats, round_up, widen
+from pictool.store.codecs.packing import Bytes
+from pictool.store.codecs.quantized import Codes, Quantizing
+
+
+class Int8(Quantizing):
+    """Eight bits: -127 … 127 times the group's scale."""
+
+    name: ClassVar[str] = "int8"
+
+    def quantize(self, numbers: Floats, axis: int) -> tuple[Codes, NDArray[np.uint16], None]:
+        scale = round_up(np.abs(numbers).max(axis=axis, keepdims=True) / np.float32(127))
+        steps = widen(scale)
+        codes = np.rint(numbers / np.where(steps > 0, steps, 1)).astype(np.int8)
+        return codes, scale, None
+
+    def code_bytes(self, codes: Codes) -> Bytes:
+        return codes.view(np.uint8)
+
+    def num_code_bytes(self, count: int) -> int:
+        return count
+
+    def codes_of(self, data: Bytes, count: int) -> Codes:
+        return data.view(np.int8)
+
+    def to_float(self, codes: Codes) -> Floats:
+        return codes.astype(np.float32)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pictool.store.codecs.base import Buffer, Codec, LayerShape
+
+
+class Plain(Codec):
+    """The bytes as they are. The only codec whose keys and values any safetensors reader sees as tensors."""
+
+    name: ClassVar[str] = "none"
+    is_lossless: ClassVar[bool] = True
+
+    def encode(self, key: Buffer, value: Buffer, shape: LayerShape) -> bytes:
+        return b"".join((key, value))
+
+    def decode(self, data: memoryview, shape: LayerShape, out: memoryview) -> None:
+        out[:] = data

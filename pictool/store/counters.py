@@ -1,0 +1,112 @@
+"""How often a store had what was asked for. Counted in each process, added to one of 16 files now and then.
+
+No two processes meet often at one file, and none waits for another on a hit. A process that is killed takes its last
+second of counts along; in a store that cannot be written nothing is counted.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from pictool.store.files import locked
+
+_FILES = 16
+_FLUSH_S = 1.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Since the store was made: objects asked for that it had, and had not; written; evicted; and their bytes."""
+
+    hits: int = 0
+    misses: int = 0
+    hit_bytes: int = 0
+    writes: int = 0
+    written_bytes: int = 0
+    evictions: int = 0
+    evicted_bytes: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+
+    @property
+    def hit_rate(self) -> float | None:
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else None
+
+    def report(self) -> dict[str, int | float | None]:
+        return asdict(self) | {"hit_rate": self.hit_rate}
+
+
+_FORMAT = struct.Struct(f"<{len(fields(Counts))}Q")
+
+
+def _values(counts: Counts) -> list[int]:
+    return [getattr(counts, field.name) for field in fields(Counts)]
+
+
+class Counters:
+    """What this process has counted and not yet written to `directory`; written at its end at the latest."""
+
+    def __init__(self, directory: Path) -> None:
+        self._pending = _Pending(directory)
+        weakref.finalize(self, self._pending.flush)
+
+    def add(self, counts: Counts) -> None:
+        self._pending.add(counts)
+
+    def flush(self) -> None:
+        self._pending.flush()
+
+
+class _Pending:
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._lock = directory, threading.Lock()
+        self._counts, self._since, self._process = Counts(), 0.0, os.getpid()
+
+    def add(self, counts: Counts) -> None:
+        with self._lock:
+            if self._process != os.getpid():  # a fork: what was counted before is its parent's
+                self._counts, self._process = Counts(), os.getpid()
+            if self._counts == Counts():
+                self._since = time.monotonic()
+            self._counts += counts
+            is_due = time.monotonic() - self._since > _FLUSH_S
+        if is_due:
+            self.flush()
+
+    def flush(self) -> None:
+        with self._lock:
+            counts, self._counts = self._counts, Counts()
+            if counts == Counts() or self._process != os.getpid() or not self._directory.parent.is_dir():
+                return
+        with suppress(OSError):
+            self._directory.mkdir(exist_ok=True)
+            with locked(self._directory / f"{os.getpid() % _FILES:02d}") as fd:
+                os.pwrite(fd, _FORMAT.pack(*_values(_unpack(os.pread(fd, _FORMAT.size, 0)) + counts)), 0)
+
+
+def _unpack(data: bytes) -> Counts:
+    return Counts(*_FORMAT.unpack(data)) if len(data) == _FORMAT.size else Counts()
+
+
+def read_counts(directory: Path) -> Counts:
+    """What all processes have written."""
+    total = Counts()
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for path in directory.iterdir():
+            total += _unpack(path.read_bytes())
+    return total
+
+
+def reset_counts(directory: Path) -> None:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for path in directory.iterdir():
+            path.unlink(missing_ok=True)

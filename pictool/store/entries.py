@@ -1,0 +1,69 @@
+"""What stands in a store's directory: names, sizes and times of last use, without opening an object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+SUFFIX = ".kvo"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object's file. `used_ns` is when it was last used: its mtime, which every hit moves on."""
+
+    key: str
+    path: Path
+    num_bytes: int
+    used_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path) -> Entry | None:
+        """None if it is not there (any more)."""
+        with suppress(OSError):
+            status = path.stat()
+            return cls(path.stem, path, status.st_size, status.st_mtime_ns, status.st_ino)
+        return None
+
+
+def object_path(root: Path, key: str) -> Path:
+    return root / "objects" / key[:2] / f"{key}{SUFFIX}"
+
+
+def shards(root: Path) -> list[str]:
+    """The directories of objects, each named by the two digits that its keys begin with; sorted."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(name for name in os.listdir(root / "objects") if len(name) == 2)
+    return []
+
+
+def keys_of(root: Path, shard: str) -> list[str]:
+    """The keys of one shard, sorted; strays are none."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        names = os.listdir(root / "objects" / shard)
+        return sorted(name[: -len(SUFFIX)] for name in names if name.startswith(shard) and name.endswith(SUFFIX))
+    return []
+
+
+def entries_of(root: Path, shard: str) -> Iterator[Entry]:
+    """The objects of one shard, sorted by key."""
+    for key in keys_of(root, shard):
+        if entry := Entry.of(object_path(root, key)):
+            yield entry
+
+
+def entries(root: Path) -> Iterator[Entry]:
+    """Every object of a store, sorted by key."""
+    for shard in shards(root):
+        yield from entries_of(root, shard)
+
+
+def litter_candidates(root: Path) -> list[Path]:
+    """Temp files: of writers that live, and of those that were killed."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(path for path in (root / "tmp").iterdir() if not path.is_dir())
+    return []

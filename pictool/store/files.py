@@ -1,0 +1,97 @@
+"""Files that are whole or not there, whatever happens to the writer; and a lock that dies with its holder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from pictool.errors import StoreError
+
+Publish = Callable[[Path, Path], None]  # makes a complete temp file visible under its name
+
+
+@contextmanager
+def atomic_write(path: Path, temp_dir: Path | None = None, publish: Publish | None = None) -> Iterator[BinaryIO]:
+    """Write a file that becomes visible only when complete: temp file, fsync, rename, fsync of the directory.
+
+    A symbolic link stays one: the file it names is replaced. A device or pipe (/dev/null) is written directly.
+    The temp file is locked while its writer lives, by which litter is told from work (`remove_litter`).
+
+    Raises:
+        StoreError: the disk is full, or the directory cannot be written; nothing is left behind.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            with path.open("wb") as file:
+                yield file
+            return
+        make_directory(target.parent)
+        with _temp_file(temp_dir or target.parent, path.name[:16]) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            (publish or os.replace)(Path(file.name), target)
+        fsync_directory(target.parent)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); nothing was changed") from error
+
+
+@contextmanager
+def _temp_file(directory: Path, name: str) -> Iterator[BinaryIO]:
+    """A new file, locked; it is removed at the end unless it was renamed."""
+    make_directory(directory)
+    while True:
+        temp = directory / f".{name}.{secrets.token_hex(8)}.tmp"
+        try:
+            with temp.open("xb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if os.fstat(file.fileno()).st_nlink:  # else a gc took it for litter before it was locked
+                    yield file
+                    return
+        finally:
+            with suppress(OSError):
+                temp.unlink()
+
+
+def remove_litter(temp: Path) -> int | None:
+    """Remove a temp file if its writer is gone; its size, or None if it stays. The lock is held meanwhile."""
+    try:
+        with temp.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            temp.unlink()
+            return os.fstat(file.fileno()).st_size
+    except (BlockingIOError, FileNotFoundError):
+        return None
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and what is missing above it, so that it outlives a power failure."""
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        fsync_directory(made.parent)
+
+
+def fsync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Hold the only lock on a file, made if need be; gives its descriptor. Ends with the process, however that ends."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)

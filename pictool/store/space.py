@@ -1,0 +1,156 @@
+"""The space that objects take: counted under the store's lock, kept below a budget by evicting what was used least
+recently. Objects appear and disappear only under that lock, so that none is evicted for what it was before.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pictool.errors import StoreError
+from pictool.store.entries import Entry, entries
+from pictool.store.files import fsync_directory, locked, make_directory
+
+LOCK = "lock"  # holds the bytes of all objects, as decimal text
+_DIGITS = 20
+_KEEP = 0.9  # the share of a budget that stays once it is exceeded, so that the store is rarely listed for it
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How many files, and their bytes."""
+
+    count: int = 0
+    num_bytes: int = 0
+
+
+def publish(root: Path, temp: Path, target: Path, max_bytes: int | None) -> Amount:
+    """Make a complete temp file visible as an object; if the budget asks for it, others are evicted before.
+
+    Raises:
+        StoreError: it cannot fit into the budget.
+    """
+    size, evicted = temp.stat().st_size, Amount()
+    if max_bytes is not None and size > max_bytes:
+        raise StoreError(f"{target}: {size:,d} bytes, but the store may hold {max_bytes:,d}; allow it more")
+    with locked(root / LOCK) as fd:
+        replaced = Entry.of(target)
+        used = _read_used(fd, root) - (replaced.num_bytes if replaced else 0)
+        if max_bytes is not None and used + size > max_bytes:
+            _write_used(fd, None)
+            used, evicted = evict(root, int(max_bytes * _KEEP) - size, target)
+        if max_bytes is not None and used + size > max_bytes:
+            raise StoreError(f"{target}: does not fit, pinned objects fill {root}; allow it more, or unpin some")
+        _write_used(fd, used + size)
+        os.replace(temp, target)
+    return evicted
+
+
+def evict(root: Path, goal: int, spared: Path | None = None) -> tuple[int, Amount]:
+    """Remove unpinned objects, those used least recently first, until all others take `goal` bytes at most.
+
+    `spared`, about to be replaced, is neither counted nor removed. The caller holds the lock. Returns what the
+    others take, and what was removed.
+    """
+    found = [entry for entry in entries(root) if entry.path != spared]
+    kept, used = pinned(root), sum(entry.num_bytes for entry in found)
+    count, before = 0, used
+    for entry in sorted(found, key=lambda entry: (entry.used_ns, entry.key)):
+        if used <= goal:
+            break
+        if entry.key not in kept and remove(entry):
+            used, count = used - entry.num_bytes, count + 1
+    _forget_the_future(found)
+    return used, Amount(count, before - used)
+
+
+def remove(entry: Entry) -> bool:
+    """Remove an object, unless it was used or replaced since it was listed. The caller holds the lock."""
+    if Entry.of(entry.path) != entry:
+        return False
+    with suppress(FileNotFoundError):
+        entry.path.unlink()
+        return True
+    return False
+
+
+def _forget_the_future(found: list[Entry]) -> None:
+    """What a wrong clock marked as used later than now is used now: else it could never be evicted."""
+    now = time.time_ns()
+    for entry in found:
+        if entry.used_ns > now:
+            with suppress(FileNotFoundError):
+                os.utime(entry.path)
+
+
+def collect_space(root: Path, max_bytes: int | None) -> tuple[int, Amount]:
+    """Evict down to `max_bytes`, and count anew what the store holds."""
+    if not root.is_dir():
+        return 0, Amount()
+    with locked(root / LOCK) as fd:
+        _write_used(fd, None)
+        used, evicted = evict(root, max_bytes) if max_bytes is not None else (_count(root), Amount())
+        _write_used(fd, used)
+    return used, evicted
+
+
+def remove_all(root: Path, found: list[Entry]) -> Amount:
+    """Remove these objects, but for those that were used meanwhile."""
+    with locked(root / LOCK) as fd:
+        used = _read_used(fd, root)
+        gone = [entry for entry in found if remove(entry)]
+        freed = sum(entry.num_bytes for entry in gone)
+        _write_used(fd, max(0, used - freed))
+    return Amount(len(gone), freed)
+
+
+def _count(root: Path) -> int:
+    return sum(entry.num_bytes for entry in entries(root))
+
+
+def _read_used(fd: int, root: Path) -> int:
+    """The count; if none was written, or its writer was killed between two counts, the store is listed."""
+    data = os.pread(fd, _DIGITS + 1, 0)
+    return int(data) if len(data) == _DIGITS and data.isdigit() else _count(root)
+
+
+def forget_count(fd: int) -> None:
+    """The next who needs the count lists the store. `fd` is that of the lock."""
+    _write_used(fd, None)
+
+
+def _write_used(fd: int, used: int | None) -> None:
+    """None: it is unknown until it is written again."""
+    if used is None:
+        os.ftruncate(fd, 0)
+    else:
+        os.pwrite(fd, b"%0*d" % (_DIGITS, used), 0)
+
+
+# Pins: an empty file each, named by the key
+
+
+def pinned(root: Path) -> frozenset[str]:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return frozenset(os.listdir(root / "pins"))
+    return frozenset()
+
+
+def pin(root: Path, key: str) -> None:
+    """Keep an object from being evicted or expired."""
+    try:
+        make_directory(root / "pins")
+        (root / "pins" / key).touch()
+        fsync_directory(root / "pins")
+    except OSError as error:
+        raise StoreError(f"{root / 'pins'}: cannot be written ({error.strerror}); nothing was pinned") from error
+
+
+def unpin(root: Path, key: str) -> None:
+    try:
+        (root / "pins" / key).unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"{root / 'pins'}: cannot be written ({error.strerror}); nothing was unpinned") from error

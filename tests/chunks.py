@@ -1,0 +1,45 @@
+"""Small compiled chunks for the tests of the store, made without a model."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from pictool.core import Geometry, Target
+from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.store import Store
+
+TARGET = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(layers=2, kv_heads=1, head_dim=4))
+
+
+def make_chunk(seed: int, num_tokens: int = 5) -> CompiledChunk:
+    """A chunk of its own for every seed."""
+    tokens = np.arange(num_tokens, dtype=np.int32) + seed
+    part = np.full(4 * num_tokens, seed, dtype=np.float32).tobytes()
+    meta = ObjectMeta(TARGET.key(tokens, 0, "none"), TARGET, num_tokens, 0, "none")
+    return CompiledChunk(meta, f"text {seed}", tokens, [(part, part)] * 2)
+
+
+def put_many(store: Store, count: int) -> list[str]:
+    """Objects of equal size that were used in this order, a minute apart, the last one an hour ago."""
+    keys = []
+    for seed in range(count):
+        path = store.put(make_chunk(seed))
+        keys.append(path.stem)
+        set_age(path, 3600 + 60 * (count - seed))
+    return keys
+
+
+def set_age(path: Path, seconds: float) -> None:
+    """Make it last used so long ago."""
+    now = time.time()
+    os.utime(path, (now - seconds, now - seconds))
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)

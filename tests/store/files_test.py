@@ -1,0 +1,136 @@
+"""What a power failure leaves: the order in which things reach the disk. And whose temp files are litter."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from chunks import make_chunk
+
+from pictool.errors import StoreError
+from pictool.store.files import atomic_write, remove_litter
+from pictool.store.store import Store
+
+
+class Disk:
+    """Follows what is made, renamed and synced; tells what a power failure now would take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[tuple[str, Path]] = []
+        fsync, replace, mkdir = os.fsync, os.replace, os.mkdir
+
+        def synced(fd: int) -> None:
+            self.events.append(("sync", Path(f"/proc/self/fd/{fd}").readlink()))
+            fsync(fd)
+
+        def renamed(source: Path, target: Path) -> None:
+            self.events.append(("rename from", Path(source).absolute()))
+            replace(source, target)
+            self.events.append(("rename to", Path(target).absolute()))
+
+        def made(path: Path, *more: int, **also: int) -> None:
+            mkdir(path, *more, **also)
+            self.events.append(("mkdir", Path(path).absolute()))
+
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "replace", renamed)
+        monkeypatch.setattr(os, "mkdir", made)
+
+    def at(self, kind: str, path: Path) -> int:
+        return self.events.index((kind, path))
+
+
+def test_an_object_reaches_the_disk_before_its_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    path = store.put(make_chunk(1))
+    ((_, temp),) = [one for one in disk.events if one[0] == "rename from"]
+    assert disk.at("sync", temp) < disk.at("rename to", path) < len(disk.events) - 1
+    assert disk.events[-1] == ("sync", path.parent)
+
+
+def test_new_directories_reach_the_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    path = store.put(make_chunk(1))
+    made = [one for kind, one in disk.events if kind == "mkdir"]
+    assert set(made) == {store.root, store.root / "tmp", store.root / "objects", path.parent}
+    for directory in made:
+        last = len(disk.events) - 1 - disk.events[::-1].index(("sync", directory.parent))
+        assert disk.at("mkdir", directory) < last
+
+
+FULL = """
+import resource, sys
+from chunks import make_chunk
+from pictool.errors import StoreError
+from pictool.store.store import Store
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = Store(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    store.put(make_chunk(2))
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_a_write_that_the_system_cuts_short_leaves_everything_as_it_was(store: Store) -> None:
+    path = store.put(make_chunk(1))
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parents[2])])
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(store.root)],
+        env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "File too large" in done.stdout and "nothing was changed" in done.stdout
+    assert store.keys() == [path.stem] and os.listdir(store.root / "tmp") == []
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1000
+
+
+def test_a_temp_file_that_is_being_written_is_no_litter(tmp_path: Path) -> None:
+    with atomic_write(tmp_path / "out") as file:
+        temp = Path(file.name)
+        assert remove_litter(temp) is None and temp.exists()
+        file.write(b"x")
+    assert (tmp_path / "out").read_bytes() == b"x"
+    assert remove_litter(temp) is None
+    (tmp_path / "dead").write_bytes(b"123")
+    assert remove_litter(tmp_path / "dead") == 3 and not (tmp_path / "dead").exists()
+
+
+def test_a_file_that_a_gc_took_before_it_was_locked_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    flock, taken = fcntl.flock, list[Path]()
+
+    def first_taken(file: object, flags: int) -> None:
+        if not taken:
+            taken.append(Path(file.name))  # type: ignore[attr-defined]
+            taken[0].unlink()
+        flock(file, flags)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "flock", first_taken)
+    with atomic_write(tmp_path / "out") as file:
+        assert Path(file.name) != taken[0]
+        file.write(b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_store_without_permission_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put(make_chunk(1))
+
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(StoreError, match="Permission denied"):
+            store.put(make_chunk(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "utime", refuse)
+        store.open(make_chunk(1).meta.key).close()  # a hit in a store that cannot be written is one all the same
