@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,8 @@ import numpy as np
 import pytest
 from traces import make_trace
 
-from commands.conftest import MORE, TEXT
-from commands.run import Objects, Outcome, flip, pic, write
+from commands.conftest import Traces
+from commands.run import Objects, flip, pic, section
 from pictool.analysis.look import look_behind
 from pictool.analysis.sinks import sink_profile
 from pictool.core import Layout
@@ -22,48 +20,6 @@ from pictool.linker.trace import read_trace, write_trace
 from pictool.runtime.model import load_model
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
-
-POLICIES = {"naive": ("--algo", "naive"), "lego": ("-k", 3), "blend": ("--algo", "cacheblend", "--ratio", 0.3)}
-Traces = Callable[[str], Path]
-ESCAPE = "\x1b["
-
-
-@pytest.fixture(scope="module")
-def linked(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a trace of every policy over a.txt and b.txt, and the store `st`; nothing writes to it."""
-    root = tmp_path_factory.mktemp("linked")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-        patch.chdir(root)
-        write("a.txt", TEXT), write("b.txt", MORE)
-        for name, policy in POLICIES.items():
-            query = ("-q", "Who knows why?", "--max-new-tokens", 4)
-            done = pic(
-                "link", "a.txt", "b.txt", *query, *policy, "-m", model, "--store", "st", "--trace", f"{name}.trace"
-            )
-            assert done.code == 0, done.err
-    return root
-
-
-@pytest.fixture
-def traces(linked: Path) -> Traces:
-    """The trace of a policy, in the working directory with all that it needs."""
-    shutil.copytree(linked, ".", dirs_exist_ok=True)
-    return lambda name: Path(f"{name}.trace")
-
-
-@pytest.fixture
-def by_hand() -> Path:
-    write_trace(Path("hand.trace"), make_trace([(1, 2, 5), (2, 5), (5,)], scores=np.arange(10, dtype=np.float32)))
-    return Path("hand.trace")
-
-
-def section(outcome: Outcome, title: str) -> list[str]:
-    """The lines below a heading."""
-    assert outcome.code == 0, outcome.err
-    blocks = [block.splitlines() for block in outcome.out.split("\n\n")]
-    return next(block[1:] for block in blocks if block and block[0].startswith(title))
-
 
 # From the trace alone
 
@@ -221,101 +177,6 @@ def test_a_store_that_changes_underneath(traces: Traces) -> None:
     flip(Store("st").path(keys[1]))
     damaged = pic("inspect", path, "--attention", "--store", "st")
     assert (damaged.code, damaged.out) == (1, "") and "checksum" in damaged.err
-
-
-# Terminals
-
-
-@pytest.mark.parametrize("columns", [60, 120])
-@pytest.mark.parametrize("kind", ["pipe", "color", "no color"])
-def test_every_terminal_shows_the_same_numbers(
-    kind: str, columns: int, traces: Traces, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = traces("blend")
-    more = (path, "--sinks", "--attention", "--against", "full", "--store", "st")
-    plain = pic("inspect", *more)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    if kind != "pipe":
-        monkeypatch.setenv("FORCE_COLOR", "1")
-        monkeypatch.setenv("TERM", "xterm-256color")
-        monkeypatch.setenv("COLORTERM", "truecolor")
-    if kind == "no color":
-        monkeypatch.setenv("NO_COLOR", "1")
-    shown = pic("inspect", *more)
-    assert shown.code == 0
-    text = strip_styles(shown.out)
-    assert max(map(len, text.splitlines())) <= columns
-    assert ("38;2;" in shown.out) == (kind == "color")
-    for title in (
-        "% of the attention of tail",
-        "tokens that draw most",
-        "against full, by layer",
-        "by generated token",
-    ):
-        assert numbers(text, title) == numbers(plain.out, title)
-
-
-def strip_styles(text: str) -> str:
-    import re
-
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-
-def numbers(text: str, title: str) -> list[str]:
-    """The numbers of the table below a heading; a heading may be on two lines."""
-    blocks = [block for block in text.split("\n\n") if block.strip().startswith(title[:20])]
-    return [word for word in blocks[0].split() if word.replace(".", "").replace("e-", "").isdigit()]
-
-
-def test_marks_have_their_own_ink_and_background(by_hand: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that they read on light and dark; without colour they are brackets."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    text = section(pic("inspect", by_hand), f"{ESCAPE}1mtext; marked")
-    (line,) = (line for line in text if strip_styles(line) == "a bc")
-    assert line.count("38;2;") == line.count("48;2;") == 2
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert any(strip_styles(line) == "[a]1[ b]2c" for line in pic("inspect", by_hand).out.splitlines())
-
-
-# Diff
-
-
-def test_diff_of_two_policies(traces: Traces) -> None:
-    a, b = traces("lego"), traces("blend")
-    found = pic("diff", a, b, "--json").json
-    rows = [read_trace(path).rows[:, : found_context(path)] for path in (a, b)]
-    wanted = [(x & y).sum() / (x | y).sum() for x, y in zip(*rows, strict=True)]
-    assert found["jaccard_layers"] == pytest.approx(wanted)
-    only_a = np.flatnonzero(rows[0].any(0) & ~rows[1].any(0))
-    assert found["tokens"]["only_a"] == only_a.tolist()
-    shown = pic("diff", a, b)
-    assert [line.split()[-1] for line in section(shown, "selections")[:4]] == [
-        f"{x:.3f}" for x in (*wanted, found["jaccard"])
-    ]  # fmt: skip
-    assert f"largest difference of a logit {found['max_logit']:.3g}" in " ".join(shown.out.split())
-
-
-def found_context(path: Path) -> int:
-    return read_trace(path).layout.num_context
-
-
-def test_diff_names_the_tokens_that_one_alone_computed(by_hand: Path) -> None:
-    write_trace(Path("other.trace"), make_trace([(2, 3, 7), (2,), ()]))
-    shown = pic("diff", by_hand, "other.trace").out.splitlines()
-    assert "tokens computed at some layer: 1 by both, 2 by A alone, 2 by B alone" in shown
-    assert 'A alone: "a" 1+0, "e" 2+1' in shown and 'B alone: "c" 1+2, " g" 2+3' in shown
-
-
-def test_diff_says_where_answers_part(by_hand: Path) -> None:
-    trace = make_trace()
-    other = replace(trace, generated=(replace(trace.generated[0], id=2, text=" no"), trace.generated[1]))
-    write_trace(Path("other.trace"), other)
-    assert '0 tokens in common, then A says " yes" (-0.5 nats) and B says " no"' in " ".join(
-        pic("diff", by_hand, "other.trace").out.split()
-    )
-    assert "the same 2 tokens" in pic("diff", by_hand, by_hand).out
 
 
 # Pictures
