@@ -131,11 +131,19 @@ class Store:
     def objects(self) -> Iterator[StoredObject]:
         """Every object with what its header says; damaged ones are listed with their problem."""
         for key in self.keys():
-            if described := self._describe(key):
+            if described := self.describe(key):
                 yield described
 
-    def _describe(self, key: str) -> StoredObject | None:
-        """None if another process removed it meanwhile."""
+    def stamp(self) -> tuple[int, ...]:
+        """Changes whenever an object has come or gone: when its directories were changed, in nanoseconds."""
+        found = []
+        for path in (self.root / "objects", *self.root.glob("objects/??")):
+            with suppress(OSError):
+                found.append(path.stat().st_mtime_ns)
+        return tuple(sorted(found))
+
+    def describe(self, key: str) -> StoredObject | None:
+        """An object with what its header says, or its problem; None if another process removed it meanwhile."""
         path = self.path(key)
         try:
             with self.open(key) as found:
