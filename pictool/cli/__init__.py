@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from pictool.cli import inspect, link, store
+from pictool.cli import inspect, link, store, tui
 
 app = typer.Typer(
     rich_markup_mode=None,  # plain help, in half the time
@@ -18,6 +18,7 @@ app = typer.Typer(
 link.register(app)
 inspect.register(app)
 store.register(app)
+tui.register(app)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,20 +18,42 @@ _BREAK = "↵"
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of a trace: the prompt's tokens, then those that were generated.
-
-    Attributes:
-        pieces: the text of each token. starts: of the head, each chunk, the tail and the answer. names: theirs.
-    """
+    """Pieces of text in parts: `starts` are those of the parts, `titles` stand above them."""
 
     pieces: tuple[str, ...]
     starts: tuple[int, ...]
-    names: tuple[str, ...]
+    titles: tuple[str, ...]
 
     @classmethod
     def of(cls, trace: Trace) -> Shown:
+        """The prompt's tokens, then those that were generated."""
         pieces = (*trace.pieces, *(one.text for one in trace.generated))
-        return cls(pieces, (*trace.layout.starts, trace.layout.num_tokens), (*trace.sources, "answer"))
+        starts, names = (*trace.layout.starts, trace.layout.num_tokens), (*trace.sources, "answer")
+        titles = [
+            f"── {f'{index} ' if 0 < index < len(names) - 2 else ''}{visible(name)} [{start}, {end})"
+            for index, (name, start, end) in enumerate(zip(names, starts, (*starts[1:], len(pieces)), strict=True))
+        ]
+        return cls(pieces, starts, tuple(titles))
+
+    @classmethod
+    def of_prompt(cls, trace: Trace) -> Shown:
+        """The prompt's tokens alone."""
+        whole = cls.of(trace)
+        return cls(trace.pieces, whole.starts[:-1], whole.titles[:-1])
+
+    @classmethod
+    def of_text(cls, text: str, title: str) -> Shown:
+        """A text, by its words."""
+        return cls(tuple(re.findall(r"\s*\S+|\s+$", text)) or ("",), (0,), (f"── {title}",))
+
+    def find(self, text: str) -> NDArray[np.bool_]:
+        """Which pieces a text touches, wherever it occurs; case does not matter. bool [pieces]."""
+        found = np.zeros(len(self.pieces), dtype=bool)
+        ends = np.cumsum([len(piece) for piece in self.pieces])
+        for match in re.finditer(re.escape(text), "".join(self.pieces), re.IGNORECASE) if text else ():
+            first, last = np.searchsorted(ends, [match.start(), match.end() - 1], side="right")
+            found[first : last + 1] = True
+        return found
 
 
 Line = list[tuple[int, str]]
@@ -84,18 +107,13 @@ def cells(text: str) -> int:
 def set_lines(shown: Shown, width: int) -> Flow:
     """Break the text at tokens; a token that is wider than a line is cut."""
     setter = _Setter(max(width, 4))
-    spans = zip(shown.names, shown.starts, (*shown.starts[1:], len(shown.pieces)), strict=True)
-    for index, (name, start, end) in enumerate(spans):
-        setter.heading(_title(shown, index, name, start, end))
+    spans = zip(shown.titles, shown.starts, (*shown.starts[1:], len(shown.pieces)), strict=True)
+    for title, start, end in spans:
+        setter.heading(title)
         for token in range(start, end):
             setter.add(token, shown.pieces[token])
     setter.end()
     return Flow(setter.width, setter.lines, np.asarray(setter.line_of, dtype=np.int64))
-
-
-def _title(shown: Shown, index: int, name: str, start: int, end: int) -> str:
-    number = f"{index} " if 0 < index < len(shown.names) - 2 else ""
-    return f"── {number}{visible(name)} [{start}, {end})"
 
 
 @dataclass

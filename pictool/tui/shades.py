@@ -15,6 +15,7 @@ from pictool.analysis.labels import row_labels
 from pictool.linker.trace import Trace
 
 if TYPE_CHECKING:
+    from pictool.analysis.attention import AttentionMap
     from pictool.analysis.look import Look
 
 STEPS = 9
@@ -80,6 +81,17 @@ def shade_of(trace: Trace, look: Look | None, choice: Choice) -> Shade:
     if choice.mode in _OF_DEVIATION:
         return _deviation(trace, look, choice)
     return _computed(trace, choice)
+
+
+def sinks_of(seen: AttentionMap, choice: Choice, first: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What the first tokens of the head and of each chunk draw of the chosen layer, head and row (None: the mean of
+    all), and what they would draw if all drew alike; float64 [chunks + 1] each.
+    """
+    layer = slice(None) if choice.layer is None else [seen.layers.index(choice.layer)]
+    head = slice(None) if choice.head is None else [choice.head]
+    row = slice(None) if choice.row is None else [choice.row]
+    drawn = seen.initial(first)[layer][:, head][:, :, row]
+    return drawn.mean((0, 1, 2)), seen.initial_if_even(first)[row].mean(0)
 
 
 def _computed(trace: Trace, choice: Choice) -> Shade:
