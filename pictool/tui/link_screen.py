@@ -23,7 +23,7 @@ from pictool.tui.services import Cancelled, LinkForm, PolicyChoice
 _DEFAULT = "legolink"
 _FIELDS = (
     ("documents", "documents: files, .kvo objects or keys, as in a shell"), ("query", "query"),
-    ("params", "fields of the policy: FIELD=VALUE …"), ("trace", "trace to write"), ("max", "most tokens of the answer"),
+    ("params", "fields of the policy: FIELD=VALUE …"), ("trace", "trace to write"), ("max", "tokens of the answer"),
     ("model", "model (empty: the default)"),
 )  # fmt: skip
 

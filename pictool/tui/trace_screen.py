@@ -39,7 +39,7 @@ class TraceScreen(TextScreen):
     TraceScreen #pickers { height: 1; }
     TraceScreen #legend { height: 1; padding: 0 1; }
     TraceScreen TokensView { padding: 0 1; }
-    TraceScreen TabbedContent { height: 14; max-height: 45%; }
+    TraceScreen TabbedContent { height: 13; max-height: 45%; }
     TraceScreen TabPane { padding: 0; }
     TraceScreen HeatMap { height: 1fr; }
     TraceScreen #status { height: 2; padding: 0 1; background: $boost; }

@@ -62,7 +62,8 @@ def _generated(trace: Trace, look: Look | None, shade: Shade, index: int) -> Tex
 
 def _value(shade: Shade, token: int) -> list[str]:
     value = shade.values[token]
-    return [] if np.isnan(value) else [f"{shade.unit}: {value:.4g}"]
+    is_said = "computed" in shade.unit  # by the count of layers
+    return [] if is_said or np.isnan(value) else [f"{shade.unit}: {value:.4g}"]
 
 
 def _line(where: str, piece: str, words: list[str]) -> Text:

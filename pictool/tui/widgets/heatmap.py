@@ -82,7 +82,7 @@ class HeatMap(ScrollView, can_focus=True):
         size = min(total, max(total // self._zoom, min(self._room, total)))
         start = min(max(0, self.column - size // 2), total - size)
         self._window, self._bins = (start, start + size), None
-        self.virtual_size = Size(self.size.width, len(self._values) + _AROUND)
+        self.virtual_size = Size(0, len(self._values) + _AROUND)
         self.refresh()
 
     def on_resize(self) -> None:

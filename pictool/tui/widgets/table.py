@@ -35,7 +35,7 @@ class Column:
 class RowTable(ScrollView, can_focus=True):
     """Rows are asked for one by one, so that a table of 10,000 costs as much as one of 50."""
 
-    DEFAULT_CSS = "RowTable { height: 1fr; } RowTable:focus { background: $surface; }"
+    DEFAULT_CSS = "RowTable { height: 1fr; overflow-x: hidden; } RowTable:focus { background: $surface; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", "up", show=False),
         Binding("down", "move(1)", "down", show=False),
@@ -75,13 +75,17 @@ class RowTable(ScrollView, can_focus=True):
         self._row: Callable[[int], Sequence[str]] = lambda _: ()
 
     @property
+    def _width(self) -> int:
+        return self.scrollable_content_region.width
+
+    @property
     def count(self) -> int:
         return self._count
 
     def show(self, count: int, row: Callable[[int], Sequence[str]]) -> None:
         """Show `count` rows; `row` gives the cells of one, as texts that are visible as they are."""
         self._count, self._row = count, row
-        self.virtual_size = Size(self.size.width, count + 1)
+        self.virtual_size = Size(0, count + 1)
         self.cursor = min(self.cursor, max(0, count - 1))
         self.refresh()
 
@@ -90,7 +94,7 @@ class RowTable(ScrollView, can_focus=True):
         return tuple(self._row(index))
 
     def render_line(self, y: int) -> Strip:
-        width, base = self.size.width, self.rich_style
+        width, base = self._width, self.rich_style
         if y == 0:
             return self._strip([one.title for one in self._columns], base + BOLD + DIM, width)
         index = self.scroll_offset.y + y - 1
@@ -158,14 +162,14 @@ class RowTable(ScrollView, can_focus=True):
 
     def _click_title(self, x: int) -> None:
         end = 0
-        for index, size in enumerate(self._widths(self.size.width)):
+        for index, size in enumerate(self._widths(self._width)):
             end += size + len(_GAP) * bool(size)
             if size and x < end:
                 self.post_message(self.HeaderClicked(self, index))
                 return
 
     def on_resize(self) -> None:
-        self.virtual_size = Size(self.size.width, self._count + 1)
+        self.virtual_size = Size(0, self._count + 1)
 
 
 def _fit(text: str, size: int, is_right: bool) -> str:

@@ -23,7 +23,10 @@ from pictool.tui.widgets.inks import CURSOR, DIM, MATCH, token_style
 class TokensView(ScrollView, can_focus=True):
     """The tokens, their steps as colours, a cursor on one of them, and what a search found."""
 
-    DEFAULT_CSS = "TokensView { height: 1fr; padding: 0; } TokensView:focus { background: $surface; }"
+    DEFAULT_CSS = """
+    TokensView { height: 1fr; overflow-x: hidden; overflow-y: scroll; padding: 0; }
+    TokensView:focus { background: $surface; }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "step(-1)", "token before", show=False),
         Binding("right", "step(1)", "next token", show=False),
@@ -60,7 +63,7 @@ class TokensView(ScrollView, can_focus=True):
         width = self.scrollable_content_region.width
         if self._flow is None or self._flow.width != max(width, 4):
             self._flow = set_lines(self.shown, width)
-            self.virtual_size = Size(width, len(self._flow.lines))
+            self.virtual_size = Size(0, len(self._flow.lines))
         return self._flow
 
     def set_steps(self, steps: NDArray[np.int8]) -> None:
@@ -90,7 +93,7 @@ class TokensView(ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         if self.size.width:
-            self.virtual_size = Size(self.size.width, len(self.flow.lines))
+            self.virtual_size = Size(0, len(self.flow.lines))
             self.reveal()
 
     def validate_cursor(self, token: int) -> int:
