@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pictool.errors import InputError
-from pictool.runtime.observe import attention_of_rows
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pictool.runtime.image import Image
 
 
@@ -100,6 +99,8 @@ def attention_deviation(linked: Image, full: Image) -> AttentionDeviation:
     Raises:
         InputError: images of different prompts, or of models whose KV has another shape.
     """
+    from pictool.runtime.observe import attention_of_rows
+
     _require_same_prompt(linked, full)
     tail = np.arange(*linked.layout.tail)
     norms, columns, gained = [], [], []
@@ -147,6 +148,8 @@ def _rank_correlation(a: NDArray[np.floating[Any]], b: NDArray[np.floating[Any]]
 
 def _layer_deviation(linked: Image, full: Image, layer: int) -> tuple[NDArray[np.float32], ...]:
     """L2 norm of the difference of K, of V, and the cosine distance; float32 [n] each."""
+    import torch
+
     key, value = _vectors(linked, layer)
     full_key, full_value = _vectors(full, layer)
     cosine = _cosine_distance(torch.cat([key, value], 1), torch.cat([full_key, full_value], 1))
@@ -163,6 +166,8 @@ def _vectors(image: Image, layer: int) -> tuple[Tensor, Tensor]:
 
 def _cosine_distance(a: Tensor, b: Tensor) -> Tensor:
     """1 - cos of the vectors [n, size], as half the squared chord: exactly 0 for equal ones, without cancellation."""
+    import torch
+
     length_a, length_b = a.norm(dim=1), b.norm(dim=1)
     smallest = torch.finfo(a.dtype).tiny
     unit_a, unit_b = a / length_a.clamp_min(smallest)[:, None], b / length_b.clamp_min(smallest)[:, None]

@@ -1,4 +1,7 @@
-"""A look behind a trace: its link done again with the model, what attends to what, and how far that is from full."""
+"""A look behind a trace: its link done again with the model, what attends to what, and how far that is from full.
+
+The results can be read without torch, which only `look_behind` imports.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,11 @@ from typing import TYPE_CHECKING
 
 from pictool.analysis.against import Against, against_full
 from pictool.analysis.attention import AttentionMap, attention_map, decode_tokens
-from pictool.compiler.compile import Compiled
 from pictool.linker.trace import Trace
-from pictool.linker.traced import link_in_full, replay
-from pictool.runtime.pieces import pieces_of
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
+    from pictool.compiler.compile import Compiled
     from pictool.runtime.model import Model
 
 
@@ -47,6 +48,9 @@ def look_behind(
         TraceError: another model, or a link that cannot be repeated.
         PicError: a damaged object, or a map that is too large.
     """
+    from pictool.linker.traced import link_in_full, replay
+    from pictool.runtime.pieces import pieces_of
+
     tokens = [one.id for one in trace.generated]
     linked = replay(model, store, trace, name, on_compile).image
     decoded = decode_tokens(linked, tokens, keep_scores=attention)

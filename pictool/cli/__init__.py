@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from pictool.cli import bench, eval, inspect, link, store
+from pictool.cli import bench, eval, inspect, link, store, tui
 
 app = typer.Typer(
     rich_markup_mode=None,  # plain help, in half the time
@@ -20,6 +20,7 @@ inspect.register(app)
 store.register(app)
 eval.register(app)
 bench.register(app)
+tui.register(app)
 
 
 def main() -> None:

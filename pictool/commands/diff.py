@@ -66,8 +66,8 @@ def _print(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> None:
 
 def _listed(trace: Trace, mask: RowMask) -> str:
     """Tokens by their text and where they stand (see `part_at`), as many as are readable."""
+    from pictool.analysis.labels import part_at
     from pictool.commands.screen import short
-    from pictool.commands.show_look import part_at
 
     found = [int(at) for at in mask.nonzero()[0]]
     shown = ", ".join(f'"{short(trace.pieces[at], 16)}" {part_at(trace, at)}' for at in found[:MOST_LISTED])

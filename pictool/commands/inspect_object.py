@@ -46,6 +46,12 @@ def describe(path: Path) -> dict[str, Any]:
         return _fields(file) | {"text": file.text()}
 
 
+def object_json(file: ObjectFile) -> dict[str, Any]:
+    """Everything that the object alone says: what `--text --layers --json` prints."""
+    stats = [_layer_json(layer) for layer in layers_of(file)]
+    return {**_fields(file), "text": file.text(), "checksums": file.checksums, "layer_stats": stats}
+
+
 def _fields(file: ObjectFile) -> dict[str, Any]:
     meta, target = file.meta, file.meta.target
     return {

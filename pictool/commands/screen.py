@@ -6,7 +6,6 @@ A cell's colour is always a background with its own ink, so it does not depend o
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,12 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pictool.analysis.bins import binned, tick_labels
+from pictool.analysis.labels import harmless as harmless
+from pictool.analysis.labels import short as short
+from pictool.analysis.labels import visible as visible
+from pictool.analysis.levels import RAMP, step_of, style_of
 
-RAMP = ".:-=+*#%@"
-# Viridis, from dark to light: even steps to the eye, also for the colour-blind.
-_VIRIDIS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
 _LABEL_WIDTH = 12
-_TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # turn the direction of what follows
 _SHORTEST = 8  # columns of a map on the narrowest terminal
 
 Numbers = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
@@ -80,16 +79,9 @@ def _cell(screen: Console, level: float, text: str = " ") -> Text:
     """One cell of a level from 0 to 1; without colour a blank text becomes a character."""
     if np.isnan(level):
         return Text(text)
-    index = min(len(RAMP) - 1, max(0, int(level * len(RAMP))))
     if not has_color(screen):
-        return Text(RAMP[index] * len(text) if text.isspace() else text)
+        return Text(RAMP[step_of(level)] * len(text) if text.isspace() else text)
     return Text(text, style=style_of(level))
-
-
-def style_of(level: float) -> str:
-    """Ink and background of a level from 0 to 1."""
-    index = min(len(_VIRIDIS) - 1, max(0, int(level * len(_VIRIDIS))))
-    return f"{'#ffffff' if index < 5 else '#000000'} on {_VIRIDIS[index]}"
 
 
 def percent_grid(screen: Console, values: Numbers, rows: Sequence[str], column: str) -> None:
@@ -137,23 +129,3 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[
 
 def first_tokens(count: int) -> str:
     return "the first token" if count == 1 else f"the first {count} tokens"
-
-
-def visible(text: str) -> str:
-    """Text as one line: white space and controls written as escapes, so that nothing steers the terminal."""
-    return "".join(one if one == " " or not _is_control(one) else one.encode("unicode_escape").decode() for one in text)
-
-
-def harmless(text: str) -> str:
-    """Text of several lines, without controls."""
-    return "".join(one if one == "\n" or not _is_control(one) else visible(one) for one in text)
-
-
-def short(text: str, width: int) -> str:
-    """A visible text of at most `width` characters; what is longer ends in two dots."""
-    text = visible(text)
-    return text if len(text) <= width else text[: width - 2] + ".."
-
-
-def _is_control(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _TURNS

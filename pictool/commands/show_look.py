@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pictool.analysis.labels import part_at, row_labels
 from pictool.commands.inspect_object import SHOWN_OFFSETS
 from pictool.commands.screen import first_tokens, heading, heat_map, open_screen, percent_grid, short, table, visible
 from pictool.linker.trace import Trace
@@ -56,24 +57,10 @@ def show_attention(trace: Trace, seen: AttentionMap, layer: int | None, head: in
     screen.print(table(["token", "at", "part", "%"], _most(trace, shares.mean(0))))
 
 
-def row_labels(trace: Trace, seen: AttentionMap) -> list[str]:
-    """The text of the token that stands in each row of a map."""
-    prompt = trace.pieces[trace.layout.num_context :]
-    return [*prompt, *(one.text for one in trace.generated)][: len(seen.positions)]
-
-
 def _most(trace: Trace, values: NDArray[np.floating[Any]]) -> list[list[str]]:
     """The prompt's tokens with the highest of `values`, as rows of a table."""
     best = np.argsort(-values[: trace.layout.num_tokens], kind="stable")[:_MOST_LISTED]
     return [[short(trace.pieces[i], 16), str(i), part_at(trace, int(i)), f"{100 * values[i]:.2f}"] for i in best]
-
-
-def part_at(trace: Trace, position: int) -> str:
-    """Where a position is: `head+0`, `3+12` (token 12 of the third chunk) or `tail+1`."""
-    starts = trace.layout.starts
-    index = int(np.searchsorted(starts, position, side="right")) - 1
-    name = "head" if index == 0 else "tail" if index == len(starts) - 1 else str(index)
-    return f"{name}+{position - starts[index]}"
 
 
 def show_against(trace: Trace, against: Against, choices: tuple[str, ...]) -> None:

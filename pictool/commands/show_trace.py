@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pictool.analysis.levels import style_of
 from pictool.analysis.trace_view import TraceView
 from pictool.commands.screen import (
     bars,
@@ -17,7 +18,6 @@ from pictool.commands.screen import (
     heading,
     open_screen,
     short,
-    style_of,
     table,
     visible,
 )

@@ -64,7 +64,7 @@ def _sinks(seen: AttentionMap, first: int) -> dict[str, Any]:
 
 
 def _attention(trace: Trace, seen: AttentionMap, options: InspectOptions) -> dict[str, Any]:
-    from pictool.commands.show_look import row_labels
+    from pictool.analysis.labels import row_labels
 
     return {
         "layers": seen.layers, "layer": options.layer, "head": options.head,

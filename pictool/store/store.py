@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -173,6 +174,19 @@ class Store:
         if new or known:
             index.replace(known, new)
         yield from found
+
+    def stamp(self) -> tuple[int, ...]:
+        """Changes whenever an object has come or gone: when its directories were changed, in nanoseconds."""
+        found = []
+        for path in (self.root / "objects", *(self.root / "objects" / shard for shard in shards(self.root))):
+            with suppress(OSError):
+                found.append(path.stat().st_mtime_ns)
+        return tuple(sorted(found))
+
+    def describe(self, key: str) -> StoredObject | None:
+        """An object with what its header says, or its problem; None if another process removed it meanwhile."""
+        entry = Entry.of(self.path(key))
+        return None if entry is None else self._describe(entry)
 
     def _describe(self, entry: Entry) -> StoredObject | None:
         """None if another process removed it meanwhile."""

@@ -1,0 +1,27 @@
+"""`pic tui`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from pictool.cli.options import DeviceOption, DtypeOption, ModelOption, StoreOption, reports_errors
+
+
+def register(app: typer.Typer) -> None:
+    app.command("tui")(tui_command)
+
+
+@reports_errors
+def tui_command(
+    names: Annotated[Optional[list[str]], typer.Argument(help="A store, or traces (two or more: compared).")] = None,
+    model: ModelOption = None,
+    store: StoreOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+) -> None:
+    """Browse objects and traces on the terminal."""
+    from pictool.commands.tui import run_tui
+
+    run_tui(names or [], model=model, store=store, device=device, dtype=dtype)

@@ -1,0 +1,102 @@
+"""The model's side of `pic tui`: a process of its own, so that the screens never wait for it and cancelling ends it.
+
+Requests and replies are pickles over its pipes; it is this program, started by this one, and nobody else's.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from pictool.errors import PicError
+from pictool.tui.services import Cancelled, LinkForm, Listener, PolicyChoice
+
+if TYPE_CHECKING:
+    from pictool.analysis.look import Look
+    from pictool.linker.trace import Trace
+
+
+class WorkerJob:
+    """A `Job` that runs in another process, which starts with the first request and keeps its models.
+
+    Args:
+        setup: the store, model, device and dtype of the command line.
+    """
+
+    def __init__(self, **setup: str | None) -> None:
+        self._setup = setup
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        self._is_cancelled = False
+
+    def __enter__(self) -> WorkerJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+        if self._process is not None:
+            self._process.wait()
+
+    def policies(self) -> Sequence[PolicyChoice]:
+        return cast("Sequence[PolicyChoice]", self._ask("policies", (), None))
+
+    def link(self, form: LinkForm, listener: Listener) -> Path:
+        return cast("Path", self._ask("link", (form,), listener))
+
+    def look(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> Look:
+        return cast("Look", self._ask("look", (trace, name, layer), listener))
+
+    def cancel(self) -> None:
+        """Kill the process; the store and traces are written whole or not at all."""
+        self._is_cancelled = True
+        if self._process is not None:
+            self._process.kill()
+
+    def _ask(self, name: str, arguments: tuple[Any, ...], listener: Listener | None) -> Any:
+        with self._lock:
+            self._is_cancelled = False
+            process = self._started()
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                pickle.dump((name, arguments), process.stdin)
+                process.stdin.flush()
+                return self._answer(process.stdout, listener)
+            except (EOFError, OSError, pickle.UnpicklingError) as error:
+                code = process.wait()
+                if self._is_cancelled:
+                    raise Cancelled from error
+                raise PicError(f"the model's process ended (code {code}): {self._last_error()}") from error
+
+    def _answer(self, replies: IO[bytes], listener: Listener | None) -> Any:
+        while True:
+            kind, value = pickle.load(replies)
+            if kind == "done":
+                return value
+            if kind == "failed":
+                raise value
+            if listener is not None:
+                (listener.note if kind == "note" else listener.text)(value)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process may write)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pictool.commands.tui_worker"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
+            )  # fmt: skip
+            assert self._process.stdin is not None
+            pickle.dump(self._setup, self._process.stdin)
+        return self._process
+
+    def _last_error(self) -> str:
+        assert self._errors is not None
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"

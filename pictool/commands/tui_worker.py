@@ -1,0 +1,114 @@
+"""The process behind `WorkerJob`: reads requests from its standard input until that ends, and answers each."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from pictool.commands.common import open_model, open_store
+from pictool.commands.config import setting
+from pictool.errors import PicError
+from pictool.tui.services import LinkForm, PolicyChoice
+
+if TYPE_CHECKING:
+    from pictool.analysis.look import Look
+    from pictool.compiler.compile import Compiled
+    from pictool.linker.trace import Trace
+    from pictool.runtime.model import Model
+
+Say = Callable[[str, Any], None]
+
+
+class Worker:
+    """Does what is asked, and keeps the models that it has loaded."""
+
+    def __init__(
+        self, say: Say, *, store: str | None, model: str | None, device: str | None, dtype: str | None
+    ) -> None:
+        self._say, self._store, self._model, self._device, self._dtype = say, open_store(store), model, device, dtype
+        self._models: dict[tuple[str | None, str | None], Model] = {}
+
+    def policies(self) -> Sequence[PolicyChoice]:
+        """Every policy with the defaults of its fields; those without a default are left out."""
+        from dataclasses import MISSING, fields
+
+        from pictool.linker.policies import policies
+
+        return [
+            PolicyChoice(name, {one.name: one.default for one in fields(policy) if one.default is not MISSING})
+            for name, policy in policies().items()
+        ]
+
+    def link(self, form: LinkForm) -> Path:
+        from pictool.commands.link import parse_fields
+        from pictool.commands.outputs import output_path
+        from pictool.engines.torch import Request, answer
+        from pictool.linker.policies import make_policy
+
+        path = output_path("trace", form.trace, form.documents)
+        policy = make_policy(form.algo, parse_fields(form.fields))
+        model = self._open(form.model or self._model, self._dtype)
+        request = Request(
+            form.query, form.documents, policy, setting("head", None), setting("query_template", None),
+            max_new_tokens=form.max_new_tokens,
+        )  # fmt: skip
+        self._say("note", f"linking {len(form.documents)} documents with {form.algo}")
+        done = answer(model, self._store, request, on_text=self._text, on_compile=self._compiled)
+        done.write_trace(path)
+        return path
+
+    def look(self, trace: Trace, name: str, layer: int | None) -> Look:
+        from pictool.analysis.look import look_behind
+
+        model = self._open(self._model or trace.report["model"], self._dtype or trace.target.dtype)
+        self._say("note", "linking again, and in full")
+        return look_behind(model, self._store, trace, name, layer=layer, on_compile=self._compiled)
+
+    def _open(self, name: str | None, dtype: str | None) -> Model:
+        if (name, dtype) not in self._models:
+            self._say("note", "loading the model")
+            self._models[name, dtype] = open_model(name, self._device, dtype)
+        return self._models[name, dtype]
+
+    def _text(self, piece: str) -> None:
+        self._say("text", piece)
+
+    def _compiled(self, done: Compiled) -> None:
+        self._say("note", f"compiled {done.chunk.source} ({len(done.chunk)} tokens)")
+
+
+def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
+    """Answer requests until there are no more."""
+
+    def say(kind: str, value: Any) -> None:
+        pickle.dump((kind, value), replies, protocol=pickle.HIGHEST_PROTOCOL)
+        replies.flush()
+
+    setup, worker = pickle.load(requests), None
+    while True:
+        try:
+            name, arguments = pickle.load(requests)
+        except EOFError:
+            return
+        try:
+            worker = worker or Worker(say, **setup)
+            say("done", getattr(worker, name)(*arguments))
+        except PicError as error:
+            say("failed", type(error)(str(error)))
+        except Exception as error:  # the TUI lives on, and says what went wrong
+            say("failed", PicError(f"{type(error).__name__}: {error}"))
+
+
+def main() -> None:
+    """Replies go to what was standard output; what else is printed goes to standard error."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, replies)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The screens of `pic tui`: they render frozen results, and know no model."""

@@ -1,0 +1,114 @@
+"""`pic tui`: a store and traces, looked into. It renders frozen results; what needs a model is asked of `Services`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from pictool.analysis.labels import visible
+from pictool.errors import PicError
+from pictool.store.store import Store
+from pictool.tui.compare_screen import CompareScreen
+from pictool.tui.home_screen import HomeScreen
+from pictool.tui.link_screen import LinkScreen
+from pictool.tui.opened import Opened
+from pictool.tui.services import Services
+from pictool.tui.trace_screen import TraceScreen
+
+
+class PicApp(App[None]):
+    """The app; the home screen is always at the bottom."""
+
+    TITLE = "pic"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "quit", show=False, priority=True)]
+
+    def __init__(self, store: Store, traces: Sequence[Opened], services: Services) -> None:
+        super().__init__()
+        self.store, self.services = store, services
+        self.traces = list(traces)
+        self.home = HomeScreen(store)
+        self._is_job_taken = False
+
+    def on_mount(self) -> None:
+        self.push_screen(self.home)
+        if len(self.traces) == 1:
+            self.show_trace(self.traces[0])
+        elif self.traces:
+            self.show_compare(self.traces)
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette: textual's own, and every action of the screen that is seen."""
+        yield from super().get_system_commands(screen)
+        for key, one in screen.active_bindings.items():
+            binding = one.binding
+            if binding.description and one.node in (screen, screen.focused):
+                run = partial(self._run_action, binding.action, one.node)
+                yield SystemCommand(binding.description, f"key {binding.key_display or key}", run)
+
+    def _run_action(self, action: str, node: object) -> None:
+        self.call_later(self.run_action, action, node)
+
+    def open_path(self, name: str | None) -> None:
+        """Read a trace in a thread, and show it."""
+        if name:
+            self.run_worker(partial(self._read, Path(name)), thread=True, group="open")
+
+    def _read(self, path: Path) -> None:
+        try:
+            opened = Opened.read(path)
+        except PicError as error:
+            self.call_from_thread(self.tell_error, error)
+        else:
+            self.call_from_thread(self._opened, opened)
+
+    def _opened(self, opened: Opened) -> None:
+        self.traces = [one for one in self.traces if one.path != opened.path] + [opened]
+        if self.home.is_attached:
+            self.home.show_traces()
+            self.home.show_rows()
+        self.show_trace(opened)
+
+    def show_trace(self, opened: Opened) -> None:
+        self.push_screen(TraceScreen(opened))
+
+    def show_compare(self, traces: Sequence[Opened]) -> None:
+        if len(traces) < 2:
+            self.tell("open two traces of one prompt to compare them (o)")
+            return
+        try:
+            screen = CompareScreen(traces)
+        except PicError as error:
+            self.tell_error(error)
+        else:
+            self.push_screen(screen)
+
+    def show_link(self, documents: Sequence[str]) -> None:
+        self.push_screen(LinkScreen(documents))
+
+    def take_job(self) -> bool:
+        """Whether the model is free; it is taken then, until `free_job`."""
+        if self._is_job_taken:
+            self.tell("the model is at work; cancel that first, or wait")
+            return False
+        self._is_job_taken = True
+        return True
+
+    def free_job(self) -> None:
+        self._is_job_taken = False
+
+    def tell(self, text: str, is_error: bool = False) -> None:
+        self.notify(visible(text), severity="error" if is_error else "information", markup=False, timeout=8)
+
+    def tell_error(self, error: PicError) -> None:
+        self.tell(str(error), is_error=True)
+
+    async def action_quit(self) -> None:
+        """End what runs first: the app waits for its threads."""
+        self.services.job.cancel()
+        self.exit()

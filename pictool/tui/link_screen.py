@@ -1,0 +1,216 @@
+"""The link form: a request that runs in another process, its answer as it comes, and the trace that then opens."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.widgets import Button, Footer, Input, Label, ProgressBar, Select, Static
+
+from pictool.analysis.labels import harmless, visible
+from pictool.errors import PicError
+from pictool.tui.base import PicScreen
+from pictool.tui.services import Cancelled, LinkForm, PolicyChoice
+
+_DEFAULT = "legolink"
+_FIELDS = (
+    ("documents", "documents: files, .kvo objects or keys, as in a shell"), ("query", "query"),
+    ("params", "fields of the policy: FIELD=VALUE …"), ("trace", "trace to write"), ("max", "tokens of the answer"),
+    ("model", "model (empty: the default)"),
+)  # fmt: skip
+
+
+class LinkScreen(PicScreen):
+    """Fields, two buttons, and what happens."""
+
+    DEFAULT_CSS = """
+    LinkScreen VerticalScroll { height: 1fr; padding: 0 1; }
+    LinkScreen Label { color: $text-muted; }
+    LinkScreen Input, LinkScreen Select { margin-bottom: 0; }
+    LinkScreen #buttons { height: 3; }
+    LinkScreen #progress { height: 1; }
+    LinkScreen #note { height: auto; max-height: 3; }
+    LinkScreen #answer { height: auto; min-height: 2; background: $boost; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+s", "link", "link"),
+        Binding("ctrl+x", "cancel", "cancel the run"),
+    ]
+    export_name = "link"
+
+    def __init__(self, documents: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._documents = shlex.join(documents)
+        self._policies: dict[str, PolicyChoice] = {}
+        self.is_linking, self._answer, self._started = False, "", 0.0
+
+    def compose(self) -> ComposeResult:
+        values = {"documents": self._documents, "trace": free_name(), "max": "64"}
+        with VerticalScroll():
+            for name, label in _FIELDS:
+                if name == "params":
+                    yield Label("policy")
+                    yield Select([(_DEFAULT, _DEFAULT)], value=_DEFAULT, allow_blank=False, id="algo", compact=True)
+                yield Label(label, markup=False)
+                yield Input(values.get(name, ""), id=name, compact=True)
+            with Horizontal(id="buttons"):
+                yield Button("Link", variant="primary", id="start")
+                yield Button("Cancel", id="stop", disabled=True)
+            yield ProgressBar(id="progress", show_eta=False)
+            yield Static(id="note")
+            yield Static(id="answer")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one("#progress").display = False
+        self.query_one("#documents" if not self._documents else "#query").focus()
+        self.run_worker(self._read_policies, thread=True, group="policies")
+        self.set_interval(0.5, self._tick)
+
+    def _read_policies(self) -> None:
+        """In a thread: the other process has to start first."""
+        found: Sequence[PolicyChoice] = ()
+        problem = ""
+        try:
+            found = self.pic.services.job.policies()
+        except (PicError, Cancelled) as error:
+            problem = str(error)
+        self.app.call_from_thread(self._show_policies, found, problem)
+
+    def _show_policies(self, found: Sequence[PolicyChoice], problem: str) -> None:
+        if not self.is_attached:
+            return
+        if problem:
+            self._note(problem)
+            return
+        self._policies = {one.name: one for one in found}
+        select = self.query_one("#algo", Select)
+        chosen = select.value
+        select.set_options([(name, name) for name in self._policies])
+        if chosen in self._policies:
+            select.value = chosen
+
+    def on_select_changed(self, event: Select.Changed) -> None:
+        """The fields of a policy with their defaults."""
+        if event.value in self._policies:
+            fields = self._policies[str(event.value)].fields
+            words = [f"{name}={_shown(value)}" for name, value in fields.items() if value not in (None, "", ())]
+            self.query_one("#params", Input).value = shlex.join(words)
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        if event.button.id == "start":
+            self.action_link()
+        else:
+            self.action_cancel()
+
+    def form(self) -> LinkForm:
+        """What the fields say.
+
+        Raises:
+            ValueError: quotes that do not close, or no number.
+        """
+        value = {name: self.query_one(f"#{name}", Input).value.strip() for name, _ in _FIELDS}
+        algo = str(self.query_one("#algo", Select).value)
+        if not value["query"] or not value["trace"]:
+            raise ValueError("a query and a trace to write are needed")
+        if not value["max"].isdecimal() or int(value["max"]) < 1:
+            raise ValueError("tokens of the answer: must be a number from 1")
+        documents, fields = tuple(shlex.split(value["documents"])), tuple(shlex.split(value["params"]))
+        return LinkForm(
+            documents, value["query"], algo, fields, value["trace"], int(value["max"]), value["model"] or None
+        )
+
+    def action_link(self) -> None:
+        try:
+            form = self.form()
+        except ValueError as error:
+            self._note(str(error))
+            return
+        if self.is_linking or not self.pic.take_job():
+            return
+        self.is_linking, self._answer, self._started = True, "", time.monotonic()
+        self.query_one("#answer", Static).update("")
+        self._set_running(True)
+        self._note("starting")
+        self.run_worker(partial(self._run, form), thread=True, group="link")
+
+    def action_cancel(self) -> None:
+        if self.is_linking:
+            self._note("cancelling")
+            self.pic.services.job.cancel()
+
+    def action_back(self) -> None:
+        if self.is_linking:
+            self.pic.tell("the link is running; ctrl+x cancels it")
+        else:
+            super().action_back()
+
+    def note(self, text: str) -> None:
+        """From the thread: a step."""
+        self.app.call_from_thread(self._note, text)
+
+    def text(self, piece: str) -> None:
+        """From the thread: a piece of the answer."""
+        self.app.call_from_thread(self._append, piece)
+
+    def _run(self, form: LinkForm) -> None:
+        path: Path | None = None
+        problem = ""
+        try:
+            path = self.pic.services.job.link(form, self)
+        except Cancelled:
+            problem = "cancelled; no trace was written"
+        except PicError as error:
+            problem = str(error)
+        self.app.call_from_thread(self._done, path, problem)
+
+    def _done(self, path: Path | None, problem: str) -> None:
+        self.is_linking = False
+        self.pic.free_job()
+        if not self.is_attached:
+            return
+        self._set_running(False)
+        self._note(problem or f"wrote {path}")
+        if path is not None:
+            self.query_one("#trace", Input).value = free_name()
+            self.pic.open_path(str(path))
+
+    def _set_running(self, is_linking: bool) -> None:
+        self.query_one("#progress").display = is_linking
+        self.query_one("#start", Button).disabled = is_linking
+        self.query_one("#stop", Button).disabled = not is_linking
+
+    def _append(self, piece: str) -> None:
+        self._answer += piece
+        self.query_one("#answer", Static).update(Text(harmless(self._answer)))
+
+    def _note(self, text: str) -> None:
+        self._said = visible(text)
+        self._tick()
+
+    def _tick(self) -> None:
+        seconds = f" ({time.monotonic() - self._started:.0f} s)" if self.is_linking else ""
+        self.query_one("#note", Static).update(Text(self._said + seconds))
+
+    _said = ""
+
+    def export_data(self) -> dict[str, str]:
+        values = {one.id or "": one.value for one in self.query(Input)}
+        return {**values, "algo": str(self.query_one("#algo", Select).value), "answer": self._answer}
+
+
+def free_name() -> str:
+    """link-1.trace, or the next one that is not there."""
+    return next(name for i in range(1, 1_000_000) if not Path(name := f"link-{i}.trace").exists())
+
+
+def _shown(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

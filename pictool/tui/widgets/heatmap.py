@@ -1,0 +1,173 @@
+"""A map of rows over tokens, binned to the width, with a cursor; zoomed, it shows a window around that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.segment import Segment
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.message import Message
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from pictool.analysis.bins import Binned, binned, tick_labels
+from pictool.analysis.labels import short
+from pictool.analysis.levels import VIRIDIS
+from pictool.tui.widgets.inks import BOLD, DIM, cell_of
+
+_INDENT = 9
+_AROUND = 2  # lines of ticks below the rows
+_MARK = "┼"
+
+
+class HeatMap(ScrollView, can_focus=True):
+    """Rows × tokens. `column` is the token under the cursor, `row` the row, or None for none."""
+
+    DEFAULT_CSS = "HeatMap { height: 10; overflow-x: hidden; } HeatMap:focus { background: $surface; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "move(-1)", "cell to the left", show=False),
+        Binding("right", "move(1)", "cell to the right", show=False),
+        Binding("up", "pick(-1)", "row above", show=False),
+        Binding("down", "pick(1)", "row below", show=False),
+        Binding("plus,equals_sign", "zoom(2)", "zoom in", show=False),
+        Binding("minus", "zoom(-2)", "zoom out", show=False),
+    ]
+    column = reactive(0)
+    row: reactive[int | None] = reactive(None)
+
+    class Moved(Message):
+        """The cursor stands at another token or row."""
+
+        def __init__(self, view: HeatMap, column: int, row: int | None) -> None:
+            super().__init__()
+            self.view, self.column, self.row = view, column, row
+
+    def __init__(self, starts: Sequence[int], *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._starts, self._least, self._most = tuple(starts), 0.0, 1.0
+        self._labels: tuple[str, ...] = ("",)
+        self._values = np.zeros((1, 1))
+        self._zoom, self._window = 1, (0, 1)
+        self._bins: Binned | None = None
+
+    def show(self, values: NDArray[np.float64], labels: Sequence[str], least: float, most: float) -> None:
+        """Show rows [rows, tokens] from `least` to `most`; a cell shows its largest number."""
+        self._values, self._labels, self._least, self._most = values, tuple(labels), least, most
+        self.row = None if self.row is None else min(self.row, len(values) - 1)
+        self._rebin()
+
+    @property
+    def shown(self) -> Binned:
+        """What the cells show; edges count from the start of the window."""
+        if self._bins is None:
+            self._bins = binned(self._values[:, slice(*self._window)], self._room)
+        return self._bins
+
+    @property
+    def window(self) -> tuple[int, int]:
+        return self._window
+
+    @property
+    def _room(self) -> int:
+        return max(1, self.scrollable_content_region.width - _INDENT - 1)
+
+    def _rebin(self) -> None:
+        total = self._values.shape[1]
+        size = min(total, max(total // self._zoom, min(self._room, total)))
+        start = min(max(0, self.column - size // 2), total - size)
+        self._window, self._bins = (start, start + size), None
+        self.virtual_size = Size(0, len(self._values) + _AROUND)
+        self.refresh()
+
+    def on_resize(self) -> None:
+        self._rebin()
+
+    def render_line(self, y: int) -> Strip:
+        width, base = self.scrollable_content_region.width, self.rich_style
+        at = self.scroll_offset.y + y
+        if at < len(self._values):
+            return Strip(self._cells(at)).adjust_cell_length(width, base)
+        line = "" if at >= len(self._values) + _AROUND else self._ticks(at - len(self._values))
+        return Strip([Segment(" " * _INDENT + line, base + DIM)]).adjust_cell_length(width, base)
+
+    def _cells(self, row: int) -> list[Segment]:
+        base, has_color = self.rich_style, not self.app.no_color
+        label = short(self._labels[row], _INDENT - 1).rjust(_INDENT - 1) + " "
+        found = [Segment(label, base + BOLD if row == self.row else base + DIM)]
+        cursor = self._cursor_cell()
+        for index, step in enumerate(self._steps(self.shown.values[row])):
+            text, style = cell_of(int(step), has_color)
+            found.append(Segment(self._mark(row) if index == cursor else text, base + style))
+        return found
+
+    def _mark(self, row: int) -> str:
+        """What stands in the cursor's column."""
+        return _MARK if self.row in (row, None) else "│"
+
+    def _steps(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
+        level = (values - self._least) / (self._most - self._least or 1.0)
+        steps = np.clip(np.nan_to_num(level) * len(VIRIDIS), 0, len(VIRIDIS) - 1).astype(np.int64)
+        return np.where(np.isnan(values), -1, steps)
+
+    def _cursor_cell(self) -> int:
+        start, end = self._window
+        return self.shown.bin_of(self.column - start) if start <= self.column < end else -1
+
+    def _ticks(self, line: int) -> str:
+        start, end = self._window
+        inside = [one for one in self._starts if start <= one < end]
+        at = [self.shown.bin_of(one - start) for one in inside]
+        if line == 0:
+            return "".join("|" if cell in set(at) else " " for cell in range(len(self.shown.edges) - 1))
+        return tick_labels(at, [str(one) for one in inside], self._room)
+
+    def validate_column(self, column: int) -> int:
+        return min(max(0, column), self._values.shape[1] - 1)
+
+    def watch_column(self) -> None:
+        if not self._window[0] <= self.column < self._window[1]:
+            self._rebin()
+        self.refresh()
+
+    def watch_row(self) -> None:
+        if self.row is not None and self.size.height:
+            top, seen = self.scroll_offset.y, max(1, self.size.height - 1)
+            if self.row < top or self.row >= top + seen:
+                self.scroll_to(y=max(0, self.row - seen // 2), animate=False)
+        self.refresh()
+
+    def action_move(self, cells: int) -> None:
+        """Move by cells: to the beginning of another one."""
+        start, edges = self._window[0], self.shown.edges
+        cell = self._cursor_cell() + cells
+        if 0 <= cell < len(edges) - 1:
+            self.column = start + int(edges[cell])
+        else:
+            self.column += cells * int(np.diff(edges).max())
+        self.post_message(self.Moved(self, self.column, self.row))
+
+    def action_pick(self, by: int) -> None:
+        """Another row; above the first one is none, the mean of all."""
+        row = (-1 if self.row is None else self.row) + by
+        self.row = None if row < 0 else min(row, len(self._values) - 1)
+        self.post_message(self.Moved(self, self.column, self.row))
+
+    def action_zoom(self, by: int) -> None:
+        most = max(1, self._values.shape[1] // self._room)
+        self._zoom = min(self._zoom * by, max(1, 2 * most)) if by > 0 else max(1, self._zoom // -by)
+        self._rebin()
+
+    def on_click(self, event: events.Click) -> None:
+        at = event.get_content_offset(self)
+        if at is None:
+            return
+        row, cell = self.scroll_offset.y + at.y, at.x - _INDENT
+        if row < len(self._values) and 0 <= cell < len(self.shown.edges) - 1:
+            self.column, self.row = self._window[0] + int(self.shown.edges[cell]), row
+            self.post_message(self.Moved(self, self.column, self.row))
