@@ -8,7 +8,7 @@
     tokens           I32         [n]                        token ids of the chunk, without sinks
     layers.LLL.key   F32|BF16|F16 [kv_heads, n, head_dim]   keys before rotation (no position in them)
     layers.LLL.value F32|BF16|F16 [kv_heads, n, head_dim]
-    fixups           F32         [n]                        optional: per-token scores
+    fixups           F16         [n]                        optional: how much a token's KV depends on what precedes it
     text             U8          [bytes]                    the source text, UTF-8
 
     metadata (strings only):
@@ -17,6 +17,7 @@
     key         sha256 of what determines the content (`Target.key`)
     architecture, model, tokenizer, dtype, layers, kv_heads, head_dim      the target
     tokens, sinks, codec                                   number of tokens, dummy tokens in front, how KV is coded
+    fixups      how the table was made ("self-8x60"); only if there is one
     checksums   JSON: {"fixups"?: h, "layers": [h of key||value, …], "text": h, "tokens": h}
     header      checksum of the header itself, written with this field empty
 
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pictool.core import TokenIds
 from pictool.errors import ForeignObjectError, ObjectError
@@ -63,20 +65,24 @@ _DAMAGED = "the object is damaged; delete it, or compile it again (pic compile -
 def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
     """Write one object; the same chunk gives the same bytes."""
     text, tokens = chunk.text.encode(), np.asarray(chunk.tokens, dtype="<i4").tobytes()
-    checksums = {
+    tables = [] if chunk.fixups is None else [chunk.fixups]
+    assert bool(tables) == (chunk.meta.fixups is not None)
+    checksums: dict[str, Any] = {
         "layers": [checksum(*pair) for pair in chunk.layers],
         "text": checksum(text),
         "tokens": checksum(tokens),
     }
+    if chunk.fixups is not None:
+        checksums["fixups"] = checksum(chunk.fixups)
     header = {"__metadata__": metadata_of(chunk.meta, checksums)} | tensor_entries(chunk.meta, len(text))
-    sizes = [len(tokens), *(len(part) for pair in chunk.layers for part in pair), len(text)]
+    sizes = [len(part) for part in (tokens, *(part for pair in chunk.layers for part in pair), *tables, text)]
     assert sizes == [entry["data_offsets"][1] - entry["data_offsets"][0] for entry in list(header.values())[1:]]
     header["__metadata__"]["header"] = seal(header)
     raw = canonical(header)
     file.write(struct.pack("<Q", len(raw)) + raw + tokens)
     for pair in chunk.layers:
         file.writelines(pair)
-    file.write(text)
+    file.writelines([*tables, text])
 
 
 class ObjectFile:
@@ -126,6 +132,12 @@ class ObjectFile:
         except UnicodeDecodeError as error:
             raise self._fail(f"its text is not UTF-8; {_DAMAGED}") from error
 
+    def fixups(self) -> NDArray[np.float16] | None:
+        """The table of fixups, float16 [n]; None if the object has none."""
+        if self.meta.fixups is None:
+            return None
+        return np.frombuffer(self._part("fixups", self._checksums["fixups"], "fixups"), dtype="<f2")
+
     def layer(self, index: int, into: memoryview | None = None) -> tuple[memoryview, memoryview]:
         """Key and value bytes of one layer, each `[kv_heads, n, head_dim]` in the target's dtype; one read.
 
@@ -143,7 +155,7 @@ class ObjectFile:
 
     def verify(self) -> None:
         """Read and check everything."""
-        self.tokens(), self.text()
+        self.tokens(), self.text(), self.fixups()
         for index in range(self.meta.target.geometry.layers):
             self.layer(index)
 

@@ -22,13 +22,14 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class ObjectMeta:
-    """What an object's header says of it."""
+    """What an object's header says of it. `fixups` is how its table was made; None if it has none."""
 
     key: str
     target: Target
     num_tokens: int
     sinks: int
     codec: str
+    fixups: str | None = None
 
     def require(self, target: Target, name: str) -> None:
         """Refuse an object of another model, tokenizer, dtype or shape with a message that names both sides."""
@@ -43,12 +44,16 @@ class ObjectMeta:
 
 @dataclass(frozen=True)
 class CompiledChunk:
-    """A chunk's KV in memory, ready to be written. `layers` holds (key, value) bytes in the target's dtype."""
+    """A chunk's KV in memory, ready to be written. `layers` holds (key, value) bytes in the target's dtype.
+
+    `fixups` are the bytes of the table, float16 [n], if `meta` says that there is one.
+    """
 
     meta: ObjectMeta
     text: str
     tokens: TokenIds
     layers: Sequence[tuple[Buffer, Buffer]]
+    fixups: Buffer | None = None
 
 
 def _short(value: object) -> str:
@@ -90,6 +95,8 @@ def tensor_entries(meta: ObjectMeta, text_bytes: int) -> dict[str, dict[str, Any
     kv = (*DTYPES[meta.target.dtype], [geometry.kv_heads, meta.num_tokens, geometry.head_dim])
     shapes = {"tokens": ("I32", 4, [meta.num_tokens])}
     shapes |= {name: kv for layer in range(geometry.layers) for name in layer_names(layer)}
+    if meta.fixups is not None:
+        shapes["fixups"] = ("F16", 2, [meta.num_tokens])
     entries, offset = {}, 0
     for name, (dtype, width, shape) in {**shapes, "text": ("U8", 1, [text_bytes])}.items():
         end = offset + width * math.prod(shape)
@@ -106,6 +113,8 @@ def metadata_of(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str
         "kv_heads": geometry.kv_heads, "head_dim": geometry.head_dim, "tokens": meta.num_tokens,
         "sinks": meta.sinks, "codec": meta.codec, "checksums": json.dumps(checksums, sort_keys=True),
     }  # fmt: skip
+    if meta.fixups is not None:
+        values["fixups"] = meta.fixups
     return {name: str(value) for name, value in values.items()}
 
 
@@ -113,15 +122,17 @@ def meta_of(fields: Mapping[str, str]) -> ObjectMeta:
     """The inverse of `_metadata`, less the checksums."""
     geometry = Geometry(int(fields["layers"]), int(fields["kv_heads"]), int(fields["head_dim"]))
     target = Target(fields["architecture"], fields["model"], fields["tokenizer"], fields["dtype"], geometry)
-    return ObjectMeta(fields["key"], target, int(fields["tokens"]), int(fields["sinks"]), fields["codec"])
+    sinks, codec, fixups = int(fields["sinks"]), fields["codec"], fields.get("fixups")
+    return ObjectMeta(fields["key"], target, int(fields["tokens"]), sinks, codec, fixups)
 
 
 def is_sound(meta: ObjectMeta, checksums: Mapping[str, Any], num_tensors: int) -> bool:
     """Whether the numbers can be those of an object with so many tensors, and every part has a checksum."""
     geometry = meta.target.geometry
     counts = (geometry.layers, geometry.kv_heads, geometry.head_dim, meta.num_tokens, meta.sinks + 1)
-    if not all(0 < count < 1 << 31 for count in counts) or num_tensors != 2 * geometry.layers + 2:
+    optional = {"fixups"} if meta.fixups is not None else set()
+    if not all(0 < count < 1 << 31 for count in counts) or num_tensors != 2 * geometry.layers + 2 + len(optional):
         return False
     layers = checksums["layers"]
     has_layers = isinstance(layers, list) and len(layers) == geometry.layers
-    return has_layers and set(checksums) == {"layers", "text", "tokens"}
+    return has_layers and set(checksums) == {"layers", "text", "tokens"} | optional
