@@ -27,16 +27,23 @@ Document = str | Path | Chunk
 class Part:
     """A chunk of the prompt. `path` is the object it was given as, or None for a text that is compiled if needed.
 
-    `sinks` is the number of dummy tokens it is, or would be, compiled with.
+    `sinks` is the number of dummy tokens it is, or would be, compiled with. A text with `probes` needs an object with a
+    table of fixups; it is compiled with so many if there is none.
     """
 
     chunk: Chunk
     path: Path | None
     sinks: int
+    probes: int = 0
 
 
 def resolve_documents(
-    model: Model, store: Store, documents: Sequence[Document], sinks: int = 0, chunk_tokens: int | None = None
+    model: Model,
+    store: Store,
+    documents: Sequence[Document],
+    sinks: int = 0,
+    chunk_tokens: int | None = None,
+    probes: int = 0,
 ) -> list[Part]:
     """Find out what each document is: a chunk, an object file (`.kvo`), a text file, or a key (as in git, abbreviated).
 
@@ -46,12 +53,13 @@ def resolve_documents(
     parts: list[Part] = []
     for document in documents:
         if isinstance(document, Chunk):
-            parts.append(Part(document, None, sinks))
+            parts.append(Part(document, None, sinks, probes))
         elif Path(document).suffix == ".kvo":
             parts.extend(_object_parts(model, Path(document)))
         elif Path(document).exists():
             text = read_text(Path(document))
-            parts.extend(Part(chunk, None, sinks) for chunk in make_chunks(model, text, str(document), chunk_tokens))
+            chunks = make_chunks(model, text, str(document), chunk_tokens)
+            parts.extend(Part(chunk, None, sinks, probes) for chunk in chunks)
         else:
             parts.extend(_object_parts(model, store.path(_key(store, str(document)))))
     return parts
@@ -106,13 +114,17 @@ def open_objects(
 
 
 def _open(model: Model, store: Store, part: Part) -> ObjectFile | None:
-    """The object of a part; None if it is to be compiled (not in the store, or its header is damaged)."""
+    """The object of a part; None if it is to be compiled (not in the store, its header damaged, or without a table)."""
     if part.path is not None:
         return ObjectFile(part.path)
     try:
-        return store.open(object_key(model, part.chunk, part.sinks))
+        file = store.open(object_key(model, part.chunk, part.sinks))
     except (StoreError, ObjectError):
         return None
+    if part.probes and file.meta.fixups is None:
+        file.close()
+        return None
+    return file
 
 
 def _require_same(model: Model, file: ObjectFile, chunk: Chunk) -> None:
@@ -124,7 +136,8 @@ def _require_same(model: Model, file: ObjectFile, chunk: Chunk) -> None:
 def _compile_missing(
     model: Model, store: Store, missing: Sequence[Part], on_compile: Callable[[Compiled], None] | None
 ) -> None:
-    for sinks in sorted({part.sinks for part in missing}):
-        for done in compile(model, store, [part.chunk for part in missing if part.sinks == sinks], sinks=sinks):
+    for sinks, probes in sorted({(part.sinks, part.probes) for part in missing}):
+        chunks = [part.chunk for part in missing if (part.sinks, part.probes) == (sinks, probes)]
+        for done in compile(model, store, chunks, sinks=sinks, probes=probes):
             if done.is_new and on_compile:
                 on_compile(done)
