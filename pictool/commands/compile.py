@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def run_compile(
-    files: Sequence[str], *, model: str | None, chunk_tokens: int | None, sinks: int, output: str | None,
+    files: Sequence[str], *, model: str | None, chunk_tokens: int | None, sinks: int, probes: int, output: str | None,
     depfile: bool, store: str | None, device: str | None, dtype: str | None, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     target = check_output(output, depfile, files)
     opened, to = open_model(model, device, dtype), open_store(store)
     chunks = chunks_of_files(opened, files, chunk_tokens)
     with progress("compiling", len(chunks)) as advance:
-        done = compile(opened, to, chunks, sinks=sinks, force=force, on_done=lambda _: advance())
+        done = compile(opened, to, chunks, sinks=sinks, force=force, probes=probes, on_done=lambda _: advance())
     if target is not None:
         if depfile:  # first, so that a target never stands without it
             write_depfile(target, [Path(files[0]), *model_files(opened)])

@@ -10,6 +10,8 @@ from pictool.errors import InputError
 from pictool.store.format import ObjectFile
 from pictool.store.objectlist import is_object_list, read_object_list
 
+BARS = "▁▂▃▄▅▆▇█"
+
 
 def run_inspect(name: str, *, store: str | None, show_text: bool, as_json: bool) -> None:
     path = find(name, store)
@@ -38,7 +40,7 @@ def find(name: str, store: str | None) -> Path:
 def describe(path: Path, show_text: bool) -> dict[str, Any]:
     """The header of an object, field by field, and its text if asked."""
     with ObjectFile(path) as file:
-        return _fields(file) | ({"text": file.text()} if show_text else {})
+        return _fields(file) | _table(file) | ({"text": file.text()} if show_text else {})
 
 
 def _fields(file: ObjectFile) -> dict[str, Any]:
@@ -47,5 +49,15 @@ def _fields(file: ObjectFile) -> dict[str, Any]:
         "path": str(file.path), "key": meta.key, "architecture": target.architecture, "model": target.model,
         "tokenizer": target.tokenizer, "tokens": meta.num_tokens, "layers": target.geometry.layers,
         "kv_heads": target.geometry.kv_heads, "head_dim": target.geometry.head_dim, "dtype": target.dtype,
-        "sinks": meta.sinks, "codec": meta.codec, "bytes": file.num_bytes,
+        "sinks": meta.sinks, "codec": meta.codec, "bytes": file.num_bytes, "fixups": meta.fixups or "none",
     }  # fmt: skip
+
+
+def _table(file: ObjectFile) -> dict[str, str]:
+    """The table of fixups, a bar per token, from nothing to the highest score; nothing without one."""
+    table = file.fixups()
+    if table is None:
+        return {}
+    scores = table.astype(float)
+    levels = (scores / (scores.max() or 1.0) * (len(BARS) - 1)).round().astype(int)
+    return {"highest": f"{scores.max():.3f}", "heat": "".join(BARS[level] for level in levels)}

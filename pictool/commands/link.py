@@ -43,6 +43,7 @@ class LinkOptions:
     stop: Sequence[str]
     chunk_tokens: int | None
     sinks: int | None
+    fallback: str | None = None
 
 
 def run_link(
@@ -142,6 +143,8 @@ def policy_values(options: LinkOptions, script: LinkScript) -> dict[str, Any]:
         values["k"] = options.k
     if options.ratio is not None:
         values["ratio"] = parse_ratio(options.ratio)
+    if options.fallback is not None:
+        values["fallback"] = options.fallback
     return values | parse_fields(options.params)
 
 

@@ -9,7 +9,7 @@ from commands.run import Objects, flip, pic
 
 FIELDS = [
     "path", "key", "architecture", "model", "tokenizer", "tokens", "layers", "kv_heads", "head_dim", "dtype", "sinks",
-    "codec", "bytes",
+    "codec", "bytes", "fixups",
 ]  # fmt: skip
 
 
