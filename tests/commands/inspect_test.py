@@ -26,6 +26,13 @@ def test_as_json(objects: Objects) -> None:
     assert (shown["head_dim"], shown["sinks"], shown["path"]) == (8, 0, str(objects.mine))
 
 
+def test_a_table_of_fixups_as_a_bar_per_token(model: Path, texts: tuple[Path, Path]) -> None:
+    assert pic("compile", "a.txt", "-m", model, "--probes", 4, "-o", "a.kvo").code == 0
+    shown = pic("inspect", "a.kvo", "--json").json
+    assert shown["fixups"] == "self-4x60" and float(shown["highest"]) > 0
+    assert len(shown["heat"]) == shown["tokens"] and set(shown["heat"]) <= set("▁▂▃▄▅▆▇█") and "█" in shown["heat"]
+
+
 def test_the_text_if_asked(objects: Objects) -> None:
     assert pic("inspect", objects.mine, "--text", "--json").json["text"] == TEXT
     assert TEXT in pic("inspect", objects.mine, "--text").out
