@@ -162,7 +162,7 @@ def _compile_missing(
         if done.is_new and on_compile:
             on_compile(done)
         for i, part in missing.items():
-            if part.key(model) == done.key:
+            if i not in found and part.key(model) == done.key:
                 with suppress(StoreError):
                     file = store.look(done.key)
                     if part.is_served_by(file):
@@ -171,7 +171,7 @@ def _compile_missing(
                         file.close()
 
     kinds = {(part.sinks, part.codec, part.probes) for part in missing.values()}
-    for sinks, codec, probes in sorted(kinds):
+    for sinks, codec, probes in sorted(kinds, reverse=True):  # an object with a table serves those who need none
         chunks = [p.chunk for p in missing.values() if (p.sinks, p.codec, p.probes) == (sinks, codec, probes)]
         compile(model, store, chunks, sinks=sinks, codec=codec, probes=probes, on_done=take)
     return found

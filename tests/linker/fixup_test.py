@@ -117,6 +117,19 @@ def test_texts_are_compiled_with_a_table_and_only_once(one: Subject, store: Stor
         assert file.meta.fixups is None
 
 
+def test_a_document_of_the_heads_tokens_has_its_table(one: Subject, store: Store) -> None:
+    """They share one object, which is compiled once; and again for its table, if only the head's was there."""
+    chunks = [*make_chunks((29,)), Chunk(HEAD, one.model.encode(HEAD), "same")]
+    for _ in range(2):
+        compiled: list[str] = []
+        policy = make_policy("fixup", {"ratio": 0.2})
+        link(one.model, store, chunks, TAIL, policy, head=HEAD, on_compile=lambda done: compiled.append(done.key))  # noqa: B023
+        assert sorted(compiled) == store.keys()
+        for path in (done.path for done in compile(one.model, store, chunks, force=True)):
+            with ObjectFile(path) as file:
+                assert file.fixups() is None
+
+
 def test_an_object_without_a_table(one: Subject, store: Store) -> None:
     (done,) = compile(one.model, store, make_chunks((29,)))
     with pytest.raises(InputError, match="has no table of fixups"):
