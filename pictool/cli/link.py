@@ -33,6 +33,7 @@ def compile_command(
     chunk_tokens: ChunkOption = None,
     sinks: Annotated[int, typer.Option("--sinks", min=0, help="Dummy tokens in front, dropped (LegoLink-0: 4).")] = 0,
     codec: CodecOption = None,
+    probes: Annotated[int, typer.Option("--probes", min=0, help="Measure tables for --algo fixup (8); costly.")] = 0,
     output: Annotated[Optional[str], typer.Option("-o", "--output", help="Write one file's object here too.")] = None,
     depfile: DepfileOption = False,
     store: StoreOption = None,
@@ -46,8 +47,8 @@ def compile_command(
     from pictool.commands.compile import run_compile
 
     run_compile(
-        files, model=model, chunk_tokens=chunk_tokens, sinks=sinks, codec=codec, output=output, depfile=depfile,
-        store=store, device=device, dtype=dtype, force=force, engine=engine, as_json=as_json,
+        files, model=model, chunk_tokens=chunk_tokens, sinks=sinks, codec=codec, probes=probes, output=output,
+        depfile=depfile, store=store, device=device, dtype=dtype, force=force, engine=engine, as_json=as_json,
     )  # fmt: skip
 
 
@@ -63,6 +64,9 @@ def link_command(
         Optional[str], typer.Option("--ratio", help="Share of rows of policies with one; or auto.")
     ] = None,
     params: Annotated[Optional[list[str]], typer.Option("-p", help="FIELD=VALUE: any field of the policy.")] = None,
+    fallback: Annotated[
+        Optional[str], typer.Option("--fallback", help="fixup: legolink, for objects without a table.")
+    ] = None,
     head: Annotated[Optional[str], typer.Option("--head", help="Text (system message) before the documents.")] = None,
     query_template: Annotated[
         Optional[str], typer.Option("--query-template", help="How {query} stands behind the documents.")
@@ -92,7 +96,7 @@ def link_command(
 
     options = LinkOptions(
         documents or [], query, algo, k, ratio, params or [], head, query_template, script, max_new_tokens,
-        temperature, top_p, seed, stop or [], chunk_tokens, sinks, codec,
+        temperature, top_p, seed, stop or [], chunk_tokens, sinks, codec, fallback,
     )  # fmt: skip
     run_link(
         options, model=model, store=store, device=device, dtype=dtype, engine=engine, compare=compare, trace=trace,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run_compile(
-    files: Sequence[str], *, model: str | None, chunk_tokens: int | None, sinks: int, codec: str | None,
+    files: Sequence[str], *, model: str | None, chunk_tokens: int | None, sinks: int, codec: str | None, probes: int,
     output: str | None, depfile: bool, store: str | None, device: str | None, dtype: str | None,
     force: bool, engine: str, as_json: bool,
 ) -> None:  # fmt: skip
@@ -30,8 +30,9 @@ def run_compile(
     chunks = chunks_of_files(opened, files, chunk_tokens)
     with progress("compiling", len(chunks)) as advance:
         done = by.compile(
-            opened, to, chunks, sinks=sinks, codec=codec_setting(codec), force=force, on_done=lambda _: advance()
-        )
+            opened, to, chunks, sinks=sinks, codec=codec_setting(codec), probes=probes, force=force,
+            on_done=lambda _: advance(),
+        )  # fmt: skip
     if target is not None:
         if depfile:  # first, so that a target never stands without it
             write_depfile(target, [Path(files[0]), *model_files(opened)])

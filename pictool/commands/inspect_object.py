@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 SHOWN_OFFSETS = 12  # as numbers, in 80 columns
+BARS = "▁▂▃▄▅▆▇█"
 
 
 def inspect_object(path: Path, options: InspectOptions, *, as_json: bool) -> dict[str, Any]:
     """Show an object; returns what `--json` prints."""
     with ObjectFile(path) as file:
-        found = _fields(file)
+        found = _fields(file) | _table(file)
         if options.text:
             found["text"] = file.text()
         layers = layers_of(file) if options.layers else ()
@@ -59,7 +60,18 @@ def _fields(file: ObjectFile) -> dict[str, Any]:
         "tokenizer": target.tokenizer, "tokens": meta.num_tokens, "layers": target.geometry.layers,
         "kv_heads": target.geometry.kv_heads, "head_dim": target.geometry.head_dim, "dtype": target.dtype,
         "sinks": meta.sinks, "codec": meta.codec, "bytes": file.num_bytes, "layer_bytes": file.layer_bytes,
+        "fixups": meta.fixups or "none",
     }  # fmt: skip
+
+
+def _table(file: ObjectFile) -> dict[str, Any]:
+    """The table of fixups, a bar per token, from nothing to the highest score; nothing without one."""
+    table = file.fixups()
+    if table is None:
+        return {}
+    scores = table.astype(float)
+    levels = (scores / (scores.max() or 1.0) * (len(BARS) - 1)).round().astype(int)
+    return {"highest": round(scores.max(), 3), "heat": "".join(BARS[level] for level in levels)}
 
 
 def _sinks(file: ObjectFile, options: InspectOptions) -> SinkProfile:

@@ -54,6 +54,7 @@ class LinkOptions:
     chunk_tokens: int | None
     sinks: int | None
     codec: str | None = None
+    fallback: str | None = None
 
 
 def run_link(
@@ -155,6 +156,8 @@ def policy_values(options: LinkOptions, script: LinkScript) -> dict[str, Any]:
         values["k"] = options.k
     if options.ratio is not None:
         values["ratio"] = parse_ratio(options.ratio)
+    if options.fallback is not None:
+        values["fallback"] = options.fallback
     return values | parse_fields(options.params)
 
 

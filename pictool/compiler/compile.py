@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pictool.compiler.chunking import make_chunk, make_chunks, read_text
+from pictool.compiler.fixups import recipe_of, tables_of
 from pictool.core import Chunk
-from pictool.errors import InputError
+from pictool.errors import InputError, PicError
 from pictool.store.codecs import require_codec
 from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
+    from pictool.runtime.fixups import Table
     from pictool.runtime.model import Model
 
 CODEC = "none"  # unless another is chosen
@@ -52,6 +54,7 @@ def compile(
     codec: str = CODEC,
     force: bool = False,
     alone: bool = False,
+    probes: int = 0,
     on_done: Callable[[Compiled], None] | None = None,
 ) -> list[Compiled]:
     """Compile chunks (or texts) to objects. What the store already has costs no model run.
@@ -61,10 +64,12 @@ def compile(
         codec: how the KV is kept (`store.codecs`).
         force: compute and replace also what is there.
         alone: each chunk in a forward of its own, so that its last bits do not depend on what is compiled with it.
+        probes: prefixes behind which every chunk is measured for its table of fixups; 0 for no table. An object that is
+            there without the wanted table is compiled again.
         on_done: called for each chunk as soon as its object is in the store.
 
     Raises:
-        InputError: a text without tokens or too long; sinks for a model without BOS; an unknown codec.
+        InputError: a text without tokens or too long; sinks for a model without BOS; an unknown codec; one probe.
         StoreError: the store cannot be written.
     """
     wanted = [chunk if isinstance(chunk, Chunk) else make_chunk(model, chunk, "text") for chunk in chunks]
@@ -72,19 +77,35 @@ def compile(
     require_codec(codec)
     _require_room(model, wanted, sinks)
     keys = [object_key(model, chunk, sinks, codec) for chunk in wanted]
-    missing = {key: chunk for key, chunk in zip(keys, wanted, strict=True) if force or not store.has(key)}
+    recipes = {key: recipe_of(model, chunk, probes) for key, chunk in zip(keys, wanted, strict=True)}
+    missing = {
+        key: chunk for key, chunk in zip(keys, wanted, strict=True) if force or not _is_there(store, key, recipes[key])
+    }
     report = on_done or (lambda _: None)
     for key, chunk in zip(keys, wanted, strict=True):
         if key not in missing:
             report(Compiled(chunk, key, store.path(key), False))
-    for done in _compute(model, store, missing, prefix, codec, alone):
+    tables = tables_of(model, missing, probes, alone)
+    for done in _compute(model, store, missing, prefix, codec, alone, recipes, tables):
         report(done)
     return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, wanted, strict=True)]
 
 
+def _is_there(store: Store, key: str, recipe: str | None) -> bool:
+    """Whether the store has the object, and with this table if one is wanted."""
+    if not store.has(key):
+        return False
+    try:
+        with store.look(key) as file:
+            return recipe in (None, file.meta.fixups)
+    except PicError:  # evicted meanwhile
+        return False
+
+
 def _compute(
-    model: Model, store: Store, missing: dict[str, Chunk], prefix: Sequence[int], codec: str, alone: bool
-) -> Iterable[Compiled]:
+    model: Model, store: Store, missing: Mapping[str, Chunk], prefix: Sequence[int], codec: str, alone: bool,
+    recipes: Mapping[str, str | None], tables: Mapping[str, Table],
+) -> Iterable[Compiled]:  # fmt: skip
     if not missing:
         return
     from pictool.runtime.prefill import prefill_chunks
@@ -93,10 +114,11 @@ def _compute(
     keys = list(missing)
     for index, layers in prefill_chunks(model, [missing[key].tokens for key in keys], prefix, alone):
         key = keys[index]
-        chunk = missing[key]
-        meta = ObjectMeta(key, model.target, len(chunk), len(prefix), codec)
+        chunk, table = missing[key], tables.get(key)
+        meta = ObjectMeta(key, model.target, len(chunk), len(prefix), codec, recipes[key])
         pairs = [(to_bytes(k), to_bytes(v)) for k, v in layers]
-        path = store.put(CompiledChunk(meta, chunk.text, np.asarray(chunk.tokens, dtype=np.int32), pairs))
+        tokens, fixups = np.asarray(chunk.tokens, dtype=np.int32), None if table is None else table.tobytes()
+        path = store.put(CompiledChunk(meta, chunk.text, tokens, pairs, fixups))
         yield Compiled(chunk, key, path, True)
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from pictool.compiler.compile import CODEC, Compiled
+from pictool.compiler.fixups import PROBES
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError
 from pictool.linker.fusor import Fusor
 from pictool.linker.loader import Loader, Placed
-from pictool.linker.policies.base import Policy, Prompt, Scores, Selection
+from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Table
 from pictool.linker.resolve import Document, Part, open_objects, resolve_documents
 from pictool.runtime.image import Image
 from pictool.store.codecs import require_codec
@@ -92,20 +93,22 @@ def link(
     policy.prepare(model)
     clock = _Clock()
     sinks = policy.sinks if sinks is None else sinks
-    parts = resolve_documents(model, store, documents, sinks, chunk_tokens, codec)
+    probes = PROBES if policy.uses_tables else 0
+    parts = resolve_documents(model, store, documents, sinks, chunk_tokens, codec, probes)
     head_codec = codec if require_codec(codec).is_lossless else CODEC
     prompt_head = Part(Chunk(head, model.encode(head), "head"), None, 0, head_codec)
     layout = lay_out(model, prompt_head.chunk, [part.chunk for part in parts], model.encode(tail))
     prompt = Prompt(model, layout, (head, *(part.chunk.text for part in parts), tail))
-    selection = None if policy.is_slow else policy.select(prompt)
+    selection = None if policy.is_slow or policy.uses_tables else policy.select(prompt)
     select_s = clock.lap()
     reused = _reused(policy, prompt, [prompt_head, *parts], selection)
     files, compile_s = open_objects(model, store, [part for part, _ in reused], on_compile)
     placed = [Placed(file, start) for file, (_, start) in zip(files, reused, strict=True)]
     image = Image(stack, layout)
     first = _first_layer(policy, stack.num_layers, selection)
-    with Loader(image, placed, first, overlaps=selection is None) as loader:
+    with Loader(image, placed, first, overlaps=policy.is_slow) as loader:
         load_s = clock.lap() - compile_s
+        prompt = replace(prompt, tables=_tables(placed, layout) if policy.uses_tables else ())
         fusor = Fusor(image, prompt, policy, selection or policy.select(prompt))
         select_s += clock.lap()
         for layer in range(stack.num_layers):
@@ -117,6 +120,12 @@ def link(
         ttft_s = clock.total() - compile_s
         timing = Timing(load_s, select_s, ttft_s - select_s - load_s, ttft_s, loader.busy_s)
     return Linked(image, policy, tuple(parts), prompt.texts, fusor.rows, fusor.scores, timing, loader.bytes_read)
+
+
+def _tables(placed: Sequence[Placed], layout: Layout) -> tuple[Table | None, ...]:
+    """The table of every chunk's object, in prompt order."""
+    at = {one.start: one.file for one in placed}
+    return tuple(at[start].fixups() for start, end in layout.chunks if start < end)
 
 
 class _Clock:

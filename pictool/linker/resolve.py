@@ -29,15 +29,21 @@ class Part:
     """A chunk of the prompt. `path` is the object it was given as, or None for a text that is compiled if needed.
 
     `sinks` is the number of dummy tokens it is, or would be, compiled with; `codec` how its KV is, or would be, kept.
+    A text with `probes` needs an object with a table of fixups; it is compiled with so many if there is none.
     """
 
     chunk: Chunk
     path: Path | None
     sinks: int
     codec: str = CODEC
+    probes: int = 0
 
     def key(self, model: Model) -> str:
         return object_key(model, self.chunk, self.sinks, self.codec)
+
+    def is_served_by(self, file: ObjectFile) -> bool:
+        """Whether an object of this key has all that is needed of it."""
+        return not self.probes or file.meta.fixups is not None
 
 
 def resolve_documents(
@@ -47,6 +53,7 @@ def resolve_documents(
     sinks: int = 0,
     chunk_tokens: int | None = None,
     codec: str = CODEC,
+    probes: int = 0,
 ) -> list[Part]:
     """Find out what each document is: a chunk, an object file (`.kvo`), a text file, or a key (as in git, abbreviated).
 
@@ -56,13 +63,13 @@ def resolve_documents(
     parts: list[Part] = []
     for document in documents:
         if isinstance(document, Chunk):
-            parts.append(Part(document, None, sinks, codec))
+            parts.append(Part(document, None, sinks, codec, probes))
         elif Path(document).suffix == ".kvo":
             parts.extend(_object_parts(model, Path(document)))
         elif Path(document).exists():
             text = read_text(Path(document))
             chunks = make_chunks(model, text, str(document), chunk_tokens)
-            parts.extend(Part(chunk, None, sinks, codec) for chunk in chunks)
+            parts.extend(Part(chunk, None, sinks, codec, probes) for chunk in chunks)
         else:
             parts.extend(_object_parts(model, store.path(_key(store, str(document)))))
     return parts
@@ -119,16 +126,20 @@ def open_objects(
 
 
 def _open(model: Model, store: Store, part: Part) -> ObjectFile | None:
-    """The object of a part; None if it is to be compiled (not in the store, or its header is damaged)."""
+    """The object of a part; None if it is to be compiled (not in the store, its header damaged, or without a table)."""
     if part.path is not None:
         file = ObjectFile(part.path)
         if part.path == store.path(file.meta.key):
             store.mark_used(file)
         return file
     try:
-        return store.open(part.key(model))
+        file = store.open(part.key(model))
     except (StoreError, ObjectError):
         return None
+    if part.is_served_by(file):
+        return file
+    file.close()
+    return None
 
 
 def _require_same(model: Model, file: ObjectFile, chunk: Chunk) -> None:
@@ -151,11 +162,16 @@ def _compile_missing(
         if done.is_new and on_compile:
             on_compile(done)
         for i, part in missing.items():
-            if part.key(model) == done.key:
+            if i not in found and part.key(model) == done.key:
                 with suppress(StoreError):
-                    found[i] = opened.enter_context(store.look(done.key))
+                    file = store.look(done.key)
+                    if part.is_served_by(file):
+                        found[i] = opened.enter_context(file)
+                    else:
+                        file.close()
 
-    for sinks, codec in sorted({(part.sinks, part.codec) for part in missing.values()}):
-        chunks = [part.chunk for part in missing.values() if (part.sinks, part.codec) == (sinks, codec)]
-        compile(model, store, chunks, sinks=sinks, codec=codec, on_done=take)
+    kinds = {(part.sinks, part.codec, part.probes) for part in missing.values()}
+    for sinks, codec, probes in sorted(kinds, reverse=True):  # an object with a table serves those who need none
+        chunks = [p.chunk for p in missing.values() if (p.sinks, p.codec, p.probes) == (sinks, codec, probes)]
+        compile(model, store, chunks, sinks=sinks, codec=codec, probes=probes, on_done=take)
     return found

@@ -34,6 +34,11 @@ class _Capture:
         return self._stack.rope.rotate(key, self._stack.table(self._tables, layer)), value
 
 
+def batch_tokens(model: Model) -> int:
+    """Tokens of one forward on the model's device."""
+    return _BATCH_TOKENS[model.stack.device.type]
+
+
 def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Indices of chunks that are computed together: of similar length, within a budget of tokens and of padding."""
     batches: list[list[int]] = []
@@ -59,7 +64,7 @@ def prefill_chunks(
     """
     lengths = [len(prefix) + len(chunk) for chunk in chunks]
     # Padding would change the frequencies of a RoPE that depends on the length: such chunks go alone.
-    budget = 1 if alone or depends_on_length(model.config) else _BATCH_TOKENS[model.stack.device.type]
+    budget = 1 if alone or depends_on_length(model.config) else batch_tokens(model)
     for batch in plan_batches(lengths, budget):
         layers = _prefill(model.stack, [[*prefix, *chunks[index]] for index in batch])
         for row, index in enumerate(batch):
@@ -70,9 +75,14 @@ def prefill_chunks(
 def _prefill(stack: LayerStack, tokens: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
     """Per layer un-rotated K and V, [batch, kv_heads, longest, head_dim]."""
     length = max(map(len, tokens))
-    padded = torch.tensor([[*row, *[row[-1]] * (length - len(row))] for row in tokens], device=stack.device)
+    return prefill_padded(stack, torch.tensor([[*row, *[row[-1]] * (length - len(row))] for row in tokens]))
+
+
+def prefill_padded(stack: LayerStack, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The same for token ids of equal length, int64 [batch, length]."""
+    length = tokens.shape[1]
     tables = stack.tables(torch.arange(length, device=stack.device))
-    capture, hidden, runs = _Capture(stack, tables), stack.embed(padded), (Run(0, 0, length),)
+    capture, hidden, runs = _Capture(stack, tables), stack.embed(tokens.to(stack.device)), (Run(0, 0, length),)
     for layer in range(stack.num_layers):
         hidden = stack.layer(layer, hidden, capture, tables, runs)
     return capture.layers

@@ -9,7 +9,7 @@
     layers.LLL.key   F32|BF16|F16 [kv_heads, n, head_dim]   keys before rotation (no position in them)
     layers.LLL.value F32|BF16|F16 [kv_heads, n, head_dim]
     layers.LLL.kv    U8         [bytes]                     instead of the two, if the codec is not "none" (codecs/)
-    fixups           F32         [n]                        optional: per-token scores
+    fixups           F16         [n]                        optional: how much a token's KV depends on what precedes it
     text             U8          [bytes]                    the source text, UTF-8
 
     metadata (strings only):
@@ -18,6 +18,7 @@
     key         sha256 of what determines the content (`Target.key`)
     architecture, model, tokenizer, dtype, layers, kv_heads, head_dim      the target
     tokens, sinks, codec                                   number of tokens, dummy tokens in front, how KV is coded
+    fixups      how the table was made ("self-8x60"); only if there is one
     checksums   JSON: {"fixups"?: h, "layers": [h of key||value or kv, …], "text": h, "tokens": h}
     header      checksum of the header itself, written with this field empty
 
@@ -38,6 +39,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pictool.core import TokenIds
 from pictool.errors import ForeignObjectError, InputError, ObjectError, UnreadableObjectError
@@ -73,18 +75,19 @@ def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
         InputError: KV that its codec cannot keep.
     """
     text, tokens = chunk.text.encode(), np.asarray(chunk.tokens, dtype="<i4").tobytes()
-    layers = _coded_layers(chunk)
+    assert (chunk.fixups is None) == (chunk.meta.fixups is None)
+    layers, tables = _coded_layers(chunk), [] if chunk.fixups is None else [chunk.fixups]
     checksums = {"layers": [checksum(*parts) for parts in layers], "text": checksum(text), "tokens": checksum(tokens)}
+    checksums |= {"fixups": checksum(*tables)} if tables else {}
     entries = tensor_entries(chunk.meta, len(text), [len(parts[0]) for parts in layers])
-    sizes = [len(tokens), *(len(part) for parts in layers for part in parts), len(text)]
-    assert sizes == [entry["data_offsets"][1] - entry["data_offsets"][0] for entry in entries.values()]
+    data = [tokens, *(part for parts in layers for part in parts), *tables, text]
+    assert [len(part) for part in data] == [
+        entry["data_offsets"][1] - entry["data_offsets"][0] for entry in entries.values()
+    ]
     header = {"__metadata__": metadata_of(chunk.meta, checksums)} | entries
     header["__metadata__"]["header"] = seal(header)
     raw = canonical(header)
-    file.write(struct.pack("<Q", len(raw)) + raw + tokens)
-    for parts in layers:
-        file.writelines(parts)
-    file.write(text)
+    file.writelines([struct.pack("<Q", len(raw)) + raw, *data])
 
 
 def _coded_layers(chunk: CompiledChunk) -> list[tuple[Buffer, ...]]:
@@ -157,6 +160,12 @@ class ObjectFile:
         except UnicodeDecodeError as error:
             raise self._fail(f"its text is not UTF-8; {_DAMAGED}") from error
 
+    def fixups(self) -> NDArray[np.float16] | None:
+        """The table of fixups, float16 [n]; None if the object has none."""
+        if self.meta.fixups is None:
+            return None
+        return np.frombuffer(self._part("fixups", self._checksums["fixups"], "fixups"), dtype="<f2")
+
     def layer(self, index: int, into: memoryview | None = None) -> tuple[memoryview, memoryview]:
         """Key and value bytes of one layer, each `[kv_heads, n, head_dim]` in the target's dtype; one read.
 
@@ -201,7 +210,7 @@ class ObjectFile:
 
     def verify(self) -> None:
         """Read and check everything."""
-        self.tokens(), self.text()
+        self.tokens(), self.text(), self.fixups()
         for index in range(self.meta.target.geometry.layers):
             self.layer(index)
 

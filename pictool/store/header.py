@@ -23,13 +23,14 @@ _MAX_CHANNELS = 1 << 20  # of one token in one layer; what says more is no objec
 
 @dataclass(frozen=True)
 class ObjectMeta:
-    """What an object's header says of it."""
+    """What an object's header says of it. `fixups` is how its table was made; None if it has none."""
 
     key: str
     target: Target
     num_tokens: int
     sinks: int
     codec: str
+    fixups: str | None = None
 
     @property
     def shape(self) -> LayerShape:
@@ -48,12 +49,16 @@ class ObjectMeta:
 
 @dataclass(frozen=True)
 class CompiledChunk:
-    """A chunk's KV in memory, ready to be written. `layers` holds (key, value) bytes in the target's dtype."""
+    """A chunk's KV in memory, ready to be written. `layers` holds (key, value) bytes in the target's dtype.
+
+    `fixups` are the bytes of the table, float16 [n], if `meta` says that there is one.
+    """
 
     meta: ObjectMeta
     text: str
     tokens: TokenIds
     layers: Sequence[tuple[Buffer, Buffer]]
+    fixups: Buffer | None = None
 
 
 def _short(value: object) -> str:
@@ -99,6 +104,8 @@ def tensor_entries(meta: ObjectMeta, text_bytes: int, coded: Sequence[int]) -> d
     for layer in range(geometry.layers):
         entry = kv if meta.codec == "none" else ("U8", 1, [coded[layer]])
         shapes |= dict.fromkeys(layer_names(layer, meta.codec), entry)
+    if meta.fixups is not None:
+        shapes["fixups"] = ("F16", 2, [meta.num_tokens])
     entries, offset = {}, 0
     for name, (dtype, width, shape) in {**shapes, "text": ("U8", 1, [text_bytes])}.items():
         end = offset + width * math.prod(shape)
@@ -115,6 +122,8 @@ def metadata_of(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str
         "kv_heads": geometry.kv_heads, "head_dim": geometry.head_dim, "tokens": meta.num_tokens,
         "sinks": meta.sinks, "codec": meta.codec, "checksums": json.dumps(checksums, sort_keys=True),
     }  # fmt: skip
+    if meta.fixups is not None:
+        values["fixups"] = meta.fixups
     return {name: str(value) for name, value in values.items()}
 
 
@@ -122,17 +131,19 @@ def meta_of(fields: Mapping[str, str]) -> ObjectMeta:
     """The inverse of `_metadata`, less the checksums."""
     geometry = Geometry(int(fields["layers"]), int(fields["kv_heads"]), int(fields["head_dim"]))
     target = Target(fields["architecture"], fields["model"], fields["tokenizer"], fields["dtype"], geometry)
-    return ObjectMeta(fields["key"], target, int(fields["tokens"]), int(fields["sinks"]), fields["codec"])
+    sinks, codec, fixups = int(fields["sinks"]), fields["codec"], fields.get("fixups")
+    return ObjectMeta(fields["key"], target, int(fields["tokens"]), sinks, codec, fixups)
 
 
 def is_sound(meta: ObjectMeta, checksums: Mapping[str, Any], num_tensors: int) -> bool:
     """Whether the numbers can be those of an object with so many tensors, and every part has a checksum."""
     geometry = meta.target.geometry
     counts = (geometry.layers, geometry.kv_heads, geometry.head_dim, meta.num_tokens, meta.sinks + 1)
+    optional = {"fixups"} if meta.fixups is not None else set()
     if not all(0 < count < 1 << 31 for count in counts) or geometry.kv_heads * geometry.head_dim > _MAX_CHANNELS:
         return False
-    if num_tensors != geometry.layers * len(layer_names(0, meta.codec)) + 2:
+    if num_tensors != geometry.layers * len(layer_names(0, meta.codec)) + 2 + len(optional):
         return False
     layers = checksums["layers"]
     has_layers = isinstance(layers, list) and len(layers) == geometry.layers
-    return has_layers and set(checksums) == {"layers", "text", "tokens"}
+    return has_layers and set(checksums) == {"layers", "text", "tokens"} | optional

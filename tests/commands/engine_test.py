@@ -23,6 +23,20 @@ def test_what_an_engine_cannot_do(tmp_path: Path, options: list[str], code: int,
     assert done.code == code and says in done.err
 
 
+def test_vllm_measures_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before vLLM is started, of `--probes` and of a text that has no object with a table yet."""
+    monkeypatch.setattr("pictool.commands.engine.find_spec", lambda name: True)
+    text = tmp_path / "a.txt"
+    text.write_text("It holds a festival.")
+    more = (text, "--engine", "vllm", "--device", "cpu", "--store", tmp_path / "s")
+    compiled = pic("compile", *more, "--probes", 8)
+    assert (compiled.code, compiled.err.count("\n")) == (1, 1)
+    assert "--probes 8: vLLM measures no tables; compile with the torch engine first" in compiled.err
+    linked = pic("link", *more, "--query", "Who?", "--algo", "fixup", "--head", "You know.")
+    assert (linked.code, linked.err.count("\n")) == (1, 1)
+    assert 'the object of "It holds a festival.…" has no table' in linked.err and "--fallback" in linked.err
+
+
 def test_vllm_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pictool.commands.engine.find_spec", lambda name: None)
     (tmp_path / "a.txt").write_text("It holds a festival.")

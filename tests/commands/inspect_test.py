@@ -17,7 +17,7 @@ from pictool.store.header import canonical, metadata_of, seal, tensor_entries
 
 FIELDS = [
     "path", "key", "architecture", "model", "tokenizer", "tokens", "layers", "kv_heads", "head_dim", "dtype", "sinks",
-    "codec", "bytes", "layer_bytes",
+    "codec", "bytes", "layer_bytes", "fixups",
 ]  # fmt: skip
 
 
@@ -67,6 +67,13 @@ def test_a_large_object_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "preadv", counted)
     shown = pic("inspect", path, "--json").json
     assert shown["tokens"] == count and shown["bytes"] > 10_000_000_000 and read == 8 + len(raw)
+
+
+def test_a_table_of_fixups_as_a_bar_per_token(model: Path, texts: tuple[Path, Path]) -> None:
+    assert pic("compile", "a.txt", "-m", model, "--probes", 4, "-o", "a.kvo").code == 0
+    shown = pic("inspect", "a.kvo", "--json").json
+    assert shown["fixups"] == "self-4x60" and float(shown["highest"]) > 0
+    assert len(shown["heat"]) == shown["tokens"] and set(shown["heat"]) <= set("▁▂▃▄▅▆▇█") and "█" in shown["heat"]
 
 
 def test_the_text_if_asked(objects: Objects) -> None:

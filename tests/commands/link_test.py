@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,14 @@ def test_pic_yaml_gives_head_and_template(link: Any) -> None:
     write("pic.yaml", 'head: You know all.\nquery_template: "{query}!"\n')
     assert report(link(*options)) == given
     assert report(link(*options, "--head", ""))["tokens"]["head"] == 1
+
+
+def test_fixup_wants_tables_or_a_fallback(link: Any, model: Path, texts: tuple[Path, Path]) -> None:
+    assert pic("compile", "a.txt", "-m", model, "-o", "a.kvo").code == 0
+    refused = link("a.kvo", *QUERY, "--algo", "fixup")
+    assert refused.code == 1 and "no table of fixups" in refused.err and len(refused.err.splitlines()) == 1
+    instead = link("a.kvo", *QUERY, "--algo", "fixup", "--fallback", "legolink", "--json").json
+    assert instead["answer"] == link("a.kvo", *QUERY, "-k", 16, "--json").json["answer"]
+    from_text = link("a.txt", *QUERY, "--algo", "fixup", "--ratio", 0.2, "--json")
+    assert "compiled a.txt first" in from_text.err
+    assert from_text.json["tokens"]["recomputed"] == math.ceil(0.2 * from_text.json["tokens"]["context"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,16 @@ from hypothesis import strategies as st
 from pictool.compiler.compile import compile, object_key
 from pictool.core import Chunk, TokenIds
 from pictool.engines.vllm.plan import Found, locate, make_plan
+from pictool.engines.vllm.planner import Planner
 from pictool.engines.vllm.recognise import Index, rolling_hashes
 from pictool.engines.vllm.rows import RowSet
 from pictool.engines.vllm.salt import Salter
 from pictool.engines.vllm.settings import parse_settings
-from pictool.engines.vllm.wanted import parse_policy, parse_wanted
+from pictool.engines.vllm.wanted import Place, Wanted, parse_policy, parse_wanted
 from pictool.errors import InputError
+from pictool.linker.link import link
 from pictool.linker.policies import make_policy
+from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, wrap_model
 from pictool.store.store import Store
 
@@ -33,6 +37,15 @@ def ids(*tokens: int) -> TokenIds:
 
 def found(key: str, start: int, *tokens: int) -> Found:
     return Found(key, start, ids(*tokens))
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer())
+
+
+def chunk(*tokens: int) -> Chunk:
+    return Chunk(str(tokens), tokens, "test")
 
 
 # Plans
@@ -155,6 +168,73 @@ def test_what_a_server_may_be_told() -> None:
             parse_settings(wrong)
 
 
+# Rows of a policy that reads tables
+
+
+@pytest.fixture
+def planner(model: Model, store: Store) -> Iterator[Planner]:
+    one = Planner(parse_settings({"store": str(store.root)}), store, model)
+    yield one
+    one.close()
+
+
+FIRST, SECOND, THIRD = chunk(*range(5, 25)), chunk(*range(30, 41)), chunk(*range(50, 64))
+HEAD, TAIL = (1, 70, 71), (80, 81)
+FIXUP = make_policy("fixup", {"ratio": 0.2})
+
+
+def placed(policy: Policy, *at: tuple[str, int]) -> Wanted:
+    return Wanted(policy, tuple(Place(key, start) for key, start in at))
+
+
+def test_the_tables_of_the_objects_choose_the_rows_as_our_own_link_does(
+    model: Model, store: Store, planner: Planner
+) -> None:
+    chunks = (FIRST, SECOND, THIRD)
+    keys = [one.key for one in compile(model, store, chunks, probes=4)]
+    head, tail = model.tokenizer.decode(HEAD), model.tokenizer.decode(TAIL)
+    linked = link(model, store, chunks, tail, FIXUP, head=head)
+    layout = linked.image.layout
+    plan = planner.plan(placed(FIXUP, *zip(keys, (start for start, _ in layout.chunks), strict=True)), layout.tokens)
+    assert plan is not None and plan.layout.num_context == layout.num_context
+    rows = planner.select(plan)
+    assert rows is not None
+    behind = layout.head[1]
+    assert np.array_equal(rows[behind:], linked.rows[0][behind : layout.num_context]) and 0 < rows[behind:].sum() < 20
+    assert rows[:behind].all() == (plan.spans[0].key is None)
+
+
+def test_tokens_without_an_object_and_the_end_of_one_that_is_cut(model: Model, store: Store, planner: Planner) -> None:
+    """The gap is computed and takes nothing of the budget; the last token is vLLM's."""
+    first, third = (one.key for one in compile(model, store, [FIRST, THIRD], probes=4))
+    tokens = ids(*HEAD, *FIRST.tokens, *SECOND.tokens, *THIRD.tokens)
+    plan = planner.plan(placed(FIXUP, (first, 3), (third, 34)), tokens)
+    assert plan is not None and plan.reach == len(tokens) - 1
+    rows = planner.select(plan)
+    assert rows is not None and rows[:3].all() and rows[23:34].all()
+    assert rows[3:23].sum() + rows[34:].sum() == np.ceil(0.2 * plan.reach)
+
+
+def test_an_object_without_a_table_is_named_by_where_it_stands(model: Model, store: Store, planner: Planner) -> None:
+    ((first,), (second,)) = compile(model, store, [FIRST], probes=4), compile(model, store, [SECOND])
+    tokens = ids(*HEAD, *FIRST.tokens, *SECOND.tokens, *TAIL)
+    plan = planner.plan(placed(FIXUP, (first.key, 3), (second.key, 23)), tokens)
+    assert plan is not None
+    with pytest.raises(InputError, match="object at token 23 has no table"):
+        planner.select(plan)
+    instead = make_policy("fixup", {"ratio": 0, "fallback": "legolink"})
+    plan = planner.plan(placed(instead, (first.key, 3), (second.key, 23)), tokens)
+    assert plan is not None and (rows := planner.select(plan)) is not None
+    assert np.flatnonzero(rows).tolist() == [0, 1, 2, *range(23, 34)]
+
+
+def test_rows_of_other_tables_are_told_apart() -> None:
+    plan, salter = make_plan(FIXUP, ids(*range(9)), [found("a", 0, 0, 1, 2, 3)]), Salter()
+    rows = np.eye(3, 8, dtype=bool)
+    assert len({salter.of(plan, None, one) for one in (None, *rows)}) == 4
+    assert salter.of(plan, None, rows[0]) == salter.of(plan, None, rows[0].copy())
+
+
 # Recognition
 
 
@@ -168,15 +248,6 @@ def test_the_rolling_hash_is_that_of_each_window(tokens: list[int], window: int)
         for i in range(len(tokens) - window + 1)
     ]
     assert rolling_hashes(ids(*tokens), window).tolist() == want
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer())
-
-
-def chunk(*tokens: int) -> Chunk:
-    return Chunk(str(tokens), tokens, "test")
 
 
 def index_of(model: Model, store: Store, *chunks: Chunk, min_tokens: int = 2) -> Index:

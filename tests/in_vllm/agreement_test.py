@@ -18,7 +18,7 @@ from pictool.runtime.model import embedded_path
 
 POLICIES = (
     "full", "naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "cacheblend-30:on=kv",
-    "cacheblend-15:filter=single", "cacheblend-0", "cacheblend-100",
+    "cacheblend-15:filter=single", "cacheblend-0", "cacheblend-100", "fixup-10", "fixup:budget=auto:first=2",
 )  # fmt: skip
 
 

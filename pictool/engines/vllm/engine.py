@@ -15,10 +15,11 @@ from pictool.compiler.compile import CODEC, Compiled, object_key, sink_tokens
 from pictool.core import Chunk, Layout
 from pictool.engines.torch import Request
 from pictool.engines.vllm.answer import Answer, compare_answers, dense, recomputed_of, timing_of
+from pictool.engines.vllm.objects import table_of
 from pictool.errors import InputError, ModelError
 from pictool.linker.link import lay_out
 from pictool.linker.policies import make_policy
-from pictool.linker.policies.base import Policy
+from pictool.linker.policies.base import Policy, Prompt
 from pictool.linker.resolve import Part, resolve_documents
 from pictool.runtime.decode import Generated, Sampling, TextStream
 from pictool.runtime.model import Model
@@ -223,12 +224,13 @@ def compile(
     *,
     sinks: int = 0,
     codec: str = CODEC,
+    probes: int = 0,
     force: bool = False,
     on_done: Callable[[Compiled], None] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> list[Compiled]:
     """Compile chunks by vLLM; it is started only if something is missing."""
-    _require_plain(codec)
+    _require_plain(codec, probes)
     wanted = [chunk if isinstance(chunk, Chunk) else make_chunk(model, chunk, "text") for chunk in chunks]
     done = [Compiled(one, key := object_key(model, one, sinks), store.path(key), False) for one in wanted]
     if force or not all(store.has(one.key) for one in done):
@@ -241,19 +243,30 @@ def compile(
     return done
 
 
-def _require_plain(codec: str) -> None:
-    """Objects of any codec are linked, but those that vLLM compiles are not coded."""
+def _require_plain(codec: str, probes: int = 0) -> None:
+    """Objects of any codec, and with tables, are linked, but those that vLLM compiles are not coded and have none."""
     if codec != CODEC:
         raise InputError(f"--codec {codec}: vLLM compiles without one; compile with the torch engine first")
+    if probes:
+        raise InputError(f"--probes {probes}: vLLM measures no tables; compile with the torch engine first")
 
 
 def prompt_of(model: Model, store: Store, request: Request) -> tuple[list[Part], Layout]:
-    """The documents of a request, and where they stand between its head and tail."""
+    """The documents of a request, and where they stand between its head and tail.
+
+    Raises:
+        PicError: an unusable document, a prompt that is too long, or a policy that cannot do without tables.
+    """
     frame = make_frame(model, request.query, request.head, request.query_template)
     sinks = request.policy.sinks if request.sinks is None else request.sinks
     parts = resolve_documents(model, store, request.documents, sinks, request.chunk_tokens)
     head = Chunk(frame.head, model.encode(frame.head), "head")
-    return parts, lay_out(model, head, [part.chunk for part in parts], model.encode(frame.tail))
+    layout = lay_out(model, head, [part.chunk for part in parts], model.encode(frame.tail))
+    if request.policy.uses_tables:  # before vLLM starts: what it compiles has no table
+        texts = (frame.head, *(part.chunk.text for part in parts), frame.tail)
+        tables = tuple(table_of(model, store, part) for part in parts)
+        request.policy.select(Prompt(model, layout, texts, tables))
+    return parts, layout
 
 
 def _head_part(model: Model, request: Request) -> list[Part]:

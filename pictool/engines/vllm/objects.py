@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 
 from pictool.core import Target
-from pictool.errors import ForeignObjectError, InputError
+from pictool.errors import ForeignObjectError, InputError, ObjectError, StoreError
+from pictool.linker.policies.base import Table
+from pictool.linker.resolve import Part
+from pictool.runtime.model import Model
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
 
@@ -27,6 +30,22 @@ def open_object(store: Store, target: Target, key: str) -> ObjectFile:
         file.close()
         raise
     return file
+
+
+def table_of(model: Model, store: Store, part: Part) -> Table | None:
+    """The table of a part's object; None without one, or if it is still to be compiled.
+
+    Raises:
+        ObjectError: an object that was given as a file, or a table, is damaged.
+    """
+    try:
+        file = store.look(part.key(model)) if part.path is None else ObjectFile(part.path)
+    except (StoreError, ObjectError):
+        if part.path is not None:
+            raise
+        return None
+    with file:
+        return file.fixups()
 
 
 def whole_key(store: Store, name: object) -> str:

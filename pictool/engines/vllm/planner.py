@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Sequence
 
+import numpy as np
+
 from pictool.compiler.compile import CODEC
 from pictool.core import RowMask, TokenIds
 from pictool.engines.vllm.objects import open_object, whole_key
@@ -14,7 +16,7 @@ from pictool.engines.vllm.recognise import Index
 from pictool.engines.vllm.settings import Settings
 from pictool.engines.vllm.wanted import Compile, Wanted
 from pictool.errors import InputError, PicError
-from pictool.linker.policies.base import Policy, Prompt
+from pictool.linker.policies.base import Policy, Prompt, Table
 from pictool.runtime.model import Model
 from pictool.store.store import Store
 
@@ -128,7 +130,16 @@ class Planner:
         layout = plan.layout
         spans = [*plan.spans, Span(*layout.tail, None)]
         texts = tuple(self._text(layout.tokens, span) if plan.policy.is_slow else "" for span in spans)
-        return Prompt(self._model, layout, texts)
+        tables = tuple(self._table(span) for span in plan.spans[1:]) if plan.policy.uses_tables else ()
+        return Prompt(self._model, layout, texts, tables)
+
+    def _table(self, span: Span) -> Table | None:
+        """The table of a span's object, as far as the span goes. Tokens without an object are computed anyway: 0."""
+        if span.key is None:
+            return np.zeros(span.end - span.start, dtype=np.float16)
+        with open_object(self._store, self._target, span.key) as file:
+            table = file.fixups()
+        return None if table is None else table[: span.end - span.start]
 
     def _text(self, tokens: TokenIds, span: Span) -> str:
         """The text of the object that gives a whole span; else what its tokens decode to."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import secrets
 
+from pictool.core import RowMask
 from pictool.engines.vllm.plan import LinkPlan
 
 
@@ -15,10 +16,14 @@ class Salter:
     def __init__(self) -> None:
         self._secret = secrets.token_hex(16)
 
-    def of(self, plan: LinkPlan, own: str | None) -> str:
-        """The salt of a plan: policy, fields, and what stands where. `own` is what the request brought."""
+    def of(self, plan: LinkPlan, own: str | None, rows: RowMask | None = None) -> str:
+        """The salt of a plan: policy, fields, and what stands where. `own` is what the request brought.
+
+        `rows` are what was selected, where that follows from more: a key does not tell which table its object has.
+        """
         spans = [(span.start, span.end, span.key) for span in plan.spans]
-        return self._salt([own, plan.policy.name, plan.policy.params, spans])
+        chosen = None if rows is None else hashlib.sha256(rows.tobytes()).hexdigest()
+        return self._salt([own, plan.policy.name, plan.policy.params, spans, chosen])
 
     def unique(self) -> str:
         """A salt that no other request has."""

@@ -155,7 +155,8 @@ class SchedulerSide:
             rows.set_result(self._planner.select(plan))
         report = Report(label_of(plan.policy), sum(span.key is not None for span in plan.spans[1:]), plan.reach)
         self._linking[request.request_id] = _Linking(request, request.cache_salt, plan, rows, report, started)
-        self._salt(request, self._salter.of(plan, request.cache_salt))
+        told = rows.result() if plan.policy.uses_tables else None
+        self._salt(request, self._salter.of(plan, request.cache_salt, told))
 
     def _add_compile(self, request: Request, wanted: Wanted) -> None:
         assert wanted.compile is not None

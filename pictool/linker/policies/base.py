@@ -17,15 +17,20 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 Scores = NDArray[np.float32]
+Table = NDArray[np.float16]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a policy may look at: where everything stands, the texts of head, chunks and tail, and the target model."""
+    """What a policy may look at: where everything stands, the texts of head, chunks and tail, and the target model.
+
+    `tables` has, if the policy `uses_tables`, every chunk's table of fixups [n_c], or None for an object without one.
+    """
 
     model: Model
     layout: Layout
     texts: tuple[str, ...]
+    tables: tuple[Table | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,11 @@ class Policy(ABC):
     @property
     def is_slow(self) -> bool:
         """Whether `select` runs a model; the first layers are loaded meanwhile."""
+        return False
+
+    @property
+    def uses_tables(self) -> bool:
+        """Whether `select` reads the objects' tables of fixups; texts that are compiled for this policy get them."""
         return False
 
     def prepare(self, model: Model) -> None:  # noqa: B027 (most policies need nothing)
