@@ -43,7 +43,7 @@ class Fixup(Policy):
     reference: ClassVar[str] = "docs/fixups.md"
     ratio: float = 0.10
     budget: str = "prompt"
-    threshold: float = 0.25
+    threshold: float = 0.75
     first: int = 0
     fallback: str = "none"
 
