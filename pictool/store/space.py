@@ -4,6 +4,8 @@ recently. Objects appear and disappear only under that lock, so that none is evi
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import os
 import time
 from contextlib import suppress
@@ -16,6 +18,8 @@ from pictool.store.files import fsync_directory, locked, make_directory
 
 LOCK = "lock"  # holds the bytes of all objects, as decimal text
 _DIGITS = 20
+_BATCH = 100  # objects that a gc removes before it lets others write
+_ROUNDS = 4  # of a gc, when objects that it wanted to remove are used meanwhile, or new ones appear
 _KEEP = 0.9  # the share of a budget that stays once it is exceeded, so that the store is rarely listed for it
 
 
@@ -25,6 +29,9 @@ class Amount:
 
     count: int = 0
     num_bytes: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.count + other.count, self.num_bytes + other.num_bytes)
 
 
 def publish(root: Path, temp: Path, target: Path, max_bytes: int | None) -> Amount:
@@ -56,15 +63,21 @@ def evict(root: Path, goal: int, spared: Path | None = None) -> tuple[int, Amoun
     others take, and what was removed.
     """
     found = [entry for entry in entries(root) if entry.path != spared]
-    kept, used = pinned(root), sum(entry.num_bytes for entry in found)
+    used = sum(entry.num_bytes for entry in found)
     count, before = 0, used
-    for entry in sorted(found, key=lambda entry: (entry.used_ns, entry.key)):
+    for entry in _least_recent(root, found):
         if used <= goal:
             break
-        if entry.key not in kept and remove(entry):
+        if remove(entry):
             used, count = used - entry.num_bytes, count + 1
     _forget_the_future(found)
     return used, Amount(count, before - used)
+
+
+def _least_recent(root: Path, found: list[Entry]) -> list[Entry]:
+    """The unpinned ones, what was used least recently first."""
+    kept = pinned(root)
+    return sorted((one for one in found if one.key not in kept), key=lambda one: (one.used_ns, one.key))
 
 
 def remove(entry: Entry) -> bool:
@@ -87,14 +100,29 @@ def _forget_the_future(found: list[Entry]) -> None:
 
 
 def collect_space(root: Path, max_bytes: int | None) -> tuple[int, Amount]:
-    """Evict down to `max_bytes`, and count anew what the store holds."""
-    if not root.is_dir():
-        return 0, Amount()
-    with locked(root / LOCK) as fd:
-        _write_used(fd, None)
-        used, evicted = evict(root, max_bytes) if max_bytes is not None else (_count(root), Amount())
-        _write_used(fd, used)
+    """Evict down to `max_bytes`, and count anew what the store holds. Others may write between two batches."""
+    used, evicted = 0, Amount()
+    for _ in range(_ROUNDS if root.is_dir() else 0):
+        with locked(root / LOCK) as fd:
+            found = list(entries(root))
+            used = sum(entry.num_bytes for entry in found)
+            _write_used(fd, used)
+        if max_bytes is None or used <= max_bytes:
+            break
+        doomed = _least_recent(root, found)
+        while doomed and used > max_bytes:
+            batch = _first(doomed, used - max_bytes)
+            gone = remove_all(root, batch)
+            del doomed[: len(batch)]
+            used, evicted = used - gone.num_bytes, evicted + gone
+        _forget_the_future(found)
     return used, evicted
+
+
+def _first(doomed: list[Entry], excess: int) -> list[Entry]:
+    """As many as take `excess` bytes, but a batch at most."""
+    sizes = list(itertools.accumulate(entry.num_bytes for entry in doomed[:_BATCH]))
+    return doomed[: bisect.bisect_left(sizes, excess) + 1][:_BATCH]
 
 
 def remove_all(root: Path, found: list[Entry]) -> Amount:
