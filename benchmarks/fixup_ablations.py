@@ -26,13 +26,13 @@ from torch import Tensor
 
 from benchmarks.asking import ask, kl
 from benchmarks.fixups import SIZES, Record, opened, prompt_of, questions_of, summarise
-from benchmarks.link_speed import machine
 from pictool import Chunk, Model, Store, link, make_policy
 from pictool.compiler.fixups import PROBE_TOKENS
 from pictool.linker.align import map_scores, tokenize
 from pictool.linker.policies.base import Policy, Prompt, Selection, count_of, highest
 from pictool.runtime.attention import Run
 from pictool.runtime.fixups import fixup_tables
+from pictool.runtime.machine import machine
 from pictool.runtime.probes import Probes, cut_at_lines, probes_from, probes_of, write_texts
 from pictool.runtime.stack import LayerStack, Tables
 from pictool.world.generate import KINDS, Shape, write_prompt

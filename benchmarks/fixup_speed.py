@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from benchmarks.link_speed import TAIL, machine, medians, random_chunks
+from benchmarks.link_speed import TAIL, medians, random_chunks
 from pictool import Chunk, Model, Store, compile, link, load_model, make_policy, wrap_model
 from pictool.compiler.fixups import probe_tokens
+from pictool.runtime.machine import machine
 from pictool.runtime.probes import probes_of
 
 DOCUMENTS = Path("fixtures/docs")
