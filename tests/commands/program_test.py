@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,12 @@ def test_an_interrupted_program_says_so() -> None:
     os.mkfifo("s.yaml")  # reading it waits for a writer
     process = subprocess.Popen([*PIC, "link", "-T", "s.yaml"], stderr=subprocess.PIPE, text=True)
     with Path("s.yaml").open("w"):  # it has opened the file
-        time.sleep(0.5)  # and waits in the read: between the two, a signal may come too early to end that
-        process.send_signal(signal.SIGINT)
+        for _ in range(10):  # and waits in the read: between the two, a signal may come too early to end that
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+                break
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "pic: interrupted\n")
 

@@ -130,7 +130,7 @@ def test_when_it_is_stopped_its_processes_end_and_what_was_done_stays(sent: int,
         os.killpg(process.pid, sent)
     else:
         process.kill()
-    assert process.wait(20) == code
+    assert process.wait(120) == code
     assert wait_for(lambda: not any(map(is_alive, started)))
     assert process.stderr.read() == ("pic: interrupted\n" if sent == signal.SIGINT else "")
     (results,) = Path("store/eval/results").iterdir()
