@@ -115,8 +115,20 @@ class Store:
 
     def keys(self) -> list[str]:
         """All keys, sorted."""
-        found = self.root.glob("objects/??/*.kvo")
-        return sorted(path.stem for path in found if path == self.path(path.stem))
+        return sorted(self.files())
+
+    def files(self) -> dict[str, tuple[int, int]]:
+        """What every object's file is now, by key: when it was changed, in nanoseconds, and its bytes."""
+        found = {}
+        for directory in self.root.glob("objects/??"):
+            with suppress(OSError), os.scandir(directory) as entries:
+                for entry in entries:
+                    key = entry.name.removesuffix(".kvo")
+                    if key != entry.name and key[:2] == directory.name:
+                        with suppress(OSError):
+                            status = entry.stat()
+                            found[key] = (status.st_mtime_ns, status.st_size)
+        return found
 
     def resolve(self, prefix: str) -> str:
         """The whole key for an abbreviation of at least 4 hex digits, as in git."""
