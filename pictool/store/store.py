@@ -21,7 +21,7 @@ from typing import IO
 from pictool.errors import ObjectError, PicError, StoreError
 from pictool.store import space
 from pictool.store.counters import Counters, Counts
-from pictool.store.entries import Entry, entries_of, keys_of, object_path, shards
+from pictool.store.entries import Entry, entries, entries_of, keys_of, object_path, shards
 from pictool.store.files import atomic_write as atomic_write
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta, write_object
 from pictool.store.index import TEXT_LENGTH, Described, Index, open_index
@@ -135,6 +135,10 @@ class Store:
     def keys(self) -> list[str]:
         """All keys, sorted."""
         return [key for shard in shards(self.root) for key in keys_of(self.root, shard)]
+
+    def files(self) -> dict[str, tuple[int, int]]:
+        """What every object's file is now, by key: when it was last used, in nanoseconds, and its bytes."""
+        return {entry.key: (entry.used_ns, entry.num_bytes) for entry in entries(self.root)}
 
     def resolve(self, prefix: str) -> str:
         """The whole key for an abbreviation of at least 4 hex digits, as in git."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
@@ -42,7 +42,7 @@ class PicApp(App[None]):
         elif self.traces:
             self.show_compare(self.traces)
 
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The palette: textual's own, and every action of the screen that is seen."""
         yield from super().get_system_commands(screen)
         for key, one in screen.active_bindings.items():

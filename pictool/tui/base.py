@@ -44,7 +44,7 @@ class PicScreen(Screen[None]):
             self.app.pop_screen()
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(cast("Screen[object]", self)))
+        self.app.push_screen(HelpScreen(self))
 
     def action_export(self) -> None:
         self.app.push_screen(PathDialog("export to (.svg, .png, .json)", f"{self.export_name}.svg"), self._export)

@@ -118,7 +118,7 @@ class CompareScreen(TextScreen):
         counts = ", ".join(f"{short(one.trace.label, 16)} {int(one.trace.rows[:, token].sum())}" for one in self.opened)
         words = f"computed at layers (of {len(trace.rows)}): {counts}"
         where = (f"{part_at(trace, token)} «{short(trace.pieces[token], 24)}»", "bold")
-        self.query_one("#status", Static).update(Text.assemble(where, "  ", words))
+        self.query_one("#status", Static).update(Text.assemble(where, "  ", words), layout=False)
 
     def on_tokens_view_moved(self, event: TokensView.Moved) -> None:
         if event.view.cursor == event.token:  # else it has moved on meanwhile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.table import Table
 from rich.text import Text
@@ -56,7 +56,7 @@ class HelpScreen(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "dismiss", "close")]
 
-    def __init__(self, below: Screen[object]) -> None:
+    def __init__(self, below: Screen[Any]) -> None:
         super().__init__()
         self._below = below
 
@@ -68,7 +68,7 @@ class HelpScreen(ModalScreen[None]):
             yield Static(Text(_WORDS))
 
 
-def keys_of(screen: Screen[object]) -> Table:
+def keys_of(screen: Screen[Any]) -> Table:
     """Every key of a screen, of what is on it, and of the app."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)

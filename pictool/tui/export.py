@@ -64,6 +64,8 @@ def draw_png(lines: Sequence[Strip]) -> bytes:
     for y, line in enumerate(lines):
         x = 0
         for text, style, _ in line:
+            if not cell_len(text):
+                continue
             ink, ground = colors_of(style or Style.null())
             end = x + cell_len(text) * cell
             draw.rectangle((x, y * _HEIGHT, end - 1, (y + 1) * _HEIGHT - 1), fill=ground)

@@ -89,13 +89,12 @@ class Flow:
 
     def beside(self, token: int, lines: int) -> int:
         """The token `lines` below a token (above, if negative), as near to its column as there is one."""
-        column, step = self.column_of(token), 1 if lines > 0 else -1
-        at = min(max(int(self.line_of[token]) + lines, 0), len(self.lines) - 1)
-        while 0 <= at < len(self.lines):
-            found = self.token_at(at, column)
-            if found is not None:
+        column, last = self.column_of(token), len(self.lines) - 1
+        at = min(max(int(self.line_of[token]) + lines, 0), last)
+        onward, back = range(at, last + 1), range(at, -1, -1)
+        for line in (*onward, *back) if lines > 0 else (*back, *onward):
+            if (found := self.token_at(line, column)) is not None:
                 return found
-            at += step
         return token
 
 

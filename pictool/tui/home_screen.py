@@ -124,7 +124,7 @@ class HomeScreen(PicScreen):
         counts = f"{len(self.rows)} of {total} objects" if len(self.rows) < total else f"{total} objects"
         more = f", {waiting} being read" if waiting else ""
         sort = f"by {self.sort}{' (reversed)' if self.is_reversed else ''}"
-        title = f"store {visible(str(self.listing.store.root))}: {counts}, {size:,d} bytes{more}; {sort}"
+        title = f"{counts}, {size:,d} bytes{more}; {sort}; store {visible(str(self.listing.store.root))}"
         self.query_one("#store", Static).update(Text(title, no_wrap=True, overflow="ellipsis"))
 
     def _object(self, index: int) -> tuple[str, ...]:

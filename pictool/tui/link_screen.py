@@ -42,7 +42,7 @@ class LinkScreen(PicScreen):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "link", "link"),
-        Binding("ctrl+x", "cancel", "cancel the run"),
+        Binding("ctrl+g", "cancel", "cancel the run"),
     ]
     export_name = "link"
 
@@ -50,6 +50,7 @@ class LinkScreen(PicScreen):
         super().__init__()
         self._documents = shlex.join(documents)
         self._policies: dict[str, PolicyChoice] = {}
+        self._algo, self._said = "", ""
         self.is_linking, self._answer, self._started = False, "", 0.0
 
     def compose(self) -> ComposeResult:
@@ -95,13 +96,16 @@ class LinkScreen(PicScreen):
         select = self.query_one("#algo", Select)
         chosen = select.value
         select.set_options([(name, name) for name in self._policies])
-        if chosen in self._policies:
-            select.value = chosen
+        select.value = chosen if chosen in self._policies else next(iter(self._policies))
+        self._show_fields(str(select.value))
 
     def on_select_changed(self, event: Select.Changed) -> None:
-        """The fields of a policy with their defaults."""
-        if event.value in self._policies:
-            fields = self._policies[str(event.value)].fields
+        self._show_fields(str(event.value))
+
+    def _show_fields(self, algo: str) -> None:
+        """The fields of a policy with their defaults, when another is chosen."""
+        if algo in self._policies and algo != self._algo:
+            self._algo, fields = algo, self._policies[algo].fields
             words = [f"{name}={_shown(value)}" for name, value in fields.items() if value not in (None, "", ())]
             self.query_one("#params", Input).value = shlex.join(words)
 
@@ -136,6 +140,7 @@ class LinkScreen(PicScreen):
             return
         if self.is_linking or not self.pic.take_job():
             return
+        self._algo, self._said = "", ""
         self.is_linking, self._answer, self._started = True, "", time.monotonic()
         self.query_one("#answer", Static).update("")
         self._set_running(True)
@@ -149,7 +154,7 @@ class LinkScreen(PicScreen):
 
     def action_back(self) -> None:
         if self.is_linking:
-            self.pic.tell("the link is running; ctrl+x cancels it")
+            self.pic.tell("the link is running; ctrl+g cancels it")
         else:
             super().action_back()
 
@@ -199,8 +204,6 @@ class LinkScreen(PicScreen):
     def _tick(self) -> None:
         seconds = f" ({time.monotonic() - self._started:.0f} s)" if self.is_linking else ""
         self.query_one("#note", Static).update(Text(self._said + seconds))
-
-    _said = ""
 
     def export_data(self) -> dict[str, str]:
         values = {one.id or "": one.value for one in self.query(Input)}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pictool.store.store import Store, StoredObject
 
-BATCH = 256
+BATCH = 1024
 SORTS = ("key", "tokens", "bytes", "sinks", "links", "text")
 
 
@@ -38,12 +37,10 @@ class Listing:
         stamp = self.store.stamp()
         if stamp == self._stamp:
             return False
-        seen = {}
-        for key in self.store.keys():
-            with suppress(OSError):
-                status = self.store.path(key).stat()
-                seen[key] = (status.st_mtime_ns, status.st_size)
-        self.described = {key: self.described.get(key) if self._seen.get(key) == seen[key] else None for key in seen}
+        seen = self.store.files()
+        self.described = {
+            key: self.described.get(key) if self._seen.get(key) == seen[key] else None for key in sorted(seen)
+        }
         self._seen, self._stamp = seen, stamp
         return True
 
@@ -68,7 +65,11 @@ class Listing:
         """Rows whose key or text holds `text`, in order; those without a header come last."""
         wanted = text.casefold()
         known = list(self.described.items())
-        found = [Row(key, one, links.get(key, 0)) for key, one in known if wanted in _words(key, one)]
+        if wanted:
+            known = [(key, one) for key, one in known if wanted in _words(key, one)]
+        found = [Row(key, one, links.get(key, 0)) for key, one in known]
+        if sort == "key":  # as they are
+            return found[::-1] if is_reversed else found
         with_header = [row for row in found if _order(row, sort) is not None]
         with_header.sort(key=lambda row: _order(row, sort), reverse=is_reversed)  # type: ignore[arg-type, return-value]
         return with_header + [row for row in found if _order(row, sort) is None]
@@ -80,8 +81,6 @@ def _words(key: str, one: StoredObject | None) -> str:
 
 def _order(row: Row, sort: str) -> tuple[int | str, str] | None:
     """What a row is sorted by; None if that is not known."""
-    if sort == "key":
-        return row.key, row.key
     if sort == "links":
         return row.links, row.key
     one = row.found

@@ -147,7 +147,7 @@ class TraceScreen(TextScreen):
 
     def show_token(self) -> None:
         line = token_line(self.opened.trace, self.look, self.shade, self.views[0].cursor)
-        self.query_one("#status", Static).update(line)
+        self.query_one("#status", Static).update(line, layout=False)
 
     def on_tokens_view_moved(self, event: TokensView.Moved) -> None:
         self.query_one(HeatMap).column = event.token
@@ -179,8 +179,10 @@ class TraceScreen(TextScreen):
         if choice != self._fitting(choice):
             self.pic.tell("the attention of this layer was not asked for; press A on it in another mode")
             choice = self._fitting(choice)
-        self.choice = choice
-        self.show_all()
+            self.call_later(self._show_pickers)
+        if choice != self.choice:
+            self.choice = choice
+            self.show_all()
 
     def action_pick(self, name: str, by: int) -> None:
         picker = self.query_one(f"#{name}", Picker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import ClassVar
 
 import numpy as np
@@ -101,9 +102,10 @@ class HeatMap(ScrollView, can_focus=True):
         label = short(self._labels[row], _INDENT - 1).rjust(_INDENT - 1) + " "
         found = [Segment(label, base + BOLD if row == self.row else base + DIM)]
         cursor = self._cursor_cell()
-        for index, step in enumerate(self._steps(self.shown.values[row])):
-            text, style = cell_of(int(step), has_color)
-            found.append(Segment(self._mark(row) if index == cursor else text, base + style))
+        steps = self._steps(self.shown.values[row]).tolist()
+        for (step, is_at), run in groupby(enumerate(steps), key=lambda cell: (cell[1], cell[0] == cursor)):
+            text, style = cell_of(step, has_color)
+            found.append(Segment((self._mark(row) if is_at else text) * len(list(run)), base + style))
         return found
 
     def _mark(self, row: int) -> str:

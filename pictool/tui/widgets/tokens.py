@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +11,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
@@ -80,7 +81,8 @@ class TokensView(ScrollView, can_focus=True):
         at = self.scroll_offset.y + y
         if at >= len(self.flow.lines):
             return Strip.blank(width, base)
-        segments = [Segment(text, base + self._style(token)) for token, text in self.flow.lines[at]]
+        runs = groupby(self.flow.lines[at], key=lambda piece: self._style(piece[0]))
+        segments = [Segment("".join(text for _, text in run), base + style) for style, run in runs]
         return Strip(segments).adjust_cell_length(width, base)
 
     def _style(self, token: int) -> Style:
@@ -99,10 +101,17 @@ class TokensView(ScrollView, can_focus=True):
     def validate_cursor(self, token: int) -> int:
         return min(max(0, token), len(self.shown.pieces) - 1)
 
-    def watch_cursor(self) -> None:
+    def watch_cursor(self, before: int, now: int) -> None:
+        """Draws the two lines anew; all of them only if the view scrolls."""
         self.reveal()
-        self.refresh()
+        for token in (before, now):
+            self._refresh_token(token)
         self.post_message(self.Moved(self, self.cursor))
+
+    def _refresh_token(self, token: int) -> None:
+        """The line in which a token begins, and the next one."""
+        y = int(self.flow.line_of[token]) - self.scroll_offset.y
+        self.refresh(Region(0, max(0, y), self.size.width, 2 if y >= 0 else 1))
 
     def reveal(self) -> None:
         """Scroll so that the cursor is seen, with a line around it where there is room."""

@@ -1,0 +1,179 @@
+"""How fast `pic tui` is: cursor moves on a 32k-token trace, the start on a store of 10,000 objects.
+
+    python -m benchmarks.tui_speed --out benchmarks/results
+
+Moves: keys are pressed in the app without a terminal (textual's own driver for tests) at 160 × 50; what counts is
+the time that the event loop spends from a key to the next idle moment, layout and drawing among it: a frame cannot
+take longer.
+Start: `pic tui` in a pseudo-terminal, from starting the process to the first key of the store on the screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import pty
+import select
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fcntl import ioctl
+from pathlib import Path
+from termios import TIOCSWINSZ
+from typing import Any
+
+import numpy as np
+
+from pictool.core import Geometry, Layout, Target
+from pictool.linker.trace import Candidate, Trace, TracedChunk, TracedToken, write_trace
+from pictool.store.format import CompiledChunk, ObjectMeta, write_object
+from pictool.store.store import Store
+
+TOKENS, CHUNKS, LAYERS, OBJECTS = 32_768, 64, 28, 10_000
+SIZE = (160, 50)
+MOVES = {
+    "tokens": ["right"] * 40 + ["down"] * 40 + ["pagedown"] * 40 + ["pageup"] * 20 + ["end", "home"] * 10 + ["]"] * 20,
+    "map": ["right"] * 40 + ["left"] * 20 + ["plus"] * 4 + ["right"] * 40 + ["down"] * 10,
+}
+
+
+def long_trace() -> Trace:
+    """Random tokens, some of them computed at every layer, some at the first ones only."""
+    draw = np.random.default_rng(0)
+    words = [" harbour", " quiet", " 東京", ".\n", " it", "ing", " festival", ","]
+    pieces = tuple(words[i] for i in draw.integers(0, len(words), TOKENS))
+    size = (TOKENS - 64) // CHUNKS
+    starts = (0, *(1 + i * size for i in range(CHUNKS)), 1 + CHUNKS * size)
+    rows = np.sort(draw.random((LAYERS, TOKENS)) < 0.2, axis=0)[::-1].copy()
+    rows[:, starts[-1] :] = True
+    chunks = tuple(TracedChunk(f"{i}.txt", f"{i:064x}", 0) for i in range(CHUNKS))
+    times = dict.fromkeys(("load_s", "select_s", "recompute_s", "ttft_s", "decode_s"), 0.1)
+    counts = {"head": 1, "context": starts[-1], "tail": TOKENS - starts[-1], "prompt": TOKENS, "recomputed": 1.0}
+    report: dict[str, Any] = {
+        "answer": "yes", "algo": "cacheblend", "params": {"ratio": 0.2}, "model": "none", "engine": "none",
+        "tokens": counts | {"generated": 1}, "timing": times, "compare": None,
+    }  # fmt: skip
+    return Trace(
+        Target("llama", "a" * 64, "b" * 64, "float32", Geometry(LAYERS, 2, 4)),
+        Layout(np.zeros(TOKENS, dtype=np.int32), starts), rows, draw.normal(size=32_000).astype(np.float32),
+        draw.random(TOKENS).astype(np.float32), ("",) * (CHUNKS + 2), chunks, pieces, (TracedToken(3, " yes", -0.5),),
+        (Candidate(3, " yes"),), report,
+    )  # fmt: skip
+
+
+def fill_store(root: Path) -> None:
+    """10,000 small objects, without the fsync of each that `Store.put` takes its time for."""
+    store, target = Store(root), Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(2, 1, 4))
+    for index in range(OBJECTS):
+        tokens = np.full(8, index, dtype=np.int32)
+        meta = ObjectMeta(target.key(tokens, 0, "none"), target, 8, 0, "none")
+        store.path(meta.key).parent.mkdir(parents=True, exist_ok=True)
+        with store.path(meta.key).open("wb") as file:
+            write_object(
+                file, CompiledChunk(meta, f"The text of object {index}.", tokens, [(bytes(128), bytes(128))] * 2)
+            )
+
+
+@contextmanager
+def watched_loop() -> Iterator[list[tuple[float, float]]]:
+    """Wall and CPU seconds of every callback that asyncio runs."""
+    plain, found = asyncio.Handle._run, list[tuple[float, float]]()
+
+    def run(handle: asyncio.Handle) -> None:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        plain(handle)
+        found.append((time.perf_counter() - wall, time.thread_time() - cpu))
+
+    asyncio.Handle._run = run  # type: ignore[assignment, method-assign]
+    try:
+        yield found
+    finally:
+        asyncio.Handle._run = plain  # type: ignore[method-assign]
+
+
+async def moves(path: Path, store: Path) -> dict[str, Any]:
+    from pictool.commands.tui import make_app
+
+    app, found = make_app([str(path)], str(store), _NoJob()), {}
+    async with app.run_test(size=SIZE) as pilot:
+        await app.workers.wait_for_complete()
+        await pilot.pause(1)
+        for name, keys in MOVES.items():
+            app.screen.query_one("TokensView" if name == "tokens" else "HeatMap").focus()
+            await pilot.pause(0.5)
+            found[name] = await _press(pilot, keys)
+    return found
+
+
+async def _press(pilot: Any, keys: list[str]) -> dict[str, Any]:
+    """Milliseconds per key: all callbacks together, and the longest one."""
+    wall, cpu, longest = [], [], []
+    with watched_loop() as callbacks:
+        for key in keys:
+            callbacks.clear()
+            await pilot.press(key)
+            await pilot.pause()
+            wall.append(1e3 * sum(one for one, _ in callbacks))
+            cpu.append(1e3 * sum(one for _, one in callbacks))
+            longest.append(1e3 * max(one for one, _ in callbacks))
+    return {
+        "keys": len(keys), "median_ms": statistics.median(wall), "p95_ms": float(np.percentile(wall, 95)),
+        "max_ms": max(wall), "max_cpu_ms": max(cpu), "longest_callback_ms": max(longest),
+    }  # fmt: skip
+
+
+class _NoJob:
+    def cancel(self) -> None:
+        """Nothing runs."""
+
+
+def start(store: Path) -> tuple[float, float]:
+    """Seconds until the first frame, and until the first object's key is on the screen."""
+    key = Store(store).keys()[0][:12].encode()
+    leader, follower = pty.openpty()
+    ioctl(follower, TIOCSWINSZ, struct.pack("HHHH", SIZE[1], SIZE[0], 0, 0))
+    command = [sys.executable, "-c", "from pictool.cli import main; main()", "tui", str(store)]
+    began, seen, first = time.perf_counter(), b"", 0.0
+    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True)
+    while key not in seen and time.perf_counter() - began < 60:
+        if select.select([leader], [], [], 0.05)[0]:
+            seen += os.read(leader, 1 << 16)
+            first = first or (b"palette" in seen) * (time.perf_counter() - began)
+    took = time.perf_counter() - began
+    process.kill()
+    process.wait()
+    os.close(leader)
+    os.close(follower)
+    assert key in seen, "the store was not shown"
+    return first, took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        root, path = Path(directory) / "store", Path(directory) / "long.trace"
+        fill_store(root)
+        write_trace(path, long_trace())
+        (Path(directory) / "empty").mkdir()
+        found: dict[str, Any] = {"tokens": TOKENS, "layers": LAYERS, "size": SIZE, "objects": OBJECTS}
+        found["machine"] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+        found["load_average"] = os.getloadavg()
+        found["moves"] = asyncio.run(moves(path, Path(directory) / "empty"))
+        found["start_s"] = [start(root) for _ in range(5)]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "tui_speed.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

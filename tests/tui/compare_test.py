@@ -1,0 +1,111 @@
+"""Links of one prompt side by side: one cursor, the numbers of `pic diff`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import TabbedContent
+from traces import make_trace
+
+from pictool.analysis.diff import diff_traces
+from pictool.core import Layout
+from pictool.store.store import Store
+from pictool.tui.compare_screen import CompareScreen
+from pictool.tui.home_screen import HomeScreen
+from pictool.tui.widgets.heatmap import HeatMap
+from pictool.tui.widgets.table import RowTable
+from pictool.tui.widgets.tokens import TokensView
+from tui.drive import drive, make_app, opened, press, settle
+
+ROWS = [((2, 3), (2,), ()), ((2, 5, 6), (5,), ()), ((), (), ())]
+TRACES = [make_trace(rows, logits=np.array([0, 1, 2, 3, i, 0, -1], dtype=np.float32)) for i, rows in enumerate(ROWS)]
+
+
+def screen(pilot: Pilot[None]) -> CompareScreen:
+    assert isinstance(pilot.app.screen, CompareScreen)
+    return pilot.app.screen
+
+
+def cursors(pilot: Pilot[None]) -> list[int]:
+    return [view.cursor for view in screen(pilot).views]
+
+
+def test_all_cursors_move_together(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "right", "right")
+        assert cursors(pilot) == [2, 2, 2] and screen(pilot).query_one(HeatMap).column == 2
+        assert "legolink k=2 2, legolink k=2 1, legolink k=2 0" in str(screen(pilot).query_one("#status").render())
+        await press(pilot, "d")
+        assert cursors(pilot) == [3, 3, 3]  # by the first alone
+        await press(pilot, "d", "d", "d")
+        assert cursors(pilot) == [6, 6, 6] and any("no further" in one.message for one in pilot.app._notifications)
+        await press(pilot, "D")
+        assert cursors(pilot) == [5, 5, 5]
+        await pilot.click(list(screen(pilot).query(TokensView))[1], offset=(0, 1))
+        await settle(pilot)
+        assert cursors(pilot) == [0, 0, 0]
+        await press(pilot, "slash", *"def", "enter")
+        assert cursors(pilot) == [4, 4, 4]
+
+    drive(make_app(store, [opened(one, f"{i}.trace") for i, one in enumerate(TRACES)]), scenario, (140, 40))
+
+
+def test_numbers_are_those_of_diff(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        policies, layers, first = (
+            screen(pilot).query_one(f"#{name}", RowTable) for name in ("policies", "layers", "first")
+        )
+        for index in (1, 2):
+            diff = diff_traces(TRACES[0], TRACES[index])
+            row = policies.texts(index)
+            assert row[2:6] == (
+                f"{diff.selection.overall:.3f}", str(diff.common), f"{diff.kl[0]:.3g}", f"{diff.max_logit:.3g}",
+            )  # fmt: skip
+            found = [layers.texts(layer)[index] for layer in range(3)]
+            assert found == [f"{one:.3f}" for one in diff.selection.jaccard]
+        share = np.exp(TRACES[1].logits.astype(np.float64))
+        assert first.texts(0)[:1] + first.texts(0)[2:3] == (" yes", f"{share[3] / share.sum():.4f}")
+        await press(pilot, "l", "t")
+        assert screen(pilot).shown_layer == 0 and screen(pilot).query_one(TabbedContent).active == "tab-map"
+        steps = screen(pilot).views[1]._steps
+        assert (steps > 0).nonzero()[0].tolist() == [2, 5, 6, 8, 9]
+        await press(pilot, "L")
+        assert screen(pilot).shown_layer is None
+
+    drive(make_app(store, [opened(one, f"{i}.trace") for i, one in enumerate(TRACES)]), scenario)
+
+
+def test_other_prompts_are_refused(store: Store) -> None:
+    layout = TRACES[0].layout
+    other = make_trace(layout=Layout(layout.tokens[::-1].copy(), layout.starts))
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        assert isinstance(pilot.app.screen, HomeScreen)
+        assert any("different prompts" in one.message for one in pilot.app._notifications)
+        await press(pilot, "c")
+        assert isinstance(pilot.app.screen, HomeScreen)
+
+    drive(make_app(store, [opened(TRACES[0], "a.trace"), opened(other, "b.trace")]), scenario)
+
+
+@pytest.mark.parametrize(("width", "is_narrow"), [(60, True), (120, False)])
+def test_what_does_not_fit_side_by_side_stands_below(store: Store, width: int, is_narrow: bool) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        tops = {view.region.y for view in screen(pilot).views}
+        assert (len(tops) == 2) == is_narrow
+
+    drive(make_app(store, [opened(one, f"{i}.trace") for i, one in enumerate(TRACES[:2])]), scenario, (width, 40))
+
+
+def test_json_is_that_of_diff(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "e", "ctrl+u", *"out.json", "enter")
+
+    drive(make_app(store, [opened(one, f"{i}.trace") for i, one in enumerate(TRACES)]), scenario)
+    found = json.loads(Path("out.json").read_text())
+    assert [one["b"] for one in found] == ["1.trace", "2.trace"]
+    assert found[0]["tokens"] == {"both": [2], "only_a": [3], "only_b": [5, 6]}

@@ -1,0 +1,223 @@
+"""The first screen: objects and traces, by keys and by mouse, while the store changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input
+from traces import make_trace
+
+from pictool.store.store import Store
+from pictool.tui.app import PicApp
+from pictool.tui.compare_screen import CompareScreen
+from pictool.tui.dialogs import HelpScreen
+from pictool.tui.home_screen import HomeScreen
+from pictool.tui.link_screen import LinkScreen
+from pictool.tui.object_screen import ObjectScreen
+from pictool.tui.trace_screen import TraceScreen
+from pictool.tui.widgets.table import RowTable
+from tui.drive import drive, make_app, opened, press, put_object, screen_text, settle
+
+
+@pytest.fixture
+def keys(store: Store) -> dict[str, str]:
+    return {name: put_object(store, f"{name} is here.", size) for name, size in (("apple", 5), ("pear", 9), ("fig", 7))}
+
+
+def home(app: PicApp) -> HomeScreen:
+    return app.home
+
+
+def is_home(app: PicApp) -> bool:
+    return isinstance(app.screen, HomeScreen)
+
+
+def shown_keys(app: PicApp) -> list[str]:
+    return [row.key for row in home(app).rows]
+
+
+def objects(app: PicApp) -> RowTable:
+    return app.home.query_one("#objects", RowTable)
+
+
+def test_the_list_says_what_the_files_say(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        assert shown_keys(app) == sorted(keys.values())
+        for index, key in enumerate(sorted(keys.values())):
+            found = store.describe(key)
+            assert found is not None and found.meta is not None
+            row = ("", key[:12], str(found.meta.num_tokens), found.text, f"{found.num_bytes:,d}", "0", "")
+            assert objects(app).texts(index) == row
+        assert "3 objects" in screen_text(app)
+
+    drive(make_app(store), scenario)
+
+
+def make_app_of(pilot: Pilot[None]) -> PicApp:
+    assert isinstance(pilot.app, PicApp)
+    return pilot.app
+
+
+def test_filter_sort_and_reverse(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "s")
+        assert home(app).sort == "tokens" and shown_keys(app) == [keys["apple"], keys["fig"], keys["pear"]]
+        await press(pilot, "S")
+        assert shown_keys(app) == [keys["pear"], keys["fig"], keys["apple"]]
+        await press(pilot, "slash", *"PEA", "enter")
+        assert shown_keys(app) == [keys["pear"]] and "1 of 3 objects" in screen_text(app)
+        await press(pilot, "slash", "escape")
+        assert len(shown_keys(app)) == 3 and app.screen is home(app)
+        await pilot.click("#objects", offset=(20, 0))  # the title "tokens"
+        await settle(pilot)
+        assert home(app).sort == "tokens" and not home(app).is_reversed
+
+    drive(make_app(store), scenario)
+
+
+def test_an_object_opens_by_key_and_by_a_second_click(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "down", "enter")
+        assert isinstance(app.screen, ObjectScreen) and app.screen.key == sorted(keys.values())[1]
+        await press(pilot, "escape")
+        assert is_home(app)
+        await pilot.click("#objects", offset=(6, 3), times=2)
+        await settle(pilot)
+        assert isinstance(app.screen, ObjectScreen) and app.screen.key == sorted(keys.values())[2]
+
+    drive(make_app(store), scenario)
+
+
+def test_objects_that_come_and_go_are_seen(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "end")
+        at = home(app).rows[objects(app).cursor].key
+        store.path(sorted(keys.values())[0]).unlink()
+        new = put_object(store, "quince came later.", 4)
+        app.home.refresh_store()
+        await settle(pilot)
+        assert set(shown_keys(app)) == {new, *sorted(keys.values())[1:]}
+        assert home(app).rows[objects(app).cursor].key == at  # the cursor stays on its object
+
+    drive(make_app(store), scenario)
+
+
+def test_an_object_that_is_gone_or_damaged_is_said_and_not_shown(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        first, second = sorted(keys.values())[:2]
+        store.path(first).unlink()
+        data = bytearray(store.path(second).read_bytes())
+        data[40] ^= 1
+        store.path(second).write_bytes(data)  # in place: nothing tells, until it is opened
+        await press(pilot, "enter")
+        assert app.screen is home(app) and any("no such object" in one.message for one in app._notifications)
+        assert first not in shown_keys(app)
+        await press(pilot, "enter")
+        assert app.screen is home(app) and any("damaged" in one.message for one in app._notifications)
+
+    drive(make_app(store), scenario)
+
+
+def test_damaged_objects_are_listed_as_such(store: Store, keys: dict[str, str]) -> None:
+    store.path(keys["fig"]).write_bytes(b"nonsense of some length")
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        row = next(i for i, one in enumerate(home(make_app_of(pilot)).rows) if one.key == keys["fig"])
+        assert objects(make_app_of(pilot)).texts(row)[3].startswith("DAMAGED: ")
+        await press(pilot, "s", "s", "s", "s", "s", "s")  # every order copes with it
+
+    drive(make_app(store), scenario)
+
+
+def test_traces_open_are_marked_and_compared(store: Store, keys: dict[str, str]) -> None:
+    traces = [opened(make_trace(rows), f"{i}.trace") for i, rows in enumerate([((2,), (), ()), ((3,), (), ())])]
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        assert isinstance(app.screen, CompareScreen)  # two traces are compared
+        await press(pilot, "escape")
+        app.home.query_one("#traces").focus()
+        await press(pilot, "space", "space", "c")
+        assert isinstance(app.screen, CompareScreen)
+        await press(pilot, "escape", "enter")
+        assert isinstance(app.screen, TraceScreen) and app.screen.opened.name == "1.trace"
+
+    drive(make_app(store, traces), scenario)
+
+
+def test_links_count_the_traces_that_have_an_object(store: Store) -> None:
+    key = put_object(store, "linked", 3)
+    trace = make_trace()
+    trace = make_trace(chunks=(trace.chunks[0].__class__("a.txt", key, 0), trace.chunks[1]))
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "escape")
+        assert objects(make_app_of(pilot)).texts(0)[-1] == "1"
+
+    drive(make_app(store, [opened(trace)]), scenario)
+
+
+def test_a_trace_opens_by_its_path_and_a_corrupt_one_does_not(store: Store) -> None:
+    opened(make_trace(), "good.trace")
+    data = bytearray(Path("good.trace").read_bytes())
+    data[-3] ^= 1
+    Path("bad.trace").write_bytes(data)
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "o", *"bad.trace", "enter")
+        assert app.screen is home(app) and not app.traces
+        assert any("bad.trace: does not match its checksum" in one.message for one in app._notifications)
+        await press(pilot, "o", *"good.trace", "enter")
+        assert isinstance(app.screen, TraceScreen) and len(app.traces) == 1
+
+    drive(make_app(store), scenario)
+
+
+def test_marked_objects_go_into_the_link_form(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "space", "space", "l")
+        assert isinstance(app.screen, LinkScreen)
+        assert app.screen.query_one("#documents", Input).value == " ".join(sorted(keys.values())[:2])
+
+    drive(make_app(store), scenario)
+
+
+def test_help_palette_and_leaving(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "question_mark")
+        assert isinstance(app.screen, HelpScreen) and "filter" in screen_text(app)
+        await press(pilot, "escape")
+        titles = {one.title for one in app.get_system_commands(app.screen)}
+        assert {"filter", "sort", "link", "compare", "open a trace", "export", "help"} <= titles
+        await press(pilot, "ctrl+p", *"open a trace")
+        await pilot.pause(1)
+        await press(pilot, "enter")
+        await pilot.pause(0.5)
+        assert app.screen.__class__.__name__ == "PathDialog"
+        await press(pilot, "escape", "escape")
+        assert is_home(app)  # escape does not leave the app
+        await pilot.press("q")
+        await pilot.pause()
+        assert not app.is_running or app._exit
+
+    drive(make_app(store), scenario)
+
+
+def test_the_listing_as_json(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "e", "ctrl+u", *"out.json", "enter")
+
+    drive(make_app(store), scenario)
+    rows = json.loads(Path("out.json").read_text())
+    assert {row["key"]: row["tokens"] for row in rows} == {keys["apple"]: 5, keys["pear"]: 9, keys["fig"]: 7}

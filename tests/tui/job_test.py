@@ -1,0 +1,79 @@
+"""The process behind the link form, with a real model: a link, a look, another model, cancelling, and its death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands.conftest import save
+from commands.run import write
+
+from pictool.analysis.look import look_behind
+from pictool.commands.tui_job import WorkerJob
+from pictool.errors import PicError, TraceError
+from pictool.linker.trace import read_trace
+from pictool.runtime.model import load_model
+from pictool.store.store import Store
+from pictool.tui.services import Cancelled, LinkForm
+
+
+class Heard:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.answer = ""
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def text(self, piece: str) -> None:
+        self.answer += piece
+
+
+def form(**changes: object) -> LinkForm:
+    fields = {"documents": ("a.txt",), "query": "Who?", "algo": "legolink", "fields": ("k=2",), "trace": "out.trace"}
+    return LinkForm(**{**fields, "max_new_tokens": 3, **changes})  # type: ignore[arg-type]
+
+
+def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
+    model, other = save(tmp_path / "model"), save(tmp_path / "other", seed=1)
+    write("a.txt", "The harbour was quiet. It holds a festival.\n")
+    heard = Heard()
+    with WorkerJob(store="st", model=str(model), device="cpu", dtype="float32") as job:
+        names = {one.name: one.fields for one in job.policies()}
+        assert names["legolink"] == {"k": 16} and {"full", "naive", "cacheblend", "speccache"} <= set(names)
+        path = job.link(form(), heard)
+        trace = read_trace(path)
+        assert trace.answer == heard.answer.strip() and trace.policy == "legolink k=2"
+        assert heard.notes[0] == "loading the model" and any(one.startswith("compiled a.txt") for one in heard.notes)
+        look = job.look(trace, "out.trace", None, heard)
+        wanted = look_behind(load_model(str(model), dtype="float32"), Store("st"), trace, "out.trace")
+        assert look.attention is not None and wanted.attention is not None and look.against and wanted.against
+        assert np.allclose(look.attention.share(), wanted.attention.share(), atol=1e-5)
+        assert np.allclose(look.against.kv.both, wanted.against.kv.both, atol=1e-4)
+        with pytest.raises(PicError, match="has no field 'x'"):
+            job.link(form(fields=("x=1",)), heard)
+        with pytest.raises(PicError, match=r"out\.trace"):
+            job.link(form(documents=("out.trace",)), heard)
+    with (
+        WorkerJob(store="st", model=str(other), device="cpu", dtype="float32") as job,
+        pytest.raises(TraceError, match="-m"),
+    ):
+        job.look(trace, "out.trace", None, heard)
+
+
+def test_a_run_is_cancelled_and_the_next_one_works() -> None:
+    with WorkerJob(store="st", model=None, device="cpu", dtype="float32") as job:
+        threading.Timer(0.3, job.cancel).start()
+        with pytest.raises(Cancelled):
+            job.policies()  # importing takes longer than that
+        assert job.policies()
+        assert job._process is not None
+        os.kill(job._process.pid, signal.SIGSEGV)
+        job._process.wait()
+        assert job.policies()  # it is started again

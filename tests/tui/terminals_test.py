@@ -1,0 +1,72 @@
+"""Every screen on every kind of terminal: narrow, low, without colour, resized; nothing crashes, nothing is lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from textual.pilot import Pilot
+from traces import make_trace
+
+from pictool.store.store import Store
+from pictool.tui.export import seen_lines
+from pictool.tui.trace_screen import TraceScreen
+from pictool.tui.widgets.tokens import TokensView
+from tui.drive import FakeJob, drive, make_app, make_look, opened, press, put_object, screen_text, settle
+
+PIECES = ("<s>", "a", " \x1b[31mred", "東京", "\u202e", "e" * 90, "\n", " g", " h", "?")
+TRACE = make_trace(pieces=PIECES, scores=np.arange(10, dtype=np.float32))
+SIZES = [(60, 24), (40, 12), (20, 6), (200, 60)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_every_screen_at_every_size(store: Store, size: tuple[int, int]) -> None:
+    put_object(store, "some\x1b[31m text\u202e", 5)
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "a", "l", "m", "t", "t", "t", "end", "question_mark", "escape")
+        assert_fits(pilot, size)
+        await press(pilot, "escape", "enter", "t", "t")
+        assert_fits(pilot, size)
+        await press(pilot, "escape", "l")
+        assert_fits(pilot, size)
+
+    drive(make_app(store, [opened(TRACE)], FakeJob(make_look(TRACE))), scenario, size)
+
+
+def assert_fits(pilot: Pilot[None], size: tuple[int, int]) -> None:
+    lines = seen_lines(pilot.app)
+    assert len(lines) == size[1] and {cell_len(line.text) for line in lines} == {size[0]}
+    assert not any(one in line.text for line in lines for one in "\x1b\u202e")
+
+
+def test_a_resize_keeps_the_cursor_in_view(store: Store) -> None:
+    trace = make_trace()
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "end")
+        for size in ((60, 20), (30, 16), (150, 50), (60, 24)):
+            await pilot.resize_terminal(*size)
+            await settle(pilot)
+            view = pilot.app.screen.query_one(TokensView)
+            line = int(view.flow.line_of[view.cursor])
+            assert view.cursor == 11 and view.scroll_offset.y <= line < view.scroll_offset.y + view.size.height
+            assert_fits(pilot, size)
+
+    drive(make_app(store, [opened(trace)]), scenario)
+
+
+def test_without_colour_steps_are_told_by_other_means(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        screen = pilot.app.screen
+        assert isinstance(screen, TraceScreen) and pilot.app.no_color
+        seen = [style for line in seen_lines(pilot.app) for _, style, _ in line if style and style.bgcolor]
+        assert all(len(set(style.bgcolor.get_truecolor())) == 1 for style in seen if style.bgcolor)  # greys
+        assert "@" in screen_text(screen.pic)  # the map is drawn with characters
+        view = screen.views[0]
+        styles = {token: (view._style(token).underline, view._style(token).reverse) for token in (1, 2, 8)}
+        assert styles == {1: (None, None), 2: (True, False), 8: (True, True)}
+
+    drive(make_app(store, [opened(make_trace([(2,), (), ()]))]), scenario)
