@@ -35,7 +35,7 @@ class TraceScreen(TextScreen):
     """One trace."""
 
     DEFAULT_CSS = """
-    TraceScreen #facts { height: 2; padding: 0 1; }
+    TraceScreen #facts { height: 2; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
     TraceScreen #pickers { height: 1; }
     TraceScreen #legend { height: 1; padding: 0 1; }
     TraceScreen TokensView { padding: 0 1; }
