@@ -36,9 +36,7 @@ Layer = tuple[torch.Tensor, torch.Tensor]  # key, value: [kv_heads, tokens, head
 def real_layers(model: Model, num_chunks: int) -> list[Layer]:
     """KV of held-out chunks, each layer of each chunk as an object has it, in bfloat16."""
     found: list[Layer] = []
-    pages = [
-        page for seed in range(num_chunks // 8) for page in write_prompt(random.Random(f"eval-kv-{seed}"), 8).pages
-    ]
+    pages = [page for seed in range(num_chunks // 8) for page in write_prompt(random.Random(f"codecs-{seed}"), 8).pages]
     for _, layers in prefill_chunks(model, [make_chunk(model, page, "page").tokens for page in pages], (), True):
         found += [(key.bfloat16(), value.bfloat16()) for key, value in layers]
     return found

@@ -61,7 +61,7 @@ class Result:
 
 
 def pages(seed: int) -> list[str]:
-    return list(write_prompt(random.Random(f"eval-kill-{seed}"), 6).pages)
+    return list(write_prompt(random.Random(f"kills-{seed}"), 6).pages)
 
 
 def spawn(work: Callable[[], None]) -> int:
