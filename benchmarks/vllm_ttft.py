@@ -14,7 +14,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import tempfile
 from multiprocessing.connection import Connection
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from pictool.runtime.machine import machine
 
 QWEN: dict[str, Any] = {
     "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
@@ -128,16 +129,35 @@ def measure(linking: Process, plain: Process, prompts: Prompts, repeats: int) ->
         (found["full prefill"],), _ = plain.ask([tokens], salt=f"full {repeat}")
         (found["full prefill, connector loaded"],), _ = linking.ask([tokens], salt=f"full {repeat}")
         (found["prefix cache, another order"],), _ = plain.ask([prompts.next()[0]])
-        load = [prompts.next()[0][: HEAD + 256] for _ in range(BATCH)]
-        in_turn = [("ordinary load", plain), ("ordinary load, connector loaded", linking)]
-        for name, engine in in_turn if repeat % 2 else in_turn[::-1]:
-            _, found[name] = engine.ask(load, salt=f"load {repeat}", count=DECODED)
+        found |= ask_in_turn(linking, plain, prompts, repeat)
         for name, took in found.items():
             seconds.setdefault(name, []).append(took)
     return {name: took[1:] for name, took in seconds.items()}
 
 
-def run(shape: dict[str, Any], documents: int, tokens: int, repeats: int, threads: int) -> dict[str, Any]:
+def ask_in_turn(linking: Process, plain: Process, prompts: Prompts, repeat: int) -> dict[str, float]:
+    """Seconds of one ordinary load on both engines, the other one first every other time."""
+    load = [prompts.next()[0][: HEAD + 256] for _ in range(BATCH)]
+    in_turn = [("ordinary load", plain), ("ordinary load, connector loaded", linking)]
+    pairs = in_turn if repeat % 2 else in_turn[::-1]
+    return {name: engine.ask(load, salt=f"load {repeat}", count=DECODED)[1] for name, engine in pairs}
+
+
+def measure_loads(linking: Process, plain: Process, prompts: Prompts, repeats: int) -> dict[str, list[float]]:
+    """Seconds of ordinary loads only; the first round warms up and is dropped."""
+    rounds = [ask_in_turn(linking, plain, prompts, repeat) for repeat in range(repeats + 1)][1:]
+    return {name: [one[name] for one in rounds] for name in rounds[0]}
+
+
+def overhead_of(seconds: dict[str, list[float]]) -> float:
+    """What the connector costs ordinary requests: the median of the rounds' ratios, less one."""
+    with_it, without = seconds["ordinary load, connector loaded"], seconds["ordinary load"]
+    return statistics.median(a / b for a, b in zip(with_it, without, strict=True)) - 1
+
+
+def run(
+    shape: dict[str, Any], documents: int, tokens: int, repeats: int, threads: int, only_loads: bool
+) -> dict[str, Any]:
     from pictool import Chunk, Store, compile, load_model
 
     with tempfile.TemporaryDirectory(prefix="pic-vllm-") as scratch:
@@ -149,19 +169,21 @@ def run(shape: dict[str, Any], documents: int, tokens: int, repeats: int, thread
         given = (str(directory), str(store.root), HEAD + documents * tokens + TAIL + DECODED + 1, threads)
         linking, plain = Process(*given), Process(given[0], None, *given[2:])
         try:
-            seconds = measure(linking, plain, Prompts([one.tokens for one in chunks], keys, 1400), repeats)
+            work = measure_loads if only_loads else measure
+            seconds = work(linking, plain, Prompts([one.tokens for one in chunks], keys, 1400), repeats)
         finally:
             linking.stop()
             plain.stop()
     medians = {name: statistics.median(took) for name, took in seconds.items()}
-    full, ordinary = medians["full prefill"], medians["ordinary load"]
-    return {
+    result = {
         "documents": documents, "tokens": tokens, "shape": shape, "repeats": repeats, "threads": threads,
-        "machine": platform.platform(), "medians_s": medians, "seconds": seconds,
-        "speedup": {spec: full / medians[spec] for spec in LINKED},
-        "speedup_over_prefix_cache": {spec: medians["prefix cache, another order"] / medians[spec] for spec in LINKED},
-        "overhead": medians["ordinary load, connector loaded"] / ordinary - 1,
+        "machine": machine(), "medians_s": medians, "seconds": seconds, "overhead": overhead_of(seconds),
     }  # fmt: skip
+    if not only_loads:
+        full, cache = medians["full prefill"], medians["prefix cache, another order"]
+        result["speedup"] = {spec: full / medians[spec] for spec in LINKED}
+        result["speedup_over_prefix_cache"] = {spec: cache / medians[spec] for spec in LINKED}
+    return result
 
 
 def main() -> None:
@@ -172,14 +194,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--tiny", action="store_true", help="a model of a few layers: shows that all runs")
+    parser.add_argument("--only-loads", action="store_true", help="ordinary requests only, to vllm_overhead.json")
     options = parser.parse_args()
     shape = TINY if options.tiny else QWEN
-    result = run(shape, options.documents, options.tokens, options.repeats, options.threads)
+    result = run(shape, options.documents, options.tokens, options.repeats, options.threads, options.only_loads)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "vllm_ttft.json").write_text(json.dumps(result, indent=2) + "\n")
+    name = "vllm_overhead.json" if options.only_loads else "vllm_ttft.json"
+    (options.out / name).write_text(json.dumps(result, indent=2) + "\n")
     for name, took in result["medians_s"].items():
         print(f"{name:34s} {took * 1e3:9.1f} ms")
-    for spec in LINKED:
+    for spec in result.get("speedup", {}):
         over = result["speedup_over_prefix_cache"][spec]
         print(f"{spec:34s} {result['speedup'][spec]:.1f}x full prefill, {over:.1f}x prefix cache")
     print(f"{'connector, ordinary requests':34s} {result['overhead']:+.1%}")
