@@ -67,12 +67,17 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         job.look(trace, "out.trace", None, heard)
 
 
+def kill(job: WorkerJob) -> None:
+    assert job._process is not None
+    os.kill(job._process.pid, signal.SIGSEGV)
+
+
 def test_a_run_is_cancelled_and_the_next_one_works() -> None:
     with WorkerJob(store="st", model=None, device="cpu", dtype="float32") as job:
         threading.Timer(0.3, job.cancel).start()
         with pytest.raises(Cancelled):
             job.policies()  # importing takes longer than that
-        threading.Timer(0.3, lambda: job._process and os.kill(job._process.pid, signal.SIGSEGV)).start()
+        threading.Timer(0.3, kill, [job]).start()
         with pytest.raises(PicError, match="process ended"):
             job.policies()
         assert job.policies()  # it is started again
