@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 from traces import make_trace
 
 from pictool.store.store import Store
-from tui.drive import FakeJob, make_app, make_look, opened, press, put_object
+from tui.drive import FakeJob, make_app, make_look, opened, press, put_object, settle
 
 TRACE = make_trace([(1, 2, 5), (2, 5), (5,)], scores=np.arange(10, dtype=np.float32))
 OTHER = make_trace([(2, 3), (2,), ()])
@@ -31,6 +31,7 @@ def test_screen(store: Store, snap_compare: Any, name: str, width: int) -> None:
     traces = [opened(one, f"{i}.trace") for i, one in enumerate([TRACE, OTHER][:num_traces])]
 
     async def scenario(pilot: Pilot[None]) -> None:
+        await settle(pilot)
         for key in keys:
             await press(pilot, key)
 
