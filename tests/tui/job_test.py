@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -67,17 +66,26 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         job.look(trace, "out.trace", None, heard)
 
 
-def kill(job: WorkerJob) -> None:
-    assert job._process is not None
-    os.kill(job._process.pid, signal.SIGSEGV)
-
-
-def test_a_run_is_cancelled_and_the_next_one_works() -> None:
+def test_a_run_is_cancelled_or_dies_and_the_next_one_works() -> None:
+    write("a.txt", "The harbour was quiet.\n")
     with WorkerJob(store="st", model=None, device="cpu", dtype="float32") as job:
-        threading.Timer(0.3, job.cancel).start()
+
+        class Ends(Heard):
+            """Ends the process as soon as it says that it loads the model."""
+
+            def __init__(self, by_user: bool) -> None:
+                super().__init__()
+                self.by_user = by_user
+
+            def note(self, text: str) -> None:
+                assert job._process is not None
+                if self.by_user:
+                    job.cancel()
+                else:
+                    os.kill(job._process.pid, signal.SIGSEGV)
+
         with pytest.raises(Cancelled):
-            job.policies()  # importing takes longer than that
-        threading.Timer(0.3, kill, [job]).start()
+            job.link(form(), Ends(by_user=True))
         with pytest.raises(PicError, match="process ended"):
-            job.policies()
-        assert job.policies()  # it is started again
+            job.link(form(), Ends(by_user=False))
+        assert job.policies() and not Path("out.trace").exists()
