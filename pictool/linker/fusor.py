@@ -63,7 +63,7 @@ class Fusor:
         """Compare fresh K and V with the cached ones, keep the fresh ones, go on with the rows the policy wants."""
         key, value = self._image.project(layer, self._hidden, self._rows)
         apart = self._image.deviation(layer, key, value, self._rows)
-        self._image.write(layer, key, value, self._rows.runs)
+        self._image.write(layer, key, value, self._rows)
         num_context = self._prompt.layout.num_context
         of_key, of_value = (np.zeros(len(self._on), dtype=np.float32) for _ in apart)
         of_key[self._on], of_value[self._on] = (one.cpu().numpy() for one in apart)
