@@ -58,7 +58,7 @@ class Fusor:
         """Compare fresh K and V with the cached ones, keep the fresh ones, go on with the rows the policy wants."""
         key, value = self._image.project(layer, self._hidden, self._rows)
         apart = self._image.deviation(layer, key, value, self._rows)
-        self._image.write(layer, key, value, self._rows.runs)
+        self._image.write(layer, key, value, self._rows)
         stay = self._narrowing.narrow(layer, *(one.cpu().numpy() for one in apart))
         self._hidden = self._hidden[:, torch.from_numpy(stay).to(self._hidden.device)]
         self._rows = _rows_of(self._narrowing.on, self._image)

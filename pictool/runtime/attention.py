@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -166,12 +167,20 @@ def _mask(spans: list[tuple[int, int]], num_keys: int, window: int | None, like:
     """Additive mask [rows, num_keys]: a row at p sees the keys (p - window, p]; None if all rows see all keys."""
     if spans == [(num_keys - 1, num_keys)] and (not window or num_keys <= window):
         return None
-    position = torch.cat([torch.arange(*span, device=like.device) for span in spans])[:, None]
+    position = _positions(spans, like.device)[:, None]
     mask = torch.zeros(len(position), num_keys, dtype=like.dtype, device=like.device)
     index = torch.arange(num_keys, device=like.device)
     late = spans[0][0]  # the keys up to here are hidden from no row, but by the window
     mask[:, late:].masked_fill_(index[late:] > position, float("-inf"))
     return mask.masked_fill_(index <= position - window, float("-inf")) if window else mask
+
+
+def _positions(spans: list[tuple[int, int]], device: torch.device) -> Tensor:
+    """What stands in the spans, int64 [rows]."""
+    starts, ends = np.asarray(spans).T
+    lengths = ends - starts
+    first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    return torch.from_numpy(first + np.arange(len(first))).to(device)
 
 
 def _softcapped(

@@ -13,6 +13,7 @@ from pictool.runtime.attention import Rows, Run
 from pictool.runtime.stack import LayerStack, Tables
 
 _GROWTH = 256
+_MANY_RUNS = 16  # scattered rows: one indexed copy is faster than a copy per run
 
 
 class Image:
@@ -57,7 +58,7 @@ class Image:
 
     def compute(self, layer: int, hidden: Tensor, rows: Rows) -> Tensor:
         """Run a layer on the hidden states [1, rows, hidden] of `rows`; their K and V replace what stood there."""
-        return self._run(layer, hidden, self._tables_of(rows), rows.runs)
+        return self._run(layer, hidden, self._tables_of(rows), rows)
 
     def project(self, layer: int, hidden: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Fresh K (rotated) and V [1, kv_heads, rows, head_dim] of `rows` at a layer; the image stays as it is.
@@ -77,12 +78,16 @@ class Image:
         k, v = ((fresh.float() - held[:, :, rows.positions].float()).square().sum((0, 1, 3)) for fresh, held in pairs)
         return k, v
 
-    def write(self, layer: int, key: Tensor, value: Tensor, runs: tuple[Run, ...]) -> None:
-        """Put rotated `key` and `value` [1, kv_heads, rows, head_dim] where their runs stand."""
-        for run in runs:
-            rows = slice(run.row, run.row + run.end - run.start)
-            self._keys[layer][:, :, run.start : run.end] = key[:, :, rows]
-            self._values[layer][:, :, run.start : run.end] = value[:, :, rows]
+    def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:
+        """Put rotated `key` and `value` [1, kv_heads, rows, head_dim] where `rows` stand."""
+        if len(rows.runs) > _MANY_RUNS:
+            self._keys[layer][:, :, rows.positions] = key
+            self._values[layer][:, :, rows.positions] = value
+            return
+        for run in rows.runs:
+            fresh = slice(run.row, run.row + run.end - run.start)
+            self._keys[layer][:, :, run.start : run.end] = key[:, :, fresh]
+            self._values[layer][:, :, run.start : run.end] = value[:, :, fresh]
 
     def append(self, token: int, observe: Callable[[Tensor], None] | None = None) -> Tensor:
         """Put one token behind the prompt and compute it through all layers; returns its logits, float32 [vocab].
@@ -94,21 +99,21 @@ class Image:
         self.num_tokens += 1
         self._require_room()
         at = torch.tensor([position], device=self.stack.device)
-        tables, runs = self.stack.next_tables(at), (Run(0, position, position + 1),)
+        tables, row = self.stack.next_tables(at), Rows(at, (Run(0, position, position + 1),))
         hidden = self.stack.embed(torch.tensor([[token]], device=self.stack.device))
         for layer in range(self.stack.num_layers):
-            hidden = self._run(layer, hidden, tables, runs, observe)
+            hidden = self._run(layer, hidden, tables, row, observe)
         return self.stack.logits(hidden[0])[0]
 
     def _tables_of(self, rows: Rows) -> Tables:
         return {kind: (cos[:, rows.positions], sin[:, rows.positions]) for kind, (cos, sin) in self._tables.items()}
 
     def _run(
-        self, layer: int, hidden: Tensor, tables: Tables, runs: tuple[Run, ...],
+        self, layer: int, hidden: Tensor, tables: Tables, rows: Rows,
         observe: Callable[[Tensor], None] | None = None,
     ) -> Tensor:  # fmt: skip
-        cache = _ImageCache(self, tables, runs)
-        return self.stack.layer(layer, hidden, cache, tables, runs, observe)
+        cache = _ImageCache(self, tables, rows)
+        return self.stack.layer(layer, hidden, cache, tables, rows.runs, observe)
 
     def _require_room(self) -> None:
         """Let the buffers grow by whole steps when decoding has filled them."""
@@ -122,13 +127,13 @@ class Image:
 class _ImageCache:
     """The cache interface of a decoder layer over an image's buffers, for one set of rows."""
 
-    def __init__(self, image: Image, tables: Tables, runs: tuple[Run, ...]) -> None:
-        self._image, self._tables, self._runs = image, tables, runs
+    def __init__(self, image: Image, tables: Tables, rows: Rows) -> None:
+        self._image, self._tables, self._rows = image, tables, rows
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         image = self._image
         key = image.stack.rope.rotate(key, image.stack.table(self._tables, layer))
-        image.write(layer, key, value, self._runs)
+        image.write(layer, key, value, self._rows)
         return image.key(layer), image.value(layer)
 
 
