@@ -87,6 +87,8 @@ def _pieces(model: Model, text: str, chunk_tokens: int) -> Iterator[str]:
             if excess <= 0 or limit <= 1:
                 break
             limit = max(1, limit - excess)
+        if excess > 0:  # what follows the sentence's end does not fit
+            end = max(ends[first], start + 1)
         yield text[start:end]
         while first < len(ends) and ends[first] <= end:
             first += 1

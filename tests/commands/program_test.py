@@ -53,9 +53,16 @@ def test_a_model_s_mistake_is_one_line(model: Path) -> None:
     assert done.stderr.startswith("pic: error: other: ") and done.stderr.count("\n") == 1
 
 
+def heed_interrupts() -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupted_program_says_so() -> None:
     os.mkfifo("s.yaml")  # reading it waits for a writer
-    process = subprocess.Popen([*PIC, "link", "-T", "s.yaml"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*PIC, "link", "-T", "s.yaml"], stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
+    )
     with Path("s.yaml").open("w"):  # it has opened the file
         for _ in range(10):  # and waits in the read: between the two, a signal may come too early to end that
             time.sleep(0.5)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pictool.compiler import chunking
@@ -21,6 +21,7 @@ def texts(text: str, chunk_tokens: int | None, model: Model = MODEL) -> list[str
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=120), st.integers(4, 30))
+@example("\U00010000\n", 4)  # a character of four tokens, and a sentence's end
 def test_pieces_join_to_the_text_and_keep_to_the_limit(text: str, limit: int) -> None:
     chunks = make_chunks(MODEL, text, "x", limit)
     assert "".join(chunk.text for chunk in chunks) == text

@@ -118,6 +118,7 @@ def test_when_it_is_stopped_its_processes_end_and_what_was_done_stays(sent: int,
     process = subprocess.Popen(
         [sys.executable, "script.py", str(model_directory())], env=environment, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what is in the background ignores it
     )  # fmt: skip
     assert process.stderr is not None
     begun = wait_for(
