@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import Compiled, compile
+from pictool.compiler.fixups import PROBES
 from pictool.core import Chunk
 from pictool.errors import ModelError
 from pictool.eval.contenders import FULL, Contender
@@ -82,11 +83,11 @@ class Runner:
 
     def _compile(self, chunks: Sequence[Chunk], heads: set[str], labels: set[str]) -> None:
         """What the policies reuse and the store lacks, each in a forward of its own."""
-        sinks = {policy.sinks for policy in self._policies(labels - {FULL.label})}
-        if not sinks:
+        kinds = {(one.sinks, PROBES if one.uses_tables else 0) for one in self._policies(labels - {FULL.label})}
+        if not kinds:
             return
-        for count in sorted(sinks):
-            compile(self._model, self._store, chunks, sinks=count, alone=True)
+        for sinks, probes in sorted(kinds, reverse=True):  # an object with a table serves those who need none
+            compile(self._model, self._store, chunks, sinks=sinks, probes=probes, alone=True)
         encoded = (Chunk(head, self._model.encode(head), "head") for head in sorted(heads))
         compile(self._model, self._store, [head for head in encoded if head.tokens], alone=True)
 

@@ -238,3 +238,11 @@ def test_killed_in_the_middle_and_started_again_it_gives_the_same_table(
     assert set(ids) == {"one", "two", "three"}
     again = run(Store("killed"))
     assert again.path.resolve() == path.resolve() and numbers(again) == expected
+
+
+def test_objects_get_the_tables_that_a_policy_reads(store: Store) -> None:
+    """And the numbers of the others stay what they are without it."""
+    alone = numbers(run(store, ["naive"]))
+    both = numbers(run(Store(store.root / "other"), ["fixup-10", "naive"]))
+    assert {row["label"] for row in both} == {"full", "naive", "fixup-10"}
+    assert [row for row in both if row["label"] != "fixup-10"] == alone
