@@ -27,9 +27,11 @@ def plain_module(model: Model) -> Any:
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(config, dtype=model.torch_dtype, attn_implementation="sdpa")
     plain.load_state_dict(ours.state_dict(), assign=True)
+    # One of its own: where the rotation depends on the length, it remembers the prompts that it saw.
+    plain.model.rotary_emb = type(ours.model.rotary_emb)(config).to(model.device)
     buffers = dict(ours.named_buffers())
     for name, buffer in list(plain.named_buffers()):
-        if buffer.is_meta:  # not part of the state, as RoPE's frequencies
+        if buffer.is_meta:  # not part of the state
             above, _, last = name.rpartition(".")
             plain.get_submodule(above).register_buffer(last, buffers[name].clone(), persistent=False)
     return plain.requires_grad_(False).eval()
