@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +37,27 @@ class Target:
     dtype: str
     geometry: Geometry
 
-    def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str) -> str:
-        """The key of the object of `tokens`: sha256 over everything that determines its content."""
-        identity = asdict(self) | {"sinks": sinks, "codec": codec}
+    def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "") -> str:
+        """The key of the object of `tokens`: sha256 over everything that determines its content, and the tenant's salt.
+
+        The salt stands in no object; who does not know it cannot tell the key.
+        """
+        return self._digest({"sinks": sinks, "codec": codec}, tokens, salt)
+
+    def chain_keys(self, tokens: TokenIds, block: int, rotation: str = "", salt: str = "") -> list[str]:
+        """The keys of a prompt's whole blocks of `block` tokens, each over its parent's key, its token ids, and more.
+
+        So equal keys mean equal beginnings (vLLM's block hashes, by sha256). `rotation` tells how positions are
+        rotated, where that depends on the length of the prompt.
+        """
+        keys: list[str] = []
+        for start in range(0, len(tokens) - block + 1, block):
+            extra = {"parent": keys[-1] if keys else "", "rotation": rotation}
+            keys.append(self._digest(extra, tokens[start : start + block], salt))
+        return keys
+
+    def _digest(self, more: Mapping[str, Any], tokens: Sequence[int] | TokenIds, salt: str) -> str:
+        identity = {**asdict(self), **more} | ({"salt": salt} if salt else {})
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
         digest.update(np.asarray(tokens, dtype="<i4").tobytes())
         return digest.hexdigest()

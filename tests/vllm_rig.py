@@ -98,6 +98,7 @@ class Case:
     tokens: list[int]
     params: dict[str, Any] | None
     linked: Linked
+    salt: str | None = None
 
     def logprobs(self, answer: Sequence[int]) -> torch.Tensor:
         """The reference's log-probabilities at every token of an answer, [tokens, vocab]. To be called once."""
@@ -177,7 +178,8 @@ class Engine:
         """Answer prompts, all in one batch, greedily."""
         from vllm import SamplingParams
 
-        prompts = [{"prompt_token_ids": case.tokens} for case in cases]
+        salts = [{} if case.salt is None else {"cache_salt": case.salt} for case in cases]
+        prompts = [{"prompt_token_ids": case.tokens, **salt} for case, salt in zip(cases, salts, strict=True)]
         params = [
             SamplingParams(
                 max_tokens=num_tokens, temperature=0, logprobs=-1, ignore_eos=True, detokenize=False,

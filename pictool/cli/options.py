@@ -20,6 +20,9 @@ EngineOption = Annotated[str, typer.Option("--engine", help="torch, or vllm (doc
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DepfileOption = Annotated[bool, typer.Option("--depfile", help="Write what -o depends on beside it, for make (OUT.d).")]
 CodecOption = Annotated[Optional[str], typer.Option("--codec", help="How KV is kept: none, zstd, int8, int4 or fp8.")]
+SaltOption = Annotated[
+    Optional[str], typer.Option("--salt", help="Separates tenants: other salts never hit (PIC_SALT).")
+]
 ChunkOption = Annotated[Optional[int], typer.Option("--chunk-tokens", min=1, help="Cut files into chunks of N tokens.")]
 
 

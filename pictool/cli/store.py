@@ -24,13 +24,14 @@ def register(app: typer.Typer) -> None:
 def store_ls(
     limit: Annotated[Optional[int], typer.Option("--limit", min=1, help="At most so many.")] = None,
     after: Annotated[str, typer.Option("--after", help="Go on behind this key.")] = "",
+    chains: Annotated[bool, typer.Option("--chains", help="List blocks of prefix chains, too.")] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the objects, by key."""
     from pictool.commands.store import run_ls
 
-    run_ls(store=store, limit=limit, after=after, as_json=as_json)
+    run_ls(store=store, limit=limit, after=after, chains=chains, as_json=as_json)
 
 
 @store_app.command("show")

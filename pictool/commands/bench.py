@@ -109,10 +109,10 @@ def subject(common: BenchOptions, shape: str, algos: Sequence[str], seed: int) -
     check_options(common)
     root = open_store(common.store).root
     from pictool.bench.workload import needs_speculative, with_speculative
-    from pictool.linker.grid import parse_grid
+    from pictool.linker.grid import parse_repeatable
     from pictool.linker.profile import nearest_directory
 
-    policies = parse_grid(common.algo or algos)
+    policies = parse_repeatable(common.algo or algos)
     model = open_subject(common, shape, seed)
     with tempfile.TemporaryDirectory(prefix=".pic-bench-", dir=nearest_directory(root)) as directory:
         if common.model is None and needs_speculative(policies):

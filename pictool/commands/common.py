@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -35,14 +36,16 @@ def codec_setting(given: str | None) -> str:
     return setting("codec", given, "PIC_CODEC") or "none"
 
 
-def open_model(name: str | None, device: str | None, dtype: str | None) -> Model:
+def open_model(name: str | None, device: str | None, dtype: str | None, salt: str | None = None) -> Model:
     quiet_libraries()
+    show_warnings()
     from pictool.runtime.model import load_model
 
     return load_model(
         setting("model", name, "PIC_MODEL"),
         setting("device", device, "PIC_DEVICE") or "auto",
         setting("dtype", dtype, "PIC_DTYPE") or "auto",
+        setting("salt", salt, "PIC_SALT") or "",
     )
 
 
@@ -55,6 +58,18 @@ def quiet_libraries() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(f"warning: {record.getMessage()}")
+
+
+def show_warnings() -> None:
+    """What pic itself warns of comes to stderr as its other notes do."""
+    logger = logging.getLogger("pictool")
+    if not logger.handlers:
+        logger.addHandler(_Notes())
 
 
 def note(text: str) -> None:

@@ -44,11 +44,12 @@ class PlanOptions:
 
 
 def run_plan(
-    options: PlanOptions, *, model: str | None, store: str | None, device: str | None, dtype: str | None, as_json: bool
-) -> None:
+    options: PlanOptions, *, model: str | None, store: str | None, salt: str | None, device: str | None,
+    dtype: str | None, as_json: bool,
+) -> None:  # fmt: skip
     check_options(options)
     entries, values = read_tiers(options.tiers), policy_values(options)
-    opened, to = open_model(model, device, dtype), open_store(store)
+    opened, to = open_model(model, device, dtype, salt), open_store(store)
     from pictool.linker.policies import make_policy
     from pictool.linker.profile import compute_profile, make_estimator, with_ratio
 

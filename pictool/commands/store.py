@@ -17,8 +17,8 @@ from pictool.store.store import StoredObject
 from pictool.store.verify import Verified, verify
 
 
-def run_ls(*, store: str | None, limit: int | None, after: str, as_json: bool) -> None:
-    objects = islice(open_store(store).objects(after), limit)
+def run_ls(*, store: str | None, limit: int | None, after: str, chains: bool, as_json: bool) -> None:
+    objects = islice(open_store(store).objects(after, chains), limit)
     if as_json:
         print_json([row(one) for one in objects])
         return
@@ -32,7 +32,7 @@ def run_ls(*, store: str | None, limit: int | None, after: str, as_json: bool) -
 def line(one: StoredObject) -> str:
     if one.meta is None:
         return f"{one.key[:12]}  DAMAGED  {one.problem}"
-    text = " ".join(one.text.split())[:48]
+    text = ("…" if one.is_block else "") + " ".join(one.text.split())[:48]
     return f"{one.key[:12]}  {one.meta.num_tokens:6d} tokens  {one.num_bytes:>11,d} bytes  {text}"
 
 
@@ -40,6 +40,7 @@ def row(one: StoredObject) -> dict[str, Any]:
     known: dict[str, Any] = {}
     if one.meta is not None:
         known = {"tokens": one.meta.num_tokens, "sinks": one.meta.sinks, "codec": one.meta.codec, "text": one.text}
+        known |= {"parent": one.meta.parent} if one.is_block else {}
     used = {"used": one.used_ns / 1e9}
     return {"key": one.key, "bytes": one.num_bytes, "path": str(one.path), "problem": one.problem, **used, **known}
 
@@ -98,6 +99,7 @@ def stats_lines(found: Usage) -> list[tuple[str, str]]:
     groups += [("codec " + name, one) for name, one in found.by_codec.items()]
     return [
         ("objects", f"{found.objects}, {size}"),
+        ("of chains", f"{found.chains.count}, {show_size(found.chains.num_bytes)}"),
         ("pinned", str(found.pinned)),
         ("damaged", str(found.damaged)),
         ("hits", f"{counts.hits} of {counts.hits + counts.misses}{rate}, {show_size(counts.hit_bytes)}"),

@@ -36,7 +36,7 @@ class Compiled:
 
 def object_key(model: Model, chunk: Chunk, sinks: int = 0, codec: str = CODEC) -> str:
     """The key under which this chunk's object is stored. Loads no weights."""
-    return model.target.key(chunk.tokens, sinks, codec)
+    return model.key(chunk.tokens, sinks, codec)
 
 
 def chunks_of_files(model: Model, paths: Iterable[str | Path], chunk_tokens: int | None = None) -> list[Chunk]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pictool.errors import InputError
 from pictool.eval.methods import METHODS, Method
 from pictool.linker.fields import make
-from pictool.linker.grid import parse_grid
+from pictool.linker.grid import parse_repeatable
 from pictool.linker.policies import policies
 from pictool.linker.policies.base import Policy
 from pictool.linker.policies.full import Full
@@ -48,7 +48,7 @@ FULL = Contender("full", Full())
 
 
 def parse_contenders(specs: Sequence[str]) -> list[Contender]:
-    """What specifications name (see `parse_grid`), `mapreduce` and `maprerank` too; `full` first, always.
+    """What specifications name (see `parse_repeatable`), `mapreduce` and `maprerank` too; `full` first, always.
 
     The order is that of tables, whatever the order of `specs`.
 
@@ -68,7 +68,7 @@ def _parse(spec: str) -> list[Contender]:
         return [_method(spec)]
     if name.rpartition("-")[0] not in policies() and name not in policies():
         raise InputError(f"algorithm {name!r}: must be one of {', '.join([*policies(), *METHODS])}, or as legolink-16")
-    return [Contender(one.label, one.policy) for one in parse_grid([spec])]
+    return [Contender(one.label, one.policy) for one in parse_repeatable([spec])]
 
 
 def _method(spec: str) -> Contender:

@@ -36,6 +36,21 @@ def parse_grid(specs: Sequence[str]) -> list[Labelled]:
     return [Labelled(label, policy) for label, policy in found.items()]
 
 
+def parse_repeatable(specs: Sequence[str]) -> list[Labelled]:
+    """As `parse_grid`, for measurements that are to come out the same whatever was asked before.
+
+    Raises:
+        InputError: a policy whose work depends on that; it is exact, so there is nothing to compare but time.
+    """
+    found = parse_grid(specs)
+    for one in found:
+        if one.policy.chain_block:
+            raise InputError(
+                f"{one.label}: what it reuses depends on what was asked before; see it with pic link --json"
+            )
+    return found
+
+
 def label_of(policy: Policy) -> str:
     """The name under which `parse_grid` finds an equal policy again."""
     default = {field.name: field.default for field in fields(policy)}

@@ -12,7 +12,8 @@ import torch
 from pictool.compiler.compile import CODEC, Compiled
 from pictool.compiler.fixups import PROBES
 from pictool.core import Chunk, Layout, RowMask
-from pictool.errors import InputError
+from pictool.errors import InputError, ObjectError
+from pictool.linker.chain import PromptChain
 from pictool.linker.fusor import Fusor
 from pictool.linker.loader import Loader, Placed
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Table
@@ -89,7 +90,7 @@ def link(
     Raises:
         PicError: an unusable document or object, or a prompt that is too long for the model.
     """
-    stack, *_ = model.stack, model.target, model.eos_ids  # loaded before the clock starts
+    _ = model.stack, model.target, model.eos_ids  # loaded before the clock starts
     policy.prepare(model)
     clock = _Clock()
     sinks = policy.sinks if sinks is None else sinks
@@ -99,27 +100,55 @@ def link(
     prompt_head = Part(Chunk(head, model.encode(head), "head"), None, 0, head_codec)
     layout = lay_out(model, prompt_head.chunk, [part.chunk for part in parts], model.encode(tail))
     prompt = Prompt(model, layout, (head, *(part.chunk.text for part in parts), tail))
+    if policy.chain_block:
+        return _link_chain(store, prompt, tuple(parts), policy, clock)
     selection = None if policy.is_slow or policy.uses_tables else policy.select(prompt)
-    select_s = clock.lap()
+    clock.select_s += clock.lap()
     reused = _reused(policy, prompt, [prompt_head, *parts], selection)
-    files, compile_s = open_objects(model, store, [part for part, _ in reused], on_compile)
+    files, clock.compile_s = open_objects(model, store, [part for part, _ in reused], on_compile)
     placed = [Placed(file, start) for file, (_, start) in zip(files, reused, strict=True)]
-    image = Image(stack, layout)
+    return _fuse(Image(model.stack, layout), placed, prompt, tuple(parts), policy, selection, clock)
+
+
+def _link_chain(store: Store, prompt: Prompt, parts: tuple[Part, ...], policy: Policy, clock: _Clock) -> Linked:
+    """Link behind the stored beginning of the prompt, in place of objects; what was computed is then stored."""
+    chain = PromptChain(prompt.model, store, prompt.layout, policy.chain_block)
+    clock.select_s += clock.lap()
+    while True:
+        placed = chain.open()
+        image = Image(prompt.model.stack, prompt.layout)
+        image.keep_keys()
+        cached = replace(prompt, cached=len(placed) * policy.chain_block)
+        try:
+            linked = _fuse(image, placed, cached, parts, policy, None, clock)
+        except ObjectError:
+            if not chain.skip_damaged():
+                raise
+        else:
+            chain.keep(image, linked.rows[0])
+            return linked
+
+
+def _fuse(
+    image: Image, placed: Sequence[Placed], prompt: Prompt, parts: tuple[Part, ...], policy: Policy,
+    selection: Selection | None, clock: _Clock,
+) -> Linked:  # fmt: skip
+    """Layer by layer: load, relocate, compute rows, narrow; then the logits."""
+    stack = image.stack
     first = _first_layer(policy, stack.num_layers, selection)
     with Loader(image, placed, first, overlaps=policy.is_slow) as loader:
-        load_s = clock.lap() - compile_s
-        prompt = replace(prompt, tables=_tables(placed, layout) if policy.uses_tables else ())
+        clock.load_s += clock.lap() - clock.compile_s
+        prompt = replace(prompt, tables=_tables(placed, prompt.layout) if policy.uses_tables else ())
         fusor = Fusor(image, prompt, policy, selection or policy.select(prompt))
-        select_s += clock.lap()
+        clock.select_s += clock.lap()
         for layer in range(stack.num_layers):
-            load_s += loader.synchronize(layer)
+            clock.load_s += loader.synchronize(layer)
             fusor.prefill_layer(layer)
         fusor.finish()
         if stack.device.type == "cuda":
             torch.cuda.synchronize(stack.device)
-        ttft_s = clock.total() - compile_s
-        timing = Timing(load_s, select_s, ttft_s - select_s - load_s, ttft_s, loader.busy_s)
-    return Linked(image, policy, tuple(parts), prompt.texts, fusor.rows, fusor.scores, timing, loader.bytes_read)
+        timing = clock.timing(loader.busy_s)
+    return Linked(image, policy, parts, prompt.texts, fusor.rows, fusor.scores, timing, loader.bytes_read)
 
 
 def _tables(placed: Sequence[Placed], layout: Layout) -> tuple[Table | None, ...]:
@@ -129,16 +158,21 @@ def _tables(placed: Sequence[Placed], layout: Layout) -> tuple[Table | None, ...
 
 
 class _Clock:
+    """Seconds of the parts of one link."""
+
     def __init__(self) -> None:
         self._started = self._last = time.perf_counter()
+        self.load_s = self.select_s = self.compile_s = 0.0
 
     def lap(self) -> float:
         """Seconds since the last lap."""
         last, self._last = self._last, time.perf_counter()
         return self._last - last
 
-    def total(self) -> float:
-        return time.perf_counter() - self._started
+    def timing(self, fetch_s: float) -> Timing:
+        """What it comes to, now that the first token's logits are there; compiling does not count."""
+        ttft_s = time.perf_counter() - self._started - self.compile_s
+        return Timing(self.load_s, self.select_s, ttft_s - self.select_s - self.load_s, ttft_s, fetch_s)
 
 
 def _reused(

@@ -90,9 +90,12 @@ def _object_parts(model: Model, path: Path) -> list[Part]:
     with ObjectFile(path) as file:
         file.meta.require(model.target, str(path))
         tokens = tuple(int(token) for token in file.tokens())
-        if file.meta.key != model.target.key(tokens, file.meta.sinks, file.meta.codec):
+        if file.meta.parent is not None:
+            raise InputError(f"{path}: is a block of a prefix chain, of use only behind its own; name a document")
+        if file.meta.key != model.key(tokens, file.meta.sinks, file.meta.codec):
             raise ForeignObjectError(
-                f"{path}: its key {file.meta.key[:12]} is not that of its tokens; compile it again"
+                f"{path}: its key {file.meta.key[:12]} is not that of its tokens and this salt; compile it again, or "
+                "link with the --salt that it was compiled with"
             )
         return [Part(Chunk(file.text(), tokens, str(path)), path, file.meta.sinks, file.meta.codec)]
 

@@ -35,6 +35,9 @@ class Image:
             for _ in ("keys", "values")
         )
         self.logits: Tensor | None = None  # float32 [vocab], at the last prompt token
+        # Per layer, the keys of the rows computed there as they were before rotation, if `keep_keys` was called:
+        # [1, kv_heads, rows, head_dim]
+        self.fresh_keys: list[Tensor] | None = None
 
     def key(self, layer: int) -> Tensor:
         """Rotated keys of a layer, [1, kv_heads, n, head_dim]."""
@@ -43,6 +46,10 @@ class Image:
     def value(self, layer: int) -> Tensor:
         """Values of a layer, [1, kv_heads, n, head_dim]."""
         return self._values[layer][:, :, : self.num_tokens]
+
+    def keep_keys(self) -> None:
+        """Keep the un-rotated keys of the rows that are computed from now on, so that they can be stored."""
+        self.fresh_keys = []
 
     def place(self, layer: int, start: int, key: Tensor, value: Tensor) -> None:
         """Copy a chunk's un-rotated `key` and its `value` [kv_heads, tokens, head_dim] to position `start`."""
@@ -132,6 +139,8 @@ class _ImageCache:
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         image = self._image
+        if image.fresh_keys is not None:
+            image.fresh_keys.append(key)
         key = image.stack.rope.rotate(key, image.stack.table(self._tables, layer))
         image.write(layer, key, value, self._rows)
         return image.key(layer), image.value(layer)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pictool.core import Geometry, Target
+from pictool.core import Geometry, Target, TokenIds
 from pictool.errors import InputError, ModelError
 from pictool.runtime import fingerprint, support
 
@@ -33,6 +34,7 @@ class Model:
 
     Attributes:
         name: what the user called it. device: ``cpu`` or ``cuda``. dtype: dtype of computation.
+        salt: a tenant's own; objects of another salt are never found.
     """
 
     def __init__(
@@ -44,12 +46,13 @@ class Model:
         dtype: str,
         directory: Path | None = None,
         module: Any = None,
+        salt: str = "",
     ) -> None:
         assert (directory is None) != (module is None)
         support.require_supported(config, name)
         self.name, self.config, self.tokenizer = name, config, tokenizer
         self.device, self.dtype, self.directory = device, dtype, directory
-        self._module = module
+        self._module, self.salt = module, salt
 
     @cached_property
     def fingerprint(self) -> str:
@@ -63,6 +66,10 @@ class Model:
         """What objects for this model are compiled for."""
         tokenizer = fingerprint.tokenizer_fingerprint(self.tokenizer)
         return Target(self.config.model_type, self.fingerprint, tokenizer, self.dtype, self.geometry)
+
+    def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str) -> str:
+        """The key of an object for this model (`Target.key`), in this model's salt."""
+        return self.target.key(tokens, sinks, codec, self.salt)
 
     @property
     def geometry(self) -> Geometry:
@@ -218,13 +225,14 @@ def _resolve_dtype(dtype: str, device: str, config: PretrainedConfig) -> str:
     return str(config.dtype or "float32").removeprefix("torch.")
 
 
-def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto") -> Model:
+def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto", salt: str = "") -> Model:
     """Open a model: an embedded one, a `transformers` directory, or a hub name.
 
     Args:
         name: default `PIC_MODEL`, else ``embedded``.
         device: ``auto`` (CUDA if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
         dtype: ``auto`` (float32 on CPU, the checkpoint's on CUDA), ``float32``, ``bfloat16`` or ``float16``.
+        salt: separates tenants that share a store: it is part of every object's key.
 
     Raises:
         ModelError: not a model, no tokenizer, or an architecture that is not supported (named).
@@ -233,11 +241,12 @@ def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto
     directory = _find_directory(name)
     config, tokenizer = _load_parts(name, directory)
     device = _resolve_device(device)
-    return Model(name, config, tokenizer, device, _resolve_dtype(dtype, device, config), directory=directory)
+    dtype = _resolve_dtype(dtype, device, config)
+    return Model(name, config, tokenizer, device, dtype, directory=directory, salt=salt)
 
 
-def wrap_model(module: Any, tokenizer: PreTrainedTokenizerBase, name: str = "in-memory") -> Model:
+def wrap_model(module: Any, tokenizer: PreTrainedTokenizerBase, name: str = "in-memory", salt: str = "") -> Model:
     """A `transformers` causal model in memory, on its device and in its dtype; its attention function is replaced."""
     parameter = next(module.parameters())
     dtype = str(parameter.dtype).removeprefix("torch.")
-    return Model(name, module.config, tokenizer, str(parameter.device), dtype, module=module)
+    return Model(name, module.config, tokenizer, str(parameter.device), dtype, module=module, salt=salt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,6 +61,17 @@ class LayerStack:
         alone = self.tables(torch.arange(length, device=self.device))
         within = self.tables(torch.arange(prompt, device=self.device))
         return any(not torch.equal(alone[kind][i], within[kind][i][:, :length]) for kind in alone for i in (0, 1))
+
+    def rotation_id(self, prompt: int) -> str:
+        """What tells how a prompt of `prompt` tokens is rotated, where that depends on its length; else empty.
+
+        Equal ones mean equal frequencies: those show in the tables of any positions but the first.
+        """
+        if not depends_on_length(self._module.config):
+            return ""
+        tables = self.tables(torch.arange(max(prompt, 2), device=self.device))
+        seen = [one[:, 1].float().cpu().numpy().tobytes() for pair in tables.values() for one in pair]
+        return hashlib.sha256(b"".join(seen)).hexdigest()
 
     def table(self, tables: Tables, layer: int) -> Table:
         """The table that this layer uses."""

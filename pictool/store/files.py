@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,15 +13,20 @@ from typing import BinaryIO
 
 from pictool.errors import StoreError
 
+_OTHER_FILES = 128  # that a process has open beside objects
+
 Publish = Callable[[Path, Path], None]  # makes a complete temp file visible under its name
 
 
 @contextmanager
-def atomic_write(path: Path, temp_dir: Path | None = None, publish: Publish | None = None) -> Iterator[BinaryIO]:
+def atomic_write(
+    path: Path, temp_dir: Path | None = None, publish: Publish | None = None, durable: bool = True
+) -> Iterator[BinaryIO]:
     """Write a file that becomes visible only when complete: temp file, fsync, rename, fsync of the directory.
 
     A symbolic link stays one: the file it names is replaced. A device or pipe (/dev/null) is written directly.
-    The temp file is locked while its writer lives, by which litter is told from work (`remove_litter`).
+    The temp file is locked while its writer lives, by which litter is told from work (`remove_litter`). If it need
+    not be `durable`, nothing waits for the disk, and a power failure may leave a file that is damaged.
 
     Raises:
         StoreError: the disk is full, or the directory cannot be written; nothing is left behind.
@@ -35,11 +41,23 @@ def atomic_write(path: Path, temp_dir: Path | None = None, publish: Publish | No
         with _temp_file(temp_dir or target.parent, path.name[:16]) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
             (publish or os.replace)(Path(file.name), target)
-        fsync_directory(target.parent)
+        if durable:
+            fsync_directory(target.parent)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror or error}); nothing was changed") from error
+
+
+def allow_open_files(count: int) -> int:
+    """Let this process have `count` files open beside a few, as far as the system lets it; returns how many it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count + _OTHER_FILES:
+        wanted = count + _OTHER_FILES
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return count if soft == resource.RLIM_INFINITY else min(count, max(0, soft - _OTHER_FILES))
 
 
 @contextmanager

@@ -16,9 +16,10 @@
     format      "pictool.kvo"
     version     "1"
     key         sha256 of what determines the content (`Target.key`)
-    architecture, model, tokenizer, dtype, layers, kv_heads, head_dim      the target
-    tokens, sinks, codec                                   number of tokens, dummy tokens in front, how KV is coded
+    architecture, model, tokenizer, dtype, layers, kv_heads, head_dim      the target; tokens, sinks, codec: their
+                number, dummy tokens in front, how KV is coded
     fixups      how the table was made ("self-8x60"); only if there is one
+    parent      only of a block of a prefix chain: the key of the block before it, "" for the first (`chains.py`)
     checksums   JSON: {"fixups"?: h, "layers": [h of key||value or kv, …], "text": h, "tokens": h}
     header      checksum of the header itself, written with this field empty
 
@@ -32,24 +33,23 @@ import json
 import os
 import stat
 import struct
+import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pictool.core import TokenIds
-from pictool.errors import ForeignObjectError, InputError, ObjectError, UnreadableObjectError
+from pictool.errors import ForeignObjectError, ObjectError, UnreadableObjectError
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import CodingError
 from pictool.store.header import (
     DTYPES,
     FORMAT,
     VERSION,
-    Buffer,
     canonical,
     checksum,
     is_sealed,
@@ -57,51 +57,15 @@ from pictool.store.header import (
     layer_names,
     meta_of,
     metadata_of,
-    seal,
     tensor_entries,
 )
 from pictool.store.header import CompiledChunk as CompiledChunk
 from pictool.store.header import ObjectMeta as ObjectMeta
+from pictool.store.writer import write_object as write_object
 
 _MAX_HEADER = 100_000_000  # what safetensors itself allows
 _MAX_RATIO = 400_000  # no codec makes more of a byte
 _DAMAGED = "the object is damaged; delete it, or compile it again (pic compile --force)"
-
-
-def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
-    """Write one object; the same chunk gives the same bytes.
-
-    Raises:
-        InputError: KV that its codec cannot keep.
-    """
-    text, tokens = chunk.text.encode(), np.asarray(chunk.tokens, dtype="<i4").tobytes()
-    assert (chunk.fixups is None) == (chunk.meta.fixups is None)
-    layers, tables = _coded_layers(chunk), [] if chunk.fixups is None else [chunk.fixups]
-    checksums = {"layers": [checksum(*parts) for parts in layers], "text": checksum(text), "tokens": checksum(tokens)}
-    checksums |= {"fixups": checksum(*tables)} if tables else {}
-    entries = tensor_entries(chunk.meta, len(text), [len(parts[0]) for parts in layers])
-    data = [tokens, *(part for parts in layers for part in parts), *tables, text]
-    assert [len(part) for part in data] == [
-        entry["data_offsets"][1] - entry["data_offsets"][0] for entry in entries.values()
-    ]
-    header = {"__metadata__": metadata_of(chunk.meta, checksums)} | entries
-    header["__metadata__"]["header"] = seal(header)
-    raw = canonical(header)
-    file.writelines([struct.pack("<Q", len(raw)) + raw, *data])
-
-
-def _coded_layers(chunk: CompiledChunk) -> list[tuple[Buffer, ...]]:
-    """What stands in the file for every layer; layers are coded side by side."""
-    assert len(chunk.layers) == chunk.meta.target.geometry.layers
-    codec, shape = codecs()[chunk.meta.codec], chunk.meta.shape
-    assert all(len(key) == len(value) == shape.num_bytes // 2 for key, value in chunk.layers)
-    if chunk.meta.codec == "none":
-        return list(chunk.layers)
-    try:
-        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(chunk.layers))) as threads:
-            return [(coded,) for coded in threads.map(lambda pair: codec.encode(pair[0], pair[1], shape), chunk.layers)]
-    except CodingError as error:
-        raise InputError(f"{chunk.text[:40]!r}: cannot be coded as {chunk.meta.codec} ({error})") from error
 
 
 class ObjectFile:
@@ -145,10 +109,10 @@ class ObjectFile:
         """Its descriptor, at the beginning of the file: what is read here goes by offsets."""
         return self._fd
 
-    def touch(self) -> None:
-        """Mark the file as just used. One that may not be written to keeps the time that it has."""
+    def touch(self, used_ns: int | None = None) -> None:
+        """Mark the file as used now, or at `used_ns`. One that may not be written to keeps the time that it has."""
         with suppress(OSError):
-            os.utime(self._fd)
+            os.utime(self._fd, ns=(used_ns or time.time_ns(),) * 2)
 
     def tokens(self) -> TokenIds:
         """int32 [n]."""

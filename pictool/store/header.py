@@ -23,7 +23,10 @@ _MAX_CHANNELS = 1 << 20  # of one token in one layer; what says more is no objec
 
 @dataclass(frozen=True)
 class ObjectMeta:
-    """What an object's header says of it. `fixups` is how its table was made; None if it has none."""
+    """What an object's header says of it. `fixups` is how its table was made; None if it has none.
+
+    `parent` is set for a block of a prefix chain: the key of the block before it, "" for the first.
+    """
 
     key: str
     target: Target
@@ -31,6 +34,7 @@ class ObjectMeta:
     sinks: int
     codec: str
     fixups: str | None = None
+    parent: str | None = None
 
     @property
     def shape(self) -> LayerShape:
@@ -122,8 +126,7 @@ def metadata_of(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str
         "kv_heads": geometry.kv_heads, "head_dim": geometry.head_dim, "tokens": meta.num_tokens,
         "sinks": meta.sinks, "codec": meta.codec, "checksums": json.dumps(checksums, sort_keys=True),
     }  # fmt: skip
-    if meta.fixups is not None:
-        values["fixups"] = meta.fixups
+    values |= {name: value for name in ("fixups", "parent") if (value := getattr(meta, name)) is not None}
     return {name: str(value) for name, value in values.items()}
 
 
@@ -131,8 +134,8 @@ def meta_of(fields: Mapping[str, str]) -> ObjectMeta:
     """The inverse of `_metadata`, less the checksums."""
     geometry = Geometry(int(fields["layers"]), int(fields["kv_heads"]), int(fields["head_dim"]))
     target = Target(fields["architecture"], fields["model"], fields["tokenizer"], fields["dtype"], geometry)
-    sinks, codec, fixups = int(fields["sinks"]), fields["codec"], fields.get("fixups")
-    return ObjectMeta(fields["key"], target, int(fields["tokens"]), sinks, codec, fixups)
+    sinks, optional = int(fields["sinks"]), (fields.get("fixups"), fields.get("parent"))
+    return ObjectMeta(fields["key"], target, int(fields["tokens"]), sinks, fields["codec"], *optional)
 
 
 def is_sound(meta: ObjectMeta, checksums: Mapping[str, Any], num_tensors: int) -> bool:

@@ -27,13 +27,14 @@ class Collected:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a store holds, and how it was used."""
+    """What a store holds, and how it was used. `chains` are the blocks of prefix chains among the objects."""
 
     objects: int
     num_bytes: int
     max_bytes: int | None
     pinned: int
     damaged: int
+    chains: Amount
     by_model: dict[str, Amount]
     by_codec: dict[str, Amount]
     counts: Counts
@@ -90,7 +91,8 @@ def unpin(store: Store, key: str) -> None:
 def usage(store: Store) -> Usage:
     """Count what the store holds, by model and by codec, and how it was used."""
     store.counters.flush()
-    found = list(store.objects())
+    found = list(store.objects(chains=True))
+    blocks = [one.num_bytes for one in found if one.is_block]
     whole = [(one.meta, one.num_bytes) for one in found if one.meta is not None]
     return Usage(
         objects=len(found),
@@ -98,6 +100,7 @@ def usage(store: Store) -> Usage:
         max_bytes=store.max_bytes,
         pinned=len(space.pinned(store.root)),
         damaged=len(found) - len(whole),
+        chains=Amount(len(blocks), sum(blocks)),
         by_model=_grouped([(meta.target.model, size) for meta, size in whole]),
         by_codec=_grouped([(meta.codec, size) for meta, size in whole]),
         counts=read_counts(store.root / "stats"),

@@ -45,6 +45,11 @@ class StoredObject:
     problem: str | None
     used_ns: int
 
+    @property
+    def is_block(self) -> bool:
+        """Whether it is a block of a prefix chain."""
+        return self.meta is not None and self.meta.parent is not None
+
 
 class Store:
     """Objects by key in a directory (argument, `PIC_STORE`, or `.pic`). Creating one touches nothing on disk.
@@ -98,15 +103,22 @@ class Store:
             raise
         return found
 
-    def put(self, chunk: CompiledChunk) -> Path:
+    def put(self, chunk: CompiledChunk, used_ns: int | None = None, durable: bool = True) -> Path:
         """Write an object atomically; an equal one that is there already is replaced by the same bytes.
+
+        Args:
+            used_ns: when it was last used, if not now.
+            durable: whether it stays, once this returns, even if the power fails. If not, that may leave a damaged one.
 
         Raises:
             StoreError: it cannot be written, or the store may not hold so much; nothing was changed.
         """
         path = self.path(chunk.meta.key)
-        with atomic_write(path, self.root / "tmp", self._publish) as file:
+        with atomic_write(path, self.root / "tmp", self._publish, durable) as file:
             write_object(file, chunk)
+            if used_ns is not None:
+                file.flush()  # what is written later would change it
+                os.utime(file.fileno(), ns=(used_ns, used_ns))
         return path
 
     def adopt(self, key: str, source: IO[bytes]) -> Path:
@@ -150,17 +162,20 @@ class Store:
             raise StoreError(f"{prefix}: {what} with this key in the store {self.root}; see pic store ls")
         return found[0]
 
-    def objects(self, after: str = "") -> Iterator[StoredObject]:
+    def objects(self, after: str = "", chains: bool = False) -> Iterator[StoredObject]:
         """Every object, sorted by key, from the first key behind `after` on, with what its header says.
 
-        Damaged ones are listed with their problem. Headers come from the index, which follows the files.
+        Blocks of prefix chains only if `chains`. Damaged ones are listed with their problem. Headers come from the
+        index, which follows the files.
         """
         if not self.root.is_dir():
             return
         with open_index(self.root) as index:
             for shard in shards(self.root):
                 if shard >= after[:2]:
-                    yield from (one for one in self._listed(index, shard) if one.key > after)
+                    yield from (
+                        one for one in self._listed(index, shard) if one.key > after and (chains or not one.is_block)
+                    )
 
     def _listed(self, index: Index, shard: str) -> Iterator[StoredObject]:
         known, new, found = index.rows(shard), list[Described](), list[StoredObject]()

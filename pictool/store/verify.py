@@ -43,7 +43,7 @@ def verify(store: Store, repair: bool = False, on_object: Callable[[Entry], None
             problems |= {} if problem is None else {entry.key: str(problem)}
         if on_object:
             on_object(entry)
-    repaired = tuple(key for key in problems if repair and _repair(store, key))
+    repaired = tuple(key for key in problems if repair and take_out(store, key))
     if repaired:
         (store.root / INDEX).unlink(missing_ok=True)
     return Verified(count, num_bytes, problems, repaired)
@@ -58,8 +58,12 @@ def _problem(store: Store, key: str) -> PicError | None:
     return None
 
 
-def _repair(store: Store, key: str) -> bool:
-    """Take a damaged object out, if it still is damaged now that nobody else changes anything."""
+def take_out(store: Store, key: str) -> bool:
+    """Take a damaged object out, if it still is damaged now that nobody else changes anything.
+
+    Raises:
+        StoreError: it cannot be removed.
+    """
     path = store.path(key)
     try:
         with locked(store.root / space.LOCK) as fd:

@@ -38,7 +38,7 @@ POLICIES: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 EVERYTHING: list[tuple[str, dict[str, Any]]] = [
     ("full", {}), ("legolink", {"k": 1000}), ("cacheblend", {"ratio": 1}), ("speccache", {"ratio": 1}),
-    ("fixup", {"ratio": 1}),
+    ("fixup", {"ratio": 1}), ("prefix", {}),
 ]  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def compile_chunk(host: Host, store: Store, target: Target, job: CompileJob) -> 
     if get_tp_group().rank_in_group:
         return Outcome()
     tokens = job.tokens[job.sinks :]
-    meta = ObjectMeta(target.key(tokens, job.sinks, CODEC), target, len(tokens), job.sinks, CODEC)
+    meta = ObjectMeta(target.key(tokens, job.sinks, CODEC, job.salt), target, len(tokens), job.sinks, CODEC)
     try:
         store.put(CompiledChunk(meta, job.text, tokens, [(to_bytes(key), to_bytes(value)) for key, value in pairs]))
     except PicError as error:

@@ -182,7 +182,8 @@ class Engine:
     def _steps(self, tokens: Sequence[int], params: Any) -> Iterable[Any]:
         """The outputs of a request as they grow; the last is finished."""
         engine = self._llm.llm_engine
-        engine.add_request(next(self._names), {"prompt_token_ids": list(tokens)}, params)
+        salt = {"cache_salt": self._model.salt} if self._model.salt else {}
+        engine.add_request(next(self._names), {"prompt_token_ids": list(tokens), **salt}, params)
         while engine.has_unfinished_requests():
             yield from engine.step()
 
@@ -209,6 +210,10 @@ def answer(
     options: Mapping[str, Any] | None = None,
 ) -> Answer:
     """Start vLLM, answer one request, and stop it; the prompt is looked at first, so that mistakes are found soon."""
+    if request.policy.chain_block:
+        raise InputError(
+            f"--algo {request.policy.name}: vLLM has a prefix cache of its own; ask for full, or --engine torch"
+        )
     _require_plain(request.codec)
     parts, layout = prompt_of(model, store, request)
     longest = max([layout.num_tokens, *(len(part.chunk) + part.sinks for part in parts)])

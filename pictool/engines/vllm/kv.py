@@ -56,7 +56,7 @@ class Reader:
     """
 
     def __init__(self, store: Store, target: Target, job: LinkJob, heads: Heads) -> None:
-        self._target, self._heads = target, heads
+        self._target, self._heads, self._salt = target, heads, job.plan.salt
         self._resources = ExitStack()
         self._thread = self._resources.enter_context(ThreadPoolExecutor(1, "pic-read"))
         self._parts = [span for span in job.plan.parts if span.end > job.computed]
@@ -85,7 +85,7 @@ class Reader:
 
     def _open(self, store: Store, span: Span) -> ObjectFile:
         assert span.key is not None
-        return self._resources.enter_context(open_object(store, self._target, span.key))
+        return self._resources.enter_context(open_object(store, self._target, span.key, self._salt))
 
     def _read(self, layer: int) -> KV:
         pairs = [self._cut(file, span, layer) for file, span in zip(self._files, self._parts, strict=True)]

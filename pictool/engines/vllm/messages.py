@@ -29,6 +29,7 @@ class CompileJob:
     sinks: int
     text: str
     blocks: tuple[int, ...]
+    salt: str = ""
 
 
 @dataclass(frozen=True)

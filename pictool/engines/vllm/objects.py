@@ -15,8 +15,8 @@ from pictool.store.store import Store
 KEY_DIGITS = 64
 
 
-def open_object(store: Store, target: Target, key: str) -> ObjectFile:
-    """Open the object of a whole key; it is of this model, and its key is that of its tokens.
+def open_object(store: Store, target: Target, key: str, salt: str) -> ObjectFile:
+    """Open the object of a whole key; it is of this model, and its key is that of its tokens and the tenant's salt.
 
     Raises:
         PicError: missing, damaged (header or tokens), foreign, or another object than its name says.
@@ -24,8 +24,11 @@ def open_object(store: Store, target: Target, key: str) -> ObjectFile:
     file = store.open(key)
     try:
         file.meta.require(target, f"{key[:12]}")
-        if target.key(file.tokens(), file.meta.sinks, file.meta.codec) != key:
-            raise ForeignObjectError(f"{file.path}: its key {key[:12]} is not that of its tokens; compile it again")
+        if target.key(file.tokens(), file.meta.sinks, file.meta.codec, salt) != key:
+            raise ForeignObjectError(
+                f"{file.path}: its key {key[:12]} is not that of its tokens and this request's cache_salt; compile it "
+                "again, with this salt"
+            )
     except BaseException:
         file.close()
         raise

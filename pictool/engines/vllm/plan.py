@@ -39,11 +39,15 @@ class Found:
 
 @dataclass(frozen=True)
 class LinkPlan:
-    """How a prompt is linked. The spans go from 0 without gaps; the first is the head, perhaps empty."""
+    """How a prompt is linked. The spans go from 0 without gaps; the first is the head, perhaps empty.
+
+    `salt` is the request's own: its objects are those of this tenant.
+    """
 
     policy: Policy
     layout: Layout
     spans: tuple[Span, ...]
+    salt: str = ""
 
     @property
     def reach(self) -> int:
@@ -64,7 +68,9 @@ class LinkPlan:
         return tuple(span for span in self.spans if span.key is not None)
 
 
-def make_plan(policy: Policy, tokens: TokenIds, found: Sequence[Found], head_key: str | None = None) -> LinkPlan:
+def make_plan(
+    policy: Policy, tokens: TokenIds, found: Sequence[Found], head_key: str | None = None, salt: str = ""
+) -> LinkPlan:
     """Lay out a prompt in which objects stand.
 
     Args:
@@ -87,7 +93,7 @@ def make_plan(policy: Policy, tokens: TokenIds, found: Sequence[Found], head_key
         raise InputError("kv_transfer_params: no object stands before the last token of the prompt")
     spans = [spans[0], *(span for span in spans[1:] if span.start < span.end)]
     starts = (0, *(span.end for span in spans))
-    return LinkPlan(policy, Layout(tokens, starts), tuple(spans))
+    return LinkPlan(policy, Layout(tokens, starts), tuple(spans), salt)
 
 
 def locate(key: str, object_tokens: TokenIds, tokens: TokenIds, at: int) -> Found:

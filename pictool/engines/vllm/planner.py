@@ -40,17 +40,18 @@ class Planner:
     def close(self) -> None:
         self._closing.set()
 
-    def plan(self, wanted: Wanted, tokens: TokenIds) -> LinkPlan | None:
-        """Where the objects stand, and which; None if chunks are to be recognised and there are none.
+    def plan(self, wanted: Wanted, tokens: TokenIds, salt: str = "") -> LinkPlan | None:
+        """Where the objects of this salt stand, and which; None if chunks are to be recognised and there are none.
 
         Raises:
             PicError: an object that is missing, damaged or foreign, or does not stand where it should.
         """
         self._require_allowed(wanted.policy)
-        found = self._find(wanted, tokens) if wanted.places is None else self._placed(wanted, tokens)
+        find = self._find if wanted.places is None else self._placed
+        found = find(wanted, tokens, salt)
         if wanted.places is None and (not found or found[0].start >= len(tokens) - 1):
             return None
-        return make_plan(wanted.policy, tokens, found, self._head_key(tokens[: found[0].start]))
+        return make_plan(wanted.policy, tokens, found, self._head_key(tokens[: found[0].start], salt), salt)
 
     def select(self, plan: LinkPlan) -> RowMask | None:
         """The rows [N] to compute, those without an object among them; None if the policy narrows them on the way.
@@ -69,7 +70,7 @@ class Planner:
         for span in plan.parts:
             assert span.key is not None
             try:
-                with open_object(self._store, self._target, span.key) as file:
+                with open_object(self._store, self._target, span.key, plan.salt) as file:
                     file.verify()
             except PicError:
                 self._index.forget(span.key)
@@ -95,24 +96,24 @@ class Planner:
                 '(kv_connector_extra_config "policy", or "any_model")'
             )
 
-    def _placed(self, wanted: Wanted, tokens: TokenIds) -> list[Found]:
+    def _placed(self, wanted: Wanted, tokens: TokenIds, salt: str) -> list[Found]:
         found: list[Found] = []
         assert wanted.places is not None
         for place in wanted.places:
             key = whole_key(self._store, place.key)
-            with open_object(self._store, self._target, key) as file:
+            with open_object(self._store, self._target, key, salt) as file:
                 own = file.tokens()
             at = found[-1].end if found else 0
             found.append(locate(key, own, tokens, at) if place.start is None else Found(key, place.start, own))
         return found
 
-    def _find(self, wanted: Wanted, tokens: TokenIds) -> list[Found]:
+    def _find(self, wanted: Wanted, tokens: TokenIds, salt: str) -> list[Found]:
         """Recognised chunks whose objects can be opened; the others are computed."""
         self._start_indexing()
         found = []
-        for one in self._index.find(tokens, wanted.policy.sinks):
+        for one in self._index.find(tokens, wanted.policy.sinks, salt):
             try:
-                open_object(self._store, self._target, one.key).close()
+                open_object(self._store, self._target, one.key, salt).close()
             except PicError as error:
                 _log.warning("pic: %s; its tokens are computed", error)
                 self._index.forget(one.key)
@@ -120,34 +121,34 @@ class Planner:
                 found.append(one)
         return found
 
-    def _head_key(self, head: TokenIds) -> str | None:
+    def _head_key(self, head: TokenIds, salt: str) -> str | None:
         """The object of a head, if it was compiled: it stands where it was compiled, so it is exact."""
-        key = self._target.key(head, 0, CODEC)
+        key = self._target.key(head, 0, CODEC, salt)
         return key if len(head) and self._store.has(key) else None
 
     def _prompt(self, plan: LinkPlan) -> Prompt:
         """With texts for policies whose model reads them; decoding takes longer than the others take to choose."""
         layout = plan.layout
         spans = [*plan.spans, Span(*layout.tail, None)]
-        texts = tuple(self._text(layout.tokens, span) if plan.policy.is_slow else "" for span in spans)
-        tables = tuple(self._table(span) for span in plan.spans[1:]) if plan.policy.uses_tables else ()
+        texts = tuple(self._text(plan, span) if plan.policy.is_slow else "" for span in spans)
+        tables = tuple(self._table(plan, span) for span in plan.spans[1:]) if plan.policy.uses_tables else ()
         return Prompt(self._model, layout, texts, tables)
 
-    def _table(self, span: Span) -> Table | None:
+    def _table(self, plan: LinkPlan, span: Span) -> Table | None:
         """The table of a span's object, as far as the span goes. Tokens without an object are computed anyway: 0."""
         if span.key is None:
             return np.zeros(span.end - span.start, dtype=np.float16)
-        with open_object(self._store, self._target, span.key) as file:
+        with open_object(self._store, self._target, span.key, plan.salt) as file:
             table = file.fixups()
         return None if table is None else table[: span.end - span.start]
 
-    def _text(self, tokens: TokenIds, span: Span) -> str:
+    def _text(self, plan: LinkPlan, span: Span) -> str:
         """The text of the object that gives a whole span; else what its tokens decode to."""
         if span.key is not None:
-            with open_object(self._store, self._target, span.key) as file:
+            with open_object(self._store, self._target, span.key, plan.salt) as file:
                 if file.meta.num_tokens == span.end - span.start:
                     return file.text()
-        return str(self._model.tokenizer.decode(tokens[span.start : span.end].tolist()))
+        return str(self._model.tokenizer.decode(plan.layout.tokens[span.start : span.end].tolist()))
 
     def _start_indexing(self) -> None:
         """Read the store once now; a thread then looks for new objects."""

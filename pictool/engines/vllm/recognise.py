@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pictool.core import Target, TokenIds
-from pictool.engines.vllm.objects import open_object
 from pictool.engines.vllm.plan import Found
 from pictool.errors import PicError
 from pictool.store.store import Store
@@ -29,6 +28,11 @@ class Entry:
     key: str
     tokens: TokenIds
     sinks: int
+    codec: str
+
+    def is_of(self, target: Target, salt: str) -> bool:
+        """Whether its key is that of its tokens and this tenant's salt."""
+        return target.key(self.tokens, self.sinks, self.codec, salt) == self.key
 
 
 class Index:
@@ -57,9 +61,11 @@ class Index:
             self._entries.pop(key, None)
             self._windows = _windows(one for one in self._entries.values() if one is not None)
 
-    def find(self, tokens: TokenIds, sinks: int) -> list[Found]:
-        """The objects with `sinks` that stand whole in a prompt, the longest first to choose, without overlaps."""
-        candidates = [Found(one.key, at, one.tokens) for at, one in self._matches(tokens) if one.sinks == sinks]
+    def find(self, tokens: TokenIds, sinks: int, salt: str = "") -> list[Found]:
+        """The objects of this salt, with `sinks`, that stand whole in a prompt; the longest first to choose, without
+        overlaps."""
+        matches = [(at, one) for at, one in self._matches(tokens) if one.sinks == sinks]
+        candidates = [Found(one.key, at, one.tokens) for at, one in matches if one.is_of(self._target, salt)]
         candidates.sort(key=lambda one: (-len(one.tokens), one.start))
         is_taken, found = np.zeros(len(tokens), dtype=bool), []
         for one in candidates:
@@ -82,11 +88,13 @@ class Index:
 
     def _read(self, key: str) -> Entry | None:
         try:
-            with open_object(self._store, self._target, key) as file:
-                entry = Entry(key, file.tokens(), file.meta.sinks)
+            with self._store.look(key) as file:
+                file.meta.require(self._target, key[:12])
+                entry = Entry(key, file.tokens(), file.meta.sinks, file.meta.codec)
+                is_block = file.meta.parent is not None
         except PicError:  # another model's, or damaged: a request that names it is told
             return None
-        return entry if len(entry.tokens) >= self._min_tokens else None
+        return entry if len(entry.tokens) >= self._min_tokens and not is_block else None
 
 
 def rolling_hashes(tokens: TokenIds, window: int) -> Hashes:

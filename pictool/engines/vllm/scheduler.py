@@ -46,6 +46,7 @@ class _Compiling:
     request: Request
     what: Compile
     report: Report
+    salt: str
 
 
 class SchedulerSide:
@@ -103,7 +104,9 @@ class SchedulerSide:
         if name in self._compiling:
             what = self._compiling[name].what
             tokens = np.asarray(request.prompt_token_ids[:-1], dtype=np.int32)
-            self._jobs.append(CompileJob(name, tokens, what.sinks, what.text, tuple(blocks)))
+            self._jobs.append(
+                CompileJob(name, tokens, what.sinks, what.text, tuple(blocks), self._compiling[name].salt)
+            )
             return
         one = self._linking[name]
         computed = one.plan.reach - num_external
@@ -145,7 +148,7 @@ class SchedulerSide:
     def _add_link(self, request: Request, wanted: Wanted) -> None:
         started = time.perf_counter()
         tokens = np.asarray(request.prompt_token_ids, dtype=np.int32)
-        plan = self._planner.plan(wanted, tokens)
+        plan = self._planner.plan(wanted, tokens, request.cache_salt or "")
         if plan is None:  # nothing was recognised
             return
         rows: Rows = Future()
@@ -164,7 +167,8 @@ class SchedulerSide:
             self._refuse(request, wanted, 'compile: this server takes no objects (kv_connector_extra_config "compile")')
             return
         self._planner.require_compilable(request.prompt_token_ids or [], wanted.compile)
-        self._compiling[request.request_id] = _Compiling(request, wanted.compile, Report(label_of(wanted.policy)))
+        report, salt = Report(label_of(wanted.policy)), request.cache_salt or ""
+        self._compiling[request.request_id] = _Compiling(request, wanted.compile, report, salt)
         self._salt(request, self._salter.unique())
 
     def _is_selected(self, one: _Linking) -> bool:

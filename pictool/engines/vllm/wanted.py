@@ -78,13 +78,19 @@ def parse_policy(given: object) -> Policy:
         InputError: no such policy, a grid of several, or a field that does not fit.
     """
     if isinstance(given, Mapping) and isinstance(given.get("algo"), str):
-        return make_policy(given["algo"], {name: value for name, value in given.items() if name != "algo"})
+        return _linking(make_policy(given["algo"], {name: value for name, value in given.items() if name != "algo"}))
     if not isinstance(given, str):
         raise InputError("policy: must be a specification as legolink-16, or an object with algo and its fields")
     found = parse_grid([given])
     if len(found) != 1:
         raise InputError(f"policy {given!r}: names {len(found)} policies; a request takes one")
-    return found[0].policy
+    return _linking(found[0].policy)
+
+
+def _linking(policy: Policy) -> Policy:
+    if policy.chain_block:
+        raise InputError(f"policy {policy.name!r}: vLLM has a prefix cache of its own, for requests that link nothing")
+    return policy
 
 
 def _wanted(way: str, value: object, policy: Policy) -> Wanted | None:

@@ -25,12 +25,14 @@ class Prompt:
     """What a policy may look at: where everything stands, the texts of head, chunks and tail, and the target model.
 
     `tables` has, if the policy `uses_tables`, every chunk's table of fixups [n_c], or None for an object without one.
+    `cached` is, if the policy has `chain_block`, how many tokens of the context, from position 0 on, are stored.
     """
 
     model: Model
     layout: Layout
     texts: tuple[str, ...]
     tables: tuple[Table | None, ...] = ()
+    cached: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,11 @@ class Policy(ABC):
     def uses_tables(self) -> bool:
         """Whether `select` reads the objects' tables of fixups; texts that are compiled for this policy get them."""
         return False
+
+    @property
+    def chain_block(self) -> int:
+        """Tokens of a block, if this policy reuses (and stores) prefix chains in place of objects; else 0."""
+        return 0
 
     def prepare(self, model: Model) -> None:  # noqa: B027 (most policies need nothing)
         """Load what the policy needs beside the target model; called before a link's clock starts."""

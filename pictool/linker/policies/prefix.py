@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pictool.errors import InputError
+from pictool.linker.policies.base import Policy, Prompt, Selection, all_rows
+
+
+@dataclass(frozen=True)
+class Prefix(Policy):
+    """Prefix caching (vLLM's, by hashes of blocks; SGLang's has the same reach): what matches from position 0 on.
+
+    Exact: a block is reused only behind the very tokens that it was computed behind, and all else is computed. What
+    was computed is stored, so that the next prompt with the same beginning reuses more.
+
+    Fields:
+        block: tokens of a block; only whole ones are stored.
+    """
+
+    name: ClassVar[str] = "prefix"
+    reference: ClassVar[str] = "DESIGN §3; vLLM, automatic prefix caching"
+    block: int = 16
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise InputError(f"prefix: block={self.block} must be 1 or more")
+
+    @property
+    def chain_block(self) -> int:
+        return self.block
+
+    def select(self, prompt: Prompt) -> Selection:
+        rows = all_rows(prompt.layout)
+        rows[: prompt.cached] = False
+        return Selection(rows)

@@ -1,0 +1,94 @@
+"""A request's `cache_salt` is its tenant's: objects of another salt are never linked, named or recognised."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import vllm_rig as rig
+
+from pictool.compiler.compile import compile
+from pictool.core import Chunk
+from pictool.engines.torch import Request
+from pictool.engines.vllm.engine import Engine as OfflineEngine
+from pictool.errors import InputError
+from pictool.linker.policies import make_policy
+from pictool.runtime.model import load_model
+
+HEAD = "<s>"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> rig.World:
+    return rig.make_world(tmp_path_factory.mktemp("salt"), "llama")
+
+
+def salted(world: rig.World, salt: str) -> rig.World:
+    return replace(world, model=load_model(str(world.directory), "cpu", "float32", salt))
+
+
+@pytest.fixture(scope="module")
+def engine(world: rig.World, start: Callable[..., Any]) -> rig.Engine:
+    extra = {"recognise": True, "policy": "legolink-4", "min_tokens": 5, "refresh_s": 0.2}
+    engine: rig.Engine = start(world, extra, enable_prefix_caching=True)
+    return engine
+
+
+def test_what_a_tenant_compiles_is_its_own(world: rig.World) -> None:
+    """First of all: it starts an engine of its own, and a process has room for one at a time."""
+    mine, chunks = salted(world, "mine"), rig.text_chunks(world.model)
+    with OfflineEngine(mine.model, world.store, max_model_len=256, options={"enforce_eager": True}) as engine:
+        done = engine.compile(chunks)
+        request = Request("Numbers?", [chunks[0]], make_policy("naive", {}), max_new_tokens=2)
+        assert engine.answer(request).text is not None
+    keys = [mine.model.key(chunk.tokens, 0, "none") for chunk in chunks]
+    assert [one.key for one in done] == keys and all(world.store.has(key) for key in keys)
+    assert not any(world.store.has(world.model.key(chunk.tokens, 0, "none")) for chunk in chunks)
+
+
+@pytest.mark.parametrize("salt", ["other", None])
+def test_named_objects_are_linked_for_their_tenant_only(world: rig.World, engine: rig.Engine, salt: str | None) -> None:
+    case, exact = salted(world, "mine").case("legolink-4", seed=1), world.exact(seed=1)
+    own, foreign = engine.ask(replace(case, salt="mine"), replace(case, salt=salt))
+    assert own.report is not None and own.report["state"] == "linked"
+    assert rig.difference(case, own) <= rig.TOLERANCE
+    assert foreign.report is not None and foreign.report["state"] == "exact"
+    assert "cache_salt" in foreign.report["problem"]
+    assert rig.difference(exact, foreign) <= rig.TOLERANCE
+
+
+def test_an_unsalted_object_is_none_of_a_tenant(world: rig.World, engine: rig.Engine) -> None:
+    case, exact = world.case("legolink-4", seed=2), world.exact(seed=2)
+    (answer,) = engine.ask(replace(case, salt="mine"))
+    assert answer.report is not None and answer.report["state"] == "exact"
+    assert rig.difference(exact, answer) <= rig.TOLERANCE
+
+
+def test_only_a_tenant_s_own_objects_are_recognised(world: rig.World, engine: rig.Engine) -> None:
+    """Another tenant's longer object over the same tokens neither is linked nor hides one's own."""
+    mine, (chunk,) = salted(world, "mine"), rig.random_chunks((70,), seed=3)
+    case = mine.case(
+        "legolink-4", chunks=[Chunk("", chunk.tokens[:40], ""), Chunk("", chunk.tokens[40:], "")], head=HEAD
+    )
+    compile(salted(world, "other").model, world.store, [chunk])
+    time.sleep(0.6)
+    unsaid = rig.Case(case.tokens, None, case.linked)
+    own, nobody = engine.ask(replace(unsaid, salt="mine"), replace(unsaid, salt="third"))
+    assert own.report is not None and own.report["chunks"] == 2
+    assert rig.difference(case, own) <= rig.TOLERANCE
+    assert nobody.report is None
+
+
+def test_vllm_has_a_prefix_cache_of_its_own(world: rig.World, engine: rig.Engine) -> None:
+    from pictool.engines.vllm.engine import answer
+
+    with pytest.raises(InputError, match="prefix cache of its own"):
+        answer(world.model, world.store, Request("Why?", policy=make_policy("prefix", {})))
+    case = world.case("naive", seed=4)
+    assert case.params is not None
+    params = {"pic": {**case.params["pic"], "policy": "prefix"}}
+    (refused,) = engine.ask(replace(case, params=params))
+    assert refused.report is None or refused.report["state"] == "exact"
