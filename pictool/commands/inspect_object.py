@@ -61,7 +61,7 @@ def _fields(file: ObjectFile) -> dict[str, Any]:
         "kv_heads": target.geometry.kv_heads, "head_dim": target.geometry.head_dim, "dtype": target.dtype,
         "sinks": meta.sinks, "codec": meta.codec, "bytes": file.num_bytes, "layer_bytes": file.layer_bytes,
         "fixups": meta.fixups or "none",
-    }  # fmt: skip
+    } | ({} if meta.parent is None else {"parent": meta.parent or "none (the first block of a chain)"})  # fmt: skip
 
 
 def _table(file: ObjectFile) -> dict[str, Any]:

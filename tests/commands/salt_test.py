@@ -24,6 +24,8 @@ def test_a_second_prompt_reuses_the_first_one_s_blocks(model: Path, texts: tuple
     assert stats["chains"]["count"] == stats["objects"] >= first // 4
     assert pic("store", "ls", "--json").json == [] and len(pic("store", "ls", "--chains", "--json").json) >= 2
     assert pic("store", "verify").code == 0
+    (one,) = pic("store", "show", pic("store", "ls", "--chains", "--json").json[0]["key"], "--json").json
+    assert one["tokens"] == 4 and one["parent"]
 
 
 def test_another_salt_never_hits(model: Path, texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

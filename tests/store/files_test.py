@@ -12,7 +12,7 @@ import pytest
 from chunks import make_chunk
 
 from pictool.errors import StoreError
-from pictool.store.files import atomic_write, remove_litter
+from pictool.store.files import allow_open_files, atomic_write, remove_litter
 from pictool.store.store import Store
 
 
@@ -134,3 +134,24 @@ def test_a_store_without_permission_says_so(store: Store, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(os, "utime", refuse)
         store.open(make_chunk(1).meta.key).close()  # a hit in a store that cannot be written is one all the same
+
+
+def test_as_many_open_files_as_the_system_lets() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+        assert allow_open_files(100) == 100 and resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 300
+        assert allow_open_files(400) == 400 and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 400
+        if hard != resource.RLIM_INFINITY:
+            assert 0 < allow_open_files(hard + 1) < hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_need_not_be_durable_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").mkdir()
+    disk = Disk(monkeypatch)
+    with atomic_write(tmp_path / "there" / "quick", durable=False) as file:
+        file.write(b"x")
+    assert "sync" not in {kind for kind, _ in disk.events}
+    assert (tmp_path / "there" / "quick").read_bytes() == b"x"
