@@ -79,7 +79,7 @@ def make_directory(path: Path) -> None:
 
 
 def open_in_order(path: Path) -> int:
-    """Open a file to read it from its beginning to its end: the system may read farther ahead. A pipe does not block."""
+    """Open a file that is read from its beginning to its end: the system reads farther ahead. A pipe does not block."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError):  # a pipe takes no advice
