@@ -34,7 +34,7 @@ class Entry:
     def within(cls, directory: str, key: str) -> Entry | None:
         """The same by directory and key: a store has many, and a `Path` costs more than to ask the system."""
         with suppress(OSError):
-            status = os.stat(f"{directory}/{key}{SUFFIX}")
+            status = os.stat(f"{directory}/{key}{SUFFIX}")  # noqa: PTH116
             return cls(key, directory, status.st_size, status.st_mtime_ns, status.st_ino)
         return None
 
