@@ -120,6 +120,7 @@ def plan_command(
     chunk_tokens: ChunkOption = None,
     check: Annotated[bool, typer.Option("--check", help="Link too; print estimates against measured times.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine again.")] = False,
+    codec: CodecOption = None,
     model: ModelOption = None,
     store: StoreOption = None,
     device: DeviceOption = None,
@@ -130,6 +131,6 @@ def plan_command(
     from pictool.commands.plan import PlanOptions, run_plan
 
     options = PlanOptions(
-        documents or [], query, algo, ratio, params or [], tiers, tokens, chunk_tokens, check, measure
+        documents or [], query, algo, ratio, params or [], tiers, tokens, chunk_tokens, check, measure, codec
     )
     run_plan(options, model=model, store=store, device=device, dtype=dtype, as_json=as_json)
