@@ -8,6 +8,7 @@ import typer
 
 from pictool.cli.options import (
     ChunkOption,
+    CodecOption,
     DeviceOption,
     DtypeOption,
     JsonOption,
@@ -41,6 +42,7 @@ def eval_command(
         Optional[str], typer.Option("--query-template", help="How {query} stands behind the documents.")
     ] = None,
     chunk_tokens: ChunkOption = None,
+    codec: CodecOption = None,
     skip_long: Annotated[bool, typer.Option("--skip-long", help="Leave out what does not fit the model.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Begin the results anew.")] = False,
     plot: Annotated[Optional[str], typer.Option("--plot", help="Quality against TTFT (.svg and .png).")] = None,
@@ -55,6 +57,6 @@ def eval_command(
 
     options = EvalOptions(
         dataset, params or [], algo or [], output, limit, jobs, chunk_tokens, head, query_template, metric,
-        max_new_tokens, skip_long, force, plot,
+        max_new_tokens, skip_long, force, plot, codec,
     )  # fmt: skip
     run_eval(options, model=model, store=store, device=device, dtype=dtype, as_json=as_json)

@@ -124,6 +124,7 @@ def plan_command(
     chunk_tokens: ChunkOption = None,
     check: Annotated[bool, typer.Option("--check", help="Link too; print estimates against measured times.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine again.")] = False,
+    codec: CodecOption = None,
     model: ModelOption = None,
     store: StoreOption = None,
     salt: SaltOption = None,
@@ -135,6 +136,6 @@ def plan_command(
     from pictool.commands.plan import PlanOptions, run_plan
 
     options = PlanOptions(
-        documents or [], query, algo, ratio, params or [], tiers, tokens, chunk_tokens, check, measure
+        documents or [], query, algo, ratio, params or [], tiers, tokens, chunk_tokens, check, measure, codec
     )
     run_plan(options, model=model, store=store, salt=salt, device=device, dtype=dtype, as_json=as_json)

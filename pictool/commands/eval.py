@@ -41,6 +41,7 @@ class EvalOptions:
     skip_long: bool
     force: bool
     plot: str | None
+    codec: str | None = None
 
 
 def run_eval(
@@ -94,6 +95,7 @@ def check_outputs(options: EvalOptions, dataset: Dataset) -> None:
 
 
 def make_settings(options: EvalOptions) -> Settings:
+    from pictool.compiler.compile import CODEC
     from pictool.eval.units import Settings
 
     head, template = options.head, options.query_template
@@ -102,6 +104,7 @@ def make_settings(options: EvalOptions) -> Settings:
         head=None if head is None else require_text("the head", head),
         query_template=None if template is None else require_text("the query template", template),
         max_new_tokens=options.max_new_tokens,
+        codec=options.codec or CODEC,
     )
 
 

@@ -145,7 +145,7 @@ def make_request(options: LinkOptions, script: LinkScript) -> Request:
         sampling=Sampling(options.temperature, options.top_p, options.seed, tuple(options.stop)),
         sinks=options.sinks,
         chunk_tokens=options.chunk_tokens,
-        codec=codec_setting(options.codec),
+        codec=codec_setting(_first(options.codec, script.codec)),
     )
 
 
@@ -191,7 +191,7 @@ def with_auto_ratio(model: Model, store: Store, request: Request) -> Request:
     frame = make_frame(model, request.query, request.head, request.query_template)
     choice = auto_ratio(
         model, store, request.documents, frame.tail, request.policy, head=frame.head, sinks=request.sinks,
-        chunk_tokens=request.chunk_tokens, on_measure=note_measuring,
+        chunk_tokens=request.chunk_tokens, codec=request.codec, on_measure=note_measuring,
     )  # fmt: skip
     assert choice.load_s is not None
     note(f"ratio {choice.ratio:g} (load {choice.load_s * 1e3:.0f} ms, prefill {choice.prefill_s * 1e3:.0f} ms)")

@@ -7,13 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pictool.commands.common import UsageError, note, open_model, open_store, print_json, require_text
+from pictool.commands.common import (
+    UsageError,
+    codec_setting,
+    note,
+    open_model,
+    open_store,
+    print_json,
+    require_text,
+)
 from pictool.commands.config import setting
 from pictool.commands.link import parse_fields
 from pictool.commands.plan_report import Check, print_plan, report, store_plan
 from pictool.commands.tiers import TierEntry, read_tiers
 from pictool.linker.controller import MIN_RATIO, STORE_TIER, Plan, Tier, make_plan
 from pictool.linker.estimate import Estimator, PromptSize, Speed
+from pictool.store.codecs import require_codec
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -41,6 +50,7 @@ class PlanOptions:
     chunk_tokens: int | None
     check: bool
     measure: bool
+    codec: str | None = None
 
 
 def run_plan(
@@ -48,6 +58,7 @@ def run_plan(
     dtype: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     check_options(options)
+    codec = require_codec(codec_setting(options.codec)).name
     entries, values = read_tiers(options.tiers), policy_values(options)
     opened, to = open_model(model, device, dtype, salt), open_store(store)
     from pictool.linker.policies import make_policy
@@ -55,14 +66,14 @@ def run_plan(
 
     policy = make_policy(options.algo or DEFAULT_ALGO, {"ratio": MIN_RATIO, **values})
     frame = make_plan_frame(opened, options)
-    size = plan_size(opened, to, frame, policy, options)
+    size = plan_size(opened, to, frame, policy, options, codec)
     measured = compute_profile(opened, options.measure, note_measuring)
     estimator = make_estimator(opened, policy, measured)
     plan = make_plan(estimator, size, make_tiers(opened, to, entries, options.measure), policy.params["ratio"])
     check = None
     if options.check:
         chosen = policy if "ratio" in values else with_ratio(policy, store_plan(plan).choice.ratio)
-        check = run_check(opened, to, frame, chosen, estimator, plan, options)
+        check = run_check(opened, to, frame, chosen, estimator, plan, options, codec)
     if as_json:
         print_json(report(opened, policy, estimator, measured, plan, check))
     else:
@@ -96,24 +107,26 @@ def make_plan_frame(model: Model, options: PlanOptions) -> Frame:
     return make_frame(model, query, setting("head", None), setting("query_template", None))
 
 
-def plan_size(model: Model, store: Store, frame: Frame, policy: Policy, options: PlanOptions) -> PromptSize:
+def plan_size(
+    model: Model, store: Store, frame: Frame, policy: Policy, options: PlanOptions, codec: str
+) -> PromptSize:  # fmt: skip
     """The size of the prompt that is planned: of the documents, or of --tokens.
 
     Raises:
         PicError: an unusable document, or a prompt that is too long for the model.
     """
     from pictool.linker.measure import token_bytes
-    from pictool.linker.profile import measure_size, require_room
+    from pictool.linker.profile import coded_size, decoding, measure_size, require_room
 
     if options.tokens is None:
-        size = measure_size(
-            model, store, options.documents, frame.tail, policy, head=frame.head, chunk_tokens=options.chunk_tokens
-        )
-    else:
-        objects = math.ceil(options.tokens / (options.chunk_tokens or DEFAULT_CHUNK_TOKENS))
-        size = PromptSize(options.tokens, len(model.encode(frame.tail)), objects, token_bytes(model))
+        return measure_size(
+            model, store, options.documents, frame.tail, policy, head=frame.head, chunk_tokens=options.chunk_tokens,
+            codec=codec, again=options.measure, on_measure=note_measuring,
+        )  # fmt: skip
+    objects = math.ceil(options.tokens / (options.chunk_tokens or DEFAULT_CHUNK_TOKENS))
+    size = PromptSize(options.tokens, len(model.encode(frame.tail)), objects, token_bytes(model))
     require_room(model, size)
-    return size
+    return coded_size(size, decoding(model, codec, options.measure, note_measuring))
 
 
 def make_tiers(model: Model, store: Store, entries: Sequence[TierEntry], again: bool) -> list[Tier]:
@@ -136,16 +149,18 @@ def make_tiers(model: Model, store: Store, entries: Sequence[TierEntry], again: 
 
 
 def run_check(
-    model: Model, store: Store, frame: Frame, policy: Policy, estimator: Estimator, plan: Plan, options: PlanOptions
-) -> Check:
+    model: Model, store: Store, frame: Frame, policy: Policy, estimator: Estimator, plan: Plan, options: PlanOptions,
+    codec: str,
+) -> Check:  # fmt: skip
     """Link from the store under the policy, and compare."""
     from pictool.linker.measure import measure_link
 
     speed, ratio = store_plan(plan).tier.speed, policy.params["ratio"]
     assert speed is not None
     timing = measure_link(
-        model, store, options.documents, frame.tail, policy, head=frame.head, chunk_tokens=options.chunk_tokens
-    )
+        model, store, options.documents, frame.tail, policy, head=frame.head, chunk_tokens=options.chunk_tokens,
+        codec=codec,
+    )  # fmt: skip
     estimated = {
         "load": estimator.load_s(plan.size, speed),
         "recompute": estimator.recompute_s(ratio, plan.size),

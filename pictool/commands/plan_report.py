@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.commands.common import note
 from pictool.linker.controller import MIN_RATIO, STORE_TIER, Plan, RatioChoice, TierPlan
-from pictool.linker.estimate import Computed, Estimator
+from pictool.linker.estimate import Computed, Estimator, PromptSize
 
 if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy
@@ -48,7 +48,7 @@ def report(
         "ratio": plan.ratio,
         "tokens": {"context": size.context, "tail": size.tail},
         "objects": size.objects,
-        "bytes": size.num_bytes,
+        "bytes": size.stored_bytes, "kv_bytes": size.num_bytes, "decode_s": size.decode_s,
         "prefill": {
             "measured": [[one.size.num_tokens, one.runs, one.seconds] for one in measured],
             "constant_s": estimator.constant_s, "token_s": estimator.token_s, "pair_s": estimator.pair_s,
@@ -79,8 +79,7 @@ def print_plan(
 ) -> None:  # fmt: skip
     size = plan.size
     print(
-        f"prompt    {size.context} tokens of context in {size.objects} objects ({size.num_bytes / 1e6:.1f} MB of KV), "
-        f"{size.tail} of the query"
+        f"prompt    {size.context} tokens of context in {size.objects} objects ({_kv(size)}), {size.tail} of the query"
     )
     full = ms(estimator.prefill_s(size.context + size.tail))
     print(f"model     {model.name} ({model.dtype}, {model.device}): TTFT of full recompute {full}")
@@ -104,6 +103,14 @@ def print_plan(
         note(f"{policy.name} reads the prompt with a model of its own; that is not in these times")
     if check:
         print_check(check)
+
+
+def _kv(size: PromptSize) -> str:
+    """The KV of a prompt's objects, and what it takes if it is coded."""
+    plain = f"{size.num_bytes / 1e6:.1f} MB of KV"
+    if size.coded_bytes is None or size.coded_bytes == size.num_bytes:
+        return plain
+    return f"{plain} in {size.coded_bytes / 1e6:.1f} MB, {ms(size.decode_s)} to decode"
 
 
 def why_ratio(choice: RatioChoice, estimator: Estimator, plan: Plan) -> str:

@@ -6,6 +6,7 @@ query: "Which festival does Gadwick hold?"
 query_template: "Question: {query}\\nAnswer:"   # optional
 policy: {algo: legolink, k: 16}             # optional; any field of the policy
 max_new_tokens: 32                          # optional
+codec: int8                                 # optional: how the KV of documents given as texts is kept
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Any
 
 from pictool.commands.config import read_yaml, text_or_none
 from pictool.errors import InputError
+from pictool.store.codecs import codecs
 
-_KEYS = ("head", "documents", "query", "query_template", "policy", "max_new_tokens")
+_KEYS = ("head", "documents", "query", "query_template", "policy", "max_new_tokens", "codec")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class LinkScript:
     algo: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     max_new_tokens: int | None = None
+    codec: str | None = None
 
 
 def read_script(path: Path) -> LinkScript:
@@ -53,7 +56,9 @@ def read_script(path: Path) -> LinkScript:
     new_tokens = data.get("max_new_tokens")
     if new_tokens is not None and (type(new_tokens) is not int or new_tokens < 1):
         raise InputError(f"{path}: max_new_tokens must be a whole number above 0")
-    texts = {key: text_or_none(path, key, data.get(key)) for key in ("head", "query", "query_template")}
+    texts = {key: text_or_none(path, key, data.get(key)) for key in ("head", "query", "query_template", "codec")}
+    if texts["codec"] is not None and texts["codec"] not in codecs():
+        raise InputError(f"{path}: codec {texts['codec']!r} must be one of {', '.join(codecs())}")
     params = {name: value for name, value in policy.items() if name != "algo"}
     found = tuple(_beside(path, one) for one in documents)
     return LinkScript(documents=found, algo=policy.get("algo"), params=params, max_new_tokens=new_tokens, **texts)

@@ -34,6 +34,11 @@ class Compiled:
     is_new: bool
 
 
+def head_codec(codec: str) -> str:
+    """How the KV of a head is kept if that of documents is kept so: always without loss, it is exact everywhere."""
+    return codec if require_codec(codec).is_lossless else CODEC
+
+
 def object_key(model: Model, chunk: Chunk, sinks: int = 0, codec: str = CODEC) -> str:
     """The key under which this chunk's object is stored. Loads no weights."""
     return model.key(chunk.tokens, sinks, codec)

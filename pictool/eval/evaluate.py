@@ -114,7 +114,7 @@ def _fill(
     total = len(contenders) * sum(len(unit.questions) for unit in units)
     done = total - sum(len(labels) for task in tasks for labels in task.wanted.values())
     on_progress(done, total)
-    with closing(_run(model, store, contenders, tasks, results.header.threads, jobs)) as finished:
+    with closing(_run(model, store, contenders, tasks, results.header, jobs)) as finished:
         for rows in finished:
             results.append(rows)
             done += len(rows)
@@ -162,18 +162,19 @@ def _is_small(model: Model) -> bool:
 
 
 def _run(
-    model: Model, store: Store, contenders: Sequence[Contender], tasks: Sequence[Task], threads: int, jobs: int
+    model: Model, store: Store, contenders: Sequence[Contender], tasks: Sequence[Task], header: Header, jobs: int
 ) -> Generator[list[Row], None, None]:
     """Here, or in processes that have together at most as many threads as there are cores."""
     if not tasks:
         return
+    threads, codec = header.threads, header.identity["codec"]
     objects = object_store(store, model, threads)
     most = jobs if threads == 1 else max(1, _cores() // threads)
     count = min(jobs, most, len(tasks))
     if count > 1:
-        yield from run_in_processes(make_job(model, objects, contenders, threads), tasks, count)
+        yield from run_in_processes(make_job(model, objects, contenders, threads, codec), tasks, count)
     else:
-        yield from run_here(Runner(model, objects, contenders), tasks, threads)
+        yield from run_here(Runner(model, objects, contenders, codec), tasks, threads)
 
 
 def _threads(model: Model, jobs: int) -> int:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pictool.compiler.compile import CODEC
 from pictool.errors import InputError
 from pictool.eval.case import Case
 from pictool.eval.datasets.base import Dataset
@@ -49,7 +50,7 @@ class Header:
         model = {name: value for name, value in self.model.items() if name != "name"}
         return {
             "pictool": self.pictool, "torch": self.torch, "dataset": [self.dataset["name"], self.dataset["sha256"]],
-            "model": model, **self.settings,
+            "model": model, "codec": CODEC, **self.settings,
         }  # fmt: skip
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import Compiled, compile
+from pictool.compiler.compile import CODEC, Compiled, compile, head_codec
 from pictool.compiler.fixups import PROBES
 from pictool.core import Chunk
 from pictool.errors import ModelError
@@ -45,8 +45,10 @@ class Runner:
     what else is compiled, asked or stored.
     """
 
-    def __init__(self, model: Model, store: Store, contenders: Sequence[Contender]) -> None:
-        self._model, self._store = model, store
+    def __init__(
+        self, model: Model, store: Store, contenders: Sequence[Contender], codec: str = CODEC
+    ) -> None:  # fmt: skip
+        self._model, self._store, self._codec = model, store, codec
         self._contenders = {one.label: one for one in contenders}
         self._other_models = {one.label: one.other_model(model) for one in contenders}
         self._warm: set[str] = set()
@@ -74,7 +76,7 @@ class Runner:
         chunks = [make_chunk(self._model, WARM_UP, "warm-up")]
         self._compile(chunks, {make_frame(self._model, WARM_UP).head}, cold)
         for policy in self._policies(cold):
-            self._ask(Request(WARM_UP, chunks, policy, max_new_tokens=2))
+            self._ask(Request(WARM_UP, chunks, policy, max_new_tokens=2, codec=self._codec))
         self._warm |= cold
 
     def _policies(self, labels: set[str]) -> list[Policy]:
@@ -87,9 +89,12 @@ class Runner:
         if not kinds:
             return
         for sinks, probes in sorted(kinds, reverse=True):  # an object with a table serves those who need none
-            compile(self._model, self._store, chunks, sinks=sinks, probes=probes, alone=True)
+            compile(
+                self._model, self._store, chunks, sinks=sinks, codec=self._codec, probes=probes, alone=True
+            )  # fmt: skip
         encoded = (Chunk(head, self._model.encode(head), "head") for head in sorted(heads))
-        compile(self._model, self._store, [head for head in encoded if head.tokens], alone=True)
+        heads_codec = head_codec(self._codec)
+        compile(self._model, self._store, [head for head in encoded if head.tokens], codec=heads_codec, alone=True)
 
     def _rows(self, task: Task, question: Question) -> Iterator[Row]:
         wanted = task.wanted.get(question.case.id, ())
@@ -104,7 +109,7 @@ class Runner:
     def _reply(self, unit: Unit, question: Question, contender: Contender) -> tuple[Reply, int | None]:
         """The reply, and how far memory rose."""
         policy = contender.algo if isinstance(contender.algo, Policy) else FULL.algo
-        request = make_request(unit, question, policy)
+        request = make_request(unit, question, policy, self._codec)
         with naming(f"case {question.case.id}, {contender.label}"), PeakMemory(self._model.device) as peak:
             if isinstance(contender.algo, Method):
                 reply = contender.algo.answer(self._model, self._ask, request)
@@ -123,13 +128,13 @@ class Runner:
         return given
 
 
-def make_request(unit: Unit, question: Question, policy: Any) -> Request:
+def make_request(unit: Unit, question: Question, policy: Any, codec: str) -> Request:
     from pictool.engines.torch import Request
     from pictool.runtime.decode import Sampling
 
     return Request(
         question.case.query, unit.chunks, policy, question.head, question.query_template, question.max_new_tokens,
-        Sampling(stop=question.case.stop),
+        Sampling(stop=question.case.stop), codec=codec,
     )  # fmt: skip
 
 

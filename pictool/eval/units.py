@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunks
+from pictool.compiler.compile import CODEC
 from pictool.core import Chunk
 from pictool.errors import InputError, PicError
 from pictool.eval.case import Case
 from pictool.runtime.support import rope_switch
 from pictool.runtime.template import Frame, make_frame
+from pictool.store.codecs import require_codec
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -23,17 +25,19 @@ if TYPE_CHECKING:
 class Settings:
     """How every case is asked; None: as the case says. `pic.yaml` has no part in it: a dataset brings its prompts.
 
-    chunk_tokens: documents are cut into chunks of at most so many tokens.
+    chunk_tokens: documents are cut into chunks of at most so many tokens. codec: how the KV of documents is kept.
     """
 
     chunk_tokens: int | None = None
     head: str | None = None
     query_template: str | None = None
     max_new_tokens: int | None = None
+    codec: str = CODEC
 
     def __post_init__(self) -> None:
         if self.query_template is not None and "{query}" not in self.query_template:
             raise InputError(f"query template {self.query_template!r}: must contain {{query}}")
+        require_codec(self.codec)
         for name in ("chunk_tokens", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

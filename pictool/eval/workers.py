@@ -15,6 +15,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pictool.compiler.compile import CODEC
 from pictool.errors import InputError, PicError
 from pictool.eval.contenders import Contender
 from pictool.eval.row import Row
@@ -39,6 +40,7 @@ class Job:
     store: Path
     contenders: tuple[Contender, ...]
     threads: int
+    codec: str
 
     def runner(self) -> Runner:
         """Opens the model in this process."""
@@ -54,7 +56,7 @@ class Job:
         model.name = self.name
         if model.fingerprint != self.fingerprint:
             raise InputError(f"{self.name}: was replaced while it was being evaluated; run the command again")
-        return Runner(model, Store(self.store), self.contenders)
+        return Runner(model, Store(self.store), self.contenders, self.codec)
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,14 @@ class Crash:
     trace: str
 
 
-def make_job(model: Model, store: Store, contenders: Sequence[Contender], threads: int) -> Job:
+def make_job(
+    model: Model, store: Store, contenders: Sequence[Contender], threads: int, codec: str = CODEC
+) -> Job:  # fmt: skip
     if model.directory is None:
         raise InputError(f"{model.name}: is in memory, and other processes cannot open it; use one job")
     return Job(
         model.name, model.directory.absolute(), model.device, model.dtype, model.fingerprint, store.root.absolute(),
-        tuple(contenders), threads,
+        tuple(contenders), threads, codec,
     )  # fmt: skip
 
 

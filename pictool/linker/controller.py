@@ -24,7 +24,7 @@ class Tier:
 
     def cost(self, size: PromptSize) -> float:
         """Of one prompt's objects per month (C_store of §5.1)."""
-        return self.price * size.num_bytes / 1e9
+        return self.price * size.stored_bytes / 1e9
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,18 @@ _LEAST_GAIN = 1e-6  # of the squared relative error: a further coefficient must 
 
 @dataclass(frozen=True)
 class PromptSize:
-    """What has to be loaded and computed: tokens of context (head and chunks) and tail, objects, KV bytes per token."""
+    """What has to be loaded and computed: tokens of context (head and chunks) and tail, objects, KV bytes per token.
+
+    `coded_bytes` are those that the KV takes in its objects, `decode_s` the seconds that decoding all of it takes; None
+    and 0 if nothing is coded.
+    """
 
     context: int
     tail: int
     objects: int
     token_bytes: int
+    coded_bytes: int | None = None
+    decode_s: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -33,8 +39,36 @@ class PromptSize:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of KV that the objects hold."""
+        """Bytes of KV that the objects hold, decoded."""
         return self.context * self.token_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that this KV is read from."""
+        return self.num_bytes if self.coded_bytes is None else self.coded_bytes
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What a codec costs: bytes stored per byte of KV, seconds to decode a byte of KV, and per object."""
+
+    stored: float = 1.0
+    byte_s: float = 0.0
+    object_s: float = 0.0
+
+    @classmethod
+    def fit(
+        cls, kv: Sequence[float], objects: Sequence[float], stored: Sequence[float], plain_s: Sequence[float],
+        coded_s: Sequence[float],
+    ) -> Decoding:  # fmt: skip
+        """From runs that load the same KV plain and coded, from memory: what takes longer than so many plain bytes."""
+        byte_s, object_s = fit_nonnegative([kv, objects], plain_s)
+        runs = zip(stored, objects, coded_s, strict=True)
+        left = [seconds - byte_s * size - object_s * count for size, count, seconds in runs]
+        return cls(sum(stored) / sum(kv), *fit_nonnegative([kv, objects], left))
+
+    def seconds(self, kv_bytes: float, objects: int) -> float:
+        return self.byte_s * kv_bytes + self.object_s * objects
 
 
 @dataclass(frozen=True)
@@ -160,8 +194,9 @@ class Estimator:
         return sum(layer.is_loaded for layer in self.work) / len(self.work)
 
     def load_s(self, size: PromptSize, speed: Speed) -> float:
-        """T_load(L): footnote 6, bytes / throughput, and the time per object; of the layers that are loaded."""
-        return self.loaded_share * (speed.byte_s * size.num_bytes + speed.object_s * size.objects)
+        """T_load(L): footnote 6, bytes / throughput, time per object, and decoding; of the layers that are loaded."""
+        reading = speed.byte_s * size.stored_bytes + speed.object_s * size.objects
+        return self.loaded_share * (reading + size.decode_s)
 
     def ttft_s(self, ratio: float, size: PromptSize, speed: Speed) -> float:
         """Seconds to the first token: objects are opened; then a layer is computed as soon as it is loaded and the one

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pictool.compiler.compile import CODEC, Compiled
+from pictool.compiler.compile import CODEC, Compiled, head_codec
 from pictool.compiler.fixups import PROBES
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError, ObjectError
@@ -19,7 +19,6 @@ from pictool.linker.loader import Loader, Placed
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Table
 from pictool.linker.resolve import Document, Part, open_objects, resolve_documents
 from pictool.runtime.image import Image
-from pictool.store.codecs import require_codec
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -96,8 +95,7 @@ def link(
     sinks = policy.sinks if sinks is None else sinks
     probes = PROBES if policy.uses_tables else 0
     parts = resolve_documents(model, store, documents, sinks, chunk_tokens, codec, probes)
-    head_codec = codec if require_codec(codec).is_lossless else CODEC
-    prompt_head = Part(Chunk(head, model.encode(head), "head"), None, 0, head_codec)
+    prompt_head = Part(Chunk(head, model.encode(head), "head"), None, 0, head_codec(codec))
     layout = lay_out(model, prompt_head.chunk, [part.chunk for part in parts], model.encode(tail))
     prompt = Prompt(model, layout, (head, *(part.chunk.text for part in parts), tail))
     if policy.chain_block:

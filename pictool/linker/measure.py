@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from pictool.compiler.compile import CODEC
+from pictool.compiler.compile import CODEC, head_codec
 from pictool.core import Chunk
 from pictool.errors import StoreError
 from pictool.linker.link import Timing, link
@@ -26,7 +26,7 @@ from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
 from pictool.linker.resolve import Document, Part, open_objects, resolve_documents
 from pictool.runtime.tensors import to_bytes
-from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -137,6 +137,32 @@ def _measure_loads(model: Model, store: Store) -> Rows:
     ]
 
 
+def measure_decoding(model: Model, codec: str) -> Rows:
+    """[bytes of KV, objects, bytes stored, then seconds of loading: plain, coded] of random objects, from memory."""
+    runs: list[Callable[[], float]] = []
+    counts: Rows = []
+    with tempfile.TemporaryDirectory(prefix="pic-measure-") as inside:
+        store = Store(inside)
+        for count, tokens in _load_sizes(model):
+            for kind in (CODEC, codec):
+                paths = [store.put(random_object(model, tokens, seed, kind)) for seed in range(count)]
+                _load_s(model, store, paths, False)  # a warm-up
+                runs.append(partial(_load_s, model, store, paths, False))
+            counts.append([count * tokens * token_bytes(model), count, sum(map(stored_bytes, paths))])
+        seconds = iter(_medians(runs))
+    return [[*row, next(seconds), next(seconds)] for row in counts]
+
+
+def stored_bytes(path: Path) -> int:
+    """Bytes that the KV of an object takes in its file.
+
+    Raises:
+        ObjectError: no object, or its header is damaged.
+    """
+    with ObjectFile(path) as file:
+        return sum(map(file.stored_bytes, range(file.meta.target.geometry.layers)))
+
+
 def _load_sizes(model: Model) -> list[tuple[int, int]]:
     """Objects × tokens of each, as far as the model's positions and `_MAX_BYTES` go."""
     most = min(model.max_positions - _TAIL_ROOM, _MAX_BYTES // token_bytes(model))
@@ -164,7 +190,7 @@ def _open_s(model: Model, store: Store, paths: Sequence[Path], is_cold: bool) ->
 
 def measure_link(
     model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, *, head: str = "",
-    sinks: int | None = None, chunk_tokens: int | None = None,
+    sinks: int | None = None, chunk_tokens: int | None = None, codec: str = CODEC,
 ) -> Timing:  # fmt: skip
     """The times of a link whose objects are read from their device, if the system allows that: medians, field by field.
 
@@ -175,11 +201,13 @@ def measure_link(
     """
 
     def run() -> Timing:
-        return link(model, store, documents, tail, policy, head=head, sinks=sinks, chunk_tokens=chunk_tokens).timing
+        return link(
+            model, store, documents, tail, policy, head=head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec
+        ).timing
 
     run()  # a warm-up, which compiles what is missing
-    parts = resolve_documents(model, store, documents, policy.sinks if sinks is None else sinks, chunk_tokens)
-    parts.append(Part(Chunk(head, model.encode(head), "head"), None, 0))
+    parts = resolve_documents(model, store, documents, policy.sinks if sinks is None else sinks, chunk_tokens, codec)
+    parts.append(Part(Chunk(head, model.encode(head), "head"), None, 0, head_codec(codec)))
     timings = []
     for _ in range(_REPEATS):
         drop_page_cache(part.path or store.path(part.key(model)) for part in parts)
@@ -193,10 +221,10 @@ def token_bytes(model: Model) -> int:
     return 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * model.torch_dtype.itemsize
 
 
-def random_object(model: Model, tokens: int, seed: int) -> CompiledChunk:
+def random_object(model: Model, tokens: int, seed: int, codec: str = CODEC) -> CompiledChunk:
     """An object of random tokens and random normal K and V: it loads like any other, and no model has to run."""
     ids = _random_tokens(model, tokens, seed)
-    meta = ObjectMeta(model.target.key(ids, 0, CODEC), model.target, tokens, 0, CODEC)
+    meta = ObjectMeta(model.target.key(ids, 0, codec), model.target, tokens, 0, codec)
     draw, geometry = torch.Generator().manual_seed(seed), model.geometry
     shape = (geometry.kv_heads, tokens, geometry.head_dim)
 

@@ -3,7 +3,8 @@
 $XDG_CACHE_HOME/pictool/profiles/<sha256 of "of">.json
 {"of": {what it holds for: version, machine, model, …}, "rows": [[number, …], …]}
 
-The rows are those of `measure_compute` or, with a tier and a path in "of", of `measure_loads`. A file that is not of
+The rows are those of `measure_compute`; with a tier and a path in "of", of `measure_loads`; with a codec, of
+`measure_decoding`. A file that is not of
 this form is measured again; a cache directory that cannot be written only costs time.
 """
 
@@ -15,19 +16,21 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pictool.errors import InputError, StoreError
+from pictool.compiler.compile import CODEC, head_codec
+from pictool.core import Chunk
+from pictool.errors import InputError, ObjectError, StoreError
 from pictool.linker.controller import STORE_TIER, RatioChoice, choose_ratio
-from pictool.linker.estimate import Computed, Estimator, PromptSize, Speed, layer_work
-from pictool.linker.measure import Rows, measure_compute, measure_loads, token_bytes
+from pictool.linker.estimate import Computed, Decoding, Estimator, PromptSize, Speed, layer_work
+from pictool.linker.measure import Rows, measure_compute, measure_decoding, measure_loads, stored_bytes, token_bytes
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
-from pictool.linker.resolve import Document, resolve_documents
+from pictool.linker.resolve import Document, Part, resolve_documents
 from pictool.runtime.fingerprint import cache_dir
 from pictool.runtime.machine import cpu_name
 from pictool.store.store import Store, atomic_write
@@ -72,6 +75,17 @@ def load_profile(
     sizes, objects, *seconds = zip(*rows, strict=True)
     cold, cold_open, warm, warm_open = seconds
     return LoadProfile(Speed.fit(sizes, objects, cold, cold_open), Speed.fit(sizes, objects, warm, warm_open))
+
+
+def decoding(model: Model, codec: str, again: bool = False, on_measure: OnMeasure | None = None) -> Decoding:
+    """What the codec costs, of random KV: real KV is somewhat smaller."""
+    if codec == CODEC:
+        return Decoding()
+    rows = _kept(
+        machine(model) | {"codec": codec}, 5, lambda: measure_decoding(model, codec), f"decoding {codec}", again,
+        on_measure,
+    )  # fmt: skip
+    return Decoding.fit(*zip(*rows, strict=True))
 
 
 def machine(model: Model) -> dict[str, Any]:
@@ -131,20 +145,41 @@ def projection_share(model: Model) -> float:
 
 def measure_size(
     model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, *, head: str = "",
-    sinks: int | None = None, chunk_tokens: int | None = None,
+    sinks: int | None = None, chunk_tokens: int | None = None, codec: str = CODEC, again: bool = False,
+    on_measure: OnMeasure | None = None,
 ) -> PromptSize:  # fmt: skip
-    """The size of a prompt; nothing is compiled.
+    """The size of a prompt; nothing is compiled. Objects that are there have the bytes that they have.
 
     Raises:
         PicError: an unusable document, or a prompt that is too long for the model.
     """
-    parts = resolve_documents(model, store, documents, policy.sinks if sinks is None else sinks, chunk_tokens)
-    lengths = [len(part.chunk) for part in parts]
-    if head_tokens := len(model.encode(head)):
-        lengths.append(head_tokens)
-    size = PromptSize(sum(lengths), len(model.encode(tail)), len(lengths), token_bytes(model))
+    parts = resolve_documents(model, store, documents, policy.sinks if sinks is None else sinks, chunk_tokens, codec)
+    if head_ids := model.encode(head):
+        parts.append(Part(Chunk(head, head_ids, "head"), None, 0, head_codec(codec)))
+    size = PromptSize(sum(len(one.chunk) for one in parts), len(model.encode(tail)), len(parts), token_bytes(model))
     require_room(model, size)
-    return size
+    if all(part.codec == CODEC for part in parts):
+        return size
+    costs = {name: decoding(model, name, again, on_measure) for name in sorted({part.codec for part in parts})}
+    kv = [len(part.chunk) * size.token_bytes for part in parts]
+    stored = [_stored_bytes(model, store, part) or round(costs[part.codec].stored * n)
+              for part, n in zip(parts, kv, strict=True)]  # fmt: skip
+    decode_s = sum(costs[part.codec].seconds(n, 1) for part, n in zip(parts, kv, strict=True))
+    return replace(size, coded_bytes=sum(stored), decode_s=decode_s)
+
+
+def _stored_bytes(model: Model, store: Store, part: Part) -> int | None:
+    """Bytes that a part's KV takes in its object; None if it is still to be compiled."""
+    with suppress(ObjectError):
+        return stored_bytes(part.path or store.path(part.key(model)))
+    return None
+
+
+def coded_size(size: PromptSize, cost: Decoding) -> PromptSize:
+    """A prompt whose objects are all kept in one codec, of which none has to be there."""
+    return replace(
+        size, coded_bytes=round(cost.stored * size.num_bytes), decode_s=cost.seconds(size.num_bytes, size.objects)
+    )
 
 
 def require_room(model: Model, size: PromptSize) -> None:
@@ -171,7 +206,8 @@ def with_ratio(policy: Policy, ratio: float) -> Policy:
 
 def auto_ratio(
     model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, *, head: str = "",
-    sinks: int | None = None, chunk_tokens: int | None = None, on_measure: OnMeasure | None = None,
+    sinks: int | None = None, chunk_tokens: int | None = None, codec: str = CODEC,
+    on_measure: OnMeasure | None = None,
 ) -> RatioChoice:  # fmt: skip
     """The ratio for a prompt whose objects are read from where the store lives (CacheBlend §5.1).
 
@@ -183,7 +219,8 @@ def auto_ratio(
         PicError: an unusable document, or a store whose directory cannot be measured.
     """
     size = measure_size(
-        model, store, documents, tail, policy, head=head, sinks=sinks, chunk_tokens=chunk_tokens
+        model, store, documents, tail, policy, head=head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec,
+        on_measure=on_measure,
     )  # fmt: skip
     estimator = make_estimator(model, policy, compute_profile(model, on_measure=on_measure))
     speed = load_profile(model, STORE_TIER, store.root, on_measure=on_measure).cold

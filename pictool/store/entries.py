@@ -16,17 +16,26 @@ class Entry:
     """One object's file. `used_ns` is when it was last used: its mtime, which every hit moves on."""
 
     key: str
-    path: Path
+    directory: str
     num_bytes: int
     used_ns: int
     inode: int
 
+    @property
+    def path(self) -> Path:
+        return Path(self.directory, self.key + SUFFIX)
+
     @classmethod
     def of(cls, path: Path) -> Entry | None:
         """None if it is not there (any more)."""
+        return cls.within(str(path.parent), path.stem)
+
+    @classmethod
+    def within(cls, directory: str, key: str) -> Entry | None:
+        """The same by directory and key: a store has many, and a `Path` costs more than to ask the system."""
         with suppress(OSError):
-            status = path.stat()
-            return cls(path.stem, path, status.st_size, status.st_mtime_ns, status.st_ino)
+            status = os.stat(f"{directory}/{key}{SUFFIX}")  # noqa: PTH116
+            return cls(key, directory, status.st_size, status.st_mtime_ns, status.st_ino)
         return None
 
 
@@ -51,8 +60,9 @@ def keys_of(root: Path, shard: str) -> list[str]:
 
 def entries_of(root: Path, shard: str) -> Iterator[Entry]:
     """The objects of one shard, sorted by key."""
+    directory = str(root / "objects" / shard)
     for key in keys_of(root, shard):
-        if entry := Entry.of(object_path(root, key)):
+        if entry := Entry.within(directory, key):
             yield entry
 
 

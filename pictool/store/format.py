@@ -46,6 +46,7 @@ from pictool.core import TokenIds
 from pictool.errors import ForeignObjectError, ObjectError, UnreadableObjectError
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import CodingError
+from pictool.store.files import open_in_order
 from pictool.store.header import (
     DTYPES,
     FORMAT,
@@ -79,7 +80,7 @@ class ObjectFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not block
+            self._fd = open_in_order(self.path)
         except OSError as error:
             raise UnreadableObjectError(f"{self.path}: cannot be opened ({error.strerror})") from error
         try:
@@ -235,11 +236,10 @@ class ObjectFile:
 
     def _require_tensors(self, header: Mapping[str, Any], raw: bytes) -> dict[str, dict[str, Any]]:
         """The tensors are exactly those that the metadata implies, in canonical form; the file is exactly as long."""
-        coded = self._coded_sizes(header)
-        text_start = tensor_entries(self.meta, 0, coded)["text"]["data_offsets"][0]
-        text_bytes = self.num_bytes - self._data_start - text_start
-        wanted = tensor_entries(self.meta, text_bytes, coded)
-        if text_bytes < 0 or raw != canonical({**wanted, "__metadata__": header["__metadata__"]}):
+        wanted = tensor_entries(self.meta, 0, self._coded_sizes(header))
+        start, end = wanted["text"]["data_offsets"][0], self.num_bytes - self._data_start
+        wanted["text"] |= {"data_offsets": [start, end], "shape": [end - start]}
+        if end < start or raw != canonical({**wanted, "__metadata__": header["__metadata__"]}):
             raise self._fail(f"{self.num_bytes} bytes long, which is not what its header describes; {_DAMAGED}")
         return wanted
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from blake3 import blake3
@@ -94,6 +95,7 @@ def is_sealed(raw: bytes, wanted: str) -> bool:
     return raw.count(field) == 1 and checksum(text + b" " * (-len(text) % 8)) == wanted
 
 
+@lru_cache(maxsize=1 << 12)
 def layer_names(layer: int, codec: str) -> tuple[str, ...]:
     """The tensors of a layer: key and value, or the two coded as one."""
     parts = ("key", "value") if codec == "none" else ("kv",)

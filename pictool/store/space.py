@@ -8,6 +8,7 @@ import bisect
 import itertools
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from pictool.store.files import fsync_directory, locked, make_directory
 LOCK = "lock"  # holds the bytes of all objects, as decimal text
 _DIGITS = 20
 _BATCH = 100  # objects that a gc removes before it lets others write
+_REMOVERS = 8  # threads that remove a batch
 _ROUNDS = 4  # of a gc, when objects that it wanted to remove are used meanwhile, or new ones appear
 _KEEP = 0.9  # the share of a budget that stays once it is exceeded, so that the store is rarely listed for it
 
@@ -62,16 +64,16 @@ def evict(root: Path, goal: int, spared: Path | None = None) -> tuple[int, Amoun
     `spared`, about to be replaced, is neither counted nor removed. The caller holds the lock. Returns what the
     others take, and what was removed.
     """
-    found = [entry for entry in entries(root) if entry.path != spared]
-    used = sum(entry.num_bytes for entry in found)
-    count, before = 0, used
-    for entry in _least_recent(root, found):
-        if used <= goal:
-            break
-        if remove(entry):
-            used, count = used - entry.num_bytes, count + 1
+    found = [entry for entry in entries(root) if spared is None or entry.key != spared.stem]
+    used, evicted = sum(entry.num_bytes for entry in found), Amount()
+    doomed = _least_recent(root, found)
+    while doomed and used > goal:
+        batch = _first(doomed, used - goal)
+        gone = _removed(batch)
+        del doomed[: len(batch)]
+        used, evicted = used - gone.num_bytes, evicted + gone
     _forget_the_future(found)
-    return used, Amount(count, before - used)
+    return used, evicted
 
 
 def _least_recent(root: Path, found: list[Entry]) -> list[Entry]:
@@ -82,12 +84,22 @@ def _least_recent(root: Path, found: list[Entry]) -> list[Entry]:
 
 def remove(entry: Entry) -> bool:
     """Remove an object, unless it was used or replaced since it was listed. The caller holds the lock."""
-    if Entry.of(entry.path) != entry:
+    if Entry.within(entry.directory, entry.key) != entry:
         return False
     with suppress(FileNotFoundError):
         entry.path.unlink()
         return True
     return False
+
+
+def _removed(found: list[Entry]) -> Amount:
+    """Remove objects side by side. The caller holds the lock.
+
+    A file system may make each removal wait for its journal or a timer; the waits overlap.
+    """
+    with ThreadPoolExecutor(min(_REMOVERS, len(found)), "pic-evict") as threads:
+        gone = [entry for entry, is_gone in zip(found, threads.map(remove, found), strict=True) if is_gone]
+    return Amount(len(gone), sum(entry.num_bytes for entry in gone))
 
 
 def _forget_the_future(found: list[Entry]) -> None:
@@ -126,13 +138,12 @@ def _first(doomed: list[Entry], excess: int) -> list[Entry]:
 
 
 def remove_all(root: Path, found: list[Entry]) -> Amount:
-    """Remove these objects, but for those that were used meanwhile."""
+    """Remove these objects, at least one, but for those that were used meanwhile."""
     with locked(root / LOCK) as fd:
         used = _read_used(fd, root)
-        gone = [entry for entry in found if remove(entry)]
-        freed = sum(entry.num_bytes for entry in gone)
-        _write_used(fd, max(0, used - freed))
-    return Amount(len(gone), freed)
+        gone = _removed(found)
+        _write_used(fd, max(0, used - gone.num_bytes))
+    return gone
 
 
 def _count(root: Path) -> int:

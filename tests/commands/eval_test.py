@@ -110,7 +110,8 @@ def test_options_reach_the_run(run: Run) -> None:
         p="metric=em",
     ).json  # fmt: skip
     assert report["header"]["settings"] == {
-        "chunk_tokens": 7, "head": "You are.", "query_template": "{query}!", "max_new_tokens": 2
+        "chunk_tokens": 7, "head": "You are.", "query_template": "{query}!", "max_new_tokens": 2,
+            "codec": "none",
     }  # fmt: skip
     assert [line["label"] for line in report["lines"]] == ["full", "naive", "cacheblend-15", "legolink-16"]
     assert report["questions"] == 1 and report["metric"] == "em"

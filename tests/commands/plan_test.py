@@ -11,11 +11,13 @@ import pytest
 
 from commands.run import Outcome, pic, write
 from pictool.linker import measure, profile
+from pictool.linker.measure import stored_bytes
 
 TOKEN_BYTES = 384  # of the tiny model: 2 × 3 layers × 2 heads × 8 dims × 4 bytes
 TOKEN_S = 1e-3  # of a prefill
 KEYS = [
-    "model", "algo", "ratio", "tokens", "objects", "bytes", "prefill", "recompute_s", "tiers", "choice", "check",
+    "model", "algo", "ratio", "tokens", "objects", "bytes", "kv_bytes", "decode_s", "prefill", "recompute_s", "tiers",
+    "choice", "check",
 ]  # fmt: skip
 TIERS = """
 tiers:
@@ -41,12 +43,19 @@ class Machine:
         self.measured += 1
         return [[n * TOKEN_BYTES, 1.0, n * self.load_s, 1e-9, n * self.load_s, 1e-9] for n in (64, 512)]
 
+    def decoding(self, *_: object) -> list[list[float]]:
+        """A quarter of the bytes is read; decoding takes as long as loading plain."""
+        self.measured += 1
+        plain = [n * self.load_s for n in (64, 512)]
+        return [[n * TOKEN_BYTES, 1.0, n * TOKEN_BYTES / 4, s, 1.25 * s] for n, s in zip((64, 512), plain, strict=True)]
+
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made_up = Machine()
     monkeypatch.setattr(profile, "measure_compute", made_up.compute)
     monkeypatch.setattr(profile, "measure_loads", made_up.loads)
+    monkeypatch.setattr(profile, "measure_decoding", made_up.decoding)
     return made_up
 
 
@@ -140,6 +149,36 @@ def test_a_length_needs_no_documents(plan: Any) -> None:
     assert plan("--tokens", 400, "--chunk-tokens", 100, "--json").json["objects"] == 4
 
 
+def test_a_codec_s_bytes_and_decoding_count(plan: Any, machine: Machine) -> None:
+    plain = plan("--tokens", 400, "--json").json
+    coded = plan("--tokens", 400, "--codec", "int8", "--json").json
+    assert (plain["kv_bytes"], plain["decode_s"]) == (plain["bytes"], 0)
+    assert (coded["bytes"], coded["kv_bytes"]) == (plain["bytes"] / 4, plain["bytes"])
+    assert coded["decode_s"] == pytest.approx(400 * machine.load_s)
+    of_plain, of_coded = (found["tiers"][-1] for found in (plain, coded))
+    assert of_coded["load_s"] == pytest.approx(1.25 * of_plain["load_s"])
+    assert of_coded["cost_month"] == pytest.approx(of_plain["cost_month"] / 4)
+    assert machine.measured == 3  # prefill, loads, decoding: once each
+    out = plan("--tokens", 400, "--codec", "int8").out
+    assert "0.2 MB of KV in 0.0 MB, 40.0 ms to decode)" in out
+
+
+def test_compiled_objects_have_the_bytes_that_they_have(plan: Any, model: Path) -> None:
+    before = plan("a.txt", "b.txt", "--codec", "zstd", "--json").json
+    pic("compile", "a.txt", "b.txt", "--codec", "zstd", "-m", model)
+    after = plan("a.txt", "b.txt", "--codec", "zstd", "--json").json
+    assert before["bytes"] == before["kv_bytes"] / 4 and after["kv_bytes"] == before["kv_bytes"]
+    compiled = [stored_bytes(path) for path in Path(".pic/objects").rglob("*.kvo")]
+    head = before["kv_bytes"] - sum(plan(name, "--json").json["kv_bytes"] for name in ("a.txt", "b.txt"))
+    assert len(compiled) == 2 and after["bytes"] == sum(compiled) + abs(head) / 4  # the head is still to be compiled
+
+
+def test_the_codec_of_the_settings_is_planned_with(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIC_CODEC", "int4")
+    assert plan("a.txt", "--json").json["decode_s"] > 0
+    assert plan("a.txt", "--codec", "none", "--json").json["decode_s"] == 0
+
+
 def test_check_links_and_compares(plan: Any) -> None:
     found = plan("a.txt", "b.txt", "--check", "--json").json
     check = found["check"]
@@ -178,6 +217,15 @@ def test_auto_is_the_ratio_of_the_plan(plan: Any, model: Path, machine: Machine)
     assert 0.15 < ratio < 1 and ratio == planned["choice"]["ratio"]
     load, prefill = (1e3 * seconds for seconds in (planned["tiers"][-1]["load_s"], planned["prefill"]["context_s"]))
     assert f"pic: ratio {ratio:g} (load {load:.0f} ms, prefill {prefill:.0f} ms)\n" in outcome.err
+
+
+def test_auto_knows_the_codec(plan: Any, model: Path, machine: Machine) -> None:
+    machine.load_s = TOKEN_S
+    planned = plan("a.txt", "b.txt", "-q", "why?", "--codec", "int8", "--json").json
+    plain, coded = (
+        auto(model, "--algo", "cacheblend", "--ratio", "auto", "--codec", codec).json for codec in ("none", "int8")
+    )
+    assert plain["params"]["ratio"] < coded["params"]["ratio"] == planned["choice"]["ratio"]
 
 
 def test_auto_measures_once_and_says_so(model: Path, texts: tuple[Path, Path], machine: Machine) -> None:
@@ -237,6 +285,7 @@ def test_a_policy_without_a_ratio_refuses_auto(model: Path, texts: tuple[Path, P
         (("a.txt", "--algo", "legolink"), ("legolink", "ratio"), 1),
         (("a.txt", "--ratio", 2), ("ratio", "from 0 to 1"), 1),
         (("a.txt", "-p", "ratio"), ("-p ratio", "FIELD=VALUE"), 2),
+        (("a.txt", "--codec", "int9"), ("int9", "int8"), 1),
         (("a.txt", "-p", "depth=3"), ("cacheblend", "depth"), 1),
         (("a.txt", "--tiers", "nosuch.yaml"), ("nosuch.yaml", "cannot be read"), 1),
         (("a.txt", "--store", "b.txt"), ("b.txt", "--store"), 1),

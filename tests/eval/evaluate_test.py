@@ -116,6 +116,23 @@ def test_the_default_file_is_named_by_the_experiment(store: Store) -> None:
     assert run(store, ["naive"], Given((case("other"),))).path != path
 
 
+def test_documents_are_reused_in_the_codec_that_is_asked_for(store: Store, tmp_path: Path) -> None:
+    """The lossless one changes no number but the bytes that are read; a lossy one changes first tokens, not `full`."""
+    specs = ("naive", "legolink-2")
+    plain, zstd, int4 = (run(store, specs, settings=Settings(codec=one)) for one in ("none", "zstd", "int4"))
+    assert len({done.path for done in (plain, zstd, int4)}) == 3
+    for row, same, other in zip(plain.rows, zstd.rows, int4.rows, strict=True):
+        assert {**same.numbers, "bytes_read": 0} == {**row.numbers, "bytes_read": 0}
+        is_full = row.label == "full"
+        assert (other.numbers == row.numbers) is is_full
+        assert is_full or (other.kl != row.kl and other.bytes_read < row.bytes_read)
+    objects = Store(next((store.root / "eval").glob("*/objects")).parent)
+    kept = {one.meta.codec for one in objects.objects() if one.meta is not None}
+    assert kept == {"none", "zstd", "int4"}
+    in_processes = run(Store(tmp_path / "other"), specs, settings=Settings(codec="int4"), jobs=2)
+    assert numbers(in_processes) == numbers(int4)
+
+
 def test_force_runs_everything_again(store: Store, asked: list[Any]) -> None:
     run(store, ["naive"], limit=1)
     run(store, ["naive"], limit=1, force=True)

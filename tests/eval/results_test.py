@@ -107,6 +107,7 @@ def test_a_line_that_is_damaged_in_the_middle_is_refused(
     [
         ({"pictool": "0.0"}, 'pictool "0.1.0" there, "0.0" here'),
         ({"torch": "1.0"}, "torch "),
+        ({"settings": {**vars(Settings()), "codec": "int8"}}, 'codec "none" there, "int8" here'),
         ({"settings": {**vars(Settings()), "head": "Hey."}}, 'head null there, "Hey." here'),
     ],
 )
@@ -132,6 +133,12 @@ def test_names_threads_and_machines_are_no_part_of_an_experiment(header: Header,
     with open_results(PATH, other) as results:
         assert results.header == header and len(results.rows) == 3
     assert header.digest == other.digest != make_header(model(), Given(), [case("1")], Settings(), 1).digest
+
+
+def test_results_from_before_codecs_are_those_of_none(header: Header) -> None:
+    old = {name: value for name, value in header.settings.items() if name != "codec"}
+    assert replace(header, settings=old).digest == header.digest
+    assert replace(header, settings={**old, "codec": "int4"}).digest != header.digest
 
 
 def test_force_begins_anew(header: Header, written: bytes) -> None:

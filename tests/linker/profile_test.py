@@ -16,7 +16,7 @@ from pictool.core import Chunk
 from pictool.errors import InputError, StoreError
 from pictool.linker import measure, profile
 from pictool.linker.controller import MIN_RATIO
-from pictool.linker.estimate import Computed, Estimator, PromptSize, layer_work
+from pictool.linker.estimate import Computed, Decoding, Estimator, PromptSize, layer_work
 from pictool.linker.link import link
 from pictool.linker.policies import make_policy
 from pictool.linker.profile import auto_ratio, compute_profile, load_profile, make_estimator, measure_size
@@ -166,6 +166,13 @@ def test_loading_is_measured_by_bytes_and_objects_and_leaves_nothing(tmp_path: P
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.parametrize("codec", ["zstd", "int8"])
+def test_decoding_is_measured_beside_plain_loading(codec: str) -> None:
+    rows = measure.measure_decoding(model(), codec)
+    assert [row[:2] for row in rows] == [[2 * 240 * 384, 2], [4 * 120 * 384, 4], [16 * 16 * 384, 16]]
+    assert all(len(row) == 5 and min(row) > 0 and row[2] < row[0] for row in rows)
+
+
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"^.*/none: its speed cannot be measured \(No such file .*$"):
         measure.measure_loads(model(), tmp_path / "none")
@@ -223,6 +230,33 @@ def test_the_size_of_a_prompt_is_that_of_its_layout(store: Store) -> None:
     size = measure_size(model(), store, TEXTS, TAIL, policy, head=HEAD)
     assert size == PromptSize(layout.num_context, layout.num_tokens - layout.num_context, 3, 384)
     assert measure_size(model(), store, [], TAIL, policy) == PromptSize(0, size.tail, 0, 384)
+
+
+def test_coded_objects_are_counted_as_they_are_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "measure_decoding", lambda *_: [[1000.0, 1.0, 500.0, 0.1, 0.25]])
+    policy = make_policy("naive", {})
+    new = measure_size(model(), store, TEXTS, TAIL, policy, codec="int8")
+    assert (new.num_bytes, new.stored_bytes) == (150 * 384, 150 * 384 // 2)
+    assert new.decode_s == pytest.approx(150 * 384 * 0.2e-3)  # what 0.25 s are longer than 500 bytes at 0.1 ms
+    linked = link(model(), store, TEXTS, TAIL, policy, codec="int8")
+    known = measure_size(model(), store, TEXTS, TAIL, policy, codec="int8")
+    assert known.stored_bytes == linked.bytes_read and known.decode_s == new.decode_s
+    first = compile(model(), store, TEXTS[:1], codec="int8")[0].path
+    mixed = measure_size(model(), store, [first, TEXTS[1]], TAIL, policy)
+    assert mixed.stored_bytes == measure.stored_bytes(first) + 50 * 384
+
+
+def test_what_a_codec_costs_is_what_it_takes_longer_than_plain_bytes() -> None:
+    # Plain: 1 µs a byte and 1 ms an object. Coded: half of the bytes, then 2 µs a byte and 3 ms an object more.
+    sizes = [(1000.0, 1.0), (4000.0, 2.0), (9000.0, 9.0)]
+    plain = [1e-6 * kv + 1e-3 * count for kv, count in sizes]
+    coded = [1e-6 * kv / 2 + 1e-3 * count + 2e-6 * kv + 3e-3 * count for kv, count in sizes]
+    kv, objects = zip(*sizes, strict=True)
+    found = Decoding.fit(kv, objects, [size / 2 for size in kv], plain, coded)
+    assert (found.stored, found.byte_s, found.object_s) == pytest.approx((0.5, 2e-6, 3e-3))
+    assert found.seconds(500, 2) == pytest.approx(7e-3)
+    faster = [seconds / 2 for seconds in plain]
+    assert Decoding.fit(kv, objects, kv, plain, faster) == Decoding()  # no slower: decoding costs nothing
 
 
 # The ratio of a prompt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from chunks import flip, make_chunk, put_many, set_age
 from pictool.errors import StoreError
 from pictool.store import life, space
 from pictool.store.counters import Counts
-from pictool.store.entries import entries
+from pictool.store.entries import Entry, entries
 from pictool.store.files import atomic_write
 from pictool.store.store import Store
 
@@ -44,6 +45,26 @@ def test_looking_is_no_use(store: Store) -> None:
     list(store.objects())
     life.gc(store, size_of_one(store))
     assert store.keys() == [keys[2]]
+
+
+@pytest.mark.parametrize("way", ["gc", "put", "expire"])
+def test_objects_are_removed_side_by_side(store: Store, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two removals meet: one after the other, the first would wait until it fails."""
+    keys, remove, meeting = put_many(store, 4), space.remove, threading.Barrier(2)
+
+    def together(entry: Entry) -> bool:
+        meeting.wait(30)
+        return remove(entry)
+
+    monkeypatch.setattr(space, "remove", together)
+    one = size_of_one(store)
+    if way == "gc":
+        life.gc(store, 2 * one)
+    elif way == "put":
+        Store(store.root, max_bytes=4 * one).put(make_chunk(9))  # 3.6 objects stay at most: two of four go
+    else:
+        life.expire(store, keys[:2])
+    assert not set(keys[:2]) & set(store.keys()) and set(keys[2:]) <= set(store.keys())
 
 
 def test_gc_without_a_size_removes_no_object(store: Store) -> None:
