@@ -55,7 +55,7 @@ def export(store: Store, keys: Sequence[str], path: Path, on_object: Callable[[s
     ):
         tar.addfile(_member(MANIFEST, len(manifest)), BytesIO(manifest))
         for key in keys:
-            with store.look(key) as found:
+            with store.look_here(key) as found:
                 found.verify()
                 with open(found.fileno(), "rb", closefd=False) as content:
                     tar.addfile(_member(f"{key}.kvo", found.num_bytes), content)
@@ -144,7 +144,7 @@ def _is_key(key: object) -> bool:
 
 def _is_whole(store: Store, key: str) -> bool:
     try:
-        with store.look(key) as found:
+        with store.look_here(key) as found:
             found.verify()
     except PicError:
         return False
