@@ -15,6 +15,7 @@ from pictool.cli.options import (
     EngineOption,
     JsonOption,
     ModelOption,
+    RemoteOption,
     StoreOption,
     reports_errors,
 )
@@ -37,6 +38,7 @@ def compile_command(
     output: Annotated[Optional[str], typer.Option("-o", "--output", help="Write one file's object here too.")] = None,
     depfile: DepfileOption = False,
     store: StoreOption = None,
+    remote: RemoteOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     force: Annotated[bool, typer.Option("--force", help="Compute again what is already there.")] = False,
@@ -48,7 +50,8 @@ def compile_command(
 
     run_compile(
         files, model=model, chunk_tokens=chunk_tokens, sinks=sinks, codec=codec, probes=probes, output=output,
-        depfile=depfile, store=store, device=device, dtype=dtype, force=force, engine=engine, as_json=as_json,
+        depfile=depfile, store=store, remote=remote, device=device, dtype=dtype, force=force, engine=engine,
+        as_json=as_json,
     )  # fmt: skip
 
 
@@ -87,6 +90,7 @@ def link_command(
     depfile: DepfileOption = False,
     model: ModelOption = None,
     store: StoreOption = None,
+    remote: RemoteOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     as_json: JsonOption = False,
@@ -99,8 +103,8 @@ def link_command(
         temperature, top_p, seed, stop or [], chunk_tokens, sinks, codec, fallback,
     )  # fmt: skip
     run_link(
-        options, model=model, store=store, device=device, dtype=dtype, engine=engine, compare=compare, trace=trace,
-        output=output, depfile=depfile, as_json=as_json,
+        options, model=model, store=store, remote=remote, device=device, dtype=dtype, engine=engine, compare=compare,
+        trace=trace, output=output, depfile=depfile, as_json=as_json,
     )  # fmt: skip
 
 

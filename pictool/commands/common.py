@@ -22,9 +22,14 @@ class UsageError(PicError):
     exit_code = 2
 
 
-def open_store(root: str | None) -> Store:
-    size = setting("max_size", None, "PIC_MAX_SIZE")
-    store = Store(setting("store", root, "PIC_STORE"), None if size is None else parse_size("max_size", size))
+def open_store(root: str | None, remote: str | None = None) -> Store:
+    """The store that is named, with its budget, its remote (an empty text is none) and its host memory."""
+    size, memory = setting("max_size", None, "PIC_MAX_SIZE"), setting("memory", None, "PIC_MEMORY")
+    store = Store(
+        setting("store", root, "PIC_STORE"), None if size is None else parse_size("max_size", size),
+        remote=setting("remote", remote, "PIC_REMOTE") or None,
+        memory_bytes=0 if memory is None else parse_size("memory", memory), on_warning=note,
+    )  # fmt: skip
     if store.root.exists() and not store.root.is_dir():
         raise InputError(f"{store.root}: is no directory, so no store; name another with --store")
     return store

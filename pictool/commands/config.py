@@ -10,7 +10,7 @@ from typing import Any
 from pictool.errors import InputError
 
 FILE = "pic.yaml"
-_KEYS = ("model", "store", "device", "dtype", "head", "query_template", "max_size", "codec")
+_KEYS = ("model", "store", "device", "dtype", "head", "query_template", "max_size", "codec", "remote", "memory")
 
 
 def read_yaml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:

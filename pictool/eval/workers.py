@@ -19,6 +19,7 @@ from pictool.errors import InputError, PicError
 from pictool.eval.contenders import Contender
 from pictool.eval.row import Row
 from pictool.eval.runner import Runner, Task
+from pictool.store.remote import Remote
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Job:
     dtype: str
     fingerprint: str
     store: Path
+    remote: Remote | None
     contenders: tuple[Contender, ...]
     threads: int
 
@@ -54,7 +56,7 @@ class Job:
         model.name = self.name
         if model.fingerprint != self.fingerprint:
             raise InputError(f"{self.name}: was replaced while it was being evaluated; run the command again")
-        return Runner(model, Store(self.store), self.contenders)
+        return Runner(model, Store(self.store, remote=self.remote), self.contenders)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def make_job(model: Model, store: Store, contenders: Sequence[Contender], thread
         raise InputError(f"{model.name}: is in memory, and other processes cannot open it; use one job")
     return Job(
         model.name, model.directory.absolute(), model.device, model.dtype, model.fingerprint, store.root.absolute(),
-        tuple(contenders), threads,
+        store.remote, tuple(contenders), threads,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from pictool.compiler.compile import CODEC, Compiled
 from pictool.compiler.fixups import PROBES
 from pictool.core import Chunk, Layout, RowMask
-from pictool.errors import InputError
+from pictool.errors import InputError, RemoteError
 from pictool.linker.fusor import Fusor
 from pictool.linker.loader import Loader, Placed
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Table
@@ -45,7 +46,8 @@ class Timing:
 class Linked:
     """A linked prompt. `rows` is bool [layers, n]: whose K and V were computed at each layer; `scores` float32 [n].
 
-    `bytes_read` is KV that was read from objects. `texts` are those of head, chunks and tail.
+    `bytes_read` is KV that was read from objects; what host memory held is not among it. `texts` are those of head,
+    chunks and tail.
     """
 
     image: Image
@@ -78,6 +80,9 @@ def link(
 ) -> Linked:
     """Link documents into a prompt: head + documents + tail, each tokenized on its own (DESIGN §2 rule 1).
 
+    What a remote does not give whole is compiled here instead, with a warning (`Store.on_warning`); the time that was
+    lost on it counts as load.
+
     Args:
         documents: chunks, text files, object files or keys, in prompt order. Texts are compiled first if need be.
         tail: text behind the documents; always computed in full.
@@ -89,9 +94,23 @@ def link(
     Raises:
         PicError: an unusable document or object, or a prompt that is too long for the model.
     """
-    stack, *_ = model.stack, model.target, model.eos_ids  # loaded before the clock starts
+    _ = model.stack, model.target, model.eos_ids  # loaded before the clock starts
     policy.prepare(model)
-    clock = _Clock()
+    run = partial(_link, model, store, documents, tail, policy, head, sinks, chunk_tokens, codec, on_compile)
+    lost = _Clock()
+    while True:
+        lost_s = lost.total()
+        try:
+            return run(lost_s)
+        except RemoteError as error:  # of an object that was to be read while it came
+            store.refuse(error)
+
+
+def _link(
+    model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, head: str, sinks: int | None,
+    chunk_tokens: int | None, codec: str, on_compile: Callable[[Compiled], None] | None, lost_s: float,
+) -> Linked:  # fmt: skip
+    stack, clock = model.stack, _Clock()
     sinks = policy.sinks if sinks is None else sinks
     probes = PROBES if policy.uses_tables else 0
     parts = resolve_documents(model, store, documents, sinks, chunk_tokens, codec, probes)
@@ -106,8 +125,8 @@ def link(
     placed = [Placed(file, start) for file, (_, start) in zip(files, reused, strict=True)]
     image = Image(stack, layout)
     first = _first_layer(policy, stack.num_layers, selection)
-    with Loader(image, placed, first, overlaps=policy.is_slow) as loader:
-        load_s = clock.lap() - compile_s
+    with Loader(image, placed, first, overlaps=policy.is_slow, memory=store.memory) as loader:
+        load_s = clock.lap() - compile_s + lost_s
         prompt = replace(prompt, tables=_tables(placed, layout) if policy.uses_tables else ())
         fusor = Fusor(image, prompt, policy, selection or policy.select(prompt))
         select_s += clock.lap()
@@ -117,7 +136,7 @@ def link(
         fusor.finish()
         if stack.device.type == "cuda":
             torch.cuda.synchronize(stack.device)
-        ttft_s = clock.total() - compile_s
+        ttft_s = clock.total() - compile_s + lost_s
         timing = Timing(load_s, select_s, ttft_s - select_s - load_s, ttft_s, loader.busy_s)
     return Linked(image, policy, tuple(parts), prompt.texts, fusor.rows, fusor.scores, timing, loader.bytes_read)
 

@@ -178,6 +178,7 @@ def measure_link(
         return link(model, store, documents, tail, policy, head=head, sinks=sinks, chunk_tokens=chunk_tokens).timing
 
     run()  # a warm-up, which compiles what is missing
+    store.settle()
     parts = resolve_documents(model, store, documents, policy.sinks if sinks is None else sinks, chunk_tokens)
     parts.append(Part(Chunk(head, model.encode(head), "head"), None, 0))
     timings = []

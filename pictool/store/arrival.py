@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from pictool.errors import ObjectError, PicError, RemoteError
+from pictool.errors import ObjectError, PicError, RemoteError, UnreadableObjectError
 from pictool.store.files import Publish, atomic_write
 from pictool.store.format import ObjectFile
 from pictool.store.remote import STOP, Remote
@@ -140,10 +140,10 @@ class Arrival:
         self.error = self.error or error
 
     def hold(self) -> bool:
-        """False if it is settled, or just being settled."""
+        """False if it is settled. While it is being settled it can still be read."""
         with self._lock:
-            self._holders += not self._is_settling
-            return not self._is_settling
+            self._holders += not self.settled.done()
+            return not self.settled.done()
 
     def release(self) -> bool:
         """True if nobody holds it any more: it is to be settled."""
@@ -196,6 +196,9 @@ class Arriving(ObjectFile):
             super().__init__(arrival.path, arrival.name)
             if self.meta.key != arrival.key:
                 raise self._fail(f"holds the object {self.meta.key[:12]}, not what its name says; push it again")
+        except UnreadableObjectError:  # it was just taken into the store
+            self.close()
+            raise
         except ObjectError as error:
             told = error if isinstance(error, RemoteError) else RemoteError(str(error), arrival.key)
             arrival.fail(told)

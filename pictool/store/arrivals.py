@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pictool.errors import PicError, RemoteError
+from pictool.errors import PicError, RemoteError, UnreadableObjectError
 from pictool.store.arrival import BLOCK, Arrival, Arriving
 from pictool.store.entries import object_path
 from pictool.store.files import Publish
@@ -41,6 +42,7 @@ class Arrivals:
     def __init__(self, remote: Remote, place: Place, on_lost: Callable[[str], None]) -> None:
         self._remote, self._place, self._on_lost = remote, place, on_lost
         self._begun: dict[str, Begun] = {}
+        self._live: set[Arrival] = set()  # not settled yet
         self._refused: dict[str, float] = {}
         self._lock = threading.Lock()
         self._threads, self._work = ThreadPoolExecutor(CONNECTIONS, "pic-remote"), _RankedWork()
@@ -75,7 +77,8 @@ class Arrivals:
             self._forget(key, future)
             return None
         if arrival.hold():
-            return Arriving(arrival, self._release)
+            with suppress(UnreadableObjectError):
+                return Arriving(arrival, self._release)
         arrival.settled.result()
         return None
 
@@ -95,15 +98,13 @@ class Arrivals:
         """Wait until all that was begun is in the store, or lost. Readers must have been closed."""
         while True:
             with self._lock:
-                begun = dict(self._begun)
-            if not begun:
+                begun, live = dict(self._begun), set(self._live)
+            if not begun and not live:
                 return
             for key, future in begun.items():
-                arrival = None if future.exception() else future.result()
-                if arrival is None:
+                if future.exception() or future.result() is None:
                     self._forget(key, future)
-                else:
-                    wait([arrival.settled])
+            wait([arrival.settled for arrival in live])
 
     def _begin(self, key: str, future: Begun) -> None:
         arrival = None
@@ -112,6 +113,8 @@ class Arrivals:
             if first is not None:
                 root = self._place.root
                 arrival = Arrival(self._remote, key, object_path(root, key), root / "tmp", self._place.publish)
+                with self._lock:
+                    self._live.add(arrival)
                 self._fill(arrival, first)
             future.set_result(arrival)
         except BaseException as error:
@@ -148,8 +151,13 @@ class Arrivals:
             self._submit(_LAST, lambda: self._settle(arrival))
 
     def _settle(self, arrival: Arrival) -> None:
-        if not arrival.settle():
-            return  # somebody opened it again
+        try:
+            if not arrival.settle():
+                return  # somebody opened it again
+        finally:
+            if arrival.settled.done():
+                with self._lock:
+                    self._live.discard(arrival)
         if arrival.error is not None and not arrival.is_told:
             self._on_lost(f"{arrival.error}; it was not taken into the store")
         future = self._begun.get(arrival.key)

@@ -60,6 +60,9 @@ class Remote:
         """What messages call an object."""
         return f"{self}/{_relative(key)}"
 
+    def __reduce__(self) -> tuple[type[Remote], tuple[str, Retry, float]]:
+        return Remote, (self.url, self.retry, self.timeout_s)  # each process opens it anew
+
     def within(self, *names: str) -> Remote:
         """The remote of a store that stands within this one's."""
         return Remote("/".join((self.url, *names)), self.retry, self.timeout_s)
@@ -89,16 +92,18 @@ class Remote:
         """Bytes of an object; None if there is no such object. Raises RemoteError."""
         return self._attempt(key, lambda: int(self._files.info(self._path(key))["size"]))
 
+    def require_writable(self) -> None:
+        """Raises StoreError for what can only be read."""
+        if self._protocol in _READ_ONLY:
+            raise StoreError(f"{self}: is read-only ({self._protocol}); push to the directory or bucket that it serves")
+
     def write(self, key: str, path: os.PathLike[str]) -> None:
         """Send an object's file; it appears whole or not at all.
 
         Raises:
             StoreError: it cannot be written there.
         """
-        if self._protocol in _READ_ONLY:
-            raise StoreError(
-                f"{self}: can only be read ({self._protocol}); push to the directory or bucket that it serves"
-            )
+        self.require_writable()
         try:
             done = self._attempt(key, lambda: self._put(path, self._path(key)))
         except RemoteError as error:

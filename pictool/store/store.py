@@ -24,7 +24,7 @@ from pictool.store import space
 from pictool.store.arrival import Arriving
 from pictool.store.arrivals import Arrivals, Place
 from pictool.store.counters import Counters, Counts
-from pictool.store.entries import Entry, entries, entries_of, keys_of, object_path, shards
+from pictool.store.entries import Entry, entries, entries_of, is_key, keys_of, object_path, shards
 from pictool.store.files import atomic_write as atomic_write
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta, write_object
 from pictool.store.index import TEXT_LENGTH, Described, Index, open_index
@@ -73,10 +73,9 @@ class Store:
         self._arrivals = None if self.remote is None else Arrivals(self.remote, place, on_warning)
 
     def within(self, *names: str) -> Store:
-        """A store of its own in a directory of this one, with the same budget of memory, and the remote's part."""
+        """A store of its own in a directory of this one, whose remote is there in this one's; without host memory."""
         remote = None if self.remote is None else self.remote.within(*names)
-        memory_bytes = 0 if self.memory is None else self.memory.max_bytes
-        return Store(self.root.joinpath(*names), remote=remote, memory_bytes=memory_bytes, on_warning=self.on_warning)
+        return Store(self.root.joinpath(*names), remote=remote, on_warning=self.on_warning)
 
     def path(self, key: str) -> Path:
         return object_path(self.root, key)
@@ -224,7 +223,7 @@ class Store:
         Raises:
             PicError: none or several, or it cannot be brought.
         """
-        if re.fullmatch("[0-9a-f]{64}", name) and not os.path.exists(self.path(name)) and self.bring(name):
+        if is_key(name) and not os.path.exists(self.path(name)) and self.bring(name):
             return name
         return self.resolve(name)
 
