@@ -37,6 +37,7 @@ class Arrival:
         self.settled: Future[None] = Future()
         self.error: PicError | None = None
         self.is_told = False  # whether somebody has seen the error
+        self._is_expected = True  # who began it holds it until somebody opens it
         self._remote, self._lock, self._holders = remote, threading.Lock(), 1
         self._is_settling = False
         self._resources = ExitStack()
@@ -144,6 +145,12 @@ class Arrival:
         with self._lock:
             self._holders += not self.settled.done()
             return not self.settled.done()
+
+    def end_expectation(self) -> bool:
+        """True once: whoever gets it releases what the beginner held."""
+        with self._lock:
+            was_expected, self._is_expected = self._is_expected, False
+        return was_expected
 
     def release(self) -> bool:
         """True if nobody holds it any more: it is to be settled."""

@@ -48,7 +48,10 @@ class Arrivals:
         self._threads, self._work = ThreadPoolExecutor(CONNECTIONS, "pic-remote"), _RankedWork()
 
     def expect(self, key: str) -> Begun:
-        """Begin to fetch an object; the result is None if the remote has it not, or it was refused just now."""
+        """Begin to fetch an object; it is taken into the store once it was opened, and closed.
+
+        The result is None if the remote has it not, or it was refused just now.
+        """
         with self._lock:
             future = self._begun.get(key)
             if future is not None:
@@ -77,6 +80,7 @@ class Arrivals:
             self._forget(key, future)
             return None
         if arrival.hold():
+            self._end_expectation(arrival)
             with suppress(UnreadableObjectError):
                 return Arriving(arrival, self._release)
         arrival.settled.result()
@@ -92,7 +96,9 @@ class Arrivals:
 
     def refuse(self, key: str) -> None:
         """Do without the remote's object for a while."""
-        self._refused[key] = time.monotonic() + _REFUSED_S
+        with self._lock:
+            self._refused[key] = time.monotonic() + _REFUSED_S
+            self._begun.pop(key, None)
 
     def settle(self) -> None:
         """Wait until all that was begun is in the store, or lost. Readers must have been closed."""
@@ -104,6 +110,8 @@ class Arrivals:
             for key, future in begun.items():
                 if future.exception() or future.result() is None:
                     self._forget(key, future)
+            for arrival in live:
+                self._end_expectation(arrival)
             wait([arrival.settled for arrival in live])
 
     def _begin(self, key: str, future: Begun) -> None:
@@ -121,12 +129,10 @@ class Arrivals:
             if arrival is not None:
                 arrival.fail(RemoteError(str(error), key))
                 arrival.is_told = True  # to whoever asked
+                self._end_expectation(arrival)
             future.set_exception(error)
             if not isinstance(error, PicError):
                 raise
-        finally:
-            if arrival is not None:
-                self._release(arrival)
 
     def _fill(self, arrival: Arrival, first: bytes) -> None:
         """Check its header, and let what is missing be fetched."""
@@ -144,6 +150,10 @@ class Arrivals:
         except PicError:
             pass  # it is told to the readers, or when the arrival is settled
         finally:
+            self._release(arrival)
+
+    def _end_expectation(self, arrival: Arrival) -> None:
+        if arrival.end_expectation():
             self._release(arrival)
 
     def _release(self, arrival: Arrival) -> None:

@@ -221,11 +221,13 @@ class Store:
         """The whole key of an object that is here, for an abbreviation too; or is brought from the remote now.
 
         Raises:
-            PicError: none or several, or it cannot be brought.
+            StoreError: none or several, or it cannot be brought.
         """
-        if is_key(name) and not os.path.exists(self.path(name)) and self.bring(name):
-            return name
-        return self.resolve(name)
+        try:
+            is_brought = is_key(name) and not os.path.exists(self.path(name)) and self.bring(name)
+        except RemoteError as error:  # nothing can stand in for it
+            raise StoreError(str(error)) from error
+        return name if is_brought else self.resolve(name)
 
     def resolve(self, prefix: str) -> str:
         """The whole key for an abbreviation of at least 4 hex digits, as in git; the remote is not asked."""

@@ -14,7 +14,7 @@ from subjects import HEAD, LENGTHS, TAIL, default_policy, make_chunks, run, subj
 
 from pictool.compiler.compile import compile, object_key
 from pictool.core import Chunk
-from pictool.errors import ObjectError, RemoteError
+from pictool.errors import ObjectError, StoreError
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy, policies
 from pictool.store.codecs import codecs
@@ -136,7 +136,7 @@ def test_text_whose_object_cannot_be_had_is_compiled_here(
 def test_keys_whose_object_is_damaged_there_are_refused(far: Store, near: Store, warnings: list[str]) -> None:
     key = object_key(subject("llama").model, make_chunks((29,))[0])
     flip(far.path(key), -600)
-    with pytest.raises(RemoteError, match=f"^{near.remote}/objects/.*{key}.kvo: "):
+    with pytest.raises(StoreError, match=f"^{near.remote}/objects/.*{key}.kvo: "):
         linked(near, [key])
     assert key not in near.keys() and not warnings
 
