@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from pictool.errors import ObjectError, PicError, RemoteError, UnreadableObjectError
+from pictool.errors import ForeignObjectError, ObjectError, PicError, RemoteError
 from pictool.store.files import Publish, atomic_write
 from pictool.store.format import ObjectFile
 from pictool.store.remote import STOP, Remote
@@ -185,6 +185,8 @@ class Arrival:
         try:
             with ObjectFile(self.path, self.name) as file:
                 file.verify()
+                if file.meta.key != self.key:
+                    raise ObjectError(f"{self.name}: {_another(file.meta.key)}")
         except ObjectError as error:
             raise RemoteError(str(error), self.key) from error
         self._resources.close()
@@ -201,28 +203,27 @@ class Arriving(ObjectFile):
         self._arrival, self._release, self._is_released = arrival, release, False
         try:
             super().__init__(arrival.path, arrival.name)
-            if self.meta.key != arrival.key:
-                raise self._fail(f"holds the object {self.meta.key[:12]}, not what its name says; push it again")
-        except UnreadableObjectError:  # it was just taken into the store
-            self.close()
+        except ForeignObjectError as error:
+            lost = self._lost(str(error))
+            self._give_back()
+            raise lost from error
+        except BaseException:  # among them UnreadableObjectError: it was just taken into the store
+            self._give_back()
             raise
-        except ObjectError as error:
-            told = error if isinstance(error, RemoteError) else RemoteError(str(error), arrival.key)
-            arrival.fail(told)
-            arrival.is_told = True
+        if self.meta.key != arrival.key:
+            lost = self._lost(f"{self.name}: {_another(self.meta.key)}")
             self.close()
-            raise told from error
-        except BaseException:
-            self.close()
-            raise
+            raise lost
 
     @property
     def arrival(self) -> Arrival:
         return self._arrival
 
     def close(self) -> None:
-        if hasattr(self, "_fd"):
-            super().close()
+        super().close()
+        self._give_back()
+
+    def _give_back(self) -> None:
         if not self._is_released:
             self._is_released = True
             self._release(self._arrival)
@@ -236,10 +237,17 @@ class Arriving(ObjectFile):
         return super()._read(offset, count, into)
 
     def _fail(self, why: str) -> ObjectError:
-        error = RemoteError(f"{self.name}: {why}", self._arrival.key)
+        return self._lost(f"{self.name}: {why}")
+
+    def _lost(self, message: str) -> RemoteError:
+        error = RemoteError(message, self._arrival.key)
         self._arrival.fail(error)
         self._arrival.is_told = True
         return error
+
+
+def _another(key: str) -> str:
+    return f"holds the object {key[:12]}, not what its name says; push it again"
 
 
 def _done() -> Future[None]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pictool.errors import PicError, RemoteError, UnreadableObjectError
@@ -61,7 +62,7 @@ class Arrivals:
                 future.set_result(None)
                 return future
             self._begun[key] = future
-        self._submit(_FIRST, lambda: self._begin(key, future))
+        self._submit(_FIRST, partial(self._begin, key, future))
         return future
 
     def open(self, key: str) -> Arriving | None:
@@ -142,7 +143,7 @@ class Arrivals:
         missing = arrival.missing()
         for index in missing:
             arrival.hold()
-            self._submit(index / len(missing), lambda index=index: self._fetch(arrival, index))  # type: ignore[misc]
+            self._submit(index / len(missing), partial(self._fetch, arrival, index))
 
     def _fetch(self, arrival: Arrival, index: int) -> None:
         try:
@@ -158,21 +159,24 @@ class Arrivals:
 
     def _release(self, arrival: Arrival) -> None:
         if arrival.release():
-            self._submit(_LAST, lambda: self._settle(arrival))
+            self._submit(_LAST, partial(self._settle, arrival))
 
     def _settle(self, arrival: Arrival) -> None:
+        is_settled = True
         try:
-            if not arrival.settle():
-                return  # somebody opened it again
+            is_settled = arrival.settle()  # else somebody opened it again
+            if is_settled and arrival.error is not None and not arrival.is_told:
+                self._on_lost(f"{arrival.error}; it was not taken into the store")
         finally:
-            if arrival.settled.done():
-                with self._lock:
-                    self._live.discard(arrival)
-        if arrival.error is not None and not arrival.is_told:
-            self._on_lost(f"{arrival.error}; it was not taken into the store")
-        future = self._begun.get(arrival.key)
-        if future is not None and future.done() and not future.exception() and future.result() is arrival:
-            self._forget(arrival.key, future)
+            if is_settled:
+                self._forget_settled(arrival)
+
+    def _forget_settled(self, arrival: Arrival) -> None:
+        with self._lock:
+            future = self._begun.get(arrival.key)
+            if future is not None and future.done() and not future.exception() and future.result() is arrival:
+                del self._begun[arrival.key]
+            self._live.discard(arrival)
 
     def _forget(self, key: str, future: Begun) -> None:
         with self._lock:

@@ -187,7 +187,7 @@ def test_a_silent_server_is_not_waited_for(far: Store, tmp_path: Path, server: S
     asked = len(server.asked)
     with pytest.raises(RemoteError, match="cannot be fetched"):  # it is known to be down
         near.open("c" * 64)
-    assert len(server.asked) == asked == 3
+    assert len(server.asked) == asked
 
 
 def test_nobody_listens(tmp_path: Path, warnings: list[str]) -> None:
@@ -247,6 +247,30 @@ def test_a_damaged_object_is_refused(offset: int, far: Store, near: Store, warni
     assert not near.has(path.stem)
     near.settle()
     assert near.keys() == [] and not litter(near) and str(near.remote) in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (b'"version":"1"', b'"version":"2"', "format version 2, but this pic reads version 1"),
+        (b'"sinks":"0"', b'"sinks":"1"', "the header does not match its checksum"),
+        (b'"format":"pictool.kvo"', b'"format":"pictool.xxx"', "not an object file"),
+    ],
+)
+def test_a_header_that_can_be_parsed_is_not_trusted(
+    old: bytes, new: bytes, why: str, far: Store, near: Store, server: Server
+) -> None:
+    path, whole = far.put(make_chunk(1)), far.put(make_chunk(2))
+    data = path.read_bytes()
+    assert data.count(old) == 1
+    path.write_bytes(data.replace(old, new))
+    with near.open(whole.stem) as file:
+        for _ in range(2):
+            with pytest.raises(RemoteError, match=why):
+                near.open(path.stem)
+        file.verify()  # its descriptor is still its own
+    near.settle()
+    assert near.keys() == [whole.stem] and not litter(near)
 
 
 def test_damage_that_no_reader_met_keeps_it_out_and_is_told(far: Store, near: Store, warnings: list[str]) -> None:
