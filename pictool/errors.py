@@ -29,6 +29,14 @@ class UnreadableObjectError(ObjectError):
     """A file that the system does not let be read; whether it is whole is not known."""
 
 
+class RemoteError(ObjectError):
+    """An object that a remote does not give, or not whole. `key` is the object's."""
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+
 class StoreError(PicError):
     """A store that cannot be read or written, or a key that it does not hold."""
 

@@ -13,6 +13,7 @@ from pictool.cli.options import (
     DtypeOption,
     JsonOption,
     ModelOption,
+    RemoteOption,
     StoreOption,
     reports_errors,
 )
@@ -48,6 +49,7 @@ def eval_command(
     plot: Annotated[Optional[str], typer.Option("--plot", help="Quality against TTFT (.svg and .png).")] = None,
     model: ModelOption = None,
     store: StoreOption = None,
+    remote: RemoteOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     as_json: JsonOption = False,
@@ -59,4 +61,4 @@ def eval_command(
         dataset, params or [], algo or [], output, limit, jobs, chunk_tokens, head, query_template, metric,
         max_new_tokens, skip_long, force, plot, codec,
     )  # fmt: skip
-    run_eval(options, model=model, store=store, device=device, dtype=dtype, as_json=as_json)
+    run_eval(options, model=model, store=store, remote=remote, device=device, dtype=dtype, as_json=as_json)

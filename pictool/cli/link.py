@@ -15,6 +15,7 @@ from pictool.cli.options import (
     EngineOption,
     JsonOption,
     ModelOption,
+    RemoteOption,
     SaltOption,
     StoreOption,
     reports_errors,
@@ -39,6 +40,7 @@ def compile_command(
     depfile: DepfileOption = False,
     store: StoreOption = None,
     salt: SaltOption = None,
+    remote: RemoteOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     force: Annotated[bool, typer.Option("--force", help="Compute again what is already there.")] = False,
@@ -50,7 +52,8 @@ def compile_command(
 
     run_compile(
         files, model=model, chunk_tokens=chunk_tokens, sinks=sinks, codec=codec, probes=probes, output=output,
-        depfile=depfile, store=store, salt=salt, device=device, dtype=dtype, force=force, engine=engine,
+        depfile=depfile, store=store, remote=remote, salt=salt, device=device, dtype=dtype, force=force,
+        engine=engine,
         as_json=as_json,
     )  # fmt: skip
 
@@ -91,6 +94,7 @@ def link_command(
     model: ModelOption = None,
     store: StoreOption = None,
     salt: SaltOption = None,
+    remote: RemoteOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     as_json: JsonOption = False,
@@ -103,7 +107,8 @@ def link_command(
         temperature, top_p, seed, stop or [], chunk_tokens, sinks, codec, fallback,
     )  # fmt: skip
     run_link(
-        options, model=model, store=store, salt=salt, device=device, dtype=dtype, engine=engine, compare=compare,
+        options, model=model, store=store, remote=remote, salt=salt, device=device, dtype=dtype, engine=engine,
+        compare=compare,
         trace=trace, output=output, depfile=depfile, as_json=as_json,
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from pictool.errors import PicError
 
 ModelOption = Annotated[Optional[str], typer.Option("-m", "--model", help="Directory, hub name or embedded[-small].")]
 StoreOption = Annotated[Optional[str], typer.Option("--store", help="Directory of objects (PIC_STORE, .pic).")]
+RemoteOption = Annotated[Optional[str], typer.Option("--remote", help="URL of a store to ask too (PIC_REMOTE).")]
 DeviceOption = Annotated[Optional[str], typer.Option("--device", help="auto, cpu or cuda.")]
 DtypeOption = Annotated[Optional[str], typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
 EngineOption = Annotated[str, typer.Option("--engine", help="torch, or vllm (docs/vllm.md).")]
@@ -38,6 +39,7 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             fail(str(error), error.exit_code)
         except KeyboardInterrupt:
             print("pic: interrupted", file=sys.stderr)
+            _give_up_fetching()
             sys.exit(130)
         except BrokenPipeError:
             drop_stdout()
@@ -47,6 +49,12 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1)
 
     return run
+
+
+def _give_up_fetching() -> None:
+    """What comes from a remote is not waited for."""
+    if remote := sys.modules.get("pictool.store.remote"):
+        remote.STOP.set()
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from pictool.cli.options import JsonOption, StoreOption, reports_errors
+from pictool.cli.options import JsonOption, RemoteOption, StoreOption, reports_errors
 
 store_app = typer.Typer(
     rich_markup_mode=None, help="Look into the store of objects, and keep it.", no_args_is_help=True
@@ -138,3 +138,31 @@ def store_import(
     from pictool.commands.life import run_import
 
     run_import(archive, store=store, as_json=as_json)
+
+
+@store_app.command("push")
+@reports_errors
+def store_push(
+    keys: Annotated[list[str], typer.Argument(help="Keys, as in git; or all.")],
+    store: StoreOption = None,
+    remote: RemoteOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send objects to the remote."""
+    from pictool.commands.transfer import run_push
+
+    run_push(keys, store=store, remote=remote, as_json=as_json)
+
+
+@store_app.command("pull")
+@reports_errors
+def store_pull(
+    keys: Annotated[list[str], typer.Argument(help="Whole keys.")],
+    store: StoreOption = None,
+    remote: RemoteOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch objects from the remote."""
+    from pictool.commands.transfer import run_pull
+
+    run_pull(keys, store=store, remote=remote, as_json=as_json)

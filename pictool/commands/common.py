@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -23,9 +22,14 @@ class UsageError(PicError):
     exit_code = 2
 
 
-def open_store(root: str | None) -> Store:
-    size = setting("max_size", None, "PIC_MAX_SIZE")
-    store = Store(setting("store", root, "PIC_STORE"), None if size is None else parse_size("max_size", size))
+def open_store(root: str | None, remote: str | None = None) -> Store:
+    """The store that is named, with its budget, its remote (an empty text is none) and its host memory."""
+    size, memory = setting("max_size", None, "PIC_MAX_SIZE"), setting("memory", None, "PIC_MEMORY")
+    store = Store(
+        setting("store", root, "PIC_STORE"), None if size is None else parse_size("max_size", size),
+        remote=setting("remote", remote, "PIC_REMOTE") or None,
+        memory_bytes=0 if memory is None else parse_size("memory", memory), on_warning=note,
+    )  # fmt: skip
     if store.root.exists() and not store.root.is_dir():
         raise InputError(f"{store.root}: is no directory, so no store; name another with --store")
     return store
@@ -38,7 +42,6 @@ def codec_setting(given: str | None) -> str:
 
 def open_model(name: str | None, device: str | None, dtype: str | None, salt: str | None = None) -> Model:
     quiet_libraries()
-    show_warnings()
     from pictool.runtime.model import load_model
 
     return load_model(
@@ -58,18 +61,6 @@ def quiet_libraries() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-class _Notes(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        note(f"warning: {record.getMessage()}")
-
-
-def show_warnings() -> None:
-    """What pic itself warns of comes to stderr as its other notes do."""
-    logger = logging.getLogger("pictool")
-    if not logger.handlers:
-        logger.addHandler(_Notes())
 
 
 def note(text: str) -> None:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 def run_compile(
     files: Sequence[str], *, model: str | None, chunk_tokens: int | None, sinks: int, codec: str | None, probes: int,
-    output: str | None, depfile: bool, store: str | None, salt: str | None, device: str | None, dtype: str | None,
-    force: bool, engine: str, as_json: bool,
+    output: str | None, depfile: bool, store: str | None, remote: str | None, salt: str | None, device: str | None,
+    dtype: str | None, force: bool, engine: str, as_json: bool,
 ) -> None:  # fmt: skip
     target = check_output(output, depfile, files)
-    opened, to = open_model(model, device, dtype, salt), open_store(store)
+    opened, to = open_model(model, device, dtype, salt), open_store(store, remote)
     by = open_engine(engine)
     chunks = chunks_of_files(opened, files, chunk_tokens)
     with progress("compiling", len(chunks)) as advance:

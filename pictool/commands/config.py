@@ -10,7 +10,9 @@ from typing import Any
 from pictool.errors import InputError
 
 FILE = "pic.yaml"
-_KEYS = ("model", "store", "device", "dtype", "head", "query_template", "max_size", "codec", "salt")
+_KEYS = (
+    "model", "store", "device", "dtype", "head", "query_template", "max_size", "codec", "salt", "remote", "memory",
+)  # fmt: skip
 
 
 def read_yaml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:

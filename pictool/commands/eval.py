@@ -45,8 +45,9 @@ class EvalOptions:
 
 
 def run_eval(
-    options: EvalOptions, *, model: str | None, store: str | None, device: str | None, dtype: str | None, as_json: bool
-) -> None:
+    options: EvalOptions, *, model: str | None, store: str | None, remote: str | None, device: str | None,
+    dtype: str | None, as_json: bool,
+) -> None:  # fmt: skip
     from pictool.eval.contenders import DEFAULT_SPECS, parse_contenders
     from pictool.eval.datasets import open_dataset
     from pictool.eval.evaluate import Run, default_jobs, evaluate
@@ -56,7 +57,7 @@ def run_eval(
     contenders = parse_contenders(options.algo or DEFAULT_SPECS)
     dataset = open_dataset(options.dataset, parse_fields(options.params))
     check_outputs(options, dataset)
-    settings, to = make_settings(options), open_store(store)
+    settings, to = make_settings(options), open_store(store, remote)
     opened = open_model(model, device, dtype)
     run = Run(
         output=None if options.output is None else Path(options.output),

@@ -58,7 +58,8 @@ class LinkOptions:
 
 
 def run_link(
-    options: LinkOptions, *, model: str | None, store: str | None, salt: str | None, device: str | None,
+    options: LinkOptions, *, model: str | None, store: str | None, remote: str | None, salt: str | None,
+    device: str | None,
     dtype: str | None, engine: str, compare: bool, trace: str | None, output: str | None, depfile: bool, as_json: bool,
 ) -> None:  # fmt: skip
     script = read_script(Path(options.script)) if options.script else LinkScript()
@@ -68,7 +69,7 @@ def run_link(
     if engine != TORCH and (is_auto or trace is not None):
         raise UsageError(f"--engine {engine}: has no {'--ratio auto' if is_auto else '--trace'}; use that of {TORCH}")
     by = open_engine(engine)
-    opened, to = open_model(model, device, dtype, salt), open_store(store)
+    opened, to = open_model(model, device, dtype, salt), open_store(store, remote)
     request = make_request(options, script)
     if is_auto:
         request = with_auto_ratio(opened, to, request)
@@ -89,6 +90,7 @@ def run_link(
         print_json(result.report())
     elif output is None:
         print_result(result.report())
+    to.settle()
 
 
 def input_files(options: LinkOptions, script: LinkScript) -> list[Path]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 CODEC = "none"  # unless another is chosen
+_AHEAD = 32  # objects that a remote is asked for at once
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,10 @@ def compile(
     _require_room(model, wanted, sinks)
     keys = [object_key(model, chunk, sinks, codec) for chunk in wanted]
     recipes = {key: recipe_of(model, chunk, probes) for key, chunk in zip(keys, wanted, strict=True)}
-    missing = {
-        key: chunk for key, chunk in zip(keys, wanted, strict=True) if force or not _is_there(store, key, recipes[key])
-    }
+    missing = dict(zip(keys, wanted, strict=True))
+    if not force:
+        there = _there(store, recipes)
+        missing = {key: chunk for key, chunk in missing.items() if key not in there}
     report = on_done or (lambda _: None)
     for key, chunk in zip(keys, wanted, strict=True):
         if key not in missing:
@@ -94,6 +96,16 @@ def compile(
     for done in _compute(model, store, missing, prefix, codec, alone, recipes, tables):
         report(done)
     return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, wanted, strict=True)]
+
+
+def _there(store: Store, recipes: Mapping[str, str | None]) -> set[str]:
+    """The keys of those that the store has, or could bring from its remote; some are brought ahead."""
+    keys, there = list(recipes), set()
+    for at in range(0, len(keys), _AHEAD):
+        group = keys[at : at + _AHEAD]
+        store.expect(group)
+        there |= {key for key in group if _is_there(store, key, recipes[key])}
+    return there
 
 
 def _is_there(store: Store, key: str, recipe: str | None) -> bool:

@@ -160,12 +160,15 @@ def make_row(
 
 
 def object_store(store: Store, model: Model, threads: int) -> Store:
-    """Where objects of evaluations are kept: beside the user's, apart for all that may change the last bits."""
+    """Where objects of evaluations are kept: beside the user's, apart for all that may change the last bits.
+
+    Without host memory: each policy reads what it links, so that times and bytes are its own.
+    """
     import torch
 
     made_by = [torch.__version__, torch.backends.cpu.get_cpu_capability(), model.device, threads]
     digest = hashlib.sha256(json.dumps(made_by).encode()).hexdigest()
-    return Store(store.root / "eval" / digest[:8])
+    return store.within("eval", digest[:8])
 
 
 def _never(done: Compiled) -> None:

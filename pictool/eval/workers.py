@@ -20,6 +20,7 @@ from pictool.errors import InputError, PicError
 from pictool.eval.contenders import Contender
 from pictool.eval.row import Row
 from pictool.eval.runner import Runner, Task
+from pictool.store.remote import Remote
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Job:
     dtype: str
     fingerprint: str
     store: Path
+    remote: Remote | None
     contenders: tuple[Contender, ...]
     threads: int
     codec: str
@@ -56,7 +58,7 @@ class Job:
         model.name = self.name
         if model.fingerprint != self.fingerprint:
             raise InputError(f"{self.name}: was replaced while it was being evaluated; run the command again")
-        return Runner(model, Store(self.store), self.contenders, self.codec)
+        return Runner(model, Store(self.store, remote=self.remote), self.contenders, self.codec)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def make_job(
         raise InputError(f"{model.name}: is in memory, and other processes cannot open it; use one job")
     return Job(
         model.name, model.directory.absolute(), model.device, model.dtype, model.fingerprint, store.root.absolute(),
-        tuple(contenders), threads, codec,
+        store.remote, tuple(contenders), threads, codec,
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +19,6 @@ from pictool.store.store import Store
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-_log = logging.getLogger("pictool")
 _CODEC = "none"  # chains are exact
 
 
@@ -30,7 +28,7 @@ class PromptChain:
     def __init__(self, model: Model, store: Store, layout: Layout, block: int) -> None:
         rotation = model.stack.rotation_id(layout.num_tokens)
         self._keys = model.target.chain_keys(layout.tokens, block, rotation, model.salt)
-        self._chain = Chain(store, self._keys)
+        self._store, self._chain = store, Chain(store, self._keys)
         self._model, self._tokens, self._block = model, layout.tokens, block
         # The tail is always computed, so no block of it is read.
         self._limit = allow_open_files(layout.num_context // block)
@@ -50,7 +48,7 @@ class PromptChain:
         if found is None:
             return False
         self._limit, problem = found
-        _log.warning("%s; computed again", problem)
+        self._store.on_warning(f"{problem}; computed again")
         return True
 
     def keep(self, image: Image, rows: RowMask) -> None:
@@ -63,7 +61,7 @@ class PromptChain:
                 if not self._chain.put(depth, self._compiled(image, rows, depth)):
                     return
         except StoreError as error:
-            _log.warning("the prefix chain is not stored: %s", error)
+            self._store.on_warning(f"the prefix chain is not stored: {error}")
 
     def _is_own(self, depth: int, file: ObjectFile) -> bool:
         """Whether a block is of this model, and of the tokens that its key is made of."""

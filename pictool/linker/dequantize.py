@@ -17,8 +17,10 @@ def is_quantized(file: ObjectFile) -> bool:
     return isinstance(codecs()[file.meta.codec], Quantizing)
 
 
-def read_quantized(file: ObjectFile, layer: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Keys and values of one layer, [2, kv_heads, n, head_dim].
+def read_quantized(
+    file: ObjectFile, layer: int, dtype: torch.dtype, device: torch.device, coded: memoryview | None = None
+) -> torch.Tensor:
+    """Keys and values of one layer, [2, kv_heads, n, head_dim]. `coded` are its checked bytes, if they are here.
 
     Raises:
         ObjectError: damaged.
@@ -26,7 +28,7 @@ def read_quantized(file: ObjectFile, layer: int, dtype: torch.dtype, device: tor
     codec = codecs()[file.meta.codec]
     assert isinstance(codec, Quantizing)
     try:
-        return dequantized(codec, file.stored_layer(layer), file.meta.shape, dtype, device)
+        return dequantized(codec, file.stored_layer(layer) if coded is None else coded, file.meta.shape, dtype, device)
     except CodingError as error:
         raise file.undecodable(layer, error) from error
 

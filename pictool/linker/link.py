@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from pictool.compiler.compile import CODEC, Compiled, head_codec
 from pictool.compiler.fixups import PROBES
 from pictool.core import Chunk, Layout, RowMask
-from pictool.errors import InputError, ObjectError
+from pictool.errors import InputError, ObjectError, RemoteError
 from pictool.linker.chain import PromptChain
 from pictool.linker.fusor import Fusor
 from pictool.linker.loader import Loader, Placed
@@ -45,7 +46,8 @@ class Timing:
 class Linked:
     """A linked prompt. `rows` is bool [layers, n]: whose K and V were computed at each layer; `scores` float32 [n].
 
-    `bytes_read` is KV that was read from objects. `texts` are those of head, chunks and tail.
+    `bytes_read` is KV that was read from objects; what host memory held is not among it. `texts` are those of head,
+    chunks and tail.
     """
 
     image: Image
@@ -78,6 +80,9 @@ def link(
 ) -> Linked:
     """Link documents into a prompt: head + documents + tail, each tokenized on its own (DESIGN §2 rule 1).
 
+    What a remote does not give whole is compiled here instead, with a warning (`Store.on_warning`); the time that was
+    lost on it counts as load.
+
     Args:
         documents: chunks, text files, object files or keys, in prompt order. Texts are compiled first if need be.
         tail: text behind the documents; always computed in full.
@@ -91,7 +96,20 @@ def link(
     """
     _ = model.stack, model.target, model.eos_ids  # loaded before the clock starts
     policy.prepare(model)
+    run = partial(_link, model, store, documents, tail, policy, head, sinks, chunk_tokens, codec, on_compile)
     clock = _Clock()
+    while True:
+        try:
+            return run(clock)
+        except RemoteError as error:  # of an object that was to be read while it came
+            store.refuse(error)
+            clock.load_s += clock.lap()
+
+
+def _link(
+    model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, head: str, sinks: int | None,
+    chunk_tokens: int | None, codec: str, on_compile: Callable[[Compiled], None] | None, clock: _Clock,
+) -> Linked:  # fmt: skip
     sinks = policy.sinks if sinks is None else sinks
     probes = PROBES if policy.uses_tables else 0
     parts = resolve_documents(model, store, documents, sinks, chunk_tokens, codec, probes)
@@ -103,9 +121,11 @@ def link(
     selection = None if policy.is_slow or policy.uses_tables else policy.select(prompt)
     clock.select_s += clock.lap()
     reused = _reused(policy, prompt, [prompt_head, *parts], selection)
-    files, clock.compile_s = open_objects(model, store, [part for part, _ in reused], on_compile)
+    files, compile_s = open_objects(model, store, [part for part, _ in reused], on_compile)
+    clock.load_s += clock.lap() - compile_s
+    clock.compile_s += compile_s
     placed = [Placed(file, start) for file, (_, start) in zip(files, reused, strict=True)]
-    return _fuse(Image(model.stack, layout), placed, prompt, tuple(parts), policy, selection, clock)
+    return _fuse(store, Image(model.stack, layout), placed, prompt, tuple(parts), policy, selection, clock)
 
 
 def _link_chain(store: Store, prompt: Prompt, parts: tuple[Part, ...], policy: Policy, clock: _Clock) -> Linked:
@@ -118,7 +138,7 @@ def _link_chain(store: Store, prompt: Prompt, parts: tuple[Part, ...], policy: P
         image.keep_keys()
         cached = replace(prompt, cached=len(placed) * policy.chain_block)
         try:
-            linked = _fuse(image, placed, cached, parts, policy, None, clock)
+            linked = _fuse(store, image, placed, cached, parts, policy, None, clock)
         except ObjectError:
             if not chain.skip_damaged():
                 raise
@@ -128,14 +148,14 @@ def _link_chain(store: Store, prompt: Prompt, parts: tuple[Part, ...], policy: P
 
 
 def _fuse(
-    image: Image, placed: Sequence[Placed], prompt: Prompt, parts: tuple[Part, ...], policy: Policy,
+    store: Store, image: Image, placed: Sequence[Placed], prompt: Prompt, parts: tuple[Part, ...], policy: Policy,
     selection: Selection | None, clock: _Clock,
 ) -> Linked:  # fmt: skip
     """Layer by layer: load, relocate, compute rows, narrow; then the logits."""
     stack = image.stack
     first = _first_layer(policy, stack.num_layers, selection)
-    with Loader(image, placed, first, overlaps=policy.is_slow) as loader:
-        clock.load_s += clock.lap() - clock.compile_s
+    with Loader(image, placed, first, overlaps=policy.is_slow, memory=store.memory) as loader:
+        clock.load_s += clock.lap()
         prompt = replace(prompt, tables=_tables(placed, prompt.layout) if policy.uses_tables else ())
         fusor = Fusor(image, prompt, policy, selection or policy.select(prompt))
         clock.select_s += clock.lap()

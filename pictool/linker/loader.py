@@ -19,6 +19,7 @@ import torch
 from pictool.linker.dequantize import is_quantized, read_quantized
 from pictool.runtime.image import Image
 from pictool.store.format import ObjectFile
+from pictool.store.memory import LayerMemory
 
 LOOK_AHEAD = 2  # layers that are asked for ahead; one thread brings them, so that most cores are left to compute
 # Handing a small layer to a thread costs more than bringing it: threads are used from so many bytes a layer on, or as
@@ -41,11 +42,16 @@ class Loader:
     `overlaps` says that the caller has other work to do before it wants the first layer.
 
     Nothing of an object is used before its checksum holds. Beside the image, memory holds two buffers of one chunk's
-    layer. On CUDA these are pinned, and copies and rotations run on a stream of their own.
+    layer. On CUDA these are pinned, and copies and rotations run on a stream of their own. Layers that `memory` holds
+    are not read; they are kept decoded (on CUDA quantized ones coded, as they are carried), and nothing writes to them.
     """
 
-    def __init__(self, image: Image, placed: Sequence[Placed], first: int = 0, overlaps: bool = False) -> None:
-        self._image, self._placed, self._first = image, placed, first
+    def __init__(
+        self, image: Image, placed: Sequence[Placed], first: int = 0, overlaps: bool = False,
+        memory: LayerMemory | None = None,
+    ) -> None:  # fmt: skip
+        self._image, self._placed, self._first, self._memory = image, placed, first, memory
+        self._read: list[int] = []  # bytes, of each layer that was read
         self._resources = ExitStack()
         for one in placed:
             self._resources.callback(one.file.close)
@@ -74,9 +80,8 @@ class Loader:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of KV that all layers together are read from."""
-        layers = range(self._first, self._image.stack.num_layers)
-        return sum(one.file.stored_bytes(layer) for one in self._placed for layer in layers)
+        """Bytes of KV that were read so far; what memory held is not among them."""
+        return sum(self._read)
 
     @property
     def busy_s(self) -> float:
@@ -121,7 +126,7 @@ class Loader:
     def _place(self, layer: int) -> None:
         for one in self._placed:
             self._image.place(layer, one.start, *self._numbers(one.file, layer))
-            if self._stream is not None and not is_quantized(one.file):
+            if self._stream is not None and self._memory is None and not is_quantized(one.file):
                 self._staging.events[0].record(self._stream)
         last = self._placed[-1]
         self._image.relocate(layer, self._placed[0].start, last.start + last.file.meta.num_tokens)
@@ -129,12 +134,41 @@ class Loader:
     def _numbers(self, file: ObjectFile, layer: int) -> torch.Tensor:
         """Keys and values of one object, [2, kv_heads, n, head_dim], on the image's device."""
         stack = self._image.stack
-        if is_quantized(file):
-            return read_quantized(file, layer, stack.dtype, stack.device)
-        buffer = self._buffer(file.layer_bytes)
-        file.layer(layer, into=buffer.numpy().data)
+        if is_quantized(file) and (self._memory is None or self._stream is not None):
+            return read_quantized(file, layer, stack.dtype, stack.device, self._coded(file, layer))
+        buffer = self._decoded(file, layer)
         parts = buffer[: file.layer_bytes].view(stack.dtype).view(2, *file.meta.shape.dims)
         return parts.to(stack.device, non_blocking=True)
+
+    def _coded(self, file: ObjectFile, layer: int) -> memoryview:
+        """A layer as it stands in its file, checked."""
+
+        def read() -> memoryview:
+            self._read.append(file.stored_bytes(layer))
+            return file.stored_layer(layer).toreadonly()
+
+        if self._memory is None:
+            return read()
+        found: memoryview = self._memory.get(file.checksums["layers"][layer], file.stored_bytes(layer), read)
+        return found
+
+    def _decoded(self, file: ObjectFile, layer: int) -> torch.Tensor:
+        """Keys and values of a layer as bytes, uint8 [layer_bytes or more]; not to be written to."""
+
+        def read(buffer: torch.Tensor) -> torch.Tensor:
+            self._read.append(file.stored_bytes(layer))
+            file.layer(layer, into=buffer.numpy().data)
+            return buffer
+
+        if self._memory is None:
+            return read(self._buffer(file.layer_bytes))
+        is_pinned = self._stream is not None
+        content = (file.checksums["layers"][layer], file.meta.codec, file.meta.shape, is_pinned)
+        found: torch.Tensor = self._memory.get(
+            content, file.layer_bytes,
+            lambda: read(torch.empty(file.layer_bytes, dtype=torch.uint8, pin_memory=is_pinned)),
+        )  # fmt: skip
+        return found
 
     def _buffer(self, num_bytes: int) -> torch.Tensor:
         """Memory to read to, of this thread. On CUDA there are two, so that one is read while the other is copied."""

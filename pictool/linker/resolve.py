@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from pictool.compiler.chunking import make_chunks, read_text
 from pictool.compiler.compile import CODEC, Compiled, compile, object_key
 from pictool.core import Chunk
-from pictool.errors import ForeignObjectError, InputError, ObjectError, StoreError
+from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError
+from pictool.store.entries import is_key
 from pictool.store.format import ObjectFile
 from pictool.store.objectlist import is_object_list, read_object_list
 from pictool.store.store import Store
@@ -61,6 +62,7 @@ def resolve_documents(
         PicError: names the document, and what is wrong with it.
     """
     parts: list[Part] = []
+    store.expect(str(one) for one in documents if is_key(str(one)))
     for document in documents:
         if isinstance(document, Chunk):
             parts.append(Part(document, None, sinks, codec, probes))
@@ -77,7 +79,7 @@ def resolve_documents(
 
 def _key(store: Store, name: str) -> str:
     try:
-        return store.resolve(name)
+        return store.find(name)
     except StoreError as error:
         if all(c in "0123456789abcdef" for c in name):
             raise
@@ -111,6 +113,7 @@ def open_objects(
     Raises:
         PicError: an object of another model, or one that is not what its part was made of.
     """
+    store.expect(part.key(model) for part in parts if part.path is None)
     with ExitStack() as opened:
         found = {i: opened.enter_context(file) for i, part in enumerate(parts) if (file := _open(model, store, part))}
         started = time.perf_counter()
@@ -137,6 +140,9 @@ def _open(model: Model, store: Store, part: Part) -> ObjectFile | None:
         return file
     try:
         file = store.open(part.key(model))
+    except RemoteError as error:
+        store.refuse(error)
+        return None
     except (StoreError, ObjectError):
         return None
     if part.is_served_by(file):
@@ -146,9 +152,9 @@ def _open(model: Model, store: Store, part: Part) -> ObjectFile | None:
 
 
 def _require_same(model: Model, file: ObjectFile, chunk: Chunk) -> None:
-    file.meta.require(model.target, str(file.path))
+    file.meta.require(model.target, file.name)
     if tuple(file.tokens()) != chunk.tokens:
-        raise InputError(f"{file.path}: was replaced while it was being linked; run the command again")
+        raise InputError(f"{file.name}: was replaced while it was being linked; run the command again")
 
 
 def _compile_missing(

@@ -10,7 +10,6 @@ The same objects give the same bytes. Nothing is taken from an archive before it
 from __future__ import annotations
 
 import json
-import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from typing import IO
 import zstandard
 
 from pictool.errors import ForeignObjectError, InputError, ObjectError, PicError
+from pictool.store.entries import is_key
 from pictool.store.files import atomic_write
 from pictool.store.store import Store
 
@@ -55,7 +55,7 @@ def export(store: Store, keys: Sequence[str], path: Path, on_object: Callable[[s
     ):
         tar.addfile(_member(MANIFEST, len(manifest)), BytesIO(manifest))
         for key in keys:
-            with store.look(key) as found:
+            with store.look_here(key) as found:
                 found.verify()
                 with open(found.fileno(), "rb", closefd=False) as content:
                     tar.addfile(_member(f"{key}.kvo", found.num_bytes), content)
@@ -118,7 +118,7 @@ def _keys(path: Path, tar: tarfile.TarFile) -> tuple[str, ...]:
     try:
         manifest = json.loads(_content(path, tar, MANIFEST).read(_MAX_MANIFEST))
         version, keys = manifest["version"], manifest["keys"]
-        is_archive = manifest["format"] == FORMAT and isinstance(keys, list) and all(map(_is_key, keys))
+        is_archive = manifest["format"] == FORMAT and isinstance(keys, list) and all(map(is_key, map(str, keys)))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, "its manifest cannot be read") from error
     if not is_archive:
@@ -138,13 +138,9 @@ def _content(path: Path, tar: tarfile.TarFile, name: str) -> IO[bytes]:
     return content
 
 
-def _is_key(key: object) -> bool:
-    return isinstance(key, str) and re.fullmatch("[0-9a-f]{64}", key) is not None
-
-
 def _is_whole(store: Store, key: str) -> bool:
     try:
-        with store.look(key) as found:
+        with store.look_here(key) as found:
             found.verify()
     except PicError:
         return False

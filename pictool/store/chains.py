@@ -38,7 +38,7 @@ class Chain:
         with ExitStack() as opened:
             for key in self._keys[:limit]:
                 try:
-                    found.append(opened.enter_context(self._store.look(key)))
+                    found.append(opened.enter_context(self._store.look_here(key)))
                 except PicError:
                     break
             opened.pop_all()
@@ -70,7 +70,7 @@ class Chain:
         """The first of `count` blocks that is damaged (or gone), and what is wrong; taken out, if that can be."""
         for depth, key in enumerate(self._keys[:count]):
             try:
-                with self._store.look(key) as file:
+                with self._store.look_here(key) as file:
                     file.verify()
             except PicError as error:
                 with suppress(StoreError):  # a store that may only be read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ class Entry:
             status = os.stat(f"{directory}/{key}{SUFFIX}")  # noqa: PTH116
             return cls(key, directory, status.st_size, status.st_mtime_ns, status.st_ino)
         return None
+
+
+def is_key(name: str) -> bool:
+    """Whether this is a whole key."""
+    return re.fullmatch("[0-9a-f]{64}", name) is not None
 
 
 def object_path(root: Path, key: str) -> Path:

@@ -77,12 +77,12 @@ class ObjectFile:
         ForeignObjectError: another format version or an unknown codec.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
+        self.path, self.name = Path(path), name or str(Path(path))  # the name stands in messages
         try:
             self._fd = open_in_order(self.path)
         except OSError as error:
-            raise UnreadableObjectError(f"{self.path}: cannot be opened ({error.strerror})") from error
+            raise UnreadableObjectError(f"{self.name}: cannot be opened ({error.strerror})") from error
         try:
             status = os.fstat(self._fd)
             if not stat.S_ISREG(status.st_mode):
@@ -180,7 +180,7 @@ class ObjectFile:
             self.layer(index)
 
     def _fail(self, why: str) -> ObjectError:
-        return ObjectError(f"{self.path}: {why}")
+        return ObjectError(f"{self.name}: {why}")
 
     def _read(self, offset: int, count: int, into: memoryview | None = None) -> memoryview:
         data, done = memoryview(bytearray(count)) if into is None else into[:count], 0
@@ -188,7 +188,7 @@ class ObjectFile:
             try:
                 got = os.preadv(self._fd, [data[done:]], offset + done)
             except OSError as error:
-                raise UnreadableObjectError(f"{self.path}: cannot be read ({error.strerror})") from error
+                raise UnreadableObjectError(f"{self.name}: cannot be read ({error.strerror})") from error
             if not got:
                 raise self._fail(f"truncated at {offset + done} bytes; {_DAMAGED}")
             done += got
@@ -212,7 +212,7 @@ class ObjectFile:
             raise self._fail(f"not an object file (its format is {metadata['format']!r})")
         if metadata.get("version") != VERSION:
             theirs = f"format version {metadata.get('version')}"
-            raise ForeignObjectError(f"{self.path}: {theirs}, but this pic reads version {VERSION}; compile it again")
+            raise ForeignObjectError(f"{self.name}: {theirs}, but this pic reads version {VERSION}; compile it again")
         if not is_intact:
             raise self._fail(f"the header does not match its checksum; {_DAMAGED}")
         return dict(header), raw
@@ -222,7 +222,7 @@ class ObjectFile:
         for field, known in (("codec", tuple(codecs())), ("dtype", tuple(DTYPES))):
             if fields.get(field, known[0]) not in known:
                 raise ForeignObjectError(
-                    f"{self.path}: {field} {fields[field]!r}, but this pic knows {', '.join(known)}"
+                    f"{self.name}: {field} {fields[field]!r}, but this pic knows {', '.join(known)}"
                 )
         try:
             meta, checksums = meta_of(fields), json.loads(fields["checksums"])

@@ -36,8 +36,10 @@ class Amount:
         return Amount(self.count + other.count, self.num_bytes + other.num_bytes)
 
 
-def publish(root: Path, temp: Path, target: Path, max_bytes: int | None) -> Amount:
+def publish(root: Path, temp: Path, target: Path, max_bytes: int | None, replace: bool = True) -> Amount | None:
     """Make a complete temp file visible as an object; if the budget asks for it, others are evicted before.
+
+    Without `replace` an object that is there stays, and None is returned.
 
     Raises:
         StoreError: it cannot fit into the budget.
@@ -47,6 +49,8 @@ def publish(root: Path, temp: Path, target: Path, max_bytes: int | None) -> Amou
         raise StoreError(f"{target}: {size:,d} bytes, but the store may hold {max_bytes:,d}; allow it more")
     with locked(root / LOCK) as fd:
         replaced = Entry.of(target)
+        if replaced and not replace:
+            return None
         used = _read_used(fd, root) - (replaced.num_bytes if replaced else 0)
         if max_bytes is not None and used + size > max_bytes:
             _write_used(fd, None)

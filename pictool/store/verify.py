@@ -51,7 +51,7 @@ def verify(store: Store, repair: bool = False, on_object: Callable[[Entry], None
 
 def _problem(store: Store, key: str) -> PicError | None:
     try:
-        with store.look(key) as found:
+        with store.look_here(key) as found:
             found.verify()
     except PicError as error:
         return error

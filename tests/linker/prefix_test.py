@@ -223,7 +223,7 @@ def test_a_damaged_block_is_computed_again(
     data = bytearray(damaged.read_bytes())
     data[offset] ^= 1
     damaged.write_bytes(data)
-    with caplog.at_level(logging.WARNING, "pictool"):
+    with caplog.at_level(logging.WARNING):
         again = run(llama, store, BY_FOUR, chunks)
     assert computed(again) == again.image.layout.num_context - 12
     assert again.image.logits is not None and first.image.logits is not None

@@ -1,0 +1,48 @@
+"""Host memory: layers that were read and checked before, kept by what is in them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+
+class LayerMemory:
+    """Buffers of layers, at most `max_bytes` of them; those used least recently go. Thread-safe.
+
+    A buffer is found by the checksum of the layer that was read to it (with all that says how it was decoded), never
+    by a file's name: a file that is replaced or damaged later changes nothing. Nobody writes to a buffer that is in
+    here. It can be of any kind that the caller allocates.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = self.hits = self.misses = 0
+        self._buffers: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, content: Hashable, num_bytes: int, read: Callable[[], Any]) -> Any:
+        """The buffer with this content; `read` gives it, checked, if it is not here. What `read` raises is raised.
+
+        Threads that miss at once read the same bytes; one buffer stays.
+        """
+        with self._lock:
+            if found := self._buffers.get(content):
+                self._buffers.move_to_end(content)
+                self.hits += 1
+                return found[0]
+            self.misses += 1
+        buffer = read()
+        with self._lock:
+            self._keep(content, buffer, num_bytes)
+        return buffer
+
+    def _keep(self, content: Hashable, buffer: Any, num_bytes: int) -> None:
+        if num_bytes > self.max_bytes or content in self._buffers:
+            return
+        while self.num_bytes + num_bytes > self.max_bytes:
+            _, (_, freed) = self._buffers.popitem(last=False)
+            self.num_bytes -= freed
+        self._buffers[content] = buffer, num_bytes
+        self.num_bytes += num_bytes

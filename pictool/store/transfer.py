@@ -1,0 +1,76 @@
+"""What is sent to a remote, and fetched from it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pictool.errors import InputError, StoreError
+from pictool.store.entries import is_key
+from pictool.store.remote import Remote
+from pictool.store.store import Store
+
+
+@dataclass(frozen=True)
+class Transferred:
+    """Keys that were sent or fetched, and their bytes; `present` were there already."""
+
+    keys: tuple[str, ...]
+    num_bytes: int
+    present: tuple[str, ...]
+
+
+def push(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lambda: None) -> Transferred:
+    """Send objects to the store's remote. Every object is checked before; one that is there in the same size stays.
+
+    Raises:
+        InputError: the store has no remote.
+        PicError: an object is missing or damaged, or the remote cannot be written; those before it are sent.
+    """
+    remote, sent, present, num_bytes = _remote(store), list[str](), list[str](), 0
+    remote.require_writable()
+    for key in dict.fromkeys(keys):
+        with store.look_here(key) as found:
+            found.verify()
+            size = found.num_bytes
+        if remote.size(key) == size:
+            present.append(key)
+        else:
+            remote.write(key, store.path(key))
+            if (there := remote.size(key)) != size:
+                raise StoreError(f"{remote.name(key)}: has {there} bytes after {size} were sent; push it again")
+            sent.append(key)
+            num_bytes += size
+        on_object()
+    return Transferred(tuple(sent), num_bytes, tuple(present))
+
+
+def pull(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lambda: None) -> Transferred:
+    """Fetch objects, named by whole keys, from the store's remote. One that is here and whole stays.
+
+    Raises:
+        InputError: the store has no remote, or an abbreviated key.
+        PicError: an object that the remote has not (or not whole), or a damaged one here; those before it are here.
+    """
+    remote, fetched, present, num_bytes = _remote(store), list[str](), list[str](), 0
+    if abbreviated := [key for key in keys if not is_key(key)]:
+        raise InputError(f"{abbreviated[0]}: give the whole key (64 hex digits); a remote cannot be searched")
+    wanted = list(dict.fromkeys(keys))
+    for key in wanted:
+        if store.path(key).exists():
+            with store.look_here(key) as found:
+                found.verify()
+            present.append(key)
+        elif store.bring(key):
+            fetched.append(key)
+            num_bytes += store.path(key).stat().st_size
+        else:
+            raise StoreError(f"{remote.name(key)}: no such object; see what was pushed")
+        on_object()
+    return Transferred(tuple(fetched), num_bytes, tuple(present))
+
+
+def _remote(store: Store) -> Remote:
+    if store.remote is None:
+        raise InputError("no remote is set; name one with --remote, PIC_REMOTE, or remote in pic.yaml")
+    return store.remote

@@ -1,0 +1,258 @@
+"""Links from every tier: host memory, local disk, a remote. The same numbers, or a refusal; never others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from chunks import flip
+from served import Server, serving
+from subjects import HEAD, LENGTHS, TAIL, default_policy, make_chunks, run, subject
+
+from pictool.compiler.compile import compile, object_key
+from pictool.core import Chunk
+from pictool.errors import ObjectError, StoreError
+from pictool.linker.link import Linked, link
+from pictool.linker.policies import make_policy, policies
+from pictool.store.codecs import codecs
+from pictool.store.store import Store
+
+NAIVE = make_policy("naive", {})
+CODECS = sorted(codecs())
+LINKING = sorted(name for name, policy in policies().items() if not policy().chain_block)  # what links objects
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Store:
+    """A store with the objects of all chunks and of the head."""
+    far, one = Store(tmp_path / "far"), subject("llama")
+    link(one.model, far, make_chunks(LENGTHS), TAIL, NAIVE, head=HEAD)
+    return far
+
+
+@pytest.fixture
+def server(far: Store) -> Iterator[Server]:
+    with serving(far.root) as server:
+        yield server
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def near(tmp_path: Path, server: Server, warnings: list[str]) -> Store:
+    return Store(tmp_path / "near", remote=server.remote, on_warning=warnings.append)
+
+
+def require_equal(one: Linked, other: Linked) -> None:
+    """Bit for bit, whole images and logits."""
+    assert one.image.logits is not None and other.image.logits is not None
+    assert torch.equal(one.image.logits, other.image.logits)
+    for layer in range(one.image.stack.num_layers):
+        assert torch.equal(one.image.key(layer), other.image.key(layer))
+        assert torch.equal(one.image.value(layer), other.image.value(layer))
+
+
+def linked(store: Store, documents: Sequence[Chunk | str | Path], codec: str = "none") -> tuple[Linked, list[str]]:
+    """A link without recomputation, and the chunks that were compiled for it."""
+    compiled: list[str] = []
+    done = link(
+        subject("llama").model, store, documents, TAIL, NAIVE, head=HEAD, codec=codec,
+        on_compile=lambda one: compiled.append(one.key),
+    )  # fmt: skip
+    return done, compiled
+
+
+# The remote
+
+
+@pytest.mark.parametrize("name", LINKING)
+def test_a_link_from_a_remote_is_one_from_disk(name: str, far: Store, near: Store, warnings: list[str]) -> None:
+    one, policy, chunks = subject("llama"), default_policy(name), make_chunks(LENGTHS)
+    local = run(one, far, policy, chunks)  # compiles what this policy needs beside
+    first, second = run(one, near, policy, chunks), run(one, near, policy, chunks)
+    near.settle()
+    third = run(one, near, policy, chunks)
+    for remote in (first, second, third):
+        require_equal(local, remote)
+    assert not warnings and set(near.keys()) <= set(far.keys())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec_comes_from_a_remote(codec: str, far: Store, near: Store) -> None:
+    local, _ = linked(far, make_chunks(LENGTHS), codec)
+    remote, compiled = linked(near, make_chunks(LENGTHS), codec)
+    require_equal(local, remote)
+    assert not compiled
+
+
+def test_keys_come_from_a_remote(far: Store, near: Store) -> None:
+    keys = [object_key(subject("llama").model, chunk) for chunk in make_chunks(LENGTHS)]
+    require_equal(linked(far, keys)[0], linked(near, keys)[0])
+
+
+def test_compile_takes_what_the_remote_has(far: Store, near: Store) -> None:
+    done = compile(subject("llama").model, near, [*make_chunks(LENGTHS), *make_chunks((7,), seed=3)])
+    assert [one.is_new for one in done] == [False] * len(LENGTHS) + [True]
+    for one in done[:-1]:
+        assert one.path.read_bytes() == far.path(one.key).read_bytes()
+
+
+@pytest.mark.parametrize("offset", [40, -3000, -600, -2])
+def test_text_whose_object_is_damaged_there_is_compiled_here(
+    offset: int, far: Store, near: Store, warnings: list[str]
+) -> None:
+    (key,) = {object_key(subject("llama").model, chunk) for chunk in make_chunks((29,))}
+    flip(far.path(key), offset)
+    fresh, _ = linked(Store(near.root.parent / "fresh"), make_chunks(LENGTHS))
+    done, compiled = linked(near, make_chunks(LENGTHS))
+    require_equal(fresh, done)
+    near.settle()
+    assert len(warnings) == 1 and f"{near.remote}/objects/{key[:2]}/{key}.kvo: " in warnings[0]
+    if offset == -2:  # in the text, which no link reads
+        assert not compiled and key not in near.keys() and "not taken into the store" in warnings[0]
+    else:
+        assert compiled == [key] and "compiled here" in warnings[0]
+        with near.look_here(key) as file:
+            file.verify()
+
+
+@pytest.mark.parametrize("fault", ["503", "403", "reset", "wrong"])
+def test_text_whose_object_cannot_be_had_is_compiled_here(
+    fault: str, near: Store, server: Server, warnings: list[str]
+) -> None:
+    fresh, _ = linked(Store(near.root.parent / "fresh"), make_chunks(LENGTHS))
+    server.always = fault
+    done, compiled = linked(near, make_chunks(LENGTHS))
+    require_equal(fresh, done)
+    assert len(compiled) == len(warnings) == len({*LENGTHS}) + 1
+    assert all(str(near.remote) in warning for warning in warnings)
+
+
+def test_keys_whose_object_is_damaged_there_are_refused(far: Store, near: Store, warnings: list[str]) -> None:
+    key = object_key(subject("llama").model, make_chunks((29,))[0])
+    flip(far.path(key), -600)
+    with pytest.raises(StoreError, match=f"^{near.remote}/objects/.*{key}.kvo: "):
+        linked(near, [key])
+    assert key not in near.keys() and not warnings
+
+
+def test_a_remote_object_without_the_wanted_table_is_compiled_here(far: Store, near: Store) -> None:
+    one, chunks = subject("llama"), make_chunks((29,))
+    done = run(one, near, make_policy("fixup", {}), chunks)
+    near.settle()
+    with near.look_here(object_key(one.model, chunks[0])) as file:
+        assert file.meta.fixups is not None
+    require_equal(done, run(one, Store(near.root.parent / "fresh"), make_policy("fixup", {}), chunks))
+
+
+# Host memory
+
+
+def checksums(store: Store) -> list[bytes]:
+    assert store.memory
+    return [bytes(buffer.numpy()) for buffer, _ in store.memory._buffers.values()]
+
+
+@pytest.mark.parametrize("name", LINKING)
+def test_links_from_memory_are_equal_and_write_nothing_to_it(name: str, tmp_path: Path) -> None:
+    one, policy, chunks = subject("llama"), default_policy(name), make_chunks(LENGTHS)
+    plain, store = Store(tmp_path / "store"), Store(tmp_path / "store", memory_bytes=1 << 24)
+    expected = run(one, plain, policy, chunks)
+    require_equal(expected, run(one, store, policy, chunks))
+    before = checksums(store)
+    again = run(one, store, policy, [chunks[2], *chunks])
+    require_equal(run(one, plain, policy, [chunks[2], *chunks]), again)
+    require_equal(expected, last := run(one, store, policy, chunks))
+    assert checksums(store)[: len(before)] == before
+    assert last.bytes_read == 0
+    if policy.name != "full":
+        assert expected.bytes_read > 0
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_memory_holds_decoded_layers_of_every_codec(codec: str, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store", memory_bytes=1 << 24)
+    expected, _ = linked(Store(tmp_path / "store"), make_chunks(LENGTHS), codec)
+    first, _ = linked(store, make_chunks(LENGTHS), codec)
+    second, _ = linked(store, make_chunks(LENGTHS), codec)
+    require_equal(expected, first)
+    require_equal(expected, second)
+    assert second.bytes_read == 0 < first.bytes_read <= expected.bytes_read  # one document stands there twice
+
+
+def test_a_document_that_stands_twice_is_read_once(tmp_path: Path) -> None:
+    chunk = make_chunks((29,))
+    once, _ = linked(Store(tmp_path / "store", memory_bytes=1 << 24), chunk)
+    twice, _ = linked(Store(tmp_path / "store", memory_bytes=1 << 24), chunk * 2)
+    assert twice.bytes_read == once.bytes_read
+
+
+def test_memory_that_is_too_small_changes_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store", memory_bytes=5000)
+    expected, _ = linked(Store(tmp_path / "store"), make_chunks(LENGTHS))
+    for _ in range(3):
+        require_equal(expected, linked(store, make_chunks(LENGTHS))[0])
+        assert store.memory and store.memory.num_bytes <= 5000
+
+
+def test_a_file_that_changes_is_not_served_from_memory(tmp_path: Path) -> None:
+    """Another model's numbers under the same name: what the header says decides, not the name."""
+    one, other, chunks = subject("llama"), subject("llama-linear"), make_chunks((29,))
+    store = Store(tmp_path / "store", memory_bytes=1 << 24)
+    mine = compile(one.model, store, chunks)[0].path
+    linked(store, chunks)
+    theirs = compile(other.model, store, chunks)[0].path
+    mine.write_bytes(theirs.read_bytes())
+    with pytest.raises(ObjectError):
+        linked(store, [mine])
+    flip(mine, 50)
+    done, compiled = linked(store, chunks)  # its header is damaged: it is compiled again
+    assert compiled
+    require_equal(linked(Store(tmp_path / "fresh"), chunks)[0], done)
+
+
+def test_damage_on_disk_is_still_met_where_memory_has_nothing(tmp_path: Path) -> None:
+    store, chunks = Store(tmp_path / "store", memory_bytes=1 << 24), make_chunks((29,))
+    (done,) = compile(subject("llama").model, store, chunks)
+    flip(done.path, -600)
+    with pytest.raises(ObjectError, match="does not match its checksum"):
+        linked(store, chunks)
+    assert store.memory and all(len(one) for one in checksums(store))
+
+
+def test_threads_share_memory_and_a_remote(far: Store, server: Server, tmp_path: Path) -> None:
+    near = Store(tmp_path / "near", remote=server.remote, memory_bytes=40_000)
+    expected, _ = linked(far, make_chunks(LENGTHS))
+    found, failed = [], list[BaseException]()
+
+    def work() -> None:
+        try:
+            found.append(linked(near, make_chunks(LENGTHS))[0])
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and len(found) == 8
+    for one in found:
+        require_equal(expected, one)
+    assert len(server.asked) == len({*server.asked})
+
+
+def test_prefix_chains_are_of_the_local_store(far: Store, near: Store, server: Server) -> None:
+    one, policy, chunks = subject("llama"), make_policy("prefix", {"block": 4}), make_chunks(LENGTHS)
+    wanted = [run(one, far, policy, chunks) for _ in range(2)]
+    assert not server.asked
+    found = [run(one, near, policy, chunks) for _ in range(2)]
+    for mine, theirs in zip(found, wanted, strict=True):
+        require_equal(mine, theirs)
+    assert not server.asked
