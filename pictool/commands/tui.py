@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pictool.analysis.trace_view import TraceView
     from pictool.linker.trace import Trace
     from pictool.store.format import ObjectFile
+    from pictool.store.store import StoredObject
     from pictool.tui.app import PicApp
     from pictool.tui.services import Exports
 
@@ -65,15 +66,22 @@ def require_textual() -> None:
 
 def make_exports() -> Exports:
     """The views as JSON, as the commands have it."""
-    from pictool.analysis.diff import diff_traces
-    from pictool.commands.store import row
-    from pictool.commands.trace_json import diff_json
     from pictool.tui.services import Exports
 
-    def diff(names: tuple[str, str], a: Trace, b: Trace) -> Mapping[str, Any]:
-        return diff_json(names, diff_traces(a, b, names))
+    return Exports(_trace, _diff, _object, _listing)
 
-    return Exports(_trace, diff, _object, lambda found: [row(one) for one in found])
+
+def _diff(names: tuple[str, str], a: Trace, b: Trace) -> Mapping[str, Any]:
+    from pictool.analysis.diff import diff_traces
+    from pictool.commands.trace_json import diff_json
+
+    return diff_json(names, diff_traces(a, b, names))
+
+
+def _listing(found: Sequence[StoredObject]) -> Sequence[Mapping[str, Any]]:
+    from pictool.commands.store import row
+
+    return [row(one) for one in found]
 
 
 def _trace(path: Path, trace: Trace, view: TraceView, look: Look | None) -> Mapping[str, Any]:

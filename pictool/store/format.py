@@ -38,10 +38,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pictool.core import TokenIds
+from pictool.core import FixupTable, TokenIds
 from pictool.errors import ForeignObjectError, InputError, ObjectError, UnreadableObjectError
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import CodingError
@@ -58,7 +55,10 @@ from pictool.store.header import (
     meta_of,
     metadata_of,
     seal,
+    table_of,
     tensor_entries,
+    token_bytes,
+    tokens_of,
 )
 from pictool.store.header import CompiledChunk as CompiledChunk
 from pictool.store.header import ObjectMeta as ObjectMeta
@@ -74,7 +74,7 @@ def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
     Raises:
         InputError: KV that its codec cannot keep.
     """
-    text, tokens = chunk.text.encode(), np.asarray(chunk.tokens, dtype="<i4").tobytes()
+    text, tokens = chunk.text.encode(), token_bytes(chunk.tokens)
     assert (chunk.fixups is None) == (chunk.meta.fixups is None)
     layers, tables = _coded_layers(chunk), [] if chunk.fixups is None else [chunk.fixups]
     checksums = {"layers": [checksum(*parts) for parts in layers], "text": checksum(text), "tokens": checksum(tokens)}
@@ -152,7 +152,7 @@ class ObjectFile:
 
     def tokens(self) -> TokenIds:
         """int32 [n]."""
-        return np.frombuffer(self._part("tokens", self._checksums["tokens"], "tokens"), dtype="<i4")
+        return tokens_of(self._part("tokens", self._checksums["tokens"], "tokens"))
 
     def text(self) -> str:
         try:
@@ -160,11 +160,11 @@ class ObjectFile:
         except UnicodeDecodeError as error:
             raise self._fail(f"its text is not UTF-8; {_DAMAGED}") from error
 
-    def fixups(self) -> NDArray[np.float16] | None:
+    def fixups(self) -> FixupTable | None:
         """The table of fixups, float16 [n]; None if the object has none."""
         if self.meta.fixups is None:
             return None
-        return np.frombuffer(self._part("fixups", self._checksums["fixups"], "fixups"), dtype="<f2")
+        return table_of(self._part("fixups", self._checksums["fixups"], "fixups"))
 
     def layer(self, index: int, into: memoryview | None = None) -> tuple[memoryview, memoryview]:
         """Key and value bytes of one layer, each `[kv_heads, n, head_dim]` in the target's dtype; one read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
@@ -14,16 +14,15 @@ from textual.screen import Screen
 from pictool.analysis.labels import visible
 from pictool.errors import PicError
 from pictool.store.store import Store
-from pictool.tui.compare_screen import CompareScreen
 from pictool.tui.home_screen import HomeScreen
-from pictool.tui.link_screen import LinkScreen
 from pictool.tui.opened import Opened
-from pictool.tui.services import Services
-from pictool.tui.trace_screen import TraceScreen
+
+if TYPE_CHECKING:
+    from pictool.tui.services import Services
 
 
 class PicApp(App[None]):
-    """The app; the home screen is always at the bottom."""
+    """The app; the home screen is always at the bottom. Every other screen is imported when it is first shown."""
 
     TITLE = "pic"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "quit", show=False, priority=True)]
@@ -75,12 +74,16 @@ class PicApp(App[None]):
         self.show_trace(opened)
 
     def show_trace(self, opened: Opened) -> None:
+        from pictool.tui.trace_screen import TraceScreen
+
         self.push_screen(TraceScreen(opened))
 
     def show_compare(self, traces: Sequence[Opened]) -> None:
         if len(traces) < 2:
             self.tell("open two traces of one prompt to compare them (o)")
             return
+        from pictool.tui.compare_screen import CompareScreen
+
         try:
             screen = CompareScreen(traces)
         except PicError as error:
@@ -89,6 +92,8 @@ class PicApp(App[None]):
             self.push_screen(screen)
 
     def show_link(self, documents: Sequence[str]) -> None:
+        from pictool.tui.link_screen import LinkScreen
+
         self.push_screen(LinkScreen(documents))
 
     def take_job(self) -> bool:

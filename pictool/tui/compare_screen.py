@@ -15,10 +15,11 @@ from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from pictool.analysis.diff import TraceDiff, diff_traces
 from pictool.analysis.labels import part_at, short, visible
-from pictool.tui.base import SearchInput, TextScreen
+from pictool.tui.base import SearchInput
 from pictool.tui.flow import Shown
 from pictool.tui.opened import Opened
 from pictool.tui.shades import Choice, Shade, shade_of
+from pictool.tui.text_screen import TextScreen
 from pictool.tui.trace_text import legend
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker

@@ -15,9 +15,7 @@ from pictool.analysis.labels import short, visible
 from pictool.errors import PicError
 from pictool.store.store import Store
 from pictool.tui.base import PicScreen, SearchInput
-from pictool.tui.dialogs import PathDialog
 from pictool.tui.listing import SORTS, Listing, Row, links_of
-from pictool.tui.object_screen import ObjectScreen
 from pictool.tui.widgets.table import Column, RowTable
 
 REFRESH_S = 2.0
@@ -161,6 +159,8 @@ class HomeScreen(PicScreen):
         if event.table.id == "traces":
             self.pic.show_trace(self.pic.traces[event.row])
             return
+        from pictool.tui.object_screen import ObjectScreen
+
         try:
             screen = ObjectScreen(self.listing.store, self.rows[event.row].key)
         except PicError as error:
@@ -214,6 +214,8 @@ class HomeScreen(PicScreen):
         self.pic.show_compare(marked or self.pic.traces)
 
     def action_open_path(self) -> None:
+        from pictool.tui.dialogs import PathDialog
+
         self.app.push_screen(PathDialog("open a trace"), self.pic.open_path)
 
     def export_data(self) -> Sequence[Mapping[str, Any]]:

@@ -16,8 +16,9 @@ from pictool.analysis.object_view import LayerView, layers_of
 from pictool.errors import PicError
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
-from pictool.tui.base import SearchInput, TextScreen
+from pictool.tui.base import SearchInput
 from pictool.tui.flow import Shown
+from pictool.tui.text_screen import TextScreen
 from pictool.tui.widgets.table import Column, RowTable
 from pictool.tui.widgets.tokens import TokensView
 

@@ -14,10 +14,11 @@ from textual.containers import Horizontal
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 from textual.worker import get_current_worker
 
-from pictool.tui.base import SearchInput, TextScreen
+from pictool.tui.base import SearchInput
 from pictool.tui.flow import Shown
 from pictool.tui.look_task import LookTask
 from pictool.tui.shades import Choice, Shade, modes_of, shade_of
+from pictool.tui.text_screen import TextScreen
 from pictool.tui.trace_text import PART_COLUMNS, answer_rows, facts, layer_rows, legend, part_rows, token_line
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from rich.cells import cell_len
 from rich.style import Style
 
 from pictool.analysis.levels import RAMP, VIRIDIS, style_of_step
@@ -12,6 +13,11 @@ CURSOR = Style(reverse=True, bold=True, underline=True)
 MATCH = Style(underline=True, bold=True, italic=True)
 DIM = Style(dim=True)
 BOLD = Style(bold=True)
+
+
+def cells(text: str) -> int:
+    """Cells that a text takes."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 @cache

@@ -17,8 +17,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from pictool.tui.flow import cells
-from pictool.tui.widgets.inks import BOLD, CURSOR, DIM
+from pictool.tui.widgets.inks import BOLD, CURSOR, DIM, cells
 
 _GAP = "  "
 
