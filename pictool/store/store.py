@@ -4,7 +4,8 @@
 .pic/tmp/…                      being written; renamed into place after fsync
 .pic/lock                       held while objects appear and disappear (space.py)
 .pic/pins/KEY                   objects that are not evicted
-.pic/stats/…, index.sqlite3     counts of use; a cache of what the headers say
+.pic/stats/…, hits.sqlite3      counts of use, in all and of each object
+.pic/index.sqlite3              a cache of what the headers say
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pictool.store.counters import Counters, Counts
 from pictool.store.entries import Entry, entries, entries_of, keys_of, object_path, shards
 from pictool.store.files import atomic_write as atomic_write
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta, write_object
+from pictool.store.hits import hits_stamp, read_hits
 from pictool.store.index import TEXT_LENGTH, Described, Index, open_index
 
 DEFAULT_ROOT = ".pic"
@@ -82,7 +84,7 @@ class Store:
 
     def mark_used(self, file: ObjectFile) -> None:
         """Count an open object of this store as a hit, and mark it as just used."""
-        self.counters.add(Counts(hits=1, hit_bytes=file.num_bytes))
+        self.counters.add(Counts(hits=1, hit_bytes=file.num_bytes), hit=file.meta.key)
         file.touch()
 
     def look(self, key: str) -> ObjectFile:
@@ -136,9 +138,17 @@ class Store:
         """All keys, sorted."""
         return [key for shard in shards(self.root) for key in keys_of(self.root, shard)]
 
-    def files(self) -> dict[str, tuple[int, int]]:
-        """What every object's file is now, by key: when it was last used, in nanoseconds, and its bytes."""
-        return {entry.key: (entry.used_ns, entry.num_bytes) for entry in entries(self.root)}
+    def files(self) -> dict[str, Entry]:
+        """What every object's file is now, by key."""
+        return {entry.key: entry for entry in entries(self.root)}
+
+    def hits(self) -> dict[str, int] | None:
+        """How often each object was opened to be used, by key; None if that cannot be read."""
+        return read_hits(self.root)
+
+    def use_stamp(self) -> int:
+        """Changes once the hits of any process were written down."""
+        return hits_stamp(self.root)
 
     def resolve(self, prefix: str) -> str:
         """The whole key for an abbreviation of at least 4 hex digits, as in git."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import time_ns
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -15,15 +16,15 @@ from pictool.analysis.labels import short, visible
 from pictool.errors import PicError
 from pictool.store.store import Store
 from pictool.tui.base import PicScreen, SearchInput
-from pictool.tui.listing import SORTS, Listing, Row, links_of
+from pictool.tui.listing import SORTS, Listing, Row, ago, links_of
 from pictool.tui.widgets.table import Column, RowTable
 
 REFRESH_S = 2.0
 _OBJECTS = (
-    Column("", 1), Column("key", 12), Column("tokens", 7, True), Column("text", 0), Column("bytes", 13, True),
-    Column("sinks", 5, True), Column("links", 5, True),
+    Column("", 1), Column("key", 12), Column("tokens", 6, True), Column("text", 0), Column("bytes", 13, True),
+    Column("hits", 5, True), Column("used", 6, True), Column("sinks", 5, True), Column("links", 5, True),
 )  # fmt: skip
-_SORT_OF = ("key", "key", "tokens", "text", "bytes", "sinks", "links")  # by column
+_SORT_OF = ("key", "key", "tokens", "text", "bytes", "hits", "used", "sinks", "links")  # by column
 _TRACES = (
     Column("", 1), Column("policy", 18), Column("computed", 9, True), Column("tokens", 7, True), Column("answer", 0),
     Column("file", 24),
@@ -88,6 +89,7 @@ class HomeScreen(PicScreen):
             self.listing.read_headers(
                 lambda: self.app.call_from_thread(self.show_rows),
                 lambda: worker.is_cancelled or not self.app.is_running,
+                self.app.call_from_thread(self.seen_keys),
             )
         except (PicError, OSError) as error:
             problem = str(error)
@@ -97,6 +99,12 @@ class HomeScreen(PicScreen):
         self._is_reading = False
         if problem:
             self.pic.tell(problem, is_error=True)
+
+    def seen_keys(self) -> list[str]:
+        """Keys of the rows that are on the screen."""
+        table = self.query_one("#objects", RowTable)
+        top = int(table.scroll_offset.y)
+        return [row.key for row in self.rows[top : top + table.size.height]]
 
     def show_rows(self) -> None:
         """The objects as they are filtered and sorted now; the cursor stays on its object."""
@@ -128,15 +136,15 @@ class HomeScreen(PicScreen):
     def _object(self, index: int) -> tuple[str, ...]:
         row = self.rows[index]
         mark = "✓" if row.key in self.marked else ""
-        links = str(row.links) if row.links else ""
+        hits, links = "?" if row.hits is None else str(row.hits), str(row.links) if row.links else ""
         one = row.found
         if one is None:
-            return (mark, row.key[:12], "…", "", "", "", links)
-        size = f"{one.num_bytes:,d}"
+            return (mark, row.key[:12], "…", "", "", hits, "", "", links)
+        use = f"{one.num_bytes:,d}", hits, ago(one.used_ns, time_ns())
         if one.meta is None:
-            return (mark, row.key[:12], "", f"DAMAGED: {visible(one.problem or '')}", size, "", links)
+            return (mark, row.key[:12], "", f"DAMAGED: {visible(one.problem or '')}", *use, "", links)
         text = visible(" ".join(one.text[:400].split()))
-        return (mark, row.key[:12], str(one.meta.num_tokens), text, size, str(one.meta.sinks), links)
+        return (mark, row.key[:12], str(one.meta.num_tokens), text, *use, str(one.meta.sinks), links)
 
     def show_traces(self) -> None:
         traces = self.pic.traces

@@ -112,7 +112,7 @@ class RowTable(ScrollView, can_focus=True):
     def _widths(self, width: int) -> list[int]:
         """Columns that do not fit are left out, the last fixed one first."""
         fixed = [one.width for one in self._columns]
-        least = 12 if 0 in fixed else 0
+        least = 10 if 0 in fixed else 0
         for at in range(len(fixed) - 1, 0, -1):
             if sum(size + len(_GAP) for size in fixed if size) + least <= width:
                 break
