@@ -12,6 +12,7 @@ from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from pictool.analysis.look import Look
+    from pictool.analysis.sinks import SinkProfile
     from pictool.analysis.trace_view import TraceView
     from pictool.linker.trace import Trace
     from pictool.store.format import ObjectFile
@@ -93,7 +94,8 @@ def _trace(path: Path, trace: Trace, view: TraceView, look: Look | None) -> Mapp
     return found if look is None else found | look_json(trace, look, options)
 
 
-def _object(file: ObjectFile) -> Mapping[str, Any]:
-    from pictool.commands.inspect_object import object_json
+def _object(file: ObjectFile, profile: SinkProfile | None) -> Mapping[str, Any]:
+    from pictool.commands.inspect_object import object_json, sinks_json
 
-    return object_json(file)
+    found = object_json(file)
+    return found if profile is None else found | {"sink_profile": sinks_json(profile)}

@@ -18,6 +18,7 @@ from pictool.tui.home_screen import HomeScreen
 from pictool.tui.opened import Opened
 
 if TYPE_CHECKING:
+    from pictool.analysis.sinks import SinkProfile
     from pictool.tui.services import Services
 
 
@@ -32,6 +33,7 @@ class PicApp(App[None]):
         self.store, self.services = store, services
         self.traces = list(traces)
         self.home = HomeScreen(store)
+        self.profiles: dict[str, SinkProfile] = {}  # of objects, by key, which says what they hold
         self._is_job_taken = False
 
     def on_mount(self) -> None:
