@@ -56,24 +56,32 @@ class PicApp(App[None]):
         self.call_later(self.run_action, action, node)
 
     def open_path(self, name: str | None) -> None:
-        """Read a trace in a thread, and show it."""
+        """As `open_paths`, from the dialog."""
         if name:
-            self.run_worker(partial(self._read, Path(name)), thread=True, group="open")
+            self.open_paths([Path(name)])
 
-    def _read(self, path: Path) -> None:
+    def open_paths(self, paths: Sequence[Path]) -> None:
+        """Read traces in a thread, and show the one, or compare them."""
+        self.run_worker(partial(self._read, paths), thread=True, group="open")
+
+    def _read(self, paths: Sequence[Path]) -> None:
         try:
-            opened = Opened.read(path)
+            opened = [Opened.read(path) for path in paths]
         except PicError as error:
             self.call_from_thread(self.tell_error, error)
         else:
             self.call_from_thread(self._opened, opened)
 
-    def _opened(self, opened: Opened) -> None:
-        self.traces = [one for one in self.traces if one.path != opened.path] + [opened]
+    def _opened(self, opened: Sequence[Opened]) -> None:
+        paths = {one.path for one in opened}
+        self.traces = [one for one in self.traces if one.path not in paths] + list(opened)
         if self.home.is_attached:
             self.home.show_traces()
             self.home.show_rows()
-        self.show_trace(opened)
+        if len(opened) == 1:
+            self.show_trace(opened[0])
+        else:
+            self.show_compare(opened)
 
     def show_trace(self, opened: Opened) -> None:
         from pictool.tui.trace_screen import TraceScreen
