@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,14 +23,28 @@ if TYPE_CHECKING:
     from pictool.tui.services import Services
 
 
+def _is_ours(node: object, binding: Binding) -> bool:
+    """Whether a class of this package binds it; the framework's keys are no actions of a screen."""
+    ours = [one for one in type(node).__mro__ if one.__module__.startswith("pictool.")]
+    return any(binding.action == known.action for one in ours for known in one.__dict__.get("BINDINGS", ()))
+
+
 class PicApp(App[None]):
     """The app; the home screen is always at the bottom. Every other screen is imported when it is first shown."""
 
     TITLE = "pic"
+    CSS = """
+    OptionList:nocolor > .option-list--option-highlighted { text-style: reverse; }
+    CommandList:nocolor > .option-list--option-highlighted { text-style: reverse; }
+    Input:nocolor > .input--cursor, Input:nocolor > .input--selection { text-style: reverse; }
+    Input:nocolor:focus, Select:nocolor:focus > SelectCurrent { text-style: underline; }
+    Button:nocolor:focus { text-style: reverse; }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "quit", show=False, priority=True)]
 
     def __init__(self, store: Store, traces: Sequence[Opened], services: Services) -> None:
-        super().__init__()
+        # Without colour: what stands in for colours are attributes, and the terminal's own ink and ground.
+        super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self.store, self.services = store, services
         self.traces = list(traces)
         self.home = HomeScreen(store)
@@ -48,7 +63,7 @@ class PicApp(App[None]):
         yield from super().get_system_commands(screen)
         for key, one in screen.active_bindings.items():
             binding = one.binding
-            if binding.description and one.node in (screen, screen.focused):
+            if binding.description and one.node in (screen, screen.focused) and _is_ours(one.node, binding):
                 run = partial(self._run_action, binding.action, one.node)
                 yield SystemCommand(binding.description, f"key {binding.key_display or key}", run)
 

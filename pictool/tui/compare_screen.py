@@ -37,6 +37,7 @@ from pictool.tui.widgets.table import Column, RowTable
 from pictool.tui.widgets.tokens import TokensView
 
 _NARROWEST = 36  # of a text beside another one
+_ONE_LINE = 96  # for sliders and legend
 MODES = ("computed", "overlap")  # at how many layers; by which of the links
 
 
@@ -47,10 +48,13 @@ class CompareScreen(TextScreen):
     CompareScreen #texts { layout: horizontal; height: 1fr; }
     CompareScreen #texts.-narrow { layout: vertical; }
     CompareScreen #texts > Vertical { width: 1fr; height: 1fr; border: round $panel-lighten-2; }
+    CompareScreen #texts > Vertical { border-title-color: $text; border-subtitle-color: $text; }
     CompareScreen #texts > Vertical:focus-within { border: round $primary; }
     CompareScreen .answer { height: 1; }
-    CompareScreen #pickers { height: 1; }
-    CompareScreen #legend { width: 1fr; height: 1; }
+    CompareScreen #top { layout: horizontal; height: 1; }
+    CompareScreen #top.-narrow { layout: vertical; height: 2; }
+    CompareScreen #pickers { width: auto; height: 1; }
+    CompareScreen #legend { width: 1fr; height: 1; padding: 0 1; }
     CompareScreen TabbedContent { height: 10; max-height: 35%; }
     CompareScreen TabPane { padding: 0; }
     CompareScreen HeatMap { height: 1fr; }
@@ -77,9 +81,10 @@ class CompareScreen(TextScreen):
         self.shades: tuple[Shade, ...] = ()
 
     def compose(self) -> ComposeResult:
-        with Horizontal(id="pickers"):
-            yield Picker("show", none=None, id="mode")
-            yield Picker("layer", none="all", id="layer")
+        with Container(id="top"):
+            with Horizontal(id="pickers"):
+                yield Picker("show", none=None, id="mode")
+                yield Picker("layer", none="all", id="layer")
             yield Static(id="legend")
         with Container(id="texts"):
             for one in self.opened:
@@ -117,7 +122,9 @@ class CompareScreen(TextScreen):
         self.show_layer()
 
     def on_resize(self, event: events.Resize) -> None:
+        super().on_resize(event)
         self.query_one("#texts").set_class(event.size.width < _NARROWEST * len(self.opened), "-narrow")
+        self.query_one("#top").set_class(event.size.width < _ONE_LINE, "-narrow")
 
     def show_layer(self) -> None:
         choice = Choice(layer=self.shown_layer)

@@ -36,9 +36,8 @@ class HomeScreen(PicScreen):
 
     DEFAULT_CSS = """
     HomeScreen #store { height: 1; padding: 0 1; background: $boost; }
-    HomeScreen #objects { padding: 0 1; }
     HomeScreen #traces-title { height: 1; padding: 0 1; background: $boost; }
-    HomeScreen #traces { height: auto; max-height: 40%; min-height: 3; padding: 0 1; }
+    HomeScreen #traces { height: auto; max-height: 40%; min-height: 3; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter", key_display="/"),

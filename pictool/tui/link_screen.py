@@ -25,7 +25,7 @@ _DEFAULT = "legolink"
 _FIELDS = (
     ("documents", "documents: files, .kvo objects or keys, as in a shell"), ("query", "query"),
     ("params", "fields of the policy: FIELD=VALUE …"),
-    ("others", "compare with, one after the other: POLICY [FIELD=VALUE …]; POLICY …"),
+    ("others", "compare with: POLICY [FIELD=VALUE …]; POLICY …"),
     ("trace", "trace to write (the others: -2, -3 …)"), ("max", "tokens of the answer"),
     ("model", "model (empty: the default)"),
 )  # fmt: skip

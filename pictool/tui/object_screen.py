@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -19,7 +20,7 @@ from pictool.store.store import Store
 from pictool.tui.asking import Asking
 from pictool.tui.base import SearchInput
 from pictool.tui.flow import Shown
-from pictool.tui.sink_table import SINK_COLUMNS, sink_rows, sinks_line
+from pictool.tui.sink_table import sink_columns, sink_rows, sinks_line
 from pictool.tui.text_screen import TextScreen
 from pictool.tui.widgets.table import Column, RowTable
 from pictool.tui.widgets.tokens import TokensView
@@ -39,8 +40,8 @@ class ObjectScreen(TextScreen):
     ObjectScreen #problem { height: auto; padding: 0 1; color: $text-error; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("t", "next_tab", "text / layers / checksums / sinks"),
-        Binding("a", "ask", "sinks: ask the model"),
+        Binding("t", "next_tab", "next tab"),
+        Binding("a", "ask", "sinks"),
     ]
     export_name = "object"
 
@@ -50,13 +51,12 @@ class ObjectScreen(TextScreen):
         self._store, self.key = store, key
         with store.look(key) as file:
             self._facts, self._text, self._checksums = facts_of(file), file.text(), file.checksums
+            self._has_dummies = file.meta.sinks > 0
         self.is_read = False
         self.asking: Asking[SinkProfile] = Asking(self, self._note, self._keep_profile, self.show_sinks)
 
     def compose(self) -> ComposeResult:
-        yield Static(
-            Text("\n").join(Text.assemble((f"{name:<11} ", "dim"), text) for name, text in self._facts), id="facts"
-        )
+        yield Static(facts_table(self._facts), id="facts")
         with TabbedContent():
             with TabPane("text", id="tab-text"):
                 yield TokensView(Shown.of_text(self._text, "source text"))
@@ -67,7 +67,7 @@ class ObjectScreen(TextScreen):
                 yield RowTable([Column("part", 10), Column("BLAKE3", 0)], id="checksums")
             with TabPane("sinks", id="tab-sinks"):
                 yield Static(id="sinks-note")
-                yield RowTable(SINK_COLUMNS, id="sinks")
+                yield RowTable(sink_columns(self._has_dummies), id="sinks")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
         yield Footer()
 
@@ -142,6 +142,16 @@ _LAYERS = (
     Column("layer", 5, True), Column("", 1), Column("norm", 9, True), Column("first", 9, True), Column("min", 9, True),
     Column("max", 9, True),
 )  # fmt: skip
+
+
+def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
+    """Names, and values that are broken where the line ends: a fingerprint is one word."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(style="dim", no_wrap=True, min_width=10)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, Text(value))
+    return table
 
 
 def facts_of(file: ObjectFile) -> list[tuple[str, str]]:

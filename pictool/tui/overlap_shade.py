@@ -11,7 +11,7 @@ from rich.text import Text
 from pictool.linker.trace import Trace
 from pictool.tui.widgets.inks import BY_ALL, ELSEWHERE, HERE, token_style
 
-_NAMES = {BY_ALL: "by all", HERE: "here, not by all", ELSEWHERE: "not here, by another"}
+_NAMES = {BY_ALL: "by all", HERE: "here", ELSEWHERE: "elsewhere"}
 
 
 def overlap_steps(traces: Sequence[Trace], layer: int | None) -> list[NDArray[np.int8]]:
@@ -30,7 +30,8 @@ def overlap_counts(steps: NDArray[np.int8]) -> str:
 
 def overlap_legend(has_color: bool) -> Text:
     """What the marks look like."""
+    names = {BY_ALL: "by all", HERE: "here, not by all", ELSEWHERE: "elsewhere, not here"}
     line = Text("computed ", style="dim")
-    for mark, name in _NAMES.items():
-        line.append(name, style=token_style(mark, has_color)).append("  ")
+    for mark, name in names.items():
+        line.append(name, style=token_style(mark, has_color)).append(" ")
     return line

@@ -14,16 +14,21 @@ if TYPE_CHECKING:
 
 OFFSETS = 12  # of the chunk's tokens, each in a column
 _BAR = 10
-SINK_COLUMNS = (
-    Column("layer", 5, True), Column("head", 4, True), Column("first", 5, True), Column("", _BAR),
-    Column("dummies", 7, True), *(Column(f"t{offset}", 5, True) for offset in range(OFFSETS)),
-)  # fmt: skip
+
+
+def sink_columns(has_dummies: bool) -> list[Column]:
+    """Shares in percent. Without dummy tokens their column takes no room."""
+    return [
+        Column("layer", 5, True), Column("head", 4, True), Column("first", 5, True), Column("", _BAR),
+        Column("dummies", 7 if has_dummies else -1, True),
+        *(Column(f"t{offset}", 4, True) for offset in range(OFFSETS)),
+    ]  # fmt: skip
 
 
 def sinks_line(profile: SinkProfile) -> str:
     """The mean, and what it would be if all tokens drew alike."""
     drawn = f"the first {profile.first} tokens draw {100 * profile.share.mean():.1f} % of the attention"
-    return f"{drawn} of the {profile.num_rows} behind them ({100 * profile.if_even:.1f} if all drew alike); in %:"
+    return f"{drawn} of the {profile.num_rows} behind ({100 * profile.if_even:.1f} if all drew alike)"
 
 
 def sink_rows(profile: SinkProfile) -> list[tuple[str, ...]]:

@@ -6,10 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from textual import events
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
 from pictool.tui.base import PicScreen, SearchInput
+from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.tokens import TokensView
 
 
@@ -32,6 +34,11 @@ class TextScreen(PicScreen):
     @property
     def search(self) -> SearchInput:
         return self.query_one(SearchInput)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Sliders take what room there is."""
+        for picker in self.query(Picker):
+            picker.refresh(layout=True)
 
     def action_search(self) -> None:
         self.search.open()

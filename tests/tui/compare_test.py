@@ -109,8 +109,8 @@ def test_overlap_by_key_with_counts_and_a_legend(store: Store) -> None:
         for view, mark in zip(screen(pilot).views, marks, strict=True):
             assert (view._steps == mark).all() and isinstance(view.parent, Vertical)
             assert view.parent.border_subtitle == overlap_counts(mark)
-        assert overlap_counts(marks[1]) == "0 by all, 3 here, not by all, 1 not here, by another"
-        assert "computed by all  here, not by all  not here, by another" in screen_text(screen(pilot).pic)
+        assert overlap_counts(marks[1]) == "0 by all, 3 here, 1 elsewhere"
+        assert "computed by all here, not by all elsewhere, not here" in screen_text(screen(pilot).pic)
         await press(pilot, "l")
         assert (screen(pilot).views[0]._steps == overlap_steps(TRACES, 0)[0]).all()
         await press(pilot, "m")

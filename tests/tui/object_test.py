@@ -91,9 +91,7 @@ def test_sinks_are_asked_of_the_model_once(store: Store) -> None:
         await press(pilot, "a")
         table = screen(pilot).query_one("#sinks", RowTable)
         share = 100 * profile.share
-        assert f"draw {share.mean():.1f} % of the attention of the 3 behind them (40.0" in screen_text(
-            screen(pilot).pic
-        )
+        assert f"draw {share.mean():.1f} % of the attention of the 3 behind (40.0" in screen_text(screen(pilot).pic)
         assert table.count == 7 and table.texts(0)[:3] == ("all", "", f"{share.mean():.1f}")
         for row in range(6):
             texts = table.texts(1 + row)
