@@ -37,7 +37,7 @@ from pictool.tui.widgets.table import Column, RowTable
 from pictool.tui.widgets.tokens import TokensView
 
 _NARROWEST = 36  # of a text beside another one
-_ONE_LINE = 96  # for sliders and legend
+_ONE_LINE = 104  # for sliders and legend
 MODES = ("computed", "overlap")  # at how many layers; by which of the links
 
 
@@ -53,7 +53,8 @@ class CompareScreen(TextScreen):
     CompareScreen .answer { height: 1; }
     CompareScreen #top { layout: horizontal; height: 1; }
     CompareScreen #top.-narrow { layout: vertical; height: 2; }
-    CompareScreen #pickers { width: auto; height: 1; }
+    CompareScreen #pickers { width: 46; height: 1; }
+    CompareScreen .-narrow #pickers { width: 1fr; }
     CompareScreen #legend { width: 1fr; height: 1; padding: 0 1; }
     CompareScreen TabbedContent { height: 10; max-height: 35%; }
     CompareScreen TabPane { padding: 0; }

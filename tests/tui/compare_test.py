@@ -21,6 +21,7 @@ from pictool.tui.home_screen import HomeScreen
 from pictool.tui.overlap_shade import overlap_counts, overlap_steps
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.inks import BY_ALL, ELSEWHERE, HERE
+from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.table import RowTable
 from pictool.tui.widgets.tokens import TokensView
 from tui.drive import drive, make_app, opened, press, screen_text, settle
@@ -153,6 +154,9 @@ def test_other_prompts_are_refused(store: Store) -> None:
 @pytest.mark.parametrize(("width", "is_narrow"), [(60, True), (120, False)])
 def test_what_does_not_fit_side_by_side_stands_below(store: Store, width: int, is_narrow: bool) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
+        pickers = [picker.region for picker in screen(pilot).query(Picker)]
+        assert all(one.right <= width and one.width > 12 for one in pickers)
+        assert screen(pilot).query_one("#legend").region.width > 40
         tops = {view.region.y for view in screen(pilot).views}
         assert (len(tops) == 2) == is_narrow
 
