@@ -31,7 +31,7 @@ def overlap_counts(steps: NDArray[np.int8]) -> str:
 def overlap_legend(has_color: bool) -> Text:
     """What the marks look like."""
     names = {BY_ALL: "by all", HERE: "here, not by all", ELSEWHERE: "elsewhere, not here"}
-    line = Text("computed ", style="dim")
+    line = Text().append("computed ", style="dim")
     for mark, name in names.items():
         line.append(name, style=token_style(mark, has_color)).append(" ")
     return line
