@@ -5,7 +5,8 @@
 Moves: keys are pressed in the app without a terminal (textual's own driver for tests) at 160 × 50; what counts is
 the time that the event loop spends from a key to the next idle moment, layout and drawing among it: a frame cannot
 take longer.
-Start: `pic tui` in a pseudo-terminal, from starting the process to the first key of the store on the screen.
+Start: `pic tui` in a pseudo-terminal, from starting the process to the first key of the store on the screen; and the
+CPU time that takes, which other work on the machine changes less.
 """
 
 from __future__ import annotations
@@ -135,34 +136,60 @@ class _NoJob:
         """Nothing runs."""
 
 
-def start(store: Path) -> tuple[float, float]:
-    """Seconds until the first frame, and until the first object's key is on the screen."""
+def start(store: Path, checkout: Path = Path()) -> tuple[float, float, float]:
+    """Seconds until the first frame, until the first object's key is on the screen, and of CPU until then."""
     key = Store(store).keys()[0][:12].encode()
     leader, follower = pty.openpty()
     ioctl(follower, TIOCSWINSZ, struct.pack("HHHH", SIZE[1], SIZE[0], 0, 0))
     command = [sys.executable, "-c", "from pictool.cli import main; main()", "tui", str(store)]
     began, seen, first = time.perf_counter(), b"", 0.0
-    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True, cwd=checkout
+    )
     while key not in seen and time.perf_counter() - began < 60:
         if select.select([leader], [], [], 0.05)[0]:
             seen += os.read(leader, 1 << 16)
             first = first or (b"palette" in seen) * (time.perf_counter() - began)
-    took = time.perf_counter() - began
+    took, cpu = time.perf_counter() - began, _cpu_seconds(process.pid)
     process.kill()
     process.wait()
     os.close(leader)
     os.close(follower)
     assert key in seen, "the store was not shown"
-    return first, took
+    return first, took, cpu
+
+
+def _cpu_seconds(pid: int) -> float:
+    """User and system time of a running process (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def compare_starts(store: Path, other: Path) -> dict[str, Any]:
+    """Starts of this checkout and of another one in turns: medians of both, and the ratios."""
+    pairs = [(start(store), start(store, other)) for _ in range(7)]
+    mine, theirs = (np.asarray(one) for one in zip(*pairs, strict=True))
+    medians = np.median(mine, axis=0), np.median(theirs, axis=0)
+    return {
+        "objects": OBJECTS, "cores": os.cpu_count(), "load_average": os.getloadavg(),
+        "columns": ["first frame s", "first keys s", "CPU s"], "this": mine.tolist(), "other": theirs.tolist(),
+        "medians": [one.tolist() for one in medians], "ratios": (medians[0] / medians[1]).tolist(),
+    }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--against", type=Path, help="another checkout: compare the starts only, into tui_start.json")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         root, path = Path(directory) / "store", Path(directory) / "long.trace"
         fill_store(root)
+        if arguments.against:
+            compared = json.dumps(compare_starts(root, arguments.against), indent=1)
+            (arguments.out / "tui_start.json").write_text(compared + "\n")
+            print(compared)
+            return
         write_trace(path, long_trace())
         (Path(directory) / "empty").mkdir()
         found: dict[str, Any] = {"tokens": TOKENS, "layers": LAYERS, "size": SIZE, "objects": OBJECTS}

@@ -6,13 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-TokenIds = NDArray[np.int32]
-RowMask = NDArray[np.bool_]
+    TokenIds = NDArray[np.int32]
+    RowMask = NDArray[np.bool_]
+    FixupTable = NDArray[np.float16]
+else:  # numpy is not imported before numbers are needed: the screens of `pic tui` stand without it
+    TokenIds = RowMask = FixupTable = Any
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Target:
         return keys
 
     def _digest(self, more: Mapping[str, Any], tokens: Sequence[int] | TokenIds, salt: str) -> str:
+        import numpy as np
+
         identity = {**asdict(self), **more} | ({"salt": salt} if salt else {})
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
         digest.update(np.asarray(tokens, dtype="<i4").tobytes())
@@ -85,6 +91,8 @@ class Layout:
     @classmethod
     def of(cls, head: Sequence[int], chunks: Sequence[Sequence[int]], tail: Sequence[int]) -> Layout:
         """Concatenate head + chunks + tail (DESIGN §2 rule 1)."""
+        import numpy as np
+
         parts = [head, *chunks, tail]
         starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
         tokens = np.concatenate([np.asarray(part, dtype=np.int32) for part in parts])

@@ -166,7 +166,13 @@ def test_commands_that_need_no_model_load_no_torch(path: Path, trace: Path, stor
     assert "pictool.cli" in loaded and not loaded & HEAVY
 
 
-@pytest.mark.parametrize("module", ["pictool.cli", "pictool.store.store", "pictool.store.objectlist", "pictool"])
+LIGHT_MODULES = [
+    "pictool.cli", "pictool.store.store", "pictool.store.objectlist", "pictool",
+    "pictool.analysis.look", "pictool.analysis.sinks",  # what they find is read by the TUI
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("module", LIGHT_MODULES)
 def test_imports_that_load_no_torch(module: str) -> None:
     loaded = loaded_by(f"import {module}")
     assert module in loaded and not loaded & HEAVY

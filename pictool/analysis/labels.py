@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
+from bisect import bisect_right
 from typing import TYPE_CHECKING
-
-import numpy as np
-
-from pictool.linker.trace import Trace
 
 if TYPE_CHECKING:
     from pictool.analysis.attention import AttentionMap
+    from pictool.linker.trace import Trace
 
 _TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # turn the direction of what follows
 
@@ -44,6 +42,6 @@ def row_labels(trace: Trace, seen: AttentionMap) -> list[str]:
 def part_at(trace: Trace, position: int) -> str:
     """Where a position is: `head+0`, `3+12` (token 12 of the third chunk) or `tail+1`."""
     starts = trace.layout.starts
-    index = int(np.searchsorted(starts, position, side="right")) - 1
+    index = bisect_right(starts, position) - 1
     name = "head" if index == 0 else "tail" if index == len(starts) - 1 else str(index)
     return f"{name}+{position - starts[index]}"

@@ -1,4 +1,7 @@
-"""Attention sinks: how much of a chunk's attention its first tokens draw when it is compiled alone (EPIC §4.1)."""
+"""Attention sinks: how much of a chunk's attention its first tokens draw when it is compiled alone (EPIC §4.1).
+
+A profile can be read without torch, which only `sink_profile` imports.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pictool.errors import InputError
-from pictool.runtime.observe import attention_of_rows, read_tokens
 
 if TYPE_CHECKING:
     from pictool.runtime.image import Image
@@ -49,6 +51,8 @@ def sink_profile(model: Model, tokens: Sequence[int], dummies: Sequence[int] = (
     """
     if not 1 <= first < len(tokens):
         raise InputError(f"the first {first} of {len(tokens)} tokens leave none behind them; name fewer with --first")
+    from pictool.runtime.observe import read_tokens
+
     image = read_tokens(model, [*dummies, *tokens])
     offset, end = len(dummies), image.num_tokens
     rows = np.arange(offset + first, end)
@@ -61,6 +65,8 @@ def sink_profile(model: Model, tokens: Sequence[int], dummies: Sequence[int] = (
 
 def _columns(image: Image, rows: NDArray[np.int64], count: int) -> NDArray[np.float64]:
     """What the first `count` columns draw of all rows together; float64 [layers, heads, count]."""
+    from pictool.runtime.observe import attention_of_rows
+
     step, total = max(1, _BLOCK_FLOATS // (image.num_tokens * _MOST_HEADS)), None
     for start in range(0, len(rows), step):
         block = attention_of_rows(image, rows[start : start + step])

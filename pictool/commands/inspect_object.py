@@ -12,6 +12,7 @@ from pictool.store.format import ObjectFile
 if TYPE_CHECKING:
     from pictool.analysis.sinks import SinkProfile
     from pictool.commands.inspect import InspectOptions
+    from pictool.runtime.model import Model
 
 
 SHOWN_OFFSETS = 12  # as numbers, in 80 columns
@@ -75,12 +76,22 @@ def _table(file: ObjectFile) -> dict[str, Any]:
 
 
 def _sinks(file: ObjectFile, options: InspectOptions) -> SinkProfile:
-    model = open_model(options.model, options.device, options.dtype or file.meta.target.dtype)
+    return profile_of(
+        file, open_model(options.model, options.device, options.dtype or file.meta.target.dtype), options.first
+    )
+
+
+def profile_of(file: ObjectFile, model: Model, first: int | None = None) -> SinkProfile:
+    """What the first tokens of an object draw (`None`: of so many as is usual).
+
+    Raises:
+        ForeignObjectError: another model's object.
+    """
     from pictool.analysis.sinks import FIRST, sink_profile
 
     file.meta.require(model.target, str(file.path))
     dummies = [] if model.bos_id is None else [model.bos_id] * file.meta.sinks
-    return sink_profile(model, file.tokens().tolist(), dummies, options.first or FIRST)
+    return sink_profile(model, file.tokens().tolist(), dummies, first or FIRST)
 
 
 def sinks_json(profile: SinkProfile) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from pictool.analysis.look import Look
+    from pictool.analysis.sinks import SinkProfile
     from pictool.analysis.trace_view import TraceView
     from pictool.linker.trace import Trace
     from pictool.store.format import ObjectFile
+    from pictool.store.store import StoredObject
     from pictool.tui.app import PicApp
     from pictool.tui.services import Exports
 
@@ -65,15 +67,22 @@ def require_textual() -> None:
 
 def make_exports() -> Exports:
     """The views as JSON, as the commands have it."""
-    from pictool.analysis.diff import diff_traces
-    from pictool.commands.store import row
-    from pictool.commands.trace_json import diff_json
     from pictool.tui.services import Exports
 
-    def diff(names: tuple[str, str], a: Trace, b: Trace) -> Mapping[str, Any]:
-        return diff_json(names, diff_traces(a, b, names))
+    return Exports(_trace, _diff, _object, _listing)
 
-    return Exports(_trace, diff, _object, lambda found: [row(one) for one in found])
+
+def _diff(names: tuple[str, str], a: Trace, b: Trace) -> Mapping[str, Any]:
+    from pictool.analysis.diff import diff_traces
+    from pictool.commands.trace_json import diff_json
+
+    return diff_json(names, diff_traces(a, b, names))
+
+
+def _listing(found: Sequence[StoredObject]) -> Sequence[Mapping[str, Any]]:
+    from pictool.commands.store import row
+
+    return [row(one) for one in found]
 
 
 def _trace(path: Path, trace: Trace, view: TraceView, look: Look | None) -> Mapping[str, Any]:
@@ -85,7 +94,8 @@ def _trace(path: Path, trace: Trace, view: TraceView, look: Look | None) -> Mapp
     return found if look is None else found | look_json(trace, look, options)
 
 
-def _object(file: ObjectFile) -> Mapping[str, Any]:
-    from pictool.commands.inspect_object import object_json
+def _object(file: ObjectFile, profile: SinkProfile | None) -> Mapping[str, Any]:
+    from pictool.commands.inspect_object import object_json, sinks_json
 
-    return object_json(file)
+    found = object_json(file)
+    return found if profile is None else found | {"sink_profile": sinks_json(profile)}

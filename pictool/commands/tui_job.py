@@ -19,6 +19,7 @@ from pictool.tui.services import Cancelled, LinkForm, Listener, PolicyChoice
 
 if TYPE_CHECKING:
     from pictool.analysis.look import Look
+    from pictool.analysis.sinks import SinkProfile
     from pictool.linker.trace import Trace
 
 
@@ -52,6 +53,9 @@ class WorkerJob:
 
     def look(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> Look:
         return cast("Look", self._ask("look", (trace, name, layer), listener))
+
+    def sinks(self, key: str, listener: Listener) -> SinkProfile:
+        return cast("SinkProfile", self._ask("sinks", (key,), listener))
 
     def cancel(self) -> None:
         """Kill the process; the store and traces are written whole or not at all."""

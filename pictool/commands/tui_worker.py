@@ -16,6 +16,7 @@ from pictool.tui.services import LinkForm, PolicyChoice
 
 if TYPE_CHECKING:
     from pictool.analysis.look import Look
+    from pictool.analysis.sinks import SinkProfile
     from pictool.compiler.compile import Compiled
     from pictool.linker.trace import Trace
     from pictool.runtime.model import Model
@@ -67,6 +68,14 @@ class Worker:
         model = self._open(self._model or trace.report["model"], self._dtype or trace.target.dtype)
         self._say("note", "linking again, and in full")
         return look_behind(model, self._store, trace, name, layer=layer, on_compile=self._compiled)
+
+    def sinks(self, key: str) -> SinkProfile:
+        from pictool.commands.inspect_object import profile_of
+
+        with self._store.look(key) as file:
+            model = self._open(self._model, self._dtype or file.meta.target.dtype)
+            self._say("note", f"reading its {file.meta.num_tokens} tokens alone")
+            return profile_of(file, model)
 
     def _open(self, name: str | None, dtype: str | None) -> Model:
         if (name, dtype) not in self._models:

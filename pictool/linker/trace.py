@@ -7,7 +7,7 @@ format      "pictool.trace" (plain)            version     "2" (plain)
 answer      the answer's text (plain)          report      what `pic link --json` prints
 target      what its objects are compiled for: architecture, model, tokenizer, dtype, geometry
 texts       of the head, each chunk and the tail
-chunks      for each: its source (for people), key and sinks
+chunks      for each: its source (for people), and its object's key, sinks and codec ("none" if it is not said)
 pieces      the text of each token [n]
 generated   for each generated token: id, text, log-probability
 top         of the first token's candidates, the likeliest first: id and text
@@ -42,6 +42,7 @@ class TracedChunk:
     source: str
     key: str
     sinks: int
+    codec: str = "none"
 
 
 @dataclass(frozen=True)

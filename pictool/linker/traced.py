@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from pictool.compiler.compile import Compiled, compile, object_key
+from pictool.compiler.compile import Compiled, compile
 from pictool.core import Chunk, RowMask
 from pictool.errors import TraceError
 from pictool.linker.link import Linked, link
@@ -18,6 +18,7 @@ from pictool.linker.policies.base import Deviation, Policy, Prompt, Selection
 from pictool.linker.trace import Candidate, Trace, TracedChunk, TracedToken
 from pictool.runtime.decode import Generated
 from pictool.runtime.pieces import pieces_of
+from pictool.store.codecs import codecs
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def trace_of(
     """The trace of one link and of what was decoded from it; `logits` are those at the last prompt token."""
     layout = linked.image.layout
     parts = pairwise([*layout.starts, layout.num_tokens])
-    chunks = [TracedChunk(one.chunk.source, object_key(model, one.chunk, one.sinks), one.sinks) for one in linked.parts]
+    chunks = [TracedChunk(one.chunk.source, one.key(model), one.sinks, one.codec) for one in linked.parts]
     decoded = pieces_of(model.tokenizer, generated.tokens)
     top = logits.topk(min(NUM_CANDIDATES, len(logits))).indices.tolist()
     return Trace(
@@ -115,8 +116,12 @@ def _objects(
     """The paths of the chunks' objects, in order."""
     keys = []
     for one, text, (start, end) in zip(trace.chunks, trace.texts[1:-1], trace.layout.chunks, strict=True):
+        if one.codec not in codecs():
+            raise TraceError(
+                f"{name}: {one.source} was linked with the codec {one.codec}, which this pic does not have"
+            )
         chunk = Chunk(text, tuple(trace.layout.tokens[start:end].tolist()), one.source)
-        (done,) = compile(model, store, [chunk], sinks=one.sinks)
+        (done,) = compile(model, store, [chunk], sinks=one.sinks, codec=one.codec)
         if done.key != one.key:
             raise TraceError(
                 f"{name}: {one.source} was linked from the object {one.key[:12]}, but it is {done.key[:12]}"

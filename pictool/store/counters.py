@@ -1,4 +1,5 @@
-"""How often a store had what was asked for. Counted in each process, added to one of 16 files now and then.
+"""How often a store had what was asked for. Counted in each process, added to one of 16 files now and then; and how
+often each object was a hit (hits.py).
 
 No two processes meet often at one file, and none waits for another on a hit. A process that is killed takes its last
 second of counts along; in a store that cannot be written nothing is counted.
@@ -16,9 +17,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from pictool.store.files import locked
+from pictool.store.hits import add_hits
 
 _FILES = 16
 _FLUSH_S = 1.0
+_HITS_WAIT_S, _LAST_WAIT_S = 0.02, 2.0  # for another process that adds hits: now and then, and at the end
 
 
 @dataclass(frozen=True)
@@ -57,40 +60,53 @@ class Counters:
 
     def __init__(self, directory: Path) -> None:
         self._pending = _Pending(directory)
-        weakref.finalize(self, self._pending.flush)
+        weakref.finalize(self, self._pending.flush, _LAST_WAIT_S)
 
-    def add(self, counts: Counts) -> None:
-        self._pending.add(counts)
+    def add(self, counts: Counts, hit: str | None = None) -> None:
+        """Count; `hit` is the key of the object that was one."""
+        self._pending.add(counts, hit)
 
     def flush(self) -> None:
-        self._pending.flush()
+        self._pending.flush(_LAST_WAIT_S)
 
 
 class _Pending:
     def __init__(self, directory: Path) -> None:
         self._directory, self._lock = directory, threading.Lock()
         self._counts, self._since, self._process = Counts(), 0.0, os.getpid()
+        self._hits: dict[str, int] = {}
 
-    def add(self, counts: Counts) -> None:
+    def add(self, counts: Counts, hit: str | None) -> None:
         with self._lock:
             if self._process != os.getpid():  # a fork: what was counted before is its parent's
-                self._counts, self._process = Counts(), os.getpid()
+                self._counts, self._hits, self._process = Counts(), {}, os.getpid()
             if self._counts == Counts():
                 self._since = time.monotonic()
             self._counts += counts
+            if hit is not None:
+                self._hits[hit] = self._hits.get(hit, 0) + 1
             is_due = time.monotonic() - self._since > _FLUSH_S
         if is_due:
-            self.flush()
+            self.flush(_HITS_WAIT_S)
 
-    def flush(self) -> None:
+    def flush(self, wait_s: float) -> None:
         with self._lock:
             counts, self._counts = self._counts, Counts()
-            if counts == Counts() or self._process != os.getpid() or not self._directory.parent.is_dir():
+            hits, self._hits = self._hits, {}
+            if (counts == Counts() and not hits) or self._process != os.getpid() or not self._directory.parent.is_dir():
                 return
         with suppress(OSError):
             self._directory.mkdir(exist_ok=True)
             with locked(self._directory / f"{os.getpid() % _FILES:02d}") as fd:
                 os.pwrite(fd, _FORMAT.pack(*_values(_unpack(os.pread(fd, _FORMAT.size, 0)) + counts)), 0)
+        if hits and not add_hits(self._directory.parent, hits, wait_s):
+            self._keep(hits)
+
+    def _keep(self, hits: dict[str, int]) -> None:
+        """For the next time, which comes with the next count."""
+        with self._lock:
+            for key, count in hits.items():
+                self._hits[key] = self._hits.get(key, 0) + count
 
 
 def _unpack(data: bytes) -> Counts:

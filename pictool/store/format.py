@@ -39,10 +39,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pictool.core import TokenIds
+from pictool.core import FixupTable, TokenIds
 from pictool.errors import ForeignObjectError, ObjectError, UnreadableObjectError
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import CodingError
@@ -58,7 +55,9 @@ from pictool.store.header import (
     layer_names,
     meta_of,
     metadata_of,
+    table_of,
     tensor_entries,
+    tokens_of,
 )
 from pictool.store.header import CompiledChunk as CompiledChunk
 from pictool.store.header import ObjectMeta as ObjectMeta
@@ -117,7 +116,7 @@ class ObjectFile:
 
     def tokens(self) -> TokenIds:
         """int32 [n]."""
-        return np.frombuffer(self._part("tokens", self._checksums["tokens"], "tokens"), dtype="<i4")
+        return tokens_of(self._part("tokens", self._checksums["tokens"], "tokens"))
 
     def text(self) -> str:
         try:
@@ -125,11 +124,11 @@ class ObjectFile:
         except UnicodeDecodeError as error:
             raise self._fail(f"its text is not UTF-8; {_DAMAGED}") from error
 
-    def fixups(self) -> NDArray[np.float16] | None:
+    def fixups(self) -> FixupTable | None:
         """The table of fixups, float16 [n]; None if the object has none."""
         if self.meta.fixups is None:
             return None
-        return np.frombuffer(self._part("fixups", self._checksums["fixups"], "fixups"), dtype="<f2")
+        return table_of(self._part("fixups", self._checksums["fixups"], "fixups"))
 
     def layer(self, index: int, into: memoryview | None = None) -> tuple[memoryview, memoryview]:
         """Key and value bytes of one layer, each `[kv_heads, n, head_dim]` in the target's dtype; one read.

@@ -12,7 +12,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from pictool.core import Geometry, Target, TokenIds
+from pictool.core import FixupTable, Geometry, Target, TokenIds
 from pictool.errors import ForeignObjectError
 from pictool.store.codecs.base import Buffer as Buffer
 from pictool.store.codecs.base import LayerShape
@@ -69,6 +69,27 @@ class CompiledChunk:
 def _short(value: object) -> str:
     text = str(value)
     return text[:12] if re.fullmatch(r"[0-9a-f]{64}", text) else text
+
+
+def token_bytes(tokens: Sequence[int] | TokenIds) -> bytes:
+    """Token ids as int32."""
+    import numpy as np
+
+    return np.asarray(tokens, dtype="<i4").tobytes()
+
+
+def tokens_of(data: Buffer) -> TokenIds:
+    """int32 [n], from its bytes."""
+    import numpy as np
+
+    return np.frombuffer(data, dtype="<i4")
+
+
+def table_of(data: Buffer) -> FixupTable:
+    """float16 [n], from its bytes."""
+    import numpy as np
+
+    return np.frombuffer(data, dtype="<f2")
 
 
 def checksum(*parts: Buffer) -> str:

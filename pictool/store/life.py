@@ -12,6 +12,7 @@ from pictool.store import space
 from pictool.store.counters import Counts, read_counts
 from pictool.store.entries import Entry, entries, litter_candidates
 from pictool.store.files import remove_litter
+from pictool.store.hits import forget_hits
 from pictool.store.space import Amount
 from pictool.store.store import Store
 
@@ -53,6 +54,7 @@ def gc(store: Store, max_bytes: int | None = None) -> Collected:
     except OSError as error:
         raise _cannot_change(store, error) from error
     store.counters.add(Counts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
+    forget_hits(store.root, store.keys)
     return Collected(Amount(len(removed), sum(removed)), evicted, used)
 
 

@@ -4,7 +4,8 @@
 .pic/tmp/…                      being written; renamed into place after fsync
 .pic/lock                       held while objects appear and disappear (space.py)
 .pic/pins/KEY                   objects that are not evicted
-.pic/stats/…, index.sqlite3     counts of use; a cache of what the headers say
+.pic/stats/…, hits.sqlite3      counts of use, in all and of each object
+.pic/index.sqlite3              a cache of what the headers say
 """
 
 from __future__ import annotations
@@ -15,46 +16,27 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pictool.errors import ObjectError, PicError, RemoteError, StoreError
+from pictool.errors import ObjectError, RemoteError, StoreError
 from pictool.store import space
 from pictool.store.arrival import Arriving
 from pictool.store.arrivals import Arrivals, Place
 from pictool.store.counters import Counters, Counts
-from pictool.store.entries import Entry, entries, entries_of, is_key, keys_of, object_path, shards
+from pictool.store.entries import Entry, entries, is_key, keys_of, object_path, shards
 from pictool.store.files import atomic_write as atomic_write
-from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta, write_object
-from pictool.store.index import TEXT_LENGTH, Described, Index, open_index
+from pictool.store.format import CompiledChunk, ObjectFile, write_object
+from pictool.store.hits import hits_stamp, read_hits
+from pictool.store.index import open_index
+from pictool.store.listing import StoredObject as StoredObject
+from pictool.store.listing import described, listed
 from pictool.store.memory import LayerMemory
 from pictool.store.remote import Remote
 
 _log = logging.getLogger(__name__)
 DEFAULT_ROOT = ".pic"
 _MIN_PREFIX = 4
-
-
-@dataclass(frozen=True)
-class StoredObject:
-    """One line of a listing; `meta` is None, and `problem` says why, if the object cannot be read.
-
-    `text` is the beginning of its text, `used_ns` the time of its last use (since 1970).
-    """
-
-    key: str
-    path: Path
-    num_bytes: int
-    meta: ObjectMeta | None
-    text: str
-    problem: str | None
-    used_ns: int
-
-    @property
-    def is_block(self) -> bool:
-        """Whether it is a block of a prefix chain."""
-        return self.meta is not None and self.meta.parent is not None
 
 
 class Store:
@@ -117,7 +99,8 @@ class Store:
     def mark_used(self, file: ObjectFile) -> None:
         """Count an open object of this store as a hit, and mark it as just used."""
         is_miss = isinstance(file, Arriving)
-        self.counters.add(Counts(misses=1) if is_miss else Counts(hits=1, hit_bytes=file.num_bytes))
+        counts = Counts(misses=1) if is_miss else Counts(hits=1, hit_bytes=file.num_bytes)
+        self.counters.add(counts, None if is_miss else file.meta.key)
         file.touch()
 
     def look(self, key: str) -> ObjectFile:
@@ -225,9 +208,17 @@ class Store:
         """All keys, sorted."""
         return [key for shard in shards(self.root) for key in keys_of(self.root, shard)]
 
-    def files(self) -> dict[str, tuple[int, int]]:
-        """What every object's file is now, by key: when it was last used, in nanoseconds, and its bytes."""
-        return {entry.key: (entry.used_ns, entry.num_bytes) for entry in entries(self.root)}
+    def files(self) -> dict[str, Entry]:
+        """What every object's file is now, by key."""
+        return {entry.key: entry for entry in entries(self.root)}
+
+    def hits(self) -> dict[str, int] | None:
+        """How often each object was opened to be used, by key; None if that cannot be read."""
+        return read_hits(self.root)
+
+    def use_stamp(self) -> int:
+        """Changes once the hits of any process were written down."""
+        return hits_stamp(self.root)
 
     def find(self, name: str) -> str:
         """The whole key of an object that is here, for an abbreviation too; or is brought from the remote now.
@@ -264,25 +255,10 @@ class Store:
             for shard in shards(self.root):
                 if shard >= after[:2]:
                     yield from (
-                        one for one in self._listed(index, shard) if one.key > after and (chains or not one.is_block)
+                        one
+                        for one in listed(self.root, index, shard, self.look_here)
+                        if one.key > after and (chains or not one.is_block)
                     )
-
-    def _listed(self, index: Index, shard: str) -> Iterator[StoredObject]:
-        known, new, found = index.rows(shard), list[Described](), list[StoredObject]()
-        for entry in entries_of(self.root, shard):
-            row = known.pop(entry.key, None)
-            if row is not None and row.is_of(entry):
-                found.append(
-                    StoredObject(entry.key, entry.path, entry.num_bytes, row.meta, row.text, None, entry.used_ns)
-                )
-            elif described := self._describe(entry):
-                found.append(described)
-                if described.meta is not None:
-                    file = (entry.key, entry.inode, entry.num_bytes, entry.used_ns)
-                    new.append(Described(*file, described.meta, described.text))
-        if new or known:
-            index.replace(known, new)
-        yield from found
 
     def stamp(self) -> tuple[int, ...]:
         """Changes whenever an object has come or gone: when its directories were changed, in nanoseconds."""
@@ -295,21 +271,9 @@ class Store:
     def describe(self, key: str) -> StoredObject | None:
         """An object with what its header says, or its problem; None if another process removed it meanwhile."""
         entry = Entry.of(self.path(key))
-        return None if entry is None else self._describe(entry)
-
-    def _describe(self, entry: Entry) -> StoredObject | None:
-        """None if another process removed it meanwhile."""
-        try:
-            with self.look_here(entry.key) as found:
-                return _stored(entry, found.meta, found.text()[:TEXT_LENGTH])
-        except PicError as error:
-            return _stored(entry, None, "", str(error)) if entry.path.exists() else None
+        return None if entry is None else described(entry, self.look_here)
 
 
 def _require_key(found: ObjectFile, key: str, path: Path) -> None:
     if found.meta.key != key:
         raise ObjectError(f"{path}: holds the object {found.meta.key[:12]}, not what its name says")
-
-
-def _stored(entry: Entry, meta: ObjectMeta | None, text: str, problem: str | None = None) -> StoredObject:
-    return StoredObject(entry.key, entry.path, entry.num_bytes, meta, text, problem, entry.used_ns)

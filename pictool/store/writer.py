@@ -7,12 +7,19 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
-import numpy as np
-
 from pictool.errors import InputError
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import CodingError
-from pictool.store.header import Buffer, CompiledChunk, canonical, checksum, metadata_of, seal, tensor_entries
+from pictool.store.header import (
+    Buffer,
+    CompiledChunk,
+    canonical,
+    checksum,
+    metadata_of,
+    seal,
+    tensor_entries,
+    token_bytes,
+)
 
 
 def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
@@ -21,7 +28,7 @@ def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
     Raises:
         InputError: KV that its codec cannot keep.
     """
-    text, tokens = chunk.text.encode(), np.asarray(chunk.tokens, dtype="<i4").tobytes()
+    text, tokens = chunk.text.encode(), token_bytes(chunk.tokens)
     assert (chunk.fixups is None) == (chunk.meta.fixups is None)
     layers, tables = _coded_layers(chunk), [] if chunk.fixups is None else [chunk.fixups]
     checksums = {"layers": [checksum(*parts) for parts in layers], "text": checksum(text), "tokens": checksum(tokens)}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
@@ -14,25 +15,40 @@ from textual.screen import Screen
 from pictool.analysis.labels import visible
 from pictool.errors import PicError
 from pictool.store.store import Store
-from pictool.tui.compare_screen import CompareScreen
 from pictool.tui.home_screen import HomeScreen
-from pictool.tui.link_screen import LinkScreen
 from pictool.tui.opened import Opened
-from pictool.tui.services import Services
-from pictool.tui.trace_screen import TraceScreen
+
+if TYPE_CHECKING:
+    from pictool.analysis.sinks import SinkProfile
+    from pictool.tui.services import Services
+
+
+def _is_ours(node: object, binding: Binding) -> bool:
+    """Whether a class of this package binds it; the framework's keys are no actions of a screen."""
+    ours = [one for one in type(node).__mro__ if one.__module__.startswith("pictool.")]
+    return any(binding.action == known.action for one in ours for known in one.__dict__.get("BINDINGS", ()))
 
 
 class PicApp(App[None]):
-    """The app; the home screen is always at the bottom."""
+    """The app; the home screen is always at the bottom. Every other screen is imported when it is first shown."""
 
     TITLE = "pic"
+    CSS = """
+    OptionList:nocolor > .option-list--option-highlighted { text-style: reverse; }
+    CommandList:nocolor > .option-list--option-highlighted { text-style: reverse; }
+    Input:nocolor > .input--cursor, Input:nocolor > .input--selection { text-style: reverse; }
+    Input:nocolor:focus, Select:nocolor:focus > SelectCurrent { text-style: underline; }
+    Button:nocolor:focus { text-style: reverse; }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "quit", show=False, priority=True)]
 
     def __init__(self, store: Store, traces: Sequence[Opened], services: Services) -> None:
-        super().__init__()
+        # Without colour: what stands in for colours are attributes, and the terminal's own ink and ground.
+        super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self.store, self.services = store, services
         self.traces = list(traces)
         self.home = HomeScreen(store)
+        self.profiles: dict[str, SinkProfile] = {}  # of objects, by key, which says what they hold
         self._is_job_taken = False
 
     def on_mount(self) -> None:
@@ -47,7 +63,7 @@ class PicApp(App[None]):
         yield from super().get_system_commands(screen)
         for key, one in screen.active_bindings.items():
             binding = one.binding
-            if binding.description and one.node in (screen, screen.focused):
+            if binding.description and one.node in (screen, screen.focused) and _is_ours(one.node, binding):
                 run = partial(self._run_action, binding.action, one.node)
                 yield SystemCommand(binding.description, f"key {binding.key_display or key}", run)
 
@@ -55,32 +71,44 @@ class PicApp(App[None]):
         self.call_later(self.run_action, action, node)
 
     def open_path(self, name: str | None) -> None:
-        """Read a trace in a thread, and show it."""
+        """As `open_paths`, from the dialog."""
         if name:
-            self.run_worker(partial(self._read, Path(name)), thread=True, group="open")
+            self.open_paths([Path(name)])
 
-    def _read(self, path: Path) -> None:
+    def open_paths(self, paths: Sequence[Path]) -> None:
+        """Read traces in a thread, and show the one, or compare them."""
+        self.run_worker(partial(self._read, paths), thread=True, group="open")
+
+    def _read(self, paths: Sequence[Path]) -> None:
         try:
-            opened = Opened.read(path)
+            opened = [Opened.read(path) for path in paths]
         except PicError as error:
             self.call_from_thread(self.tell_error, error)
         else:
             self.call_from_thread(self._opened, opened)
 
-    def _opened(self, opened: Opened) -> None:
-        self.traces = [one for one in self.traces if one.path != opened.path] + [opened]
+    def _opened(self, opened: Sequence[Opened]) -> None:
+        paths = {one.path for one in opened}
+        self.traces = [one for one in self.traces if one.path not in paths] + list(opened)
         if self.home.is_attached:
             self.home.show_traces()
             self.home.show_rows()
-        self.show_trace(opened)
+        if len(opened) == 1:
+            self.show_trace(opened[0])
+        else:
+            self.show_compare(opened)
 
     def show_trace(self, opened: Opened) -> None:
+        from pictool.tui.trace_screen import TraceScreen
+
         self.push_screen(TraceScreen(opened))
 
     def show_compare(self, traces: Sequence[Opened]) -> None:
         if len(traces) < 2:
             self.tell("open two traces of one prompt to compare them (o)")
             return
+        from pictool.tui.compare_screen import CompareScreen
+
         try:
             screen = CompareScreen(traces)
         except PicError as error:
@@ -89,6 +117,8 @@ class PicApp(App[None]):
             self.push_screen(screen)
 
     def show_link(self, documents: Sequence[str]) -> None:
+        from pictool.tui.link_screen import LinkScreen
+
         self.push_screen(LinkScreen(documents))
 
     def take_job(self) -> bool:

@@ -13,12 +13,23 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, Vertical
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
-from pictool.analysis.diff import TraceDiff, diff_traces
+from pictool.analysis.diff import diff_traces
 from pictool.analysis.labels import part_at, short, visible
-from pictool.tui.base import SearchInput, TextScreen
+from pictool.tui.base import SearchInput
+from pictool.tui.compare_rows import (
+    POLICY_COLUMNS,
+    answer_columns,
+    answer_rows,
+    first_columns,
+    first_rows,
+    jaccard_rows,
+    policy_rows,
+)
 from pictool.tui.flow import Shown
 from pictool.tui.opened import Opened
+from pictool.tui.overlap_shade import overlap_counts, overlap_legend, overlap_steps
 from pictool.tui.shades import Choice, Shade, shade_of
+from pictool.tui.text_screen import TextScreen
 from pictool.tui.trace_text import legend
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker
@@ -26,6 +37,8 @@ from pictool.tui.widgets.table import Column, RowTable
 from pictool.tui.widgets.tokens import TokensView
 
 _NARROWEST = 36  # of a text beside another one
+_ONE_LINE = 104  # for sliders and legend
+MODES = ("computed", "overlap")  # at how many layers; by which of the links
 
 
 class CompareScreen(TextScreen):
@@ -35,10 +48,14 @@ class CompareScreen(TextScreen):
     CompareScreen #texts { layout: horizontal; height: 1fr; }
     CompareScreen #texts.-narrow { layout: vertical; }
     CompareScreen #texts > Vertical { width: 1fr; height: 1fr; border: round $panel-lighten-2; }
+    CompareScreen #texts > Vertical { border-title-color: $text; border-subtitle-color: $text; }
     CompareScreen #texts > Vertical:focus-within { border: round $primary; }
     CompareScreen .answer { height: 1; }
-    CompareScreen #pickers { height: 1; }
-    CompareScreen #legend { width: 1fr; height: 1; }
+    CompareScreen #top { layout: horizontal; height: 1; }
+    CompareScreen #top.-narrow { layout: vertical; height: 2; }
+    CompareScreen #pickers { width: 46; height: 1; }
+    CompareScreen .-narrow #pickers { width: 1fr; }
+    CompareScreen #legend { width: 1fr; height: 1; padding: 0 1; }
     CompareScreen TabbedContent { height: 10; max-height: 35%; }
     CompareScreen TabPane { padding: 0; }
     CompareScreen HeatMap { height: 1fr; }
@@ -47,6 +64,7 @@ class CompareScreen(TextScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("d", "difference(1)", "next difference"),
         Binding("D", "difference(-1)", "difference before", show=False),
+        Binding("m", "mode", "show"),
         Binding("l", "layer(1)", "layer"),
         Binding("L", "layer(-1)", "layer before", show=False),
         Binding("t", "next_tab", "next tab", show=False),
@@ -60,11 +78,14 @@ class CompareScreen(TextScreen):
         first = traces[0]
         self.diffs = tuple(diff_traces(first.trace, one.trace, (first.name, one.name)) for one in traces[1:])
         self.shown_layer: int | None = None
+        self.mode = MODES[0]
         self.shades: tuple[Shade, ...] = ()
 
     def compose(self) -> ComposeResult:
-        with Horizontal(id="pickers"):
-            yield Picker("layer", none="all", id="layer")
+        with Container(id="top"):
+            with Horizontal(id="pickers"):
+                yield Picker("show", none=None, id="mode")
+                yield Picker("layer", none="all", id="layer")
             yield Static(id="legend")
         with Container(id="texts"):
             for one in self.opened:
@@ -76,15 +97,16 @@ class CompareScreen(TextScreen):
                     yield TokensView(shown)
         with TabbedContent():
             with TabPane("policies", id="tab-policies"):
-                yield RowTable(_POLICIES, id="policies")
+                yield RowTable(POLICY_COLUMNS, id="policies")
             with TabPane("map", id="tab-map"):
                 yield HeatMap(self.opened[0].trace.layout.starts)
             with TabPane("layers", id="tab-layers"):
                 names = ["layer", *(short(one.trace.label, 16) for one in self.opened[1:])]
                 yield RowTable([Column(one, max(6, len(one)), True) for one in names], id="layers")
             with TabPane("first token", id="tab-first"):
-                names = ["token", *(short(one.trace.label, 16) for one in self.opened)]
-                yield RowTable([Column(one, max(10, len(one)), i > 0) for i, one in enumerate(names)], id="first")
+                yield RowTable(first_columns(self.opened), id="first")
+            with TabPane("answers", id="tab-answers"):
+                yield RowTable(answer_columns(self.opened), id="answers")
         yield Static(id="status")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
         yield Footer()
@@ -95,22 +117,32 @@ class CompareScreen(TextScreen):
         _fill(self.query_one("#policies", RowTable), policy_rows(self.opened, self.diffs))
         _fill(self.query_one("#layers", RowTable), jaccard_rows(self.diffs))
         _fill(self.query_one("#first", RowTable), first_rows(self.opened, self.diffs))
+        _fill(self.query_one("#answers", RowTable), answer_rows(self.opened))
+        self.query_one("#mode", Picker).choose_from(MODES, 0)
         self.views[0].focus()
         self.show_layer()
 
     def on_resize(self, event: events.Resize) -> None:
+        super().on_resize(event)
         self.query_one("#texts").set_class(event.size.width < _NARROWEST * len(self.opened), "-narrow")
+        self.query_one("#top").set_class(event.size.width < _ONE_LINE, "-narrow")
 
     def show_layer(self) -> None:
         choice = Choice(layer=self.shown_layer)
         self.shades = tuple(shade_of(one.trace, None, choice) for one in self.opened)
         num_prompt = self.opened[0].trace.layout.num_tokens
-        for view, shade in zip(self.views, self.shades, strict=True):
-            view.set_steps(shade.steps[:num_prompt])
+        is_overlap = self.mode == "overlap"
+        marks = overlap_steps([one.trace for one in self.opened], self.shown_layer)
+        for view, shade, mark in zip(self.views, self.shades, marks, strict=True):
+            view.set_steps(mark if is_overlap else shade.steps[:num_prompt])
+            assert isinstance(view.parent, Vertical)
+            view.parent.border_subtitle = overlap_counts(mark) if is_overlap else ""
         values = np.stack([shade.values[:num_prompt] for shade in self.shades])
         labels = [one.trace.label for one in self.opened]
         self.query_one(HeatMap).show(values, labels, 0.0, self.shades[0].most)
-        self.query_one("#legend", Static).update(legend(self.shades[0], not self.app.no_color))
+        self.query_one("#legend", Static).update(
+            overlap_legend(not self.app.no_color) if is_overlap else legend(self.shades[0], not self.app.no_color)
+        )
         self.show_token()
 
     def show_token(self) -> None:
@@ -133,8 +165,15 @@ class CompareScreen(TextScreen):
         self.show_token()
 
     def on_picker_picked(self, event: Picker.Picked) -> None:
-        self.shown_layer = event.value
+        if event.picker.id == "mode":
+            self.mode = MODES[event.value or 0]
+        else:
+            self.shown_layer = event.value
         self.show_layer()
+
+    def action_mode(self) -> None:
+        picker = self.query_one("#mode", Picker)
+        picker.pick((MODES.index(self.mode) + 1) % len(MODES))
 
     def action_layer(self, by: int) -> None:
         self.query_one("#layer", Picker).action_step(by)
@@ -159,45 +198,6 @@ class CompareScreen(TextScreen):
     def export_data(self) -> Sequence[Mapping[str, Any]]:
         first, to_json = self.opened[0], self.pic.services.exports.diff
         return [to_json((first.name, one.name), first.trace, one.trace) for one in self.opened[1:]]
-
-
-_POLICIES = (
-    Column("policy", 18), Column("computed", 9, True), Column("Jaccard", 7, True), Column("common", 6, True),
-    Column("KL", 8, True), Column("|logit|", 7, True), Column("answer", 0),
-)  # fmt: skip
-
-
-def policy_rows(opened: Sequence[Opened], diffs: Sequence[TraceDiff]) -> list[tuple[str, ...]]:
-    """Each link against the first: overlap, tokens in common, KL(first ‖ this), largest difference of a logit."""
-    found = []
-    for one, diff in zip(opened, (None, *diffs), strict=True):
-        against = ["", "", "", ""]
-        if diff is not None:
-            against = [f"{diff.selection.overall:.3f}", str(diff.common), f"{diff.kl[0]:.3g}", f"{diff.max_logit:.3g}"]
-        computed = f"{one.trace.report['tokens']['recomputed']:.1f}"
-        found.append((short(one.trace.label, 18), computed, *against, visible(one.trace.answer)))
-    return found
-
-
-def jaccard_rows(diffs: Sequence[TraceDiff]) -> list[tuple[str, ...]]:
-    """Overlap of each selection with the first one's, layer by layer, then of all."""
-    layers = range(len(diffs[0].selection.jaccard))
-    rows = [(str(layer), *(f"{diff.selection.jaccard[layer]:.3f}" for diff in diffs)) for layer in layers]
-    return [*rows, ("all", *(f"{diff.selection.overall:.3f}" for diff in diffs))]
-
-
-def first_rows(opened: Sequence[Opened], diffs: Sequence[TraceDiff]) -> list[tuple[str, ...]]:
-    """Probabilities of the candidates for the first token, the first link's likeliest first."""
-    texts = {one.id: one.text for diff in diffs for one in diff.candidates}
-    shares = [_shares(one) for one in opened]
-    order = sorted(texts, key=lambda token: -max(share[token] for share in shares))
-    return [(short(texts[token], 10), *(f"{share[token]:.4f}" for share in shares)) for token in order]
-
-
-def _shares(opened: Opened) -> np.ndarray[Any, Any]:
-    from pictool.analysis.distributions import log_softmax
-
-    return np.exp(log_softmax(opened.trace.logits))
 
 
 def _fill(table: RowTable, rows: Sequence[tuple[str, ...]]) -> None:

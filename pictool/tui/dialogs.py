@@ -9,6 +9,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
+from textual.keys import format_key
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, Label, Static
 
@@ -78,5 +79,6 @@ def keys_of(screen: Screen[Any]) -> Table:
         for binding in type(node).__dict__.get("BINDINGS", ()):
             if isinstance(binding, Binding) and binding.description and (binding.key, binding.description) not in seen:
                 seen.add((binding.key, binding.description))
-                table.add_row(Text(binding.key.replace(",", ", "), style="bold"), Text(binding.description))
+                keys = ", ".join(map(format_key, binding.key.split(",")))
+                table.add_row(Text(keys, style="bold"), Text(binding.description))
     return table

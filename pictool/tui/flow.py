@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.cells import cell_len, chop_cells
+from rich.cells import chop_cells
 
 from pictool.analysis.labels import visible
 from pictool.linker.trace import Trace
+from pictool.tui.widgets.inks import cells
 
 HEADING = -1
 _BREAK = "↵"
@@ -96,11 +97,6 @@ class Flow:
             if (found := self.token_at(line, column)) is not None:
                 return found
         return token
-
-
-def cells(text: str) -> int:
-    """Cells that a text takes."""
-    return len(text) if text.isascii() else cell_len(text)
 
 
 def set_lines(shown: Shown, width: int) -> Flow:

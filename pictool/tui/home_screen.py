@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import time_ns
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -15,17 +16,15 @@ from pictool.analysis.labels import short, visible
 from pictool.errors import PicError
 from pictool.store.store import Store
 from pictool.tui.base import PicScreen, SearchInput
-from pictool.tui.dialogs import PathDialog
-from pictool.tui.listing import SORTS, Listing, Row, links_of
-from pictool.tui.object_screen import ObjectScreen
+from pictool.tui.listing import SORTS, Listing, Row, ago, links_of
 from pictool.tui.widgets.table import Column, RowTable
 
 REFRESH_S = 2.0
 _OBJECTS = (
-    Column("", 1), Column("key", 12), Column("tokens", 7, True), Column("text", 0), Column("bytes", 13, True),
-    Column("sinks", 5, True), Column("links", 5, True),
+    Column("", 1), Column("key", 12), Column("tokens", 6, True), Column("text", 0), Column("bytes", 13, True),
+    Column("hits", 5, True), Column("used", 6, True), Column("sinks", 5, True), Column("links", 5, True),
 )  # fmt: skip
-_SORT_OF = ("key", "key", "tokens", "text", "bytes", "sinks", "links")  # by column
+_SORT_OF = ("key", "key", "tokens", "text", "bytes", "hits", "used", "sinks", "links")  # by column
 _TRACES = (
     Column("", 1), Column("policy", 18), Column("computed", 9, True), Column("tokens", 7, True), Column("answer", 0),
     Column("file", 24),
@@ -37,9 +36,8 @@ class HomeScreen(PicScreen):
 
     DEFAULT_CSS = """
     HomeScreen #store { height: 1; padding: 0 1; background: $boost; }
-    HomeScreen #objects { padding: 0 1; }
     HomeScreen #traces-title { height: 1; padding: 0 1; background: $boost; }
-    HomeScreen #traces { height: auto; max-height: 40%; min-height: 3; padding: 0 1; }
+    HomeScreen #traces { height: auto; max-height: 40%; min-height: 3; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter", key_display="/"),
@@ -90,6 +88,7 @@ class HomeScreen(PicScreen):
             self.listing.read_headers(
                 lambda: self.app.call_from_thread(self.show_rows),
                 lambda: worker.is_cancelled or not self.app.is_running,
+                self.app.call_from_thread(self.seen_keys),
             )
         except (PicError, OSError) as error:
             problem = str(error)
@@ -99,6 +98,12 @@ class HomeScreen(PicScreen):
         self._is_reading = False
         if problem:
             self.pic.tell(problem, is_error=True)
+
+    def seen_keys(self) -> list[str]:
+        """Keys of the rows that are on the screen."""
+        table = self.query_one("#objects", RowTable)
+        top = int(table.scroll_offset.y)
+        return [row.key for row in self.rows[top : top + table.size.height]]
 
     def show_rows(self) -> None:
         """The objects as they are filtered and sorted now; the cursor stays on its object."""
@@ -130,15 +135,15 @@ class HomeScreen(PicScreen):
     def _object(self, index: int) -> tuple[str, ...]:
         row = self.rows[index]
         mark = "✓" if row.key in self.marked else ""
-        links = str(row.links) if row.links else ""
+        hits, links = "?" if row.hits is None else str(row.hits), str(row.links) if row.links else ""
         one = row.found
         if one is None:
-            return (mark, row.key[:12], "…", "", "", "", links)
-        size = f"{one.num_bytes:,d}"
+            return (mark, row.key[:12], "…", "", "", hits, "", "", links)
+        use = f"{one.num_bytes:,d}", hits, ago(one.used_ns, time_ns())
         if one.meta is None:
-            return (mark, row.key[:12], "", f"DAMAGED: {visible(one.problem or '')}", size, "", links)
+            return (mark, row.key[:12], "", f"DAMAGED: {visible(one.problem or '')}", *use, "", links)
         text = visible(" ".join(one.text[:400].split()))
-        return (mark, row.key[:12], str(one.meta.num_tokens), text, size, str(one.meta.sinks), links)
+        return (mark, row.key[:12], str(one.meta.num_tokens), text, *use, str(one.meta.sinks), links)
 
     def show_traces(self) -> None:
         traces = self.pic.traces
@@ -161,6 +166,8 @@ class HomeScreen(PicScreen):
         if event.table.id == "traces":
             self.pic.show_trace(self.pic.traces[event.row])
             return
+        from pictool.tui.object_screen import ObjectScreen
+
         try:
             screen = ObjectScreen(self.listing.store, self.rows[event.row].key)
         except PicError as error:
@@ -214,6 +221,8 @@ class HomeScreen(PicScreen):
         self.pic.show_compare(marked or self.pic.traces)
 
     def action_open_path(self) -> None:
+        from pictool.tui.dialogs import PathDialog
+
         self.app.push_screen(PathDialog("open a trace"), self.pic.open_path)
 
     def export_data(self) -> Sequence[Mapping[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -23,7 +24,9 @@ from pictool.tui.services import Cancelled, LinkForm, PolicyChoice
 _DEFAULT = "legolink"
 _FIELDS = (
     ("documents", "documents: files, .kvo objects or keys, as in a shell"), ("query", "query"),
-    ("params", "fields of the policy: FIELD=VALUE …"), ("trace", "trace to write"), ("max", "tokens of the answer"),
+    ("params", "fields of the policy: FIELD=VALUE …"),
+    ("others", "compare with: POLICY [FIELD=VALUE …]; POLICY …"),
+    ("trace", "trace to write (the others: -2, -3 …)"), ("max", "tokens of the answer"),
     ("model", "model (empty: the default)"),
 )  # fmt: skip
 
@@ -115,11 +118,11 @@ class LinkScreen(PicScreen):
         else:
             self.action_cancel()
 
-    def form(self) -> LinkForm:
-        """What the fields say.
+    def forms(self) -> list[LinkForm]:
+        """What the fields say: a request for each policy, the chosen one first.
 
         Raises:
-            ValueError: quotes that do not close, or no number.
+            ValueError: quotes that do not close, no number, or no such policy.
         """
         value = {name: self.query_one(f"#{name}", Input).value.strip() for name, _ in _FIELDS}
         algo = str(self.query_one("#algo", Select).value)
@@ -128,13 +131,24 @@ class LinkScreen(PicScreen):
         if not value["max"].isdecimal() or int(value["max"]) < 1:
             raise ValueError("tokens of the answer: must be a number from 1")
         documents, fields = tuple(shlex.split(value["documents"])), tuple(shlex.split(value["params"]))
-        return LinkForm(
+        first = LinkForm(
             documents, value["query"], algo, fields, value["trace"], int(value["max"]), value["model"] or None
         )
+        return [first, *self._others(first, value["others"])]
+
+    def _others(self, first: LinkForm, text: str) -> list[LinkForm]:
+        found = []
+        for number, words in enumerate(filter(None, map(shlex.split, text.split(";"))), start=2):
+            if words[0] not in (self._policies or words):
+                raise ValueError(f"no policy {words[0]!r}: must be one of {', '.join(self._policies)}")
+            path = Path(first.trace)
+            trace = str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
+            found.append(replace(first, algo=words[0], fields=tuple(words[1:]), trace=trace))
+        return found
 
     def action_link(self) -> None:
         try:
-            form = self.form()
+            forms = self.forms()
         except ValueError as error:
             self._note(str(error))
             return
@@ -145,7 +159,7 @@ class LinkScreen(PicScreen):
         self.query_one("#answer", Static).update("")
         self._set_running(True)
         self._note("starting")
-        self.run_worker(partial(self._run, form), thread=True, group="link")
+        self.run_worker(partial(self._run, forms), thread=True, group="link")
 
     def action_cancel(self) -> None:
         if self.is_linking:
@@ -166,29 +180,42 @@ class LinkScreen(PicScreen):
         """From the thread: a piece of the answer."""
         self.app.call_from_thread(self._append, piece)
 
-    def _run(self, form: LinkForm) -> None:
-        path: Path | None = None
+    def _run(self, forms: Sequence[LinkForm]) -> None:
+        paths: list[Path] = []
         problem = ""
         try:
-            path = self.pic.services.job.link(form, self)
+            for form in forms:
+                self.app.call_from_thread(self._begin, form.algo, len(paths), len(forms))
+                paths.append(self.pic.services.job.link(form, self))
         except Cancelled:
             problem = "cancelled; no trace was written"
         except PicError as error:
             problem = str(error)
-        self.app.call_from_thread(self._done, path, problem)
+        self.app.call_from_thread(self._done, paths, problem)
 
-    def _done(self, path: Path | None, problem: str) -> None:
+    def _begin(self, algo: str, done: int, total: int) -> None:
+        """What comes now; with several policies the bar says how many are done, and each answer has a line."""
+        if total > 1:
+            self.query_one("#progress", ProgressBar).update(total=total, progress=done)
+            self._append(f"{chr(10) * bool(done)}{algo}: ")
+
+    def _done(self, paths: Sequence[Path], problem: str) -> None:
         self.is_linking = False
         self.pic.free_job()
         if not self.is_attached:
             return
         self._set_running(False)
-        self._note(problem or f"wrote {path}")
-        if path is not None:
+        wrote = f"wrote {', '.join(map(str, paths))}"
+        if problem.startswith("cancelled") and paths:
+            problem = f"cancelled; {wrote}"
+        self._note(problem or wrote)
+        if paths:
             self.query_one("#trace", Input).value = free_name()
-            self.pic.open_path(str(path))
+        if not problem:
+            self.pic.open_paths(paths)
 
     def _set_running(self, is_linking: bool) -> None:
+        self.query_one("#progress", ProgressBar).update(total=None)
         self.query_one("#progress").display = is_linking
         self.query_one("#start", Button).disabled = is_linking
         self.query_one("#stop", Button).disabled = not is_linking

@@ -1,11 +1,12 @@
-"""The object view: header, checksums, text, and the norms of every layer, each read and checked."""
+"""The object view: header, checksums, text, the norms of every layer (each read and checked), and its sinks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -16,10 +17,16 @@ from pictool.analysis.object_view import LayerView, layers_of
 from pictool.errors import PicError
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
-from pictool.tui.base import SearchInput, TextScreen
+from pictool.tui.asking import Asking
+from pictool.tui.base import SearchInput
 from pictool.tui.flow import Shown
+from pictool.tui.sink_table import sink_columns, sink_rows, sinks_line
+from pictool.tui.text_screen import TextScreen
 from pictool.tui.widgets.table import Column, RowTable
 from pictool.tui.widgets.tokens import TokensView
+
+if TYPE_CHECKING:
+    from pictool.analysis.sinks import SinkProfile
 
 
 class ObjectScreen(TextScreen):
@@ -29,23 +36,27 @@ class ObjectScreen(TextScreen):
     ObjectScreen TabbedContent { height: 1fr; }
     ObjectScreen TabPane { padding: 0; }
     ObjectScreen #facts { height: auto; max-height: 11; padding: 0 1; }
+    ObjectScreen #sinks-note { height: auto; padding: 0 1; }
     ObjectScreen #problem { height: auto; padding: 0 1; color: $text-error; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "next_tab", "text / layers / checksums")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("t", "next_tab", "next tab"),
+        Binding("a", "ask", "sinks"),
+    ]
     export_name = "object"
 
     def __init__(self, store: Store, key: str) -> None:
         """Raises PicError: gone, or damaged."""
         super().__init__()
         self._store, self.key = store, key
-        with store.open(key) as file:
+        with store.look(key) as file:
             self._facts, self._text, self._checksums = facts_of(file), file.text(), file.checksums
+            self._has_dummies = file.meta.sinks > 0
         self.is_read = False
+        self.asking: Asking[SinkProfile] = Asking(self, self._note, self._keep_profile, self.show_sinks)
 
     def compose(self) -> ComposeResult:
-        yield Static(
-            Text("\n").join(Text.assemble((f"{name:<11} ", "dim"), text) for name, text in self._facts), id="facts"
-        )
+        yield Static(facts_table(self._facts), id="facts")
         with TabbedContent():
             with TabPane("text", id="tab-text"):
                 yield TokensView(Shown.of_text(self._text, "source text"))
@@ -54,6 +65,9 @@ class ObjectScreen(TextScreen):
                 yield RowTable(_LAYERS, id="layers")
             with TabPane("checksums", id="tab-checksums"):
                 yield RowTable([Column("part", 10), Column("BLAKE3", 0)], id="checksums")
+            with TabPane("sinks", id="tab-sinks"):
+                yield Static(id="sinks-note")
+                yield RowTable(sink_columns(self._has_dummies), id="sinks")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
         yield Footer()
 
@@ -61,6 +75,7 @@ class ObjectScreen(TextScreen):
         rows = checksum_rows(self._checksums)
         self.query_one("#checksums", RowTable).show(len(rows), rows.__getitem__)
         self.query_one("#problem", Static).display = False
+        self.show_sinks()
         self.views[0].focus()
 
     def action_next_tab(self) -> None:
@@ -78,7 +93,7 @@ class ObjectScreen(TextScreen):
         layers: tuple[LayerView, ...] = ()
         problem = ""
         try:
-            with self._store.open(self.key) as file:
+            with self._store.look(self.key) as file:
                 layers = layers_of(file)
         except PicError as error:
             problem = str(error)
@@ -93,15 +108,50 @@ class ObjectScreen(TextScreen):
         shown.display = bool(problem)
         shown.update(visible(problem))
 
+    def action_ask(self) -> None:
+        """What its first tokens draw: asked of the model once."""
+        self.query_one(TabbedContent).active = "tab-sinks"
+        if self.key not in self.pic.profiles:
+            self.asking.start(lambda listener: self.pic.services.job.sinks(self.key, listener))
+
+    def action_back(self) -> None:
+        if not self.asking.cancel():
+            super().action_back()
+
+    def _note(self, text: str) -> None:
+        self.query_one("#sinks-note", Static).update(Text(text))
+
+    def _keep_profile(self, profile: SinkProfile) -> None:
+        self.pic.profiles[self.key] = profile
+        self.show_sinks()
+
+    def show_sinks(self) -> None:
+        """What is known of them."""
+        profile = self.pic.profiles.get(self.key)
+        self._note(_ASK if profile is None else sinks_line(profile))
+        rows = [] if profile is None else sink_rows(profile)
+        self.query_one("#sinks", RowTable).show(len(rows), rows.__getitem__)
+
     def export_data(self) -> Mapping[str, Any]:
-        with self._store.open(self.key) as file:
-            return self.pic.services.exports.object(file)
+        with self._store.look(self.key) as file:
+            return self.pic.services.exports.object(file, self.pic.profiles.get(self.key))
 
 
+_ASK = "a asks the model what share of its attention the first tokens draw, when the chunk is read alone"
 _LAYERS = (
     Column("layer", 5, True), Column("", 1), Column("norm", 9, True), Column("first", 9, True), Column("min", 9, True),
     Column("max", 9, True),
 )  # fmt: skip
+
+
+def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
+    """Names, and values that are broken where the line ends: a fingerprint is one word."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(style="dim", no_wrap=True, min_width=10)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, Text(value))
+    return table
 
 
 def facts_of(file: ObjectFile) -> list[tuple[str, str]]:

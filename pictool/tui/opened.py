@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pictool.analysis.trace_view import TraceView, view_of
-from pictool.linker.trace import Trace, read_trace
+if TYPE_CHECKING:
+    from pictool.analysis.trace_view import TraceView
+    from pictool.linker.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -24,5 +26,8 @@ class Opened:
     @classmethod
     def read(cls, path: Path) -> Opened:
         """Raises TraceError: no trace, or a damaged one."""
+        from pictool.analysis.trace_view import view_of
+        from pictool.linker.trace import read_trace
+
         trace = read_trace(path)
         return cls(path, trace, view_of(trace))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from pictool.analysis.look import Look
+    from pictool.analysis.sinks import SinkProfile
     from pictool.analysis.trace_view import TraceView
     from pictool.linker.trace import Trace
     from pictool.store.format import ObjectFile
@@ -61,6 +62,9 @@ class Job(Protocol):
     def look(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> Look:
         """What the model shows behind a trace: attention (of one layer, or all) and the deviation from full."""
 
+    def sinks(self, key: str, listener: Listener) -> SinkProfile:
+        """What the first tokens of an object of the store draw of its attention, when it is read alone."""
+
     def cancel(self) -> None:
         """End what runs, now."""
 
@@ -75,7 +79,7 @@ class Exports:
 
     trace: Callable[[Path, Trace, TraceView, Look | None], Mapping[str, Any]]
     diff: Callable[[tuple[str, str], Trace, Trace], Mapping[str, Any]]
-    object: Callable[[ObjectFile], Mapping[str, Any]]
+    object: Callable[[ObjectFile, SinkProfile | None], Mapping[str, Any]]
     listing: Callable[[Sequence[StoredObject]], Sequence[Mapping[str, Any]]]
 
 

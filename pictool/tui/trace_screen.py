@@ -8,16 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 from textual.worker import get_current_worker
 
-from pictool.tui.base import SearchInput, TextScreen
+from pictool.tui.asking import Asking
+from pictool.tui.base import SearchInput
 from pictool.tui.flow import Shown
-from pictool.tui.look_task import LookTask
 from pictool.tui.shades import Choice, Shade, modes_of, shade_of
+from pictool.tui.text_screen import TextScreen
 from pictool.tui.trace_text import PART_COLUMNS, answer_rows, facts, layer_rows, legend, part_rows, token_line
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker
@@ -64,7 +66,7 @@ class TraceScreen(TextScreen):
         self.look: Look | None = None
         self.choice = Choice()
         self.shade: Shade = shade_of(opened.trace, None, self.choice)
-        self.asking = LookTask(self)
+        self.asking: Asking[Look] = Asking(self, self._note, self.set_look, self.recompute)
 
     def compose(self) -> ComposeResult:
         shown = Shown.of(self.opened.trace)
@@ -199,10 +201,17 @@ class TraceScreen(TextScreen):
         tabs.active = names[(names.index(tabs.active) + 1) % len(names)]
 
     def action_ask(self) -> None:
-        self.asking.start(None)
+        self._ask(None)
 
     def action_ask_layer(self) -> None:
-        self.asking.start(self.choice.layer or 0)
+        self._ask(self.choice.layer or 0)
+
+    def _ask(self, layer: int | None) -> None:
+        trace, name, job = self.opened.trace, self.opened.name, self.pic.services.job
+        self.asking.start(lambda listener: job.look(trace, name, layer, listener))
+
+    def _note(self, text: str) -> None:
+        self.query_one("#legend", Static).update(Text(text))
 
     def action_back(self) -> None:
         if not self.asking.cancel():

@@ -17,9 +17,11 @@ from pictool.core import Chunk
 from pictool.engines.torch import Answer, Request, answer
 from pictool.errors import ObjectError, TraceError
 from pictool.linker.policies import make_policy, policies
-from pictool.linker.trace import Trace, read_trace
+from pictool.linker.trace import Trace, TracedChunk, read_trace
 from pictool.linker.traced import link_in_full, replay
 from pictool.runtime.model import Model, wrap_model
+from pictool.store.codecs import codecs
+from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 
 TEXTS = {
@@ -91,6 +93,48 @@ def test_objects_of_different_sinks_are_linked_again_as_they_were(store: Store, 
     mixed = linked(model, store, [key, "b.txt"], "naive").trace()
     assert [chunk.sinks for chunk in mixed.chunks] == [4, 0]
     assert np.array_equal(replay(model, store, mixed, "t").rows, mixed.rows)
+
+
+@pytest.mark.parametrize("codec", codecs())
+def test_a_link_of_coded_objects_is_linked_again_from_them(codec: str, store: Store, documents: list[str]) -> None:
+    """Its K, V and logits are those of a link of the numbers that the codec's own decoder gives."""
+    model = subject("llama").model
+    trace = through_a_file(linked(model, store, documents, "naive", codec=codec))
+    assert [chunk.codec for chunk in trace.chunks] == [codec] * 2
+    decoded = Store("decoded")
+    for chunk in trace.chunks:
+        with store.look(chunk.key) as file:
+            tokens = file.tokens()
+            meta = ObjectMeta(model.target.key(tokens, 0, "none"), model.target, len(tokens), 0, "none")
+            layers = [(bytes(k), bytes(v)) for k, v in map(file.layer, range(model.geometry.layers))]
+            decoded.put(CompiledChunk(meta, file.text(), tokens, layers))
+    wanted = linked(model, decoded, documents, "naive")
+    for gone in (False, True):  # then compiled again, with its codec
+        if gone:
+            store.path(trace.chunks[1].key).unlink()
+        again = replay(model, store, trace, "t")
+        assert again.image.logits is not None and torch.allclose(again.image.logits, wanted.logits, atol=1e-5)
+        for layer in range(model.geometry.layers):
+            mine, theirs = (
+                one.key(layer)[:, :, : trace.layout.num_tokens] for one in (again.image, wanted.linked.image)
+            )
+            assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+def test_codecs_of_different_chunks_and_one_that_is_unknown(store: Store, documents: list[str]) -> None:
+    model = subject("llama").model
+    key = linked(model, store, documents[:1], "naive", codec="int8").trace().chunks[0].key
+    mixed = linked(model, store, [key, "b.txt"], "cacheblend").trace()
+    assert [chunk.codec for chunk in mixed.chunks] == ["int8", "none"]
+    assert np.array_equal(replay(model, store, mixed, "t").rows, mixed.rows)
+    other = replace(mixed, chunks=(replace(mixed.chunks[0], codec="int1"), mixed.chunks[1]))
+    with pytest.raises(TraceError, match=r"t: .* the codec int1, which this pic does not have"):
+        replay(model, store, other, "t")
+
+
+def test_a_trace_that_names_no_codec_is_of_plain_objects(store: Store, documents: list[str]) -> None:
+    trace = linked(subject("llama").model, store, documents, "naive").trace()
+    assert TracedChunk("a.txt", trace.chunks[0].key, 0) == trace.chunks[0]
 
 
 def test_an_object_that_is_gone_is_compiled_again(store: Store, documents: list[str]) -> None:

@@ -7,19 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from textual.containers import Vertical
 from textual.pilot import Pilot
 from textual.widgets import TabbedContent
 from traces import make_trace
 
 from pictool.analysis.diff import diff_traces
 from pictool.core import Layout
+from pictool.linker.trace import TracedToken
 from pictool.store.store import Store
 from pictool.tui.compare_screen import CompareScreen
 from pictool.tui.home_screen import HomeScreen
+from pictool.tui.overlap_shade import overlap_counts, overlap_steps
 from pictool.tui.widgets.heatmap import HeatMap
+from pictool.tui.widgets.inks import BY_ALL, ELSEWHERE, HERE
+from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.table import RowTable
 from pictool.tui.widgets.tokens import TokensView
-from tui.drive import drive, make_app, opened, press, settle
+from tui.drive import drive, make_app, opened, press, screen_text, settle
 
 ROWS = [((2, 3), (2,), ()), ((2, 5, 6), (5,), ()), ((), (), ())]
 TRACES = [make_trace(rows, logits=np.array([0, 1, 2, 3, i, 0, -1], dtype=np.float32)) for i, rows in enumerate(ROWS)]
@@ -79,6 +84,60 @@ def test_numbers_are_those_of_diff(store: Store) -> None:
     drive(make_app(store, [opened(one, f"{i}.trace") for i, one in enumerate(TRACES)]), scenario)
 
 
+@pytest.mark.parametrize("layer", [None, 0])
+def test_the_overlap_is_that_of_diff(layer: int | None) -> None:
+    """Of two links: by both, by one alone; at a layer, and at any."""
+    a, b = TRACES[:2]
+    for one, other, mine, theirs in ((a, b, 0, 1), (b, a, 1, 0)):
+        steps = overlap_steps([a, b], layer)[mine]
+        if layer is None:
+            diff = diff_traces(one, other).selection
+            both, here, elsewhere = diff.both, diff.only_a, diff.only_b
+        else:
+            x, y = one.rows[layer, :8], other.rows[layer, :8]
+            both, here, elsewhere = x & y, x & ~y, y & ~x
+        assert (steps[:8] == BY_ALL).tolist() == both.tolist() and not steps[8:].any()
+        assert (steps[:8] == HERE).tolist() == here.tolist()
+        assert (steps[:8] == ELSEWHERE).tolist() == elsewhere.tolist()
+        assert (overlap_steps([a, b], layer)[theirs][:8] == HERE).tolist() == elsewhere.tolist()
+
+
+def test_overlap_by_key_with_counts_and_a_legend(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "m")
+        assert screen(pilot).mode == "overlap"
+        marks = overlap_steps(TRACES, None)
+        for view, mark in zip(screen(pilot).views, marks, strict=True):
+            assert (view._steps == mark).all() and isinstance(view.parent, Vertical)
+            assert view.parent.border_subtitle == overlap_counts(mark)
+        assert overlap_counts(marks[1]) == "0 by all, 3 here, 1 elsewhere"
+        assert "computed by all here, not by all elsewhere, not here" in screen_text(screen(pilot).pic)
+        await press(pilot, "l")
+        assert (screen(pilot).views[0]._steps == overlap_steps(TRACES, 0)[0]).all()
+        await press(pilot, "m")
+        assert screen(pilot).mode == "computed" and screen(pilot).views[0]._steps[8] == 9
+
+    drive(make_app(store, [opened(one, f"{i}.trace") for i, one in enumerate(TRACES)]), scenario, (150, 40))
+
+
+def test_answers_part_where_they_do(store: Store) -> None:
+    said = TracedToken(4, " no", -1.5)
+    other = make_trace(generated=(TRACES[0].generated[0], said, TracedToken(1, "</s>", -0.02)))
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        answers, first = (screen(pilot).query_one(f"#{name}", RowTable) for name in ("answers", "first"))
+        assert [answers.texts(row) for row in range(3)] == [
+            ("", "0", " yes -0.5", " yes -0.5"), ("≠", "1", "</s> -0.01", " no -1.5"), ("≠", "2", "", "</s> -0.02")
+        ]  # fmt: skip
+        assert diff_traces(TRACES[0], other).common == 1
+        apart = {first.texts(row)[0]: first.texts(row)[3] for row in range(first.count)}
+        assert apart[" yes"] == f"{other.logits[3] - TRACES[0].logits[3]:+.2f}"
+        await press(pilot, "t", "t", "t", "t")
+        assert screen(pilot).query_one(TabbedContent).active == "tab-answers"
+
+    drive(make_app(store, [opened(TRACES[0], "0.trace"), opened(other, "1.trace")]), scenario)
+
+
 def test_other_prompts_are_refused(store: Store) -> None:
     layout = TRACES[0].layout
     other = make_trace(layout=Layout(layout.tokens[::-1].copy(), layout.starts))
@@ -95,6 +154,9 @@ def test_other_prompts_are_refused(store: Store) -> None:
 @pytest.mark.parametrize(("width", "is_narrow"), [(60, True), (120, False)])
 def test_what_does_not_fit_side_by_side_stands_below(store: Store, width: int, is_narrow: bool) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
+        pickers = [picker.region for picker in screen(pilot).query(Picker)]
+        assert all(one.right <= width and one.width > 12 for one in pickers)
+        assert screen(pilot).query_one("#legend").region.width > 40
         tops = {view.region.y for view in screen(pilot).views}
         assert (len(tops) == 2) == is_narrow
 

@@ -17,6 +17,7 @@ from pictool.analysis.against import Against, GeneratedAgainst
 from pictool.analysis.attention import AttentionMap
 from pictool.analysis.deviation import AttentionDeviation, KVDeviation, NeighbourCorrelation
 from pictool.analysis.look import Look
+from pictool.analysis.sinks import SinkProfile
 from pictool.commands.tui import make_exports
 from pictool.core import Geometry, Target
 from pictool.linker.trace import Trace, write_trace
@@ -60,6 +61,14 @@ class FakeJob:
         self._wait()
         found = self._answer()
         assert isinstance(found, Look)
+        return found
+
+    def sinks(self, key: str, listener: Listener) -> SinkProfile:
+        self.asked.append(key)
+        listener.note("loading the model")
+        self._wait()
+        found = self._answer()
+        assert isinstance(found, SinkProfile)
         return found
 
     def cancel(self) -> None:
@@ -132,6 +141,13 @@ def make_look(trace: Trace, seed: int = 0) -> Look:
         tuple(GeneratedAgainst(one.id, 0.5, 0.25, 0.75, 2, 0.1, 0.2) for one in trace.generated),
     )  # fmt: skip
     return Look(seen, against, tuple(" no" for _ in trace.generated))
+
+
+def make_profile(seed: int = 0) -> SinkProfile:
+    """A profile of random numbers: 2 layers, 3 heads, 5 tokens, 2 of them first."""
+    draw = np.random.default_rng(seed)
+    by_offset = draw.dirichlet(np.ones(6), size=(2, 3))
+    return SinkProfile(2, 3, by_offset[..., :2].sum(-1), by_offset[..., 5], by_offset[..., :5], 0.4)
 
 
 def put_object(store: Store, text: str, num_tokens: int, sinks: int = 0) -> str:

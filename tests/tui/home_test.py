@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -50,8 +53,9 @@ def test_the_list_says_what_the_files_say(store: Store, keys: dict[str, str]) ->
         for index, key in enumerate(sorted(keys.values())):
             found = store.describe(key)
             assert found is not None and found.meta is not None
-            row = ("", key[:12], str(found.meta.num_tokens), found.text, f"{found.num_bytes:,d}", "0", "")
-            assert objects(app).texts(index) == row
+            row = ("", key[:12], str(found.meta.num_tokens), found.text, f"{found.num_bytes:,d}", "0")
+            assert objects(app).texts(index)[:6] == row and objects(app).texts(index)[7:] == ("0", "")
+            assert re.fullmatch(r"\d+ (s|min)", objects(app).texts(index)[6])
         assert "3 objects" in screen_text(app)
 
     drive(make_app(store), scenario)
@@ -76,6 +80,37 @@ def test_filter_sort_and_reverse(store: Store, keys: dict[str, str]) -> None:
         await pilot.click("#objects", offset=(20, 0))  # the title "tokens"
         await settle(pilot)
         assert home(app).sort == "tokens" and not home(app).is_reversed
+
+    drive(make_app(store), scenario)
+
+
+def test_hits_and_last_use_are_seen_as_they_are_written_down(store: Store, keys: dict[str, str]) -> None:
+    now = time.time_ns()
+    for name, hits, seconds in (("apple", 3, 7200), ("pear", 1, 40 * 86_400), ("fig", 0, 600)):
+        for _ in range(hits):
+            store.open(keys[name]).close()
+        used = now - seconds * 10**9
+        os.utime(store.path(keys[name]), ns=(used, used))
+    store.counters.flush()
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "s", "s", "s", "S")
+        assert home(app).sort == "hits" and shown_keys(app) == [keys["apple"], keys["pear"], keys["fig"]]
+        use = [objects(app).texts(row)[5:7] for row in range(3)]
+        assert use == [("3", "2 h"), ("1", "40 d"), ("0", "10 min")]
+        await press(pilot, "s")
+        assert home(app).sort == "used" and shown_keys(app) == [keys["fig"], keys["apple"], keys["pear"]]
+        store.open(keys["pear"]).close()  # by another process, while the list is seen
+        store.counters.flush()
+        app.home.refresh_store()
+        await settle(pilot)
+        assert shown_keys(app)[0] == keys["pear"] and objects(app).texts(0)[5] == "2"
+        assert objects(app).texts(0)[6] in ("0 s", "1 s", "2 s")
+        (store.root / "hits.sqlite3").write_bytes(b"no database")
+        app.home.refresh_store()
+        await settle(pilot)
+        assert {objects(app).texts(row)[5] for row in range(3)} == {"?"}  # never a number that is none
 
     drive(make_app(store), scenario)
 
@@ -132,7 +167,7 @@ def test_damaged_objects_are_listed_as_such(store: Store, keys: dict[str, str]) 
     async def scenario(pilot: Pilot[None]) -> None:
         row = next(i for i, one in enumerate(home(make_app_of(pilot)).rows) if one.key == keys["fig"])
         assert objects(make_app_of(pilot)).texts(row)[3].startswith("DAMAGED: ")
-        await press(pilot, "s", "s", "s", "s", "s", "s")  # every order copes with it
+        await press(pilot, *"ssssssss")  # every order copes with it
 
     drive(make_app(store), scenario)
 

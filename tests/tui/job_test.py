@@ -12,8 +12,9 @@ from commands.conftest import save
 from commands.run import write
 
 from pictool.analysis.look import look_behind
+from pictool.analysis.sinks import sink_profile
 from pictool.commands.tui_job import WorkerJob
-from pictool.errors import PicError, TraceError
+from pictool.errors import ForeignObjectError, PicError, TraceError
 from pictool.linker.trace import read_trace
 from pictool.runtime.model import load_model
 from pictool.store.store import Store
@@ -55,6 +56,11 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         assert look.attention is not None and wanted.attention is not None and look.against and wanted.against
         assert np.allclose(look.attention.share(), wanted.attention.share(), atol=1e-5)
         assert np.allclose(look.against.kv.both, wanted.against.kv.both, atol=1e-4)
+        profile = job.sinks(trace.chunks[0].key, heard)
+        with Store("st").look(trace.chunks[0].key) as file:
+            expected = sink_profile(load_model(str(model), dtype="float32"), file.tokens().tolist())
+        assert profile.first == expected.first and np.allclose(profile.share, expected.share, atol=1e-5)
+        assert np.allclose(profile.by_offset, expected.by_offset, atol=1e-5)
         with pytest.raises(PicError, match="has no field 'x'"):
             job.link(form(fields=("x=1",)), heard)
         with pytest.raises(PicError, match=r"out\.trace"):
@@ -64,6 +70,11 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         pytest.raises(TraceError, match="-m"),
     ):
         job.look(trace, "out.trace", None, heard)
+    with (
+        WorkerJob(store="st", model=str(other), device="cpu", dtype="float32") as job,
+        pytest.raises(ForeignObjectError, match="made for model"),
+    ):
+        job.sinks(trace.chunks[0].key, heard)
 
 
 def test_a_run_is_cancelled_or_dies_and_the_next_one_works() -> None:

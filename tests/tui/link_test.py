@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from textual.pilot import Pilot
-from textual.widgets import Button, Input, Select
+from textual.widgets import Button, Input, ProgressBar, Select
 from traces import make_trace
 
 from pictool.errors import InputError
 from pictool.store.store import Store
+from pictool.tui.compare_screen import CompareScreen
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.link_screen import LinkScreen
-from pictool.tui.services import LinkForm
+from pictool.tui.services import LinkForm, Listener
 from pictool.tui.trace_screen import TraceScreen
 from tui.drive import FakeJob, drive, make_app, press, screen_text, settle
 
@@ -59,6 +60,55 @@ def test_a_link_streams_writes_its_trace_and_opens_it(store: Store) -> None:
         ("a.txt", "b c.txt"), "Does it?", "cacheblend", ("ratio=0.15", "on=v"), "link-1.trace", 7, None
     )  # fmt: skip
     assert job.asked == [wanted]
+
+
+def test_several_policies_are_linked_one_after_the_other_and_compared(store: Store) -> None:
+    job = FakeJob(make_trace())
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "l")
+        fill(pilot, documents="a.txt", query="Does it?", others="none; cacheblend")
+        await press(pilot, "ctrl+s")
+        assert "no policy 'none': must be one of legolink, cacheblend" in note(pilot) and not job.asked
+        fill(pilot, others="cacheblend ratio=0.5; legolink k=1 ;")
+        await press(pilot, "ctrl+s")
+        await settle(pilot)
+        assert isinstance(pilot.app.screen, CompareScreen)
+        assert [one.name for one in pilot.app.screen.opened] == ["link-1.trace", "link-1-2.trace", "link-1-3.trace"]
+        await press(pilot, "escape")
+        assert screen(pilot)._answer == "legolink:  yes, it does\ncacheblend:  yes, it does\nlegolink:  yes, it does"
+        assert "wrote link-1.trace, link-1-2.trace, link-1-3.trace" in note(pilot)
+
+    drive(make_app(store, job=job), scenario, SIZE)
+    asked = [(one.algo, one.fields, one.trace) for one in job.asked]
+    assert asked == [
+        ("legolink", ("k=16",), "link-1.trace"), ("cacheblend", ("ratio=0.5",), "link-1-2.trace"),
+        ("legolink", ("k=1",), "link-1-3.trace"),
+    ]  # fmt: skip
+
+
+def test_what_was_linked_before_a_cancel_is_kept(store: Store) -> None:
+    class Second(FakeJob):
+        """Waits from the second request on."""
+
+        def link(self, form: LinkForm, listener: Listener) -> Path:
+            self.waits = bool(self.asked)
+            return super().link(form, listener)
+
+    job = Second(make_trace())
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "l")
+        fill(pilot, documents="a.txt", query="Does it?", others="cacheblend; cacheblend")
+        await pilot.press("ctrl+s")
+        await pilot.pause(0.3)
+        bar = screen(pilot).query_one(ProgressBar)
+        assert (bar.progress, bar.total) == (1, 3)
+        await press(pilot, "ctrl+g")
+        assert "cancelled; wrote link-1.trace" in note(pilot) and len(job.asked) == 2
+        assert [path.name for path in Path.cwd().glob("*.trace")] == ["link-1.trace"]
+
+    drive(make_app(store, job=job), scenario, SIZE)
 
 
 def test_a_link_is_cancelled(store: Store) -> None:

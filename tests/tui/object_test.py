@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,11 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import TabbedContent
 
-from pictool.errors import StoreError
+from pictool.errors import ForeignObjectError, StoreError
 from pictool.store.store import Store
 from pictool.tui.object_screen import ObjectScreen
 from pictool.tui.widgets.table import RowTable
-from tui.drive import drive, make_app, press, put_object, screen_text
+from tui.drive import FakeJob, drive, make_app, make_profile, press, put_object, screen_text
 
 
 def screen(pilot: Pilot[None]) -> ObjectScreen:
@@ -77,6 +78,68 @@ def test_layers_of_an_object_that_changed_meanwhile(store: Store, what: str) -> 
         assert not Path("out.json").exists() and pilot.app._notifications
 
     drive(make_app(store), scenario)
+
+
+def test_sinks_are_asked_of_the_model_once(store: Store) -> None:
+    key, profile = put_object(store, "text", 5), make_profile()
+    job = FakeJob(profile)
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter", "t", "t", "t")
+        assert screen(pilot).query_one(TabbedContent).active == "tab-sinks"
+        assert "a asks the model" in screen_text(screen(pilot).pic) and not job.asked
+        await press(pilot, "a")
+        table = screen(pilot).query_one("#sinks", RowTable)
+        share = 100 * profile.share
+        assert f"draw {share.mean():.1f} % of the attention of the 3 behind (40.0" in screen_text(screen(pilot).pic)
+        assert table.count == 7 and table.texts(0)[:3] == ("all", "", f"{share.mean():.1f}")
+        for row in range(6):
+            texts = table.texts(1 + row)
+            assert texts[:3] == (str(row // 3), str(row % 3), f"{share[row // 3, row % 3]:.1f}")
+            assert texts[3] == "█" * round(share[row // 3, row % 3] / 10)
+            assert texts[4] == f"{100 * profile.dummies[row // 3, row % 3]:.1f}"
+            drawn = [f"{100 * one:.1f}" for one in profile.by_offset[row // 3, row % 3]]
+            assert texts[5:] == (*drawn, *[""] * 7)
+        await press(pilot, "e", "ctrl+u", *"out.json", "enter")
+        await press(pilot, "escape", "enter", "a")  # the answer is kept
+        assert screen(pilot).query_one("#sinks", RowTable).count == 7
+
+    drive(make_app(store, job=job), scenario)
+    assert job.asked == [key]
+    assert np.allclose(json.loads(Path("out.json").read_text())["sink_profile"]["share"], profile.share)
+
+
+def test_asking_for_sinks_is_cancelled_or_refused(store: Store) -> None:
+    put_object(store, "text", 5)
+    job = FakeJob(make_profile(), waits=True)
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter")
+        await pilot.press("a")
+        await pilot.pause(0.2)
+        assert "loading the model (escape cancels)" in screen_text(screen(pilot).pic)
+        await press(pilot, "escape")
+        assert screen(pilot).query_one("#sinks", RowTable).count == 0 and "a asks" in screen_text(screen(pilot).pic)
+        job.answer, job.waits, job._is_cancelled = ForeignObjectError("x: made for model aaaa"), False, False
+        await press(pilot, "a")
+        assert any("made for model aaaa" in one.message for one in pilot.app._notifications)
+        await press(pilot, "escape")
+        assert not isinstance(pilot.app.screen, ObjectScreen)
+
+    drive(make_app(store, job=job), scenario)
+
+
+def test_looking_is_no_use(store: Store) -> None:
+    """What people look at here is neither a hit nor just used."""
+    key = put_object(store, "text", 5)
+    os.utime(store.path(key), ns=(10**18, 10**18))
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter", "t", "t", "e", "ctrl+u", *"out.json", "enter")
+
+    drive(make_app(store), scenario)
+    store.counters.flush()
+    assert Path("out.json").exists() and store.hits() == {} and store.path(key).stat().st_mtime_ns == 10**18
 
 
 def test_json(store: Store) -> None:

@@ -18,14 +18,15 @@ OTHER = make_trace([(2, 3), (2,), ()])
 SCREENS: dict[str, tuple[int, list[str]]] = {
     "home": (0, ["down", "space"]), "object": (0, ["enter"]), "trace": (1, ["right", "right"]),
     "attention": (1, ["a", "l", "l", "h"]), "parts": (1, ["a", "t"]), "compare": (2, ["d"]),
-    "help": (1, ["question_mark"]),
+    "overlap": (2, ["m", "d"]), "link": (0, ["l"]), "help": (1, ["question_mark"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SCREENS)
 @pytest.mark.parametrize("width", [60, 100])
-def test_screen(store: Store, snap_compare: Any, name: str, width: int) -> None:
+def test_screen(store: Store, snap_compare: Any, monkeypatch: pytest.MonkeyPatch, name: str, width: int) -> None:
     num_traces, keys = SCREENS[name]
+    monkeypatch.setattr("pictool.tui.home_screen.time_ns", lambda: 0)  # every use lies ahead, so that it reads the same
     for text, size in (("The harbour was quiet.", 5), ("It holds a festival.", 9)):
         put_object(Store("st"), text, size)
     traces = [opened(one, f"{i}.trace") for i, one in enumerate([TRACE, OTHER][:num_traces])]

@@ -56,17 +56,35 @@ def test_a_resize_keeps_the_cursor_in_view(store: Store) -> None:
     drive(make_app(store, [opened(trace)]), scenario)
 
 
+@pytest.mark.parametrize("keys", [["ctrl+p", "s"], ["escape", "l"], ["question_mark"], ["e"]], ids="-".join)
+def test_without_colour_what_has_the_focus_is_seen(
+    store: Store, monkeypatch: pytest.MonkeyPatch, keys: list[str]
+) -> None:
+    """Some cells stand out: reversed, or underlined."""
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, *keys)
+        await pilot.pause(0.5)
+        styles = [style for line in seen_lines(pilot.app) for _, style, _ in line if style]
+        assert any(style.reverse or style.underline for style in styles)
+        assert all(ink is None or ink.is_default for style in styles for ink in (style.color, style.bgcolor))
+
+    drive(make_app(store, [opened(make_trace())]), scenario)
+
+
 def test_without_colour_steps_are_told_by_other_means(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
     async def scenario(pilot: Pilot[None]) -> None:
         screen = pilot.app.screen
         assert isinstance(screen, TraceScreen) and pilot.app.no_color
-        seen = [style for line in seen_lines(pilot.app) for _, style, _ in line if style and style.bgcolor]
-        assert all(len(set(style.bgcolor.get_truecolor())) == 1 for style in seen if style.bgcolor)  # greys
+        styles = [style for line in seen_lines(pilot.app) for _, style, _ in line if style]
+        inks = [one for style in styles for one in (style.color, style.bgcolor)]
+        assert all(ink is None or ink.is_default for ink in inks)
         assert "@" in screen_text(screen.pic)  # the map is drawn with characters
         view = screen.views[0]
-        styles = {token: (view._style(token).underline, view._style(token).reverse) for token in (1, 2, 8)}
-        assert styles == {1: (None, None), 2: (True, False), 8: (True, True)}
+        found = {token: (view._style(token).underline, view._style(token).reverse) for token in (1, 2, 8)}
+        assert found == {1: (None, None), 2: (True, False), 8: (True, True)}
 
     drive(make_app(store, [opened(make_trace([(2,), (), ()]))]), scenario)

@@ -16,14 +16,16 @@ from pictool.analysis.labels import short
 
 _TRACK = 12
 _LABEL = 10
+_WIDE = 90  # of the terminal, for tracks
 
 
 class Picker(Widget, can_focus=True):
     """One of some labels; `value` is an index, or None where `has_none`."""
 
     DEFAULT_CSS = """
-    Picker { width: auto; height: 1; padding: 0 1; }
+    Picker { width: auto; height: 1; padding: 0 0 0 1; }
     Picker:focus { background: $primary; color: $text; }
+    Picker:focus:nocolor { text-style: reverse; }
     Picker.-empty { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -58,9 +60,15 @@ class Picker(Widget, can_focus=True):
     def render(self) -> Text:
         label = self._none if self.value is None else self._labels[self.value]
         text = Text(f"{self._title} ‹")
-        if len(self._labels) > 2 and all(one.isdigit() for one in self._labels):
+        if self._has_track:
             text.append(self._track(), style="dim")
         return text.append(f" {short(label or '', _LABEL)} ", style="bold").append("›")
+
+    @property
+    def _has_track(self) -> bool:
+        """Of numbers, where there is room for it."""
+        is_wide = self.app.size.width >= _WIDE
+        return is_wide and len(self._labels) > 2 and all(one.isdigit() for one in self._labels)
 
     def _track(self) -> str:
         """A slider; its left end is none, and blank then."""
@@ -87,8 +95,7 @@ class Picker(Widget, can_focus=True):
         if at is None:
             return
         begin = len(self._title) + 2
-        has_track = len(self._labels) > 2 and all(one.isdigit() for one in self._labels)
-        if has_track and begin <= at.x < begin + _TRACK:
+        if self._has_track and begin <= at.x < begin + _TRACK:
             self.pick(round((at.x - begin) * (len(self._labels) - 1) / (_TRACK - 1)))
         else:
             self.action_step(1 if at.x >= self.size.width // 2 else -1)

@@ -17,8 +17,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from pictool.tui.flow import cells
-from pictool.tui.widgets.inks import BOLD, CURSOR, DIM
+from pictool.tui.widgets.inks import BOLD, CURSOR, DIM, cells
 
 _GAP = "  "
 
@@ -35,7 +34,7 @@ class Column:
 class RowTable(ScrollView, can_focus=True):
     """Rows are asked for one by one, so that a table of 10,000 costs as much as one of 50."""
 
-    DEFAULT_CSS = "RowTable { height: 1fr; overflow-x: hidden; } RowTable:focus { background: $surface; }"
+    DEFAULT_CSS = "RowTable { height: 1fr; overflow-x: hidden; padding: 0 1; } RowTable:focus { background: $surface; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", "up", show=False),
         Binding("down", "move(1)", "down", show=False),
@@ -113,9 +112,9 @@ class RowTable(ScrollView, can_focus=True):
     def _widths(self, width: int) -> list[int]:
         """Columns that do not fit are left out, the last fixed one first."""
         fixed = [one.width for one in self._columns]
-        least = 12 if 0 in fixed else 0
+        least = 10 if 0 in fixed else 0
         for at in range(len(fixed) - 1, 0, -1):
-            if sum(size + len(_GAP) for size in fixed if size) + least <= width:
+            if sum(size + len(_GAP) for size in fixed if size > 0) + least <= width:
                 break
             if self._columns[at].width:
                 fixed[at] = -1

@@ -1,0 +1,104 @@
+"""Hits of each object: none is lost or counted twice, a hit waits for nobody, a damaged file costs no object."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from pictool.core import Geometry, Target
+from pictool.store.counters import Counters, Counts, read_counts
+from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.hits import FILE, add_hits, forget_hits, read_hits
+from pictool.store.life import expire, gc
+from pictool.store.store import Store
+
+A, B = "a" * 64, "b" * 64
+TARGET = Target("LlamaForCausalLM", A, B, "float32", Geometry(1, 1, 1))
+
+
+def put(store: Store, token: int) -> str:
+    tokens = np.asarray([token], dtype=np.int32)
+    meta = ObjectMeta(TARGET.key(tokens, 0, "none"), TARGET, 1, 0, "none")
+    store.put(CompiledChunk(meta, "text", tokens, [(bytes(4), bytes(4))]))
+    return meta.key
+
+
+def test_what_is_opened_to_be_used_is_counted_and_what_is_looked_at_is_not(store: Store) -> None:
+    first, second = put(store, 1), put(store, 2)
+    for _ in range(3):
+        store.open(first).close()
+    assert store.has(second) and not store.has(A)
+    store.look(second).close()
+    assert store.hits() == {}  # in memory so far
+    store.counters.flush()
+    assert store.hits() == {first: 3, second: 1}
+    assert read_counts(store.root / "stats").hits == 4
+
+
+ADD = "import sys; from pathlib import Path; from pictool.store.counters import Counters, Counts\n"
+ADD += "c = Counters(Path(sys.argv[1]) / 'stats')\n"
+ADD += "for i in range(100): c.add(Counts(hits=1), hit='ab'[i % 2] * 64); c.flush()"
+
+
+def test_processes_lose_none(tmp_path: Path) -> None:
+    running = [subprocess.Popen([sys.executable, "-c", ADD, str(tmp_path)]) for _ in range(4)]
+    assert [one.wait(60) for one in running] == [0] * 4
+    assert read_hits(tmp_path) == {A: 200, B: 200}
+
+
+def test_a_process_that_is_killed_leaves_whole_counts(tmp_path: Path) -> None:
+    endless = ADD.replace("range(100)", "iter(int, 1)").replace("'ab'[i % 2] * 64", "'a' * 64")
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", endless, str(tmp_path)])
+        while not (read_hits(tmp_path) or {}).get(A):
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        before = read_hits(tmp_path)
+        assert before is not None and set(before) == {A}
+        assert add_hits(tmp_path, {A: 1}, 2.0) and read_hits(tmp_path) == {A: before[A] + 1}
+
+
+def test_a_file_that_another_holds_is_waited_for_at_the_end_only(tmp_path: Path) -> None:
+    assert add_hits(tmp_path, {A: 1}, 2.0)
+    other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    counters = Counters(tmp_path / "stats")
+    counters.add(Counts(hits=1), hit=A)
+    counters._pending.flush(0.01)
+    assert read_hits(tmp_path) == {A: 1} and read_counts(tmp_path / "stats").hits == 1
+    other.execute("ROLLBACK")
+    other.close()
+    del counters  # nothing new was counted, and what was kept is written
+    assert read_hits(tmp_path) == {A: 2} and read_counts(tmp_path / "stats").hits == 1
+
+
+def test_a_damaged_file_is_unknown_and_then_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"no database at all, and long enough to be one" * 40)
+    assert read_hits(tmp_path) is None
+    assert add_hits(tmp_path, {A: 2}, 2.0) and read_hits(tmp_path) == {A: 2}
+
+
+def test_where_nothing_can_be_written_nothing_is_counted(tmp_path: Path) -> None:
+    (tmp_path / FILE).mkdir()
+    assert add_hits(tmp_path, {A: 2}, 0.01) and read_hits(tmp_path) is None
+    assert add_hits(tmp_path / "absent", {A: 2}, 0.01) and read_hits(tmp_path / "absent") == {}
+
+
+def test_gc_forgets_what_is_gone(store: Store) -> None:
+    first, second = put(store, 1), put(store, 2)
+    for key in (first, second):
+        store.open(key).close()
+    store.counters.flush()
+    expire(store, [first])
+    assert store.hits() == {first: 1, second: 1}
+    gc(store)
+    assert store.hits() == {second: 1}
+    forget_hits(store.root, lambda: [second])
+    assert store.hits() == {second: 1}

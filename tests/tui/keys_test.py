@@ -1,0 +1,231 @@
+"""Every key of every screen and widget, pressed: what it must change. A key that has no line here fails."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from textual.binding import Binding
+from textual.pilot import Pilot
+from textual.widgets import TabbedContent
+from traces import make_trace
+
+import pictool.tui
+from pictool.core import Layout
+from pictool.linker.trace import Trace
+from pictool.store.store import Store
+from pictool.tui.app import PicApp
+from pictool.tui.widgets.heatmap import HeatMap
+from pictool.tui.widgets.picker import Picker
+from pictool.tui.widgets.table import RowTable
+from tui.drive import FakeJob, drive, make_app, make_look, make_profile, opened, press, put_object, settle
+
+TRACE = make_trace([(1, 2, 5), (2, 5), (5,)], scores=np.arange(10, dtype=np.float32))
+OTHER = make_trace([(2, 3), (2,), ()])
+Probe = Callable[[PicApp], Any]
+Step = tuple[str, Any]  # a key, and what the probe says then
+
+
+@dataclass(frozen=True)
+class Script:
+    """Keys of one class, pressed one after the other on a screen that `first` leads to; `focus` has the focus then.
+
+    A step whose key begins with "then " only prepares, and is not checked.
+    """
+
+    owner: str
+    probe: Probe
+    steps: Sequence[Step]
+    screen: str = "trace"
+    first: Sequence[str] = ()
+    focus: str | None = None
+    job: Callable[[], FakeJob] = lambda: FakeJob(make_look(TRACE))
+
+
+def top(app: PicApp) -> str:
+    return type(app.screen).__name__
+
+
+def tab(app: PicApp) -> str:
+    return app.screen.query_one(TabbedContent).active
+
+
+def cursor(app: PicApp) -> int:
+    return int(app.screen.query("TokensView").first().cursor)  # type: ignore[attr-defined]
+
+
+def choice(name: str) -> Probe:
+    return lambda app: getattr(app.screen.choice, name)  # type: ignore[attr-defined]
+
+
+def of_screen(name: str) -> Probe:
+    return lambda app: getattr(app.screen, name)
+
+
+def of_home(name: str) -> Probe:
+    return lambda app: getattr(app.home, name)
+
+
+def row_at(app: PicApp) -> int:
+    return app.screen.query_one("#objects", RowTable).cursor
+
+
+def at_cell(app: PicApp) -> tuple[int, int | None]:
+    heat = app.screen.query_one(HeatMap)
+    return heat.column, heat.row
+
+
+def window(app: PicApp) -> int:
+    start, end = app.screen.query_one(HeatMap).window
+    return end - start
+
+
+def is_searching(app: PicApp) -> bool:
+    return bool(app.focused and app.focused.has_class("-open"))
+
+
+def asked(app: PicApp) -> Any:
+    return app.services.job.asked[-1:]  # type: ignore[attr-defined]
+
+
+def is_ended(app: PicApp) -> bool:
+    return bool(app._exit)
+
+
+def waiting() -> FakeJob:
+    return FakeJob(TRACE, waits=True)
+
+
+NEXT, BEFORE = "right_square_bracket", "left_square_bracket"
+SHARED = [("question_mark", "HelpScreen"), ("then escape", ""), ("e", "PathDialog"), ("then escape", "")]
+SCRIPTS = [
+    Script("PicApp", is_ended, [("ctrl+q", True)]),
+    Script("PicScreen", top, SHARED, "home"),
+    Script("PicScreen", top, [*SHARED, ("escape", "HomeScreen")]),
+    Script("PicScreen", top, [*SHARED, ("escape", "HomeScreen")], "compare"),
+    Script("PicScreen", top, [*SHARED, ("escape", "HomeScreen")], "home", ["enter"]),
+    Script("PicScreen", top, [*SHARED, ("escape", "HomeScreen")], "home", ["l"], "#start"),
+    Script("SearchInput", is_searching, [("escape", False)], first=["slash"]),
+    Script("SearchInput", is_searching, [("escape", False)], "home", ["slash"]),
+    Script("PathDialog", top, [("escape", "TraceScreen")], first=["e"]),
+    Script("HelpScreen", top, [("escape", "TraceScreen"), ("then question_mark", "")], first=["question_mark"]),
+    Script("HelpScreen", top, [("question_mark", "TraceScreen")], first=["question_mark"]),
+    Script("HelpScreen", top, [("q", "TraceScreen")], first=["question_mark"]),
+    Script("HomeScreen", is_searching, [("slash", True)], "home"),
+    Script("HomeScreen", of_home("sort"), [("s", "tokens"), ("s", "bytes")], "home"),
+    Script("HomeScreen", of_home("is_reversed"), [("S", True), ("S", False)], "home"),
+    Script("HomeScreen", lambda app: len(app.home.marked), [("space", 1), ("space", 2)], "home"),
+    Script("HomeScreen", top, [("l", "LinkScreen"), ("then escape", "")], "home"),
+    Script("HomeScreen", top, [("o", "PathDialog"), ("then escape", "")], "home"),
+    Script("HomeScreen", top, [("c", "CompareScreen")], "compare", ["escape"]),
+    Script("HomeScreen", is_ended, [("q", True)], "home"),
+    Script("LinkScreen", of_screen("is_linking"), [("ctrl+s", True), ("ctrl+g", False)], "link",
+           job=waiting),
+    Script("ObjectScreen", tab, [("t", "tab-layers"), ("t", "tab-checksums"), ("t", "tab-sinks"), ("t", "tab-text")],
+           "home", ["enter"]),
+    Script("ObjectScreen", lambda app: len(app.profiles), [("a", 1)], "home", ["enter"],
+           job=lambda: FakeJob(make_profile())),
+    Script("TextScreen", is_searching, [("slash", True)]),
+    Script("TextScreen", cursor, [("n", 10), ("n", 5), ("N", 10)], first=["slash", "e", "enter"]),
+    Script("TextScreen", cursor, [(NEXT, 1), (NEXT, 4), (BEFORE, 1)]),
+    Script("TextScreen", cursor, [(NEXT, 1), (BEFORE, 0)], "compare"),
+    Script("TraceScreen", choice("mode"), [("m", "score"), ("m", "computed")]),
+    Script("TraceScreen", choice("layer"), [("l", 0), ("l", 1), ("L", 0), ("L", None)]),
+    Script("TraceScreen", choice("head"), [("h", 0), ("h", 1), ("H", 0), ("H", None)], first=["a"]),
+    Script("TraceScreen", choice("row"), [("r", 0), ("r", 1), ("R", 0), ("R", None)], first=["a"]),
+    Script("TraceScreen", asked, [("a", [("0.trace", None)]), ("A", [("0.trace", 0)])]),
+    Script("TraceScreen", tab, [("t", "tab-parts"), ("t", "tab-layers"), ("t", "tab-answer"), ("t", "tab-map")]),
+    Script("CompareScreen", cursor, [("d", 1), ("d", 3), ("D", 1)], "compare"),
+    Script("CompareScreen", of_screen("mode"), [("m", "overlap"), ("m", "computed")], "compare"),
+    Script("CompareScreen", of_screen("shown_layer"), [("l", 0), ("l", 1), ("L", 0)], "compare"),
+    Script("CompareScreen", tab, [("t", "tab-map"), ("t", "tab-layers")], "compare"),
+    Script("HeatMap", at_cell, [("right", (1, None)), ("down", (1, 0)), ("down", (1, 1))], focus="HeatMap"),
+    Script("HeatMap", at_cell, [("up", (2, 0)), ("left", (1, 0))], first=["right", "right", "l", "l"], focus="HeatMap"),
+    Script("HeatMap", window, [("plus", 201), ("equals_sign", 100), ("minus", 201)], "long", focus="HeatMap"),
+    Script("Picker", choice("layer"), [("right", 0), ("up", 1), ("left", 0), ("down", None)], focus="#layer"),
+    Script("RowTable", row_at, [("down", 1), ("up", 0), ("end", 39), ("home", 0)], "full"),
+    Script("RowTable", row_at, [("pagedown", 29), ("pageup", 0)], "full"),
+    Script("RowTable", top, [("enter", "ObjectScreen")], "home"),
+    Script("TokensView", cursor, [("right", 1), ("left", 0), ("end", 11), ("home", 0)]),
+    Script("TokensView", cursor, [("down", 1), ("down", 4), ("up", 1), ("pagedown", 10), ("pageup", 0)]),
+]  # fmt: skip
+
+
+def bound() -> set[tuple[str, str]]:
+    """Every class of the TUI that binds keys, and each of them."""
+    found = set()
+    for module in pkgutil.walk_packages(pictool.tui.__path__, "pictool.tui."):
+        for name, one in vars(importlib.import_module(module.name)).items():
+            if inspect.isclass(one) and one.__module__ == module.name:
+                bindings = [Binding(*b) if isinstance(b, tuple) else b for b in one.__dict__.get("BINDINGS", ())]
+                found |= {(name, key) for binding in bindings for key in binding.key.split(",")}
+    return found
+
+
+def test_every_key_has_a_line() -> None:
+    pressed = {(script.owner, key) for script in SCRIPTS for key, _ in script.steps if not key.startswith("then ")}
+    assert len(bound()) > 60
+    assert not bound() - pressed, "press these keys in SCRIPTS"
+    assert not pressed - bound(), "no such keys"
+
+
+def long_trace() -> Trace:
+    """400 tokens, more than the map has cells."""
+    layout = Layout.of([0], [[1] * 190, [2] * 199], [3] * 10)
+    rows = np.zeros((3, 400), dtype=bool)
+    rows[:, 390:] = True
+    return replace(make_trace(), layout=layout, rows=rows, pieces=(" a",) * 400)
+
+
+def make(script: Script, store: Store) -> PicApp:
+    for index in range({"full": 40, "link": 0}.get(script.screen, 3)):
+        put_object(store, f"text {index}", 5 + index)
+    traces = {"trace": [TRACE], "compare": [TRACE, OTHER], "long": [long_trace()]}.get(script.screen, [])
+    return make_app(store, [opened(one, f"{index}.trace") for index, one in enumerate(traces)], script.job())
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda one: f"{one.owner}-{'-'.join(key for key, _ in one.steps)}"[:60])
+def test_the_key_does_what_it_must(script: Script, store: Store) -> None:
+    app = make(script, store)
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, *(["l", *fill_in(app)] if script.screen == "link" else script.first))
+        if script.focus:
+            app.screen.query_one(script.focus).focus()
+            await settle(pilot)
+        for key, wanted in script.steps:
+            if key.startswith("then "):
+                await press(pilot, key.removeprefix("then "))
+                continue
+            assert script.probe(app) != wanted, f"{key}: nothing to change"
+            await pilot.press(key)
+            await (pilot.pause(0.3) if key == "ctrl+s" else settle(pilot))
+            assert script.probe(app) == wanted, key
+
+    drive(app, scenario)
+
+
+def fill_in(app: PicApp) -> list[str]:
+    """Keys that fill in the documents and the query of the link form."""
+    return [*"a.txt", "tab", *"why"]
+
+
+def test_the_pickers_are_on_the_trace_screen(store: Store) -> None:
+    """All of them: what shows, layer, head and row."""
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "a")
+        assert [picker.id for picker in pilot.app.screen.query(Picker)] == ["mode", "layer", "head", "row"]
+        for picker in pilot.app.screen.query(Picker):
+            picker.focus()
+            before = picker.value
+            await press(pilot, "right")
+            assert picker.value != before
+
+    drive(make_app(store, [opened(TRACE)], FakeJob(make_look(TRACE))), scenario)
