@@ -34,6 +34,9 @@ def compile_command(
     sinks: Annotated[int, typer.Option("--sinks", min=0, help="Dummy tokens in front, dropped (LegoLink-0: 4).")] = 0,
     codec: CodecOption = None,
     probes: Annotated[int, typer.Option("--probes", min=0, help="Measure tables for --algo fixup (8); costly.")] = 0,
+    probe_model: Annotated[
+        Optional[str], typer.Option("--probe-model", help="Which small model measures them.")
+    ] = None,
     output: Annotated[Optional[str], typer.Option("-o", "--output", help="Write one file's object here too.")] = None,
     depfile: DepfileOption = False,
     store: StoreOption = None,
@@ -47,8 +50,9 @@ def compile_command(
     from pictool.commands.compile import run_compile
 
     run_compile(
-        files, model=model, chunk_tokens=chunk_tokens, sinks=sinks, codec=codec, probes=probes, output=output,
-        depfile=depfile, store=store, device=device, dtype=dtype, force=force, engine=engine, as_json=as_json,
+        files, model=model, chunk_tokens=chunk_tokens, sinks=sinks, codec=codec, probes=probes,
+        probe_model=probe_model, output=output, depfile=depfile, store=store, device=device, dtype=dtype, force=force,
+        engine=engine, as_json=as_json,
     )  # fmt: skip
 
 
