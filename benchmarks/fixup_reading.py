@@ -54,6 +54,7 @@ class _Keep:
         return self._stack.rope.rotate(key, self._stack.table(self._tables, layer)), value
 
 
+@torch.inference_mode()
 def read_twice(model: Model, count: int, chunk: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Behind `count` probes: share of the variance and what is read, each [layers ≥ 1, heads, n], and 1 - p [n].
 
@@ -96,15 +97,13 @@ def tables(name: str, page: Chunk) -> Variants:
     if name == "embedded":
         small = opened("embedded-small")
         source, target = tokenize(small.tokenizer, [page.text]), tokenize(model.tokenizer, [page.text])
-        for label, table in variants(small, source.tokens.tolist(), [2, 4, PROBES, 16]).items():
-            if "read" not in label or label.startswith(f"{PROBES} "):
-                found[f"embedded-small, {label}"] = map_scores(table.astype(np.float32), source, target).astype(float)
+        for label, table in variants(small, source.tokens.tolist(), [PROBES]).items():
+            found[f"embedded-small, {label}"] = map_scores(table.astype(np.float32), source, target).astype(float)
         label = f"{PROBES} probes"
         found[f"sum of both, {label}"] = found[f"itself, {label}"] + found[f"embedded-small, {label}"]
     return found
 
 
-@torch.inference_mode()
 def measure(name: str, size: int, index: int, per_kind: int) -> dict[str, Record]:
     """One prompt: every variant at every ratio."""
     model, prompt = opened(name), prompt_of(index, size, 8)
@@ -127,14 +126,15 @@ def measure(name: str, size: int, index: int, per_kind: int) -> dict[str, Record
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="directory for fixup_reading.json")
-    parser.add_argument("--prompts", type=int, default=30)
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--sizes", nargs="+", type=int, default=[20])
     parser.add_argument("--per-kind", type=int, default=8)
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     found: Record = {"machine": machine(), "prompts": arguments.prompts, "found": {}}
     arguments.out.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
-        for size, name in [(size, name) for size in (20, 60) for name in ("embedded", "embedded-small")]:
+        for size, name in [(size, name) for size in arguments.sizes for name in ("embedded", "embedded-small")]:
             asked = [pool.submit(measure, name, size, i, arguments.per_kind) for i in range(arguments.prompts)]
             raw = []
             for number, one in enumerate(asked, 1):

@@ -33,9 +33,11 @@ def compile_command(
     chunk_tokens: ChunkOption = None,
     sinks: Annotated[int, typer.Option("--sinks", min=0, help="Dummy tokens in front, dropped (LegoLink-0: 4).")] = 0,
     codec: CodecOption = None,
-    probes: Annotated[int, typer.Option("--probes", min=0, help="Measure tables for --algo fixup (8); costly.")] = 0,
+    probes: Annotated[
+        Optional[int], typer.Option("--probes", min=0, help="Measure tables for --algo fixup (8); costly.")
+    ] = None,
     probe_model: Annotated[
-        Optional[str], typer.Option("--probe-model", help="Which small model measures them.")
+        Optional[str], typer.Option("--probe-model", help="The small model that measures; 8 probes, if not said.")
     ] = None,
     output: Annotated[Optional[str], typer.Option("-o", "--output", help="Write one file's object here too.")] = None,
     depfile: DepfileOption = False,

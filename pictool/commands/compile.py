@@ -12,6 +12,7 @@ from pictool.commands.engine import open_engine
 from pictool.commands.outputs import depfile_path, model_files, output_path, write_depfile
 from pictool.commands.progress import progress
 from pictool.compiler.compile import Compiled, chunks_of_files
+from pictool.compiler.fixups import PROBES
 from pictool.runtime.speculative import open_speculative
 from pictool.store.objectlist import write_object_list
 from pictool.store.store import atomic_write
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 
 
 def run_compile(
-    files: Sequence[str], *, model: str | None, chunk_tokens: int | None, sinks: int, codec: str | None, probes: int,
-    probe_model: str | None, output: str | None, depfile: bool, store: str | None, device: str | None,
-    dtype: str | None, force: bool, engine: str, as_json: bool,
+    files: Sequence[str], *, model: str | None, chunk_tokens: int | None, sinks: int, codec: str | None,
+    probes: int | None, probe_model: str | None, output: str | None, depfile: bool, store: str | None,
+    device: str | None, dtype: str | None, force: bool, engine: str, as_json: bool,
 ) -> None:  # fmt: skip
     target = check_output(output, depfile, files)
+    if probes is None:
+        probes = PROBES if probe_model else 0
     if probe_model and not probes:
-        raise UsageError(f"--probe-model {probe_model}: measures nothing without --probes")
+        raise UsageError(f"--probe-model {probe_model}: measures nothing with --probes 0")
     opened, to = open_model(model, device, dtype), open_store(store)
     by = open_engine(engine)
     measurer = open_speculative(probe_model, opened) if probe_model else None

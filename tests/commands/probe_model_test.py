@@ -23,6 +23,14 @@ def test_the_object_tells_who_measured_it(model: Path) -> None:
     assert recipes[1].endswith("-4x60") and recipes[1] != recipes[0]
 
 
+def test_naming_a_model_is_enough(model: Path) -> None:
+    write("a.txt", TEXT)
+    (row,) = pic("compile", "a.txt", "-m", model, "--probe-model", "embedded-small", "--store", "s", "--json").json[
+        "objects"
+    ]
+    assert pic("inspect", row["key"], "--store", "s", "--json").json["fixups"].endswith("-8x60")
+
+
 def test_a_depfile_names_its_files_too(model: Path) -> None:
     write("a.txt", TEXT)
     made = pic(
@@ -35,7 +43,11 @@ def test_a_depfile_names_its_files_too(model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--probe-model", "embedded-small"], 2, "--probe-model embedded-small: measures nothing without --probes"),
+        (
+            ["--probe-model", "embedded-small", "--probes", "0"],
+            2,
+            "--probe-model embedded-small: measures nothing with",
+        ),
         (["--probes", "4", "--probe-model", "./none"], 1, "./none: not a model directory"),
     ],
 )
