@@ -28,8 +28,8 @@ from benchmarks.asking import ask, kl
 from benchmarks.fixups import SIZES, Record, opened, prompt_of, questions_of, summarise
 from pictool import Chunk, Model, Store, link, make_policy
 from pictool.compiler.fixups import PROBE_TOKENS
-from pictool.linker.align import map_scores, tokenize
 from pictool.linker.policies.base import Policy, Prompt, Selection, count_of, highest
+from pictool.runtime.align import map_scores, tokenize
 from pictool.runtime.attention import Run
 from pictool.runtime.fixups import fixup_tables
 from pictool.runtime.machine import machine

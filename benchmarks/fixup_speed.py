@@ -40,15 +40,18 @@ def middle_model() -> Model:
     return wrap_model(module, load_model("embedded").tokenizer, "random, 8 layers")
 
 
-def compile_times(model: Model, chunks: list[Chunk], counts: tuple[int, ...], repeats: int) -> dict[str, Any]:
-    """Seconds of compiling by number of probes, and as multiples of the plain compile."""
+def compile_times(
+    model: Model, chunks: list[Chunk], counts: tuple[int, ...], repeats: int, by: Model | None = None
+) -> dict[str, Any]:
+    """Seconds of compiling by number of probes, and as multiples of the plain compile; `by` measures, or the model."""
+    measurer = by or model
     for count in counts:
         if count:
-            probes_of(model, count, probe_tokens(model))
+            probes_of(measurer, count, probe_tokens(measurer))
 
     def run(count: int) -> None:
         with tempfile.TemporaryDirectory() as directory:
-            compile(model, Store(directory), chunks, probes=count)
+            compile(model, Store(directory), chunks, probes=count, probe_model=measurer)
 
     seconds = medians({str(count): partial(run, count) for count in counts}, repeats)
     least = {name: min(each) for name, each in seconds.items()}

@@ -8,6 +8,7 @@ import tiny
 import torch
 from transformers.utils import logging
 
+from pictool.store.remote import STOP
 from pictool.store.store import Store
 
 logging.set_verbosity_error()
@@ -25,6 +26,7 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     yield
+    STOP.clear()  # an interrupt within `pic` ends with the process; here the process goes on
 
 
 @pytest.fixture

@@ -35,7 +35,12 @@ def compile_command(
     chunk_tokens: ChunkOption = None,
     sinks: Annotated[int, typer.Option("--sinks", min=0, help="Dummy tokens in front, dropped (LegoLink-0: 4).")] = 0,
     codec: CodecOption = None,
-    probes: Annotated[int, typer.Option("--probes", min=0, help="Measure tables for --algo fixup (8); costly.")] = 0,
+    probes: Annotated[
+        Optional[int], typer.Option("--probes", min=0, help="Measure tables for --algo fixup (8); costly.")
+    ] = None,
+    probe_model: Annotated[
+        Optional[str], typer.Option("--probe-model", help="The small model that measures; 8 probes, if not said.")
+    ] = None,
     output: Annotated[Optional[str], typer.Option("-o", "--output", help="Write one file's object here too.")] = None,
     depfile: DepfileOption = False,
     store: StoreOption = None,
@@ -51,10 +56,9 @@ def compile_command(
     from pictool.commands.compile import run_compile
 
     run_compile(
-        files, model=model, chunk_tokens=chunk_tokens, sinks=sinks, codec=codec, probes=probes, output=output,
-        depfile=depfile, store=store, remote=remote, salt=salt, device=device, dtype=dtype, force=force,
-        engine=engine,
-        as_json=as_json,
+        files, model=model, chunk_tokens=chunk_tokens, sinks=sinks, codec=codec, probes=probes,
+        probe_model=probe_model, output=output, depfile=depfile, store=store, remote=remote, salt=salt, device=device,
+        dtype=dtype, force=force, engine=engine, as_json=as_json,
     )  # fmt: skip
 
 

@@ -12,6 +12,8 @@ from pictool.commands.engine import open_engine
 from pictool.commands.outputs import depfile_path, model_files, output_path, write_depfile
 from pictool.commands.progress import progress
 from pictool.compiler.compile import Compiled, chunks_of_files
+from pictool.compiler.fixups import PROBES
+from pictool.runtime.speculative import open_speculative
 from pictool.store.objectlist import write_object_list
 from pictool.store.store import atomic_write
 
@@ -20,22 +22,28 @@ if TYPE_CHECKING:
 
 
 def run_compile(
-    files: Sequence[str], *, model: str | None, chunk_tokens: int | None, sinks: int, codec: str | None, probes: int,
-    output: str | None, depfile: bool, store: str | None, remote: str | None, salt: str | None, device: str | None,
-    dtype: str | None, force: bool, engine: str, as_json: bool,
+    files: Sequence[str], *, model: str | None, chunk_tokens: int | None, sinks: int, codec: str | None,
+    probes: int | None, probe_model: str | None, output: str | None, depfile: bool, store: str | None,
+    remote: str | None, salt: str | None, device: str | None, dtype: str | None, force: bool, engine: str,
+    as_json: bool,
 ) -> None:  # fmt: skip
     target = check_output(output, depfile, files)
+    if probes is None:
+        probes = PROBES if probe_model else 0
+    if probe_model and not probes:
+        raise UsageError(f"--probe-model {probe_model}: measures nothing with --probes 0")
     opened, to = open_model(model, device, dtype, salt), open_store(store, remote)
     by = open_engine(engine)
+    measurer = open_speculative(probe_model, opened) if probe_model else None
     chunks = chunks_of_files(opened, files, chunk_tokens)
     with progress("compiling", len(chunks)) as advance:
         done = by.compile(
-            opened, to, chunks, sinks=sinks, codec=codec_setting(codec), probes=probes, force=force,
-            on_done=lambda _: advance(),
+            opened, to, chunks, sinks=sinks, codec=codec_setting(codec), probes=probes, probe_model=measurer,
+            force=force, on_done=lambda _: advance(),
         )  # fmt: skip
     if target is not None:
         if depfile:  # first, so that a target never stands without it
-            write_depfile(target, [Path(files[0]), *model_files(opened)])
+            write_depfile(target, [Path(files[0]), *model_files(opened), *(model_files(measurer) if measurer else ())])
         write_output(target, done)
     report(opened, done, as_json)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pictool.compiler.chunking import make_chunk, make_chunks, read_text
-from pictool.compiler.fixups import recipe_of, tables_of
+from pictool.compiler.fixups import Measurer
 from pictool.core import Chunk
 from pictool.errors import InputError, PicError
 from pictool.store.codecs import require_codec
@@ -18,7 +18,6 @@ from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
-    from pictool.runtime.fixups import Table
     from pictool.runtime.model import Model
 
 CODEC = "none"  # unless another is chosen
@@ -61,6 +60,7 @@ def compile(
     force: bool = False,
     alone: bool = False,
     probes: int = 0,
+    probe_model: Model | None = None,
     on_done: Callable[[Compiled], None] | None = None,
 ) -> list[Compiled]:
     """Compile chunks (or texts) to objects. What the store already has costs no model run.
@@ -72,10 +72,12 @@ def compile(
         alone: each chunk in a forward of its own, so that its last bits do not depend on what is compiled with it.
         probes: prefixes behind which every chunk is measured for its table of fixups; 0 for no table. An object that is
             there without the wanted table is compiled again.
+        probe_model: measures the chunks, by their text; the target's speculative model if it is known, else the target.
         on_done: called for each chunk as soon as its object is in the store.
 
     Raises:
         InputError: a text without tokens or too long; sinks for a model without BOS; an unknown codec; one probe.
+        ModelError: the probe model cannot be opened.
         StoreError: the store cannot be written.
     """
     wanted = [chunk if isinstance(chunk, Chunk) else make_chunk(model, chunk, "text") for chunk in chunks]
@@ -83,56 +85,55 @@ def compile(
     require_codec(codec)
     _require_room(model, wanted, sinks)
     keys = [object_key(model, chunk, sinks, codec) for chunk in wanted]
-    recipes = {key: recipe_of(model, chunk, probes) for key, chunk in zip(keys, wanted, strict=True)}
+    measurer = Measurer.of(model, probes, probe_model)
     missing = dict(zip(keys, wanted, strict=True))
     if not force:
-        there = _there(store, recipes)
+        there = _there(store, keys, measurer)
         missing = {key: chunk for key, chunk in missing.items() if key not in there}
     report = on_done or (lambda _: None)
     for key, chunk in zip(keys, wanted, strict=True):
         if key not in missing:
             report(Compiled(chunk, key, store.path(key), False))
-    tables = tables_of(model, missing, probes, alone)
-    for done in _compute(model, store, missing, prefix, codec, alone, recipes, tables):
+    for done in _compute(model, store, missing, prefix, codec, alone, measurer):
         report(done)
     return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, wanted, strict=True)]
 
 
-def _there(store: Store, recipes: Mapping[str, str | None]) -> set[str]:
+def _there(store: Store, wanted: Iterable[str], measurer: Measurer) -> set[str]:
     """The keys of those that the store has, or could bring from its remote; some are brought ahead."""
-    keys, there = list(recipes), set()
+    keys, there = list(dict.fromkeys(wanted)), set()
     for at in range(0, len(keys), _AHEAD):
         group = keys[at : at + _AHEAD]
         store.expect(group)
-        there |= {key for key in group if _is_there(store, key, recipes[key])}
+        there |= {key for key in group if _is_there(store, key, measurer)}
     return there
 
 
-def _is_there(store: Store, key: str, recipe: str | None) -> bool:
-    """Whether the store has the object, and with this table if one is wanted."""
+def _is_there(store: Store, key: str, measurer: Measurer) -> bool:
+    """Whether the store has the object, and with this measurer's table if one is wanted."""
     if not store.has(key):
         return False
     try:
         with store.look(key) as file:
-            return recipe in (None, file.meta.fixups)
+            return measurer.recipe in (None, file.meta.fixups)
     except PicError:  # evicted meanwhile
         return False
 
 
 def _compute(
     model: Model, store: Store, missing: Mapping[str, Chunk], prefix: Sequence[int], codec: str, alone: bool,
-    recipes: Mapping[str, str | None], tables: Mapping[str, Table],
+    measurer: Measurer,
 ) -> Iterable[Compiled]:  # fmt: skip
     if not missing:
         return
     from pictool.runtime.prefill import prefill_chunks
     from pictool.runtime.tensors import to_bytes
 
-    keys = list(missing)
+    keys, tables = list(missing), measurer.tables(missing, alone)
     for index, layers in prefill_chunks(model, [missing[key].tokens for key in keys], prefix, alone):
         key = keys[index]
         chunk, table = missing[key], tables.get(key)
-        meta = ObjectMeta(key, model.target, len(chunk), len(prefix), codec, recipes[key])
+        meta = ObjectMeta(key, model.target, len(chunk), len(prefix), codec, measurer.recipe)
         pairs = [(to_bytes(k), to_bytes(v)) for k, v in layers]
         tokens, fixups = np.asarray(chunk.tokens, dtype=np.int32), None if table is None else table.tobytes()
         path = store.put(CompiledChunk(meta, chunk.text, tokens, pairs, fixups))

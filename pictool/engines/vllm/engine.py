@@ -230,12 +230,13 @@ def compile(
     sinks: int = 0,
     codec: str = CODEC,
     probes: int = 0,
+    probe_model: Model | None = None,
     force: bool = False,
     on_done: Callable[[Compiled], None] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> list[Compiled]:
     """Compile chunks by vLLM; it is started only if something is missing."""
-    _require_plain(codec, probes)
+    _require_plain(codec, probes, probe_model)
     wanted = [chunk if isinstance(chunk, Chunk) else make_chunk(model, chunk, "text") for chunk in chunks]
     done = [Compiled(one, key := object_key(model, one, sinks), store.path(key), False) for one in wanted]
     if force or not all(store.has(one.key) for one in done):
@@ -248,11 +249,11 @@ def compile(
     return done
 
 
-def _require_plain(codec: str, probes: int = 0) -> None:
+def _require_plain(codec: str, probes: int = 0, probe_model: Model | None = None) -> None:
     """Objects of any codec, and with tables, are linked, but those that vLLM compiles are not coded and have none."""
     if codec != CODEC:
         raise InputError(f"--codec {codec}: vLLM compiles without one; compile with the torch engine first")
-    if probes:
+    if probes or probe_model is not None:
         raise InputError(f"--probes {probes}: vLLM measures no tables; compile with the torch engine first")
 
 

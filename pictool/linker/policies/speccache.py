@@ -3,14 +3,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from pictool.core import RowMask
 from pictool.errors import InputError
-from pictool.linker.align import Tokenized, map_scores, map_selection, tokenize
 from pictool.linker.policies.base import (
     Policy,
     Prompt,
@@ -21,7 +19,8 @@ from pictool.linker.policies.base import (
     highest,
     require_share,
 )
-from pictool.runtime.model import embedded_path, load_model
+from pictool.runtime.align import Tokenized, map_scores, map_selection, tokenize
+from pictool.runtime.speculative import open_speculative, speculative_name
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -132,17 +131,9 @@ class SpecCache(Policy):
         return scores
 
     def _speculative(self, target: Model) -> Model:
-        name = self.spec_model
-        if not name and target.directory == embedded_path("embedded"):
-            name = "embedded-small"
+        name = self.spec_model or speculative_name(target)
         if not name:
             raise InputError(
                 f"speccache: needs a small model that reads prompts for {target.name}; name it with -p spec_model=…"
             )
-        return _open_speculative(name, target.device, target.dtype)
-
-
-@lru_cache(maxsize=2)
-def _open_speculative(name: str, device: str, dtype: str) -> Model:
-    """Opened once per process; in the target's dtype, on its device."""
-    return load_model(name, device, dtype)
+        return open_speculative(name, target)

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pictool.errors import InputError
-from pictool.linker.align import Tokenized, map_scores, map_selection, tokenize
+from pictool.runtime.align import Tokenized, map_scores, map_selection, tokenize
 from pictool.runtime.model import embedded_path
 
 # The tokenizer kinds
