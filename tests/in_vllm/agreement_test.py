@@ -80,7 +80,7 @@ def test_speccache(pair: tuple[rig.World, rig.Engine], small: str, tmp_path: Pat
 
 def test_every_policy_is_covered() -> None:
     covered = {rig.policy_of(spec).name for spec in POLICIES} | {"speccache"}
-    assert covered == set(policies())
+    assert covered == {name for name, policy in policies().items() if not policy().chain_block}  # vLLM has its own
 
 
 def test_objects_of_any_other_sinks_are_linked_too(pair: tuple[rig.World, rig.Engine]) -> None:
