@@ -44,17 +44,21 @@ def _write(path: Path, hits: Mapping[str, int], wait_s: float) -> None:
 
 
 def read_hits(root: Path) -> dict[str, int] | None:
-    """Hits by key, of what all processes have written; None if that cannot be read."""
+    """Hits by key, of what all processes have written; None if that cannot be read.
+
+    What a killed process had begun to write is rolled back first, which takes the right to write.
+    """
     path = root / FILE
     if not path.exists():
         return {}
-    with suppress(sqlite3.Error), closing(_open_to_read(path)) as db:
-        return {str(key): int(count) for key, count in db.execute("SELECT key, count FROM hits")}
+    for mode in ("rw", "ro"):
+        with suppress(sqlite3.Error), closing(_open(path, mode)) as db:
+            return {str(key): int(count) for key, count in db.execute("SELECT key, count FROM hits")}
     return None
 
 
-def _open_to_read(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_READ_WAIT_S)
+def _open(path: Path, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=_READ_WAIT_S)
 
 
 def forget_hits(root: Path, keys: Callable[[], Iterable[str]]) -> None:

@@ -99,17 +99,22 @@ class HomeScreen(PicScreen):
         if problem:
             self.pic.tell(problem, is_error=True)
 
+    def _table(self) -> RowTable | None:
+        """The objects' table; None while the program ends, when a thread may still ask."""
+        return next(iter(self.query("#objects").results(RowTable)), None) if self.is_attached else None
+
     def seen_keys(self) -> list[str]:
         """Keys of the rows that are on the screen."""
-        table = self.query_one("#objects", RowTable)
+        if (table := self._table()) is None:
+            return []
         top = int(table.scroll_offset.y)
         return [row.key for row in self.rows[top : top + table.size.height]]
 
     def show_rows(self) -> None:
         """The objects as they are filtered and sorted now; the cursor stays on its object."""
-        if not self.is_attached:
+        table, links = self._table(), self._links()
+        if table is None:
             return
-        table, links = self.query_one("#objects", RowTable), self._links()
         at = self.rows[table.cursor].key if table.cursor < len(self.rows) else None
         self.rows = self.listing.rows(self.query_one(SearchInput).value, self.sort, self.is_reversed, links)
         self.marked &= self.listing.described.keys()

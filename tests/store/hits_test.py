@@ -102,3 +102,17 @@ def test_gc_forgets_what_is_gone(store: Store) -> None:
     assert store.hits() == {second: 1}
     forget_hits(store.root, lambda: [second])
     assert store.hits() == {second: 1}
+
+
+def test_what_a_killed_process_had_begun_is_rolled_back(tmp_path: Path) -> None:
+    """Its journal is left, and the file is changed in part."""
+    assert add_hits(tmp_path, {A: 5}, 2.0)
+    begin = (
+        "import os, sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "db.execute('PRAGMA cache_size = 1'); db.execute('BEGIN IMMEDIATE'); db.execute('UPDATE hits SET count = 9')\n"
+        "db.executemany('INSERT INTO hits VALUES (?, 1)', [(f'{i:064x}',) for i in range(5000)])\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", begin, str(tmp_path / FILE)], check=False)
+    assert (tmp_path / f"{FILE}-journal").stat().st_size
+    assert read_hits(tmp_path) == {A: 5}

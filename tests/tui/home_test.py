@@ -256,3 +256,14 @@ def test_the_listing_as_json(store: Store, keys: dict[str, str]) -> None:
     drive(make_app(store), scenario)
     rows = json.loads(Path("out.json").read_text())
     assert {row["key"]: row["tokens"] for row in rows} == {keys["apple"]: 5, keys["pear"]: 9, keys["fig"]: 7}
+
+
+def test_a_thread_that_asks_while_the_program_ends(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        screen = home(make_app_of(pilot))
+        assert screen.seen_keys() == sorted(keys.values())
+        await screen.query("#objects").remove()
+        assert screen.seen_keys() == []
+        screen.show_rows()
+
+    drive(make_app(store), scenario)
