@@ -15,7 +15,8 @@ ALL = "all"
 
 def run_push(keys: Sequence[str], *, store: str | None, remote: str | None, as_json: bool) -> None:
     opened = open_store(store, remote)
-    wanted = opened.keys() if list(keys) == [ALL] else [opened.resolve(key) for key in keys]
+    is_all = list(keys) == [ALL]  # but for blocks of prefix chains, which no store asks a remote for
+    wanted = [one.key for one in opened.objects()] if is_all else [opened.resolve(key) for key in keys]
     with progress("pushing", len(wanted)) as advance:
         done = push(opened, wanted, advance)
     _report(done, "sent", "there", as_json)
