@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,8 +33,8 @@ from pictool.runtime.align import map_scores, tokenize
 from pictool.runtime.attention import Run
 from pictool.runtime.fixups import fixup_tables
 from pictool.runtime.machine import machine
+from pictool.runtime.prefill import Capture
 from pictool.runtime.probes import Probes, cut_at_lines, probes_from, probes_of, write_texts
-from pictool.runtime.stack import LayerStack, Tables
 from pictool.world.generate import KINDS, Shape, write_prompt
 
 RATIOS = (0.02, 0.05, 0.10, 0.20)
@@ -85,23 +85,11 @@ def texts(source: str, count: int, length: int) -> Probes:
     return probes_from(model, torch.tensor([[model.bos_id or 0, *row] for row in rows]))
 
 
-class _Keep:
-    """The cache interface of a decoder layer in a plain prefill that keeps un-rotated K and V."""
-
-    def __init__(self, stack: LayerStack, tables: Tables) -> None:
-        self._stack, self._tables = stack, tables
-        self.layers: list[tuple[Tensor, Tensor]] = []
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        self.layers.append((key, value))
-        return self._stack.rope.rotate(key, self._stack.table(self._tables, layer)), value
-
-
 def prefill(model: Model, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Un-rotated K and V [layers, batch, heads, n, dim], and log-probabilities [batch, n, vocab]."""
     stack, length = model.stack, tokens.shape[1]
     tables = stack.tables(torch.arange(length))
-    keep, hidden = _Keep(stack, tables), stack.embed(tokens)
+    keep, hidden = Capture(stack, tables), stack.embed(tokens)
     for layer in range(stack.num_layers):
         hidden = stack.layer(layer, hidden, keep, tables, (Run(0, 0, length),))
     keys, values = (torch.stack([pair[i] for pair in keep.layers]) for i in (0, 1))

@@ -33,25 +33,13 @@ from pictool.linker.policies.base import Policy, count_of, highest
 from pictool.runtime.align import map_scores, tokenize
 from pictool.runtime.attention import Run
 from pictool.runtime.machine import machine
+from pictool.runtime.prefill import Capture
 from pictool.runtime.probes import probes_of
-from pictool.runtime.stack import LayerStack, Tables
 from pictool.world.generate import KINDS
 
 RATIOS = (0.02, 0.05, 0.10, 0.20)
 OPENING = "Question: "  # of the embedded models' tail
 Variants = dict[str, NDArray[np.float64]]
-
-
-class _Keep:
-    """The cache interface of a decoder layer in a plain prefill that keeps un-rotated keys."""
-
-    def __init__(self, stack: LayerStack, tables: Tables) -> None:
-        self._stack, self._tables = stack, tables
-        self.keys: list[Tensor] = []
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        self.keys.append(key)
-        return self._stack.rope.rotate(key, self._stack.table(self._tables, layer)), value
 
 
 @torch.inference_mode()
@@ -65,12 +53,12 @@ def read_twice(model: Model, count: int, chunk: Sequence[int]) -> tuple[Tensor, 
     behind = torch.tensor([[*chunk, *model.encode(OPENING), *chunk]]).expand(count, -1)
     tokens = torch.cat([probes.tokens, behind], 1)
     tables = stack.tables(torch.arange(tokens.shape[1]))
-    keep, hidden, read = _Keep(stack, tables), stack.embed(tokens), []
+    keep, hidden, read = Capture(stack, tables), stack.embed(tokens), []
     for layer in range(stack.num_layers):
         seen: list[Tensor] = []
         hidden = stack.layer(layer, hidden, keep, tables, (Run(0, 0, tokens.shape[1]),), seen.append)
         read.append(seen[0].softmax(-1)[:, :, end:, start:end].amax((0, 2)))
-    variance = torch.stack(keep.keys)[:, :, :, start:end].var(1, correction=0).sum(-1)
+    variance = torch.stack([key for key, _ in keep.layers])[:, :, :, start:end].var(1, correction=0).sum(-1)
     share = (variance / torch.stack(probes.spread)[:, :, None])[1:]
     p = stack.logits(hidden[:, start - 1 : end - 1].flatten(0, 1)).softmax(-1).view(count, len(chunk), -1)
     return share, torch.stack(read[1:]), 1 - p[:, torch.arange(len(chunk)), list(chunk)].mean(0)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from served import Server, serving
 from transformers.utils import logging
 
 from pictool.store.remote import STOP
@@ -32,6 +33,24 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def server(far: Store) -> Iterator[Server]:
+    """Serves the store `far`, which a module of tests makes."""
+    with serving(far.root) as server:
+        yield server
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def near(tmp_path: Path, server: Server, warnings: list[str]) -> Store:
+    """A store whose remote is `far`, served; it warns into `warnings`."""
+    return Store(tmp_path / "near", remote=server.remote, on_warning=warnings.append)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ _BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 _MIN_FILL = 0.8  # of a batch's cells that hold tokens, not padding
 
 
-class _Capture:
+class Capture:
     """The cache interface of a decoder layer over nothing: keeps the un-rotated K and V, returns the rotated."""
 
     def __init__(self, stack: LayerStack, tables: Tables) -> None:
@@ -82,7 +82,7 @@ def prefill_padded(stack: LayerStack, tokens: Tensor) -> list[tuple[Tensor, Tens
     """The same for token ids of equal length, int64 [batch, length]."""
     length = tokens.shape[1]
     tables = stack.tables(torch.arange(length, device=stack.device))
-    capture, hidden, runs = _Capture(stack, tables), stack.embed(tokens.to(stack.device)), (Run(0, 0, length),)
+    capture, hidden, runs = Capture(stack, tables), stack.embed(tokens.to(stack.device)), (Run(0, 0, length),)
     for layer in range(stack.num_layers):
         hidden = stack.layer(layer, hidden, capture, tables, runs)
     return capture.layers

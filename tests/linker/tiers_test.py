@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from chunks import flip
-from served import Server, serving
+from served import Server
 from subjects import HEAD, LENGTHS, TAIL, default_policy, make_chunks, run, subject
 
 from pictool.compiler.compile import compile, object_key
@@ -31,22 +31,6 @@ def far(tmp_path: Path) -> Store:
     far, one = Store(tmp_path / "far"), subject("llama")
     link(one.model, far, make_chunks(LENGTHS), TAIL, NAIVE, head=HEAD)
     return far
-
-
-@pytest.fixture
-def server(far: Store) -> Iterator[Server]:
-    with serving(far.root) as server:
-        yield server
-
-
-@pytest.fixture
-def warnings() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def near(tmp_path: Path, server: Server, warnings: list[str]) -> Store:
-    return Store(tmp_path / "near", remote=server.remote, on_warning=warnings.append)
 
 
 def require_equal(one: Linked, other: Linked) -> None:

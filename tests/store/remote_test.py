@@ -5,12 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chunks import flip, make_chunk, put_many
-from served import QUICK, Server, serving
+from served import QUICK, Server
 
 from pictool.errors import InputError, RemoteError, StoreError
 from pictool.store.arrival import BLOCK
@@ -25,22 +24,6 @@ LARGE = 3 * BLOCK // 64  # tokens of an object that takes three blocks and a bit
 def far(tmp_path: Path) -> Store:
     """The store that is served."""
     return Store(tmp_path / "far")
-
-
-@pytest.fixture
-def server(far: Store) -> Iterator[Server]:
-    with serving(far.root) as server:
-        yield server
-
-
-@pytest.fixture
-def warnings() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def near(tmp_path: Path, server: Server, warnings: list[str]) -> Store:
-    return Store(tmp_path / "near", remote=server.remote, on_warning=warnings.append)
 
 
 def content(store: Store) -> dict[str, bytes]:

@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chunks import make_chunk
-from served import Server, serving
+from served import Server
 
 from pictool.store.arrival import BLOCK
 from pictool.store.entries import litter_candidates
@@ -28,12 +27,6 @@ OPEN = "file = store.open(key); file.layer(0); print('open', flush=True); "
 @pytest.fixture
 def far(tmp_path: Path) -> Store:
     return Store(tmp_path / "far")
-
-
-@pytest.fixture
-def server(far: Store) -> Iterator[Server]:
-    with serving(far.root) as server:
-        yield server
 
 
 def start(near: Path, server: Server, key: str, work: str) -> subprocess.Popen[str]:
