@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from pictool import Chunk, Linked, Model, Policy, Store, generate, link, load_model, make_policy
-from pictool.analysis.attention import AttentionMap, attention_map, decode_tokens
-from pictool.analysis.deviation import kv_deviation
 from pictool.runtime.machine import machine
 from pictool.runtime.template import make_frame
+from pictool.trace.attention import AttentionMap, attention_map, decode_tokens
+from pictool.trace.deviation import kv_deviation
 from pictool.world.generate import KINDS, Shape, write_prompt
 from training.score import HELD_OUT
 

@@ -31,10 +31,9 @@ from pictool.compiler.fixups import PROBE_TOKENS
 from pictool.linker.policies.base import Policy, Prompt, Selection, count_of, highest
 from pictool.runtime.align import map_scores, tokenize
 from pictool.runtime.attention import Run
-from pictool.runtime.fixups import fixup_tables
 from pictool.runtime.machine import machine
 from pictool.runtime.prefill import Capture
-from pictool.runtime.probes import Probes, cut_at_lines, probes_from, probes_of, write_texts
+from pictool.runtime.sensitivity import Probes, cut_at_lines, fixup_tables, probes_from, probes_of, write_texts
 from pictool.world.generate import KINDS, Shape, write_prompt
 
 RATIOS = (0.02, 0.05, 0.10, 0.20)

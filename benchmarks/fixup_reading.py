@@ -34,7 +34,7 @@ from pictool.runtime.align import map_scores, tokenize
 from pictool.runtime.attention import Run
 from pictool.runtime.machine import machine
 from pictool.runtime.prefill import Capture
-from pictool.runtime.probes import probes_of
+from pictool.runtime.sensitivity import probes_of
 from pictool.world.generate import KINDS
 
 RATIOS = (0.02, 0.05, 0.10, 0.20)

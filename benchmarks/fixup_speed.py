@@ -24,7 +24,7 @@ from benchmarks.link_speed import TAIL, medians, random_chunks
 from pictool import Chunk, Model, Store, compile, link, load_model, make_policy, wrap_model
 from pictool.compiler.fixups import probe_tokens
 from pictool.runtime.machine import machine
-from pictool.runtime.probes import probes_of
+from pictool.runtime.sensitivity import probes_of
 
 DOCUMENTS = Path("fixtures/docs")
 

@@ -31,9 +31,8 @@ from pictool.errors import PicError
 from pictool.linker.link import link
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model, load_model
-from pictool.store.life import gc
 from pictool.store.store import Store
-from pictool.store.verify import verify
+from pictool.store.upkeep import gc, verify
 from pictool.world.generate import write_prompt
 
 CODECS = ("none", "zstd", "int8")

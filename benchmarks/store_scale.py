@@ -24,8 +24,8 @@ import numpy as np
 from pictool.core import Geometry, Target
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
 from pictool.store.index import FILE
-from pictool.store.life import gc
 from pictool.store.store import Store
+from pictool.store.upkeep import gc
 
 PAGE = 50
 _READ = 8 << 20

@@ -25,8 +25,8 @@ import torch
 
 from pictool import Chunk, Model, Store, link, make_policy
 from pictool.bench.shapes import random_model
+from pictool.controller.calibration import drop_page_cache, random_object
 from pictool.linker.link import Linked
-from pictool.linker.measure import drop_page_cache, random_object
 from pictool.linker.policies.base import Policy
 from pictool.runtime.machine import machine
 

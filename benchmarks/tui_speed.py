@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 
 from pictool.core import Geometry, Layout, Target
-from pictool.linker.trace import Candidate, Trace, TracedChunk, TracedToken, write_trace
 from pictool.store.format import CompiledChunk, ObjectMeta, write_object
 from pictool.store.store import Store
+from pictool.trace.format import Candidate, Trace, TracedChunk, TracedToken, write_trace
 
 TOKENS, CHUNKS, LAYERS, OBJECTS = 32_768, 64, 28, 10_000
 SIZE = (160, 50)

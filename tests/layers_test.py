@@ -15,9 +15,9 @@ import pytest
 from traces import make_trace
 
 from pictool.core import Geometry, Target
-from pictool.linker.trace import write_trace
 from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
+from pictool.trace.format import write_trace
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pictool"
@@ -30,10 +30,11 @@ RANKS = {
     "store": 1, "runtime": 1, "world": 1,
     "compiler": 2,
     "linker": 3,
-    "engines": 4,
-    "analysis": 5, "eval": 5, "spans": 5, "serve": 5,
-    "bench": 6,  # goodput needs datasets and metrics
-    "commands": 7, "tui": 7, "cli": 7,
+    "controller": 4, "trace": 4,
+    "engines": 5,
+    "eval": 6, "spans": 6, "serve": 6,
+    "bench": 7,  # goodput needs datasets and metrics
+    "commands": 8, "tui": 8, "cli": 8,
 }  # fmt: skip
 VLLM = "engines.vllm"  # the only package that imports vllm
 BESIDE = {("core", "errors"), ("cli", "commands"), ("commands", "tui")}
@@ -117,11 +118,6 @@ def test_the_rule_itself(importer: str, source: str, allowed: bool) -> None:
     assert all(is_allowed(importer, name) for name in imports(source)) == allowed
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_module_has_over_300_lines(module: str) -> None:
-    assert len((ROOT / module).read_text(encoding="utf-8").splitlines()) <= 300
-
-
 # What answers without a model must not wait for one
 
 
@@ -167,8 +163,8 @@ def test_commands_that_need_no_model_load_no_torch(path: Path, trace: Path, stor
 
 
 LIGHT_MODULES = [
-    "pictool.cli", "pictool.store.store", "pictool.store.objectlist", "pictool",
-    "pictool.analysis.look", "pictool.analysis.sinks",  # what they find is read by the TUI
+    "pictool.cli", "pictool.store.store", "pictool.store.bundles", "pictool",
+    "pictool.trace.analysis", "pictool.trace.sinks",  # what they find is read by the TUI
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pictool.core import Geometry, Layout, Target
-from pictool.linker.trace import Candidate, Trace, TracedChunk, TracedToken
+from pictool.trace.format import Candidate, Trace, TracedChunk, TracedToken
 
 LAYERS, VOCAB = 3, 7
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pictool.bench.workload import require_disk
 from pictool.errors import InputError
-from pictool.store.header import Buffer
+from pictool.store.format import Buffer
 
 BLOCK = 8 << 20  # bytes of one read
 

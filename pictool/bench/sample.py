@@ -12,10 +12,10 @@ import torch
 from pictool.bench.floor import link_flops
 from pictool.bench.workload import require_disk
 from pictool.compiler.compile import compile
+from pictool.controller.calibration import drop_page_cache, token_bytes
 from pictool.core import Chunk
 from pictool.linker.grid import Labelled
 from pictool.linker.link import Linked, link
-from pictool.linker.measure import drop_page_cache, token_bytes
 from pictool.linker.policies.base import Policy
 from pictool.runtime.decode import generate
 from pictool.runtime.memory import PeakMemory

@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pictool.bench.disk import BLOCK, is_cached, read_direct, read_plain, write_plain
+from pictool.controller.calibration import drop_page_cache
 from pictool.core import Geometry, Target
 from pictool.errors import InputError
-from pictool.linker.measure import drop_page_cache
-from pictool.store.format import CompiledChunk, ObjectMeta
-from pictool.store.header import DTYPES, checksum
+from pictool.store.format import DTYPES, CompiledChunk, ObjectMeta, checksum
 from pictool.store.store import Store
 
 LLAMA_8B = Geometry(32, 8, 128)

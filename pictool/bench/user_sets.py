@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from pictool.bench.users import RandomWorkload, User, added_bytes, kv_bytes
 from pictool.bench.workload import require_disk
+from pictool.controller.calibration import token_bytes
 from pictool.errors import InputError
-from pictool.linker.measure import token_bytes
 from pictool.runtime.machine import memory_bytes
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pictool.bench.workload import random_chunks, random_tail, require_positions
 from pictool.compiler.compile import compile
+from pictool.controller.calibration import token_bytes
 from pictool.core import Chunk
 from pictool.errors import InputError
 from pictool.eval.datasets.base import Dataset
@@ -16,7 +17,6 @@ from pictool.eval.metrics import METRICS
 from pictool.eval.units import Question as CaseQuestion
 from pictool.eval.units import Settings, Unit, make_units
 from pictool.linker.link import link
-from pictool.linker.measure import token_bytes
 from pictool.linker.policies.base import Policy
 from pictool.runtime.decode import Sampling, generate
 from pictool.store.store import Store

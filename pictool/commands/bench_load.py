@@ -189,7 +189,7 @@ def run_storage(common: BenchOptions, options: StorageOptions) -> None:
     check_options(common)
     sizes = storage_sizes(common, options)
     from pictool.bench.storage import measure_storage
-    from pictool.linker.profile import nearest_directory
+    from pictool.controller.calibration import nearest_directory
     from pictool.runtime.machine import machine
 
     where = nearest_directory(open_store(common.store).root)

@@ -14,7 +14,7 @@ from pictool.commands.progress import progress
 from pictool.compiler.compile import Compiled, chunks_of_files
 from pictool.compiler.fixups import PROBES
 from pictool.runtime.speculative import open_speculative
-from pictool.store.objectlist import write_object_list
+from pictool.store.bundles import write_object_list
 from pictool.store.store import atomic_write
 
 if TYPE_CHECKING:

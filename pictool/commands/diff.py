@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pictool.analysis.diff import TraceDiff, diff_traces
 from pictool.commands.common import print_json
 from pictool.commands.inspect import check_plot
 from pictool.core import RowMask
-from pictool.linker.trace import Trace, TracedToken, read_trace
+from pictool.trace.diff import TraceDiff, diff_traces
+from pictool.trace.format import Trace, TracedToken, read_trace
 
 MOST_LISTED = 24  # tokens
 
@@ -25,7 +25,7 @@ def run_diff(a: str, b: str, *, plot: str | None, as_json: bool) -> None:
     else:
         _print((a, b), first, second, found)
     if plot:
-        from pictool.analysis import plots
+        from pictool.trace import plots
 
         plots.save(plots.draw_selection([first, second]), Path(plot))
 
@@ -66,8 +66,8 @@ def _print(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> None:
 
 def _listed(trace: Trace, mask: RowMask) -> str:
     """Tokens by their text and where they stand (see `part_at`), as many as are readable."""
-    from pictool.analysis.labels import part_at
     from pictool.commands.screen import short
+    from pictool.trace.labels import part_at
 
     found = [int(at) for at in mask.nonzero()[0]]
     shown = ", ".join(f'"{short(trace.pieces[at], 16)}" {part_at(trace, at)}' for at in found[:MOST_LISTED])

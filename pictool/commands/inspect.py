@@ -12,8 +12,8 @@ from pictool.commands.inspect_object import inspect_object
 from pictool.commands.inspect_trace import inspect_traces
 from pictool.commands.outputs import output_path
 from pictool.errors import InputError
-from pictool.linker.trace import is_trace
-from pictool.store.objectlist import is_object_list, read_object_list
+from pictool.store.bundles import is_object_list, read_object_list
+from pictool.trace.format import is_trace
 
 PLOT_SUFFIXES = (".svg", ".png")
 
@@ -71,7 +71,7 @@ def check_plot(plot: str | None, inputs: Sequence[Path]) -> None:
     if Path(plot).suffix not in PLOT_SUFFIXES:
         raise UsageError(f"--plot {plot}: must end in {' or '.join(PLOT_SUFFIXES)}")
     output_path("--plot", plot, inputs)
-    from pictool.analysis.plots import require_matplotlib
+    from pictool.trace.plots import require_matplotlib
 
     require_matplotlib()
 

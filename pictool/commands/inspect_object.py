@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pictool.analysis.object_view import LayerView, layers_of
 from pictool.commands.common import open_model
 from pictool.store.format import ObjectFile
+from pictool.trace.objects import LayerView, layers_of
 
 if TYPE_CHECKING:
-    from pictool.analysis.sinks import SinkProfile
     from pictool.commands.inspect import InspectOptions
     from pictool.runtime.model import Model
+    from pictool.trace.sinks import SinkProfile
 
 
 SHOWN_OFFSETS = 12  # as numbers, in 80 columns
@@ -31,7 +31,7 @@ def inspect_object(path: Path, options: InspectOptions, *, as_json: bool) -> dic
     if not as_json:
         _print(found, checksums, layers, profile)
     if profile is not None and options.plot:
-        from pictool.analysis.plots import draw_sinks, save
+        from pictool.trace.plots import draw_sinks, save
 
         save(draw_sinks(profile, found["key"][:12]), Path(options.plot))
     found["checksums"] = checksums
@@ -87,7 +87,7 @@ def profile_of(file: ObjectFile, model: Model, first: int | None = None) -> Sink
     Raises:
         ForeignObjectError: another model's object.
     """
-    from pictool.analysis.sinks import FIRST, sink_profile
+    from pictool.trace.sinks import FIRST, sink_profile
 
     file.meta.require(model.target, str(file.path))
     dummies = [] if model.bos_id is None else [model.bos_id] * file.meta.sinks

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pictool.analysis.trace_view import TraceView, view_of
 from pictool.commands.common import note, open_model, open_store
-from pictool.linker.trace import Trace, read_trace
+from pictool.trace.counts import TraceView, view_of
+from pictool.trace.format import Trace, read_trace
 
 if TYPE_CHECKING:
-    from pictool.analysis.look import Look
     from pictool.commands.inspect import InspectOptions
     from pictool.runtime.model import Model
+    from pictool.trace.analysis import Look
 
 MOST_TOKENS = 2000  # whose text is shown without being asked for
 
@@ -41,7 +41,7 @@ def _look_behind(traces: Sequence[Trace], paths: Sequence[Path], options: Inspec
     wants_attention = options.attention or options.sinks
     if not wants_attention and options.against is None:
         return [None] * len(traces)
-    from pictool.analysis.look import look_behind
+    from pictool.trace.analysis import look_behind
 
     store = open_store(options.store)
     models: dict[tuple[str, str], Model] = {}
@@ -78,7 +78,7 @@ def _print(path: Path, trace: Trace, view: TraceView, look: Look | None, options
 
 
 def first_of(options: InspectOptions) -> int:
-    from pictool.analysis.sinks import FIRST
+    from pictool.trace.sinks import FIRST
 
     return options.first or FIRST
 
@@ -94,7 +94,7 @@ def _plot(
     target: Path, paths: Sequence[Path], traces: Sequence[Trace], looks: Sequence[Look | None], options: InspectOptions
 ) -> None:
     """One picture: deviation, sinks, attention, or (the default) selections."""
-    from pictool.analysis import plots
+    from pictool.trace import plots
 
     seen = [(trace, look) for trace, look in zip(traces, looks, strict=True) if look is not None]
     if options.against is not None:

@@ -10,8 +10,8 @@ from pictool.commands.common import UsageError, note, open_store, print_json
 from pictool.commands.outputs import output_path
 from pictool.commands.progress import progress
 from pictool.commands.units import parse_age, parse_size, show_size
-from pictool.store import life
-from pictool.store.archive import export, import_archive
+from pictool.store import upkeep as life
+from pictool.store.bundles import export, import_archive
 
 
 def run_gc(*, store: str | None, max_size: str | None, as_json: bool) -> None:

@@ -123,8 +123,8 @@ def make_request(options: LinkOptions, script: LinkScript) -> Request:
         UsageError: no query, or `-p` without a value.
         InputError: an option that the policy does not have, or a text that is none.
     """
+    from pictool.controller.decision import MIN_RATIO
     from pictool.engines.torch import Request
-    from pictool.linker.controller import MIN_RATIO
     from pictool.linker.policies import make_policy
     from pictool.runtime.decode import Sampling
 
@@ -187,7 +187,7 @@ def parse_ratio(given: str) -> float | str:
 def with_auto_ratio(model: Model, store: Store, request: Request) -> Request:
     """The request with the ratio that suits its length and the speed of the store (CacheBlend §5.1)."""
     from pictool.commands.plan import note_measuring
-    from pictool.linker.profile import auto_ratio, with_ratio
+    from pictool.controller.calibration import auto_ratio, with_ratio
     from pictool.runtime.template import make_frame
 
     frame = make_frame(model, request.query, request.head, request.query_template)

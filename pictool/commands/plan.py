@@ -20,8 +20,8 @@ from pictool.commands.config import setting
 from pictool.commands.link import parse_fields
 from pictool.commands.plan_report import Check, print_plan, report, store_plan
 from pictool.commands.tiers import TierEntry, read_tiers
-from pictool.linker.controller import MIN_RATIO, STORE_TIER, Plan, Tier, make_plan
-from pictool.linker.estimate import Estimator, PromptSize, Speed
+from pictool.controller.cost import Estimator, PromptSize, Speed
+from pictool.controller.decision import MIN_RATIO, STORE_TIER, Plan, Tier, make_plan
 from pictool.store.codecs import require_codec
 from pictool.store.store import Store
 
@@ -61,8 +61,8 @@ def run_plan(
     codec = require_codec(codec_setting(options.codec)).name
     entries, values = read_tiers(options.tiers), policy_values(options)
     opened, to = open_model(model, device, dtype, salt), open_store(store)
+    from pictool.controller.calibration import compute_profile, make_estimator, with_ratio
     from pictool.linker.policies import make_policy
-    from pictool.linker.profile import compute_profile, make_estimator, with_ratio
 
     policy = make_policy(options.algo or DEFAULT_ALGO, {"ratio": MIN_RATIO, **values})
     frame = make_plan_frame(opened, options)
@@ -115,8 +115,7 @@ def plan_size(
     Raises:
         PicError: an unusable document, or a prompt that is too long for the model.
     """
-    from pictool.linker.measure import token_bytes
-    from pictool.linker.profile import coded_size, decoding, measure_size, require_room
+    from pictool.controller.calibration import coded_size, decoding, measure_size, require_room, token_bytes
 
     if options.tokens is None:
         return measure_size(
@@ -131,7 +130,7 @@ def plan_size(
 
 def make_tiers(model: Model, store: Store, entries: Sequence[TierEntry], again: bool) -> list[Tier]:
     """The tiers with their speeds: measured where they have a path, else stated and read by the loader as measured."""
-    from pictool.linker.profile import load_profile
+    from pictool.controller.calibration import load_profile
 
     own = load_profile(model, STORE_TIER, store.root, again, note_measuring)
 
@@ -153,7 +152,7 @@ def run_check(
     codec: str,
 ) -> Check:  # fmt: skip
     """Link from the store under the policy, and compare."""
-    from pictool.linker.measure import measure_link
+    from pictool.controller.calibration import measure_link
 
     speed, ratio = store_plan(plan).tier.speed, policy.params["ratio"]
     assert speed is not None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pictool.commands.common import note
-from pictool.linker.controller import MIN_RATIO, STORE_TIER, Plan, RatioChoice, TierPlan
-from pictool.linker.estimate import Computed, Estimator, PromptSize
+from pictool.controller.cost import Computed, Estimator, PromptSize
+from pictool.controller.decision import MIN_RATIO, STORE_TIER, Plan, RatioChoice, TierPlan
 
 if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy

@@ -16,11 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pictool.analysis.bins import binned, tick_labels
-from pictool.analysis.labels import harmless as harmless
-from pictool.analysis.labels import short as short
-from pictool.analysis.labels import visible as visible
-from pictool.analysis.levels import RAMP, step_of, style_of
+from pictool.trace.heatmap import RAMP, binned, step_of, style_of, tick_labels
+from pictool.trace.labels import harmless as harmless
+from pictool.trace.labels import short as short
+from pictool.trace.labels import visible as visible
 
 _LABEL_WIDTH = 12
 _SHORTEST = 8  # columns of a map on the narrowest terminal

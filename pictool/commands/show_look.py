@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.analysis.labels import part_at, row_labels
 from pictool.commands.inspect_object import SHOWN_OFFSETS
 from pictool.commands.screen import first_tokens, heading, heat_map, open_screen, percent_grid, short, table, visible
-from pictool.linker.trace import Trace
+from pictool.trace.format import Trace
+from pictool.trace.labels import part_at, row_labels
 
 if TYPE_CHECKING:
-    from pictool.analysis.against import Against
-    from pictool.analysis.attention import AttentionMap
+    from pictool.trace.attention import AttentionMap
+    from pictool.trace.deviation import Against
 
 _MOST_ROWS = 24  # of an attention map
 _MOST_LISTED = 10

@@ -9,8 +9,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pictool.analysis.levels import style_of
-from pictool.analysis.trace_view import TraceView
 from pictool.commands.screen import (
     bars,
     harmless,
@@ -21,7 +19,9 @@ from pictool.commands.screen import (
     table,
     visible,
 )
-from pictool.linker.trace import Trace
+from pictool.trace.counts import TraceView
+from pictool.trace.format import Trace
+from pictool.trace.heatmap import style_of
 
 _TIMES = (("load", "load_s"), ("select", "select_s"), ("recompute", "recompute_s"), ("decode", "decode_s"))
 

@@ -11,10 +11,9 @@ from pictool.commands.common import note, open_store, print_json
 from pictool.commands.inspect_object import describe
 from pictool.commands.units import show_size
 from pictool.errors import ObjectError
-from pictool.store.life import Usage, usage
-from pictool.store.space import pinned
+from pictool.store.eviction import pinned
 from pictool.store.store import StoredObject
-from pictool.store.verify import Verified, verify
+from pictool.store.upkeep import Usage, Verified, usage, verify
 
 
 def run_ls(*, store: str | None, limit: int | None, after: str, chains: bool, as_json: bool) -> None:

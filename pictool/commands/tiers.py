@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pictool.commands.config import read_yaml
+from pictool.controller.decision import STORE_TIER
 from pictool.errors import InputError
-from pictool.linker.controller import STORE_TIER
 
 _KEYS = ("name", "price_gb_month", "read_gb_s", "latency_ms", "path")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pictool.analysis.diff import TraceDiff
-from pictool.analysis.trace_view import TraceView
-from pictool.linker.trace import Trace
+from pictool.trace.counts import TraceView
+from pictool.trace.diff import TraceDiff
+from pictool.trace.format import Trace
 
 if TYPE_CHECKING:
-    from pictool.analysis.against import Against
-    from pictool.analysis.attention import AttentionMap
-    from pictool.analysis.look import Look
     from pictool.commands.inspect import InspectOptions
+    from pictool.trace.analysis import Look
+    from pictool.trace.attention import AttentionMap
+    from pictool.trace.deviation import Against
 
 
 def trace_json(path: str, trace: Trace, view: TraceView, has_text: bool) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def look_json(trace: Trace, look: Look, options: InspectOptions) -> dict[str, An
 
 
 def _sinks(seen: AttentionMap, first: int) -> dict[str, Any]:
-    from pictool.analysis.sinks import OFFSETS
+    from pictool.trace.sinks import OFFSETS
 
     by_offset = seen.by_offset(OFFSETS)
     return {
@@ -64,7 +64,7 @@ def _sinks(seen: AttentionMap, first: int) -> dict[str, Any]:
 
 
 def _attention(trace: Trace, seen: AttentionMap, options: InspectOptions) -> dict[str, Any]:
-    from pictool.analysis.labels import row_labels
+    from pictool.trace.labels import row_labels
 
     return {
         "layers": seen.layers, "layer": options.layer, "head": options.head,

@@ -11,12 +11,12 @@ from pictool.commands.common import UsageError, open_store
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
-    from pictool.analysis.look import Look
-    from pictool.analysis.sinks import SinkProfile
-    from pictool.analysis.trace_view import TraceView
-    from pictool.linker.trace import Trace
     from pictool.store.format import ObjectFile
     from pictool.store.store import StoredObject
+    from pictool.trace.analysis import Look
+    from pictool.trace.counts import TraceView
+    from pictool.trace.format import Trace
+    from pictool.trace.sinks import SinkProfile
     from pictool.tui.app import PicApp
     from pictool.tui.services import Exports
 
@@ -73,8 +73,8 @@ def make_exports() -> Exports:
 
 
 def _diff(names: tuple[str, str], a: Trace, b: Trace) -> Mapping[str, Any]:
-    from pictool.analysis.diff import diff_traces
     from pictool.commands.trace_json import diff_json
+    from pictool.trace.diff import diff_traces
 
     return diff_json(names, diff_traces(a, b, names))
 

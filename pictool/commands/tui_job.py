@@ -18,9 +18,9 @@ from pictool.errors import PicError
 from pictool.tui.services import Cancelled, LinkForm, Listener, PolicyChoice
 
 if TYPE_CHECKING:
-    from pictool.analysis.look import Look
-    from pictool.analysis.sinks import SinkProfile
-    from pictool.linker.trace import Trace
+    from pictool.trace.analysis import Look
+    from pictool.trace.format import Trace
+    from pictool.trace.sinks import SinkProfile
 
 
 class WorkerJob:

@@ -15,11 +15,11 @@ from pictool.errors import PicError
 from pictool.tui.services import LinkForm, PolicyChoice
 
 if TYPE_CHECKING:
-    from pictool.analysis.look import Look
-    from pictool.analysis.sinks import SinkProfile
     from pictool.compiler.compile import Compiled
-    from pictool.linker.trace import Trace
     from pictool.runtime.model import Model
+    from pictool.trace.analysis import Look
+    from pictool.trace.format import Trace
+    from pictool.trace.sinks import SinkProfile
 
 Say = Callable[[str, Any], None]
 
@@ -63,7 +63,7 @@ class Worker:
         return path
 
     def look(self, trace: Trace, name: str, layer: int | None) -> Look:
-        from pictool.analysis.look import look_behind
+        from pictool.trace.analysis import look_behind
 
         model = self._open(self._model or trace.report["model"], self._dtype or trace.target.dtype)
         self._say("note", "linking again, and in full")

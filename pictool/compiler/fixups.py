@@ -14,8 +14,8 @@ from pictool.runtime.align import Tokenized, map_scores, tokenize
 from pictool.runtime.speculative import open_speculative, speculative_name
 
 if TYPE_CHECKING:
-    from pictool.runtime.fixups import Table
     from pictool.runtime.model import Model
+    from pictool.runtime.sensitivity import Table
 
 PROBES = 8  # where a table is wanted and nothing else is said
 PROBE_TOKENS = 60
@@ -74,8 +74,7 @@ class Measurer:
         if not self.probes or not chunks:
             return {}
         texts = {key: self._tokenize(chunk) for key, chunk in chunks.items()}
-        from pictool.runtime.fixups import fixup_tables
-        from pictool.runtime.probes import probes_of
+        from pictool.runtime.sensitivity import fixup_tables, probes_of
 
         behind, keys = probes_of(self.by, self.probes, probe_tokens(self.by)), list(chunks)
         found = fixup_tables(self.by, behind, [texts[key][0] for key in keys], alone)

@@ -16,11 +16,11 @@ from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.resolve import Document
-from pictool.linker.trace import Trace, write_trace
-from pictool.linker.traced import trace_of
 from pictool.runtime.decode import Generated, Sampling, generate
 from pictool.runtime.template import Frame, make_frame
 from pictool.store.store import Store
+from pictool.trace.format import Trace, write_trace
+from pictool.trace.replay import trace_of
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

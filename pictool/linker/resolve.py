@@ -13,9 +13,9 @@ from pictool.compiler.chunking import make_chunks, read_text
 from pictool.compiler.compile import CODEC, Compiled, compile, object_key
 from pictool.core import Chunk
 from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError
+from pictool.store.bundles import is_object_list, read_object_list
 from pictool.store.entries import is_key
 from pictool.store.format import ObjectFile
-from pictool.store.objectlist import is_object_list, read_object_list
 from pictool.store.store import Store
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from pictool.errors import PicError, StoreError
-from pictool.store.counters import Counts
 from pictool.store.entries import Entry
+from pictool.store.eviction import remove_all
 from pictool.store.format import CompiledChunk, ObjectFile
-from pictool.store.space import remove_all
 from pictool.store.store import Store
-from pictool.store.verify import take_out
+from pictool.store.upkeep import take_out
+from pictool.store.usage import Counts
 
 _STEP_NS = 1_000  # between two blocks of a chain; some file systems keep no finer times
 

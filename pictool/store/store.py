@@ -20,19 +20,16 @@ from pathlib import Path
 from typing import IO
 
 from pictool.errors import ObjectError, RemoteError, StoreError
-from pictool.store import space
-from pictool.store.arrival import Arriving
-from pictool.store.arrivals import Arrivals, Place
-from pictool.store.counters import Counters, Counts
+from pictool.store import eviction as space
 from pictool.store.entries import Entry, entries, is_key, keys_of, object_path, shards
+from pictool.store.fetching import Arrivals, Arriving, Place
 from pictool.store.files import atomic_write as atomic_write
 from pictool.store.format import CompiledChunk, ObjectFile, write_object
-from pictool.store.hits import hits_stamp, read_hits
-from pictool.store.index import open_index
-from pictool.store.listing import StoredObject as StoredObject
-from pictool.store.listing import described, listed
+from pictool.store.index import StoredObject as StoredObject
+from pictool.store.index import described, listed, open_index
 from pictool.store.memory import LayerMemory
 from pictool.store.remote import Remote
+from pictool.store.usage import Counters, Counts, hits_stamp, read_hits
 
 _log = logging.getLogger(__name__)
 DEFAULT_ROOT = ".pic"

@@ -12,14 +12,14 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from pictool.analysis.labels import visible
 from pictool.errors import PicError
 from pictool.store.store import Store
+from pictool.trace.labels import visible
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.opened import Opened
 
 if TYPE_CHECKING:
-    from pictool.analysis.sinks import SinkProfile
+    from pictool.trace.sinks import SinkProfile
     from pictool.tui.services import Services
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from pictool.analysis.labels import visible
 from pictool.errors import PicError
+from pictool.trace.labels import visible
 from pictool.tui.services import Cancelled, Listener
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pictool.analysis.distributions import log_softmax
-from pictool.analysis.labels import short, visible
+from pictool.trace.distributions import log_softmax
+from pictool.trace.labels import short, visible
 from pictool.tui.widgets.table import Column
 
 if TYPE_CHECKING:
-    from pictool.analysis.diff import TraceDiff
+    from pictool.trace.diff import TraceDiff
     from pictool.tui.opened import Opened
 
 POLICY_COLUMNS = (

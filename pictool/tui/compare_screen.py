@@ -13,8 +13,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, Vertical
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
-from pictool.analysis.diff import diff_traces
-from pictool.analysis.labels import part_at, short, visible
+from pictool.trace.diff import diff_traces
+from pictool.trace.labels import part_at, short, visible
 from pictool.tui.base import SearchInput
 from pictool.tui.compare_rows import (
     POLICY_COLUMNS,

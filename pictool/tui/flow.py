@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import chop_cells
 
-from pictool.analysis.labels import visible
-from pictool.linker.trace import Trace
+from pictool.trace.format import Trace
+from pictool.trace.labels import visible
 from pictool.tui.widgets.inks import cells
 
 HEADING = -1

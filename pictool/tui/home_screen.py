@@ -12,9 +12,9 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Input, Static
 from textual.worker import get_current_worker
 
-from pictool.analysis.labels import short, visible
 from pictool.errors import PicError
 from pictool.store.store import Store
+from pictool.trace.labels import short, visible
 from pictool.tui.base import PicScreen, SearchInput
 from pictool.tui.listing import SORTS, Listing, Row, ago, links_of
 from pictool.tui.widgets.table import Column, RowTable

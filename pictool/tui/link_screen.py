@@ -16,8 +16,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Button, Footer, Input, Label, ProgressBar, Select, Static
 
-from pictool.analysis.labels import harmless, visible
 from pictool.errors import PicError
+from pictool.trace.labels import harmless, visible
 from pictool.tui.base import PicScreen
 from pictool.tui.services import Cancelled, LinkForm, PolicyChoice
 

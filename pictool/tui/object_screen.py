@@ -12,11 +12,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
-from pictool.analysis.labels import visible
-from pictool.analysis.object_view import LayerView, layers_of
 from pictool.errors import PicError
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
+from pictool.trace.labels import visible
+from pictool.trace.objects import LayerView, layers_of
 from pictool.tui.asking import Asking
 from pictool.tui.base import SearchInput
 from pictool.tui.flow import Shown
@@ -26,7 +26,7 @@ from pictool.tui.widgets.table import Column, RowTable
 from pictool.tui.widgets.tokens import TokensView
 
 if TYPE_CHECKING:
-    from pictool.analysis.sinks import SinkProfile
+    from pictool.trace.sinks import SinkProfile
 
 
 class ObjectScreen(TextScreen):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pictool.analysis.trace_view import TraceView
-    from pictool.linker.trace import Trace
+    from pictool.trace.counts import TraceView
+    from pictool.trace.format import Trace
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Opened:
     @classmethod
     def read(cls, path: Path) -> Opened:
         """Raises TraceError: no trace, or a damaged one."""
-        from pictool.analysis.trace_view import view_of
-        from pictool.linker.trace import read_trace
+        from pictool.trace.counts import view_of
+        from pictool.trace.format import read_trace
 
         trace = read_trace(path)
         return cls(path, trace, view_of(trace))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from pictool.linker.trace import Trace
+from pictool.trace.format import Trace
 from pictool.tui.widgets.inks import BY_ALL, ELSEWHERE, HERE, token_style
 
 _NAMES = {BY_ALL: "by all", HERE: "here", ELSEWHERE: "elsewhere"}

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from pictool.analysis.look import Look
-    from pictool.analysis.sinks import SinkProfile
-    from pictool.analysis.trace_view import TraceView
-    from pictool.linker.trace import Trace
     from pictool.store.format import ObjectFile
     from pictool.store.store import StoredObject
+    from pictool.trace.analysis import Look
+    from pictool.trace.counts import TraceView
+    from pictool.trace.format import Trace
+    from pictool.trace.sinks import SinkProfile
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.analysis.labels import row_labels
-from pictool.linker.trace import Trace
+from pictool.trace.format import Trace
+from pictool.trace.labels import row_labels
 
 if TYPE_CHECKING:
-    from pictool.analysis.attention import AttentionMap
-    from pictool.analysis.look import Look
+    from pictool.trace.analysis import Look
+    from pictool.trace.attention import AttentionMap
 
 STEPS = 9
 # Name → whether it needs the model, and what it is.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pictool.analysis.sinks import SinkProfile
+    from pictool.trace.sinks import SinkProfile
 
 OFFSETS = 12  # of the chunk's tokens, each in a column
 _BAR = 10

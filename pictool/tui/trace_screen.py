@@ -27,7 +27,7 @@ from pictool.tui.widgets.table import Column, RowTable
 from pictool.tui.widgets.tokens import TokensView
 
 if TYPE_CHECKING:
-    from pictool.analysis.look import Look
+    from pictool.trace.analysis import Look
     from pictool.tui.opened import Opened
 
 _WIDTHS = (5, 6, 6, 8, 8, 7, 7, 0)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.text import Text
 
-from pictool.analysis.labels import part_at, short, visible
-from pictool.analysis.trace_view import TraceView
-from pictool.linker.trace import Trace
+from pictool.trace.counts import TraceView
+from pictool.trace.format import Trace
+from pictool.trace.labels import part_at, short, visible
 from pictool.tui.shades import STEPS, Choice, Shade, sinks_of
 from pictool.tui.widgets.inks import token_style
 
 if TYPE_CHECKING:
-    from pictool.analysis.look import Look
+    from pictool.trace.analysis import Look
 
 FIRST = 4  # tokens of a chunk that may be sinks, as of `pic inspect --sinks`
 

@@ -19,9 +19,9 @@ from pictool.bench.sample import Prompt, run_linked
 from pictool.bench.shapes import save_speculative
 from pictool.bench.sync import SyncResult, bench_sync
 from pictool.bench.workload import with_speculative
+from pictool.controller.calibration import token_bytes
 from pictool.errors import InputError
 from pictool.linker.grid import Labelled, parse_grid
-from pictool.linker.measure import token_bytes
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model
 from pictool.store.store import Store

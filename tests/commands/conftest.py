@@ -11,7 +11,7 @@ from traces import make_trace
 from transformers import LlamaConfig
 
 from commands.run import Objects, pic, write
-from pictool.linker.trace import write_trace
+from pictool.trace.format import write_trace
 
 TEXT = "The harbour was quiet. It holds a festival in the spring; nobody knows why.\n"
 MORE = "Numbers such as 1,024 or 3.14 stand here too, and words.\n"

@@ -11,7 +11,7 @@ from traces import make_trace
 
 from commands.conftest import Traces
 from commands.run import pic, section
-from pictool.linker.trace import read_trace, write_trace
+from pictool.trace.format import read_trace, write_trace
 
 
 def test_diff_of_two_policies(traces: Traces) -> None:

@@ -12,8 +12,7 @@ from blake3 import blake3
 from commands.conftest import TEXT
 from commands.run import Objects, flip, pic, write
 from pictool.core import Geometry, Target
-from pictool.store.format import ObjectFile, ObjectMeta
-from pictool.store.header import canonical, metadata_of, seal, tensor_entries
+from pictool.store.format import ObjectFile, ObjectMeta, canonical, metadata_of, seal, tensor_entries
 
 FIELDS = [
     "path", "key", "architecture", "model", "tokenizer", "tokens", "layers", "kv_heads", "head_dim", "dtype", "sinks",

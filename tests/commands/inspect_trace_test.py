@@ -13,13 +13,13 @@ from traces import make_trace
 
 from commands.conftest import Traces
 from commands.run import Objects, flip, pic, section
-from pictool.analysis.look import look_behind
-from pictool.analysis.sinks import sink_profile
 from pictool.core import Layout
-from pictool.linker.trace import read_trace, write_trace
 from pictool.runtime.model import load_model
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
+from pictool.trace.analysis import look_behind
+from pictool.trace.format import read_trace, write_trace
+from pictool.trace.sinks import sink_profile
 
 # From the trace alone
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from commands.run import Outcome, pic, write
-from pictool.linker import measure, profile
-from pictool.linker.measure import stored_bytes
+from pictool.controller import calibration as measure
+from pictool.controller import calibration as profile
+from pictool.controller.calibration import stored_bytes
 
 TOKEN_BYTES = 384  # of the tiny model: 2 × 3 layers × 2 heads × 8 dims × 4 bytes
 TOKEN_S = 1e-3  # of a prefill

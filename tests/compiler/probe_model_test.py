@@ -15,9 +15,8 @@ from pictool.core import Chunk
 from pictool.errors import InputError
 from pictool.linker.link import link
 from pictool.linker.policies import make_policy
-from pictool.runtime.fixups import Table, fixup_tables
 from pictool.runtime.model import Model, load_model, wrap_model
-from pictool.runtime.probes import probes_of
+from pictool.runtime.sensitivity import Table, fixup_tables, probes_of
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
 

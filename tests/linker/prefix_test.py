@@ -26,7 +26,7 @@ from pictool.linker.policies import make_policy
 from pictool.runtime.model import wrap_model
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
-from pictool.store.verify import verify
+from pictool.store.upkeep import verify
 
 PREFIX = make_policy("prefix", {})
 BY_FOUR = make_policy("prefix", {"block": 4})
@@ -195,7 +195,7 @@ def block_bytes(llama: Subject, tmp_path_factory: pytest.TempPathFactory) -> int
 
 
 def test_gc_takes_the_tails_first(llama: Subject, store: Store) -> None:
-    from pictool.store.life import gc
+    from pictool.store.upkeep import gc
 
     run(llama, store, BY_FOUR, tokens(*range(3, 43)), head="")
     depths = {file.meta.key: depth_of(store, file) for file in blocks(store)}

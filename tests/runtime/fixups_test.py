@@ -10,9 +10,8 @@ import reference
 import tiny
 import torch
 
-from pictool.runtime.fixups import Table, fixup_tables
 from pictool.runtime.model import Model, wrap_model
-from pictool.runtime.probes import Probes, cut_at_lines, make_probes, probes_of
+from pictool.runtime.sensitivity import Probes, Table, cut_at_lines, fixup_tables, make_probes, probes_of
 
 COUNT, LENGTH = 4, 12
 LENGTHS = [20, 23, 1, 21, 2, 22]
@@ -134,7 +133,7 @@ def test_what_was_kept_is_what_is_used(tmp_path: Any, monkeypatch: pytest.Monkey
     def refuse(*_: Any) -> Any:
         raise AssertionError("made again")
 
-    monkeypatch.setattr("pictool.runtime.probes.make_probes", refuse)
+    monkeypatch.setattr("pictool.runtime.sensitivity.make_probes", refuse)
     probes_of(make_model("llama"), COUNT, LENGTH)
     with pytest.raises(AssertionError, match="made again"):
         probes_of(make_model("llama"), COUNT, LENGTH + 1)

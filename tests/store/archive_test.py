@@ -12,9 +12,9 @@ import zstandard
 from chunks import flip, make_chunk
 
 from pictool.errors import ForeignObjectError, InputError, ObjectError, StoreError
-from pictool.store.archive import export, import_archive
+from pictool.store.bundles import export, import_archive
 from pictool.store.store import Store
-from pictool.store.verify import verify
+from pictool.store.upkeep import verify
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pictool.store.counters import Counters, Counts, read_counts, reset_counts
+from pictool.store.usage import Counters, Counts, read_counts, reset_counts
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_threads(directory: Path) -> None:
     assert read_counts(directory).hits == 2000
 
 
-ADD = "import sys; from pathlib import Path; from pictool.store.counters import Counters, Counts\n"
+ADD = "import sys; from pathlib import Path; from pictool.store.usage import Counters, Counts\n"
 ADD += "c = Counters(Path(sys.argv[1]))\nfor _ in range(100): c.add(Counts(writes=1)); c.flush()"
 
 
@@ -54,7 +54,7 @@ def test_processes(directory: Path) -> None:
     assert read_counts(directory).writes == 400
 
 
-FORK = "import os, sys; from pathlib import Path; from pictool.store.counters import Counters, Counts\n"
+FORK = "import os, sys; from pathlib import Path; from pictool.store.usage import Counters, Counts\n"
 FORK += "c = Counters(Path(sys.argv[1])); c.add(Counts(hits=1))\n"
 FORK += "if os.fork() == 0: c.add(Counts(misses=1)); c.flush(); os._exit(0)\nos.wait()"
 

@@ -26,10 +26,9 @@ from safetensors import safe_open
 
 from pictool.core import Geometry, Target
 from pictool.errors import ForeignObjectError, ObjectError
-from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta, write_object
-from pictool.store.header import DTYPES
-from pictool.store.header import canonical as _canonical
-from pictool.store.header import seal as _seal
+from pictool.store.format import DTYPES, CompiledChunk, ObjectFile, ObjectMeta, write_object
+from pictool.store.format import canonical as _canonical
+from pictool.store.format import seal as _seal
 
 TARGET = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(layers=1, kv_heads=2, head_dim=2))
 TOKENS, TEXT = (5, 3, 260), "naïve 東京 🙂"

@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from pictool.core import Geometry, Target
-from pictool.store.counters import Counters, Counts, read_counts
 from pictool.store.format import CompiledChunk, ObjectMeta
-from pictool.store.hits import FILE, add_hits, forget_hits, read_hits
-from pictool.store.life import expire, gc
 from pictool.store.store import Store
+from pictool.store.upkeep import expire, gc
+from pictool.store.usage import FILE, Counters, Counts, add_hits, forget_hits, read_counts, read_hits
 
 A, B = "a" * 64, "b" * 64
 TARGET = Target("LlamaForCausalLM", A, B, "float32", Geometry(1, 1, 1))
@@ -41,7 +40,7 @@ def test_what_is_opened_to_be_used_is_counted_and_what_is_looked_at_is_not(store
     assert read_counts(store.root / "stats").hits == 4
 
 
-ADD = "import sys; from pathlib import Path; from pictool.store.counters import Counters, Counts\n"
+ADD = "import sys; from pathlib import Path; from pictool.store.usage import Counters, Counts\n"
 ADD += "c = Counters(Path(sys.argv[1]) / 'stats')\n"
 ADD += "for i in range(100): c.add(Counts(hits=1), hit='ab'[i % 2] * 64); c.flush()"
 

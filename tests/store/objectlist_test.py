@@ -14,9 +14,9 @@ from safetensors import safe_open
 
 from pictool.core import Geometry, Target
 from pictool.errors import ForeignObjectError, ObjectError, StoreError
-from pictool.store import objectlist
+from pictool.store import bundles as objectlist
+from pictool.store.bundles import is_object_list, read_object_list, write_object_list
 from pictool.store.format import CompiledChunk, ObjectMeta, write_object
-from pictool.store.objectlist import is_object_list, read_object_list, write_object_list
 
 TARGET = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(layers=1, kv_heads=1, head_dim=1))
 NAMES = ["book.0000.kvo", "book.0001.kvo", 'a b "c" 東京.kvo']

@@ -12,7 +12,7 @@ from chunks import flip, make_chunk, put_many
 from served import QUICK, Server
 
 from pictool.errors import InputError, RemoteError, StoreError
-from pictool.store.arrival import BLOCK
+from pictool.store.fetching import BLOCK
 from pictool.store.remote import Remote
 from pictool.store.store import Store
 from pictool.store.transfer import pull, push
@@ -90,7 +90,7 @@ def test_what_no_reader_asks_for_comes_too(far: Store, near: Store) -> None:
 
 
 def test_has_counts_hits_and_misses(far: Store, near: Store) -> None:
-    from pictool.store.life import usage
+    from pictool.store.upkeep import usage
 
     key = far.put(make_chunk(1)).stem
     assert [near.has(key), near.has(key), near.has("c" * 64)] == [True, True, False]

@@ -11,7 +11,7 @@ from chunks import flip, make_chunk
 from served import QUICK
 
 from pictool.errors import RemoteError
-from pictool.store.arrival import BLOCK
+from pictool.store.fetching import BLOCK
 from pictool.store.remote import Remote
 from pictool.store.store import Store
 from pictool.store.transfer import pull, push

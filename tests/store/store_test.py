@@ -295,9 +295,9 @@ from pictool.core import Geometry, Target
 from pictool.errors import ObjectError
 from pictool.store.format import CompiledChunk, ObjectMeta, write_object
 from pictool.store.files import locked
-from pictool.store.life import gc
+from pictool.store.upkeep import gc
 from pictool.store.store import Store
-from pictool.store.verify import verify
+from pictool.store.upkeep import verify
 
 target = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(2, 2, 8))
 store, task = Store(sys.argv[1]), sys.argv[2]

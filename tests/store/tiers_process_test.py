@@ -13,12 +13,11 @@ import pytest
 from chunks import make_chunk
 from served import Server
 
-from pictool.store.arrival import BLOCK
 from pictool.store.entries import litter_candidates
-from pictool.store.life import gc
+from pictool.store.fetching import BLOCK
 from pictool.store.remote import Retry
 from pictool.store.store import Store
-from pictool.store.verify import verify
+from pictool.store.upkeep import gc, verify
 
 ROOT = Path(__file__).parents[2]
 OPEN = "file = store.open(key); file.layer(0); print('open', flush=True); "

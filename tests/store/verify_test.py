@@ -11,7 +11,7 @@ from chunks import flip, make_chunk
 
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
-from pictool.store.verify import verify
+from pictool.store.upkeep import verify
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from textual.pilot import Pilot
 from textual.widgets import TabbedContent
 from traces import make_trace
 
-from pictool.analysis.diff import diff_traces
 from pictool.core import Layout
-from pictool.linker.trace import TracedToken
 from pictool.store.store import Store
+from pictool.trace.diff import diff_traces
+from pictool.trace.format import TracedToken
 from pictool.tui.compare_screen import CompareScreen
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.overlap_shade import overlap_counts, overlap_steps

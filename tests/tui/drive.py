@@ -13,16 +13,15 @@ import numpy as np
 from textual.pilot import Pilot
 from traces import make_trace
 
-from pictool.analysis.against import Against, GeneratedAgainst
-from pictool.analysis.attention import AttentionMap
-from pictool.analysis.deviation import AttentionDeviation, KVDeviation, NeighbourCorrelation
-from pictool.analysis.look import Look
-from pictool.analysis.sinks import SinkProfile
 from pictool.commands.tui import make_exports
 from pictool.core import Geometry, Target
-from pictool.linker.trace import Trace, write_trace
 from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
+from pictool.trace.analysis import Look
+from pictool.trace.attention import AttentionMap
+from pictool.trace.deviation import Against, AttentionDeviation, GeneratedAgainst, KVDeviation, NeighbourCorrelation
+from pictool.trace.format import Trace, write_trace
+from pictool.trace.sinks import SinkProfile
 from pictool.tui.app import PicApp
 from pictool.tui.export import seen_lines
 from pictool.tui.opened import Opened

@@ -11,13 +11,13 @@ import pytest
 from commands.conftest import save
 from commands.run import write
 
-from pictool.analysis.look import look_behind
-from pictool.analysis.sinks import sink_profile
 from pictool.commands.tui_job import WorkerJob
 from pictool.errors import ForeignObjectError, PicError, TraceError
-from pictool.linker.trace import read_trace
 from pictool.runtime.model import load_model
 from pictool.store.store import Store
+from pictool.trace.analysis import look_behind
+from pictool.trace.format import read_trace
+from pictool.trace.sinks import sink_profile
 from pictool.tui.services import Cancelled, LinkForm
 
 

@@ -18,8 +18,8 @@ from traces import make_trace
 
 import pictool.tui
 from pictool.core import Layout
-from pictool.linker.trace import Trace
 from pictool.store.store import Store
+from pictool.trace.format import Trace
 from pictool.tui.app import PicApp
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker

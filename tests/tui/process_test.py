@@ -19,8 +19,8 @@ from termios import TIOCSWINSZ
 import pytest
 from traces import make_trace
 
-from pictool.linker.trace import write_trace
 from pictool.store.store import Store
+from pictool.trace.format import write_trace
 from tui.drive import put_object
 
 MAIN = "from pictool.cli import main; main()"

@@ -17,9 +17,8 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from pictool.analysis.bins import Binned, binned, tick_labels
-from pictool.analysis.labels import short
-from pictool.analysis.levels import VIRIDIS
+from pictool.trace.heatmap import VIRIDIS, Binned, binned, tick_labels
+from pictool.trace.labels import short
 from pictool.tui.widgets.inks import BOLD, DIM, cell_of
 
 _INDENT = 9

@@ -7,7 +7,7 @@ from functools import cache
 from rich.cells import cell_len
 from rich.style import Style
 
-from pictool.analysis.levels import RAMP, VIRIDIS, style_of_step
+from pictool.trace.heatmap import RAMP, VIRIDIS, style_of_step
 
 CURSOR = Style(reverse=True, bold=True, underline=True)
 MATCH = Style(underline=True, bold=True, italic=True)

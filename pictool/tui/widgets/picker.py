@@ -12,7 +12,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from pictool.analysis.labels import short
+from pictool.trace.labels import short
 
 _TRACK = 12
 _LABEL = 10

@@ -253,8 +253,7 @@ class Wrong(Codec):
 
 def test_a_layer_that_cannot_be_decoded_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        for module in ("format", "writer"):
-            patch.setattr(f"pictool.store.{module}.codecs", lambda: dict.fromkeys(NAMES, Wrong()))
+        patch.setattr("pictool.store.format.codecs", lambda: dict.fromkeys(NAMES, Wrong()))
         with (tmp_path / "odd.kvo").open("wb") as out:
             write_object(out, make_object("int8"))
     with ObjectFile(tmp_path / "odd.kvo") as file, pytest.raises(ObjectError, match=r"odd\.kvo: layer 0 cannot be dec"):

@@ -1,0 +1,1 @@
+"""The loading controller (CacheBlend §5.1): calibration, cost model, decision."""

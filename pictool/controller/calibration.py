@@ -1,0 +1,458 @@
+"""Measuring for the loading controller (CacheBlend §5.1): prefill by length, loading by place, and a link as it is.
+
+What the loading controller estimates from: measured once per machine, and kept (CacheBlend §5.1).
+
+$XDG_CACHE_HOME/pictool/profiles/<sha256 of "of">.json
+{"of": {what it holds for: version, machine, model, …}, "rows": [[number, …], …]}
+
+The rows are those of `measure_compute`; with a tier and a path in "of", of `measure_loads`; with a codec, of
+`measure_decoding`. A file that is not of
+this form is measured again; a cache directory that cannot be written only costs time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from pictool.compiler.compile import CODEC, head_codec
+from pictool.controller.cost import Computed, Decoding, Estimator, PromptSize, Speed, layer_work
+from pictool.controller.decision import STORE_TIER, RatioChoice, choose_ratio
+from pictool.core import Chunk
+from pictool.errors import InputError, ObjectError, StoreError
+from pictool.linker.link import Timing, link
+from pictool.linker.policies import make_policy
+from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
+from pictool.linker.resolve import Document, Part, open_objects, resolve_documents
+from pictool.runtime.fingerprint import cache_dir
+from pictool.runtime.machine import cpu_name
+from pictool.runtime.tensors import to_bytes
+from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
+from pictool.store.store import Store, atomic_write
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+_PREFILL_TOKENS = (64, 256, 1024, 4096, 16384)
+_LONG_S = 3.0  # what takes this long is run once, and no longer prompt is
+_MOST_SCATTERED = 1024  # tokens of context, of which some rows are computed
+_LOADS = ((2, 1024), (4, 256), (16, 16))  # objects × tokens of each: many bytes, both, many objects
+_MAX_BYTES = 1 << 28  # of random objects at a time
+_REPEATS = 3
+_TAIL, _TAIL_ROOM = "Answer:", 32
+Rows = list[list[float]]
+
+
+@dataclass(frozen=True)
+class EveryNth(Policy):
+    """Rows that stand apart, as those of a dynamic policy do: how much they cost is measured by it."""
+
+    name: ClassVar[str] = "every-nth"
+    reference: ClassVar[str] = "for measuring only"
+    n: int = 8
+
+    def select(self, prompt: Prompt) -> Selection:
+        rows = no_rows(prompt.layout)
+        rows[:: self.n] = True
+        return Selection(rows)
+
+
+def measure_compute(model: Model) -> Rows:
+    """[context, tail, runs, seconds] of full recompute by length until one takes long; then of scattered rows.
+
+    What a busy moment of the machine made longer than a longer prompt is cut to that.
+    """
+    tail = len(model.encode(_TAIL))
+    seconds = _grow(model, tail)
+    short = [context for context in seconds if seconds[context] <= _LONG_S]
+    apart = max((context for context in short if context <= _MOST_SCATTERED), default=min(seconds))
+    apart = min(apart, _MAX_BYTES // token_bytes(model))
+    with tempfile.TemporaryDirectory(prefix="pic-measure-") as inside:
+        store, policy = Store(inside), EveryNth()
+        path = store.put(random_object(model, apart, 0))
+        runs = [partial(_full_s, model, context) for context in short]
+        *medians, scattered = _medians([*runs, partial(_recompute_s, model, store, [path], policy)])
+    seconds |= dict(zip(short, medians, strict=True))
+    prefills = [[context, tail, 1, min(list(seconds.values())[i:])] for i, context in enumerate(seconds)]
+    return [*prefills, [apart, tail, math.ceil(apart / policy.n), scattered]]
+
+
+def _grow(model: Model, tail: int) -> dict[int, float]:
+    """A first run of every length of context, ascending, until one takes long."""
+    lengths = sorted({min(tokens, model.max_positions) for tokens in _PREFILL_TOKENS})
+    _full_s(model, lengths[0] - tail)  # the weights come into memory
+    seconds: dict[int, float] = {}
+    for tokens in lengths:
+        seconds[tokens - tail] = _full_s(model, tokens - tail)
+        if seconds[tokens - tail] > _LONG_S:
+            break
+    return seconds
+
+
+def _full_s(model: Model, context: int) -> float:
+    chunk = Chunk("", _random_tokens(model, context, 0), "random")
+    return _recompute_s(model, Store(os.devnull), [chunk], make_policy("full", {}))
+
+
+def _recompute_s(model: Model, store: Store, documents: Sequence[Document], policy: Policy) -> float:
+    return link(model, store, documents, _TAIL, policy).timing.recompute_s
+
+
+def _medians(runs: Sequence[Callable[[], float]]) -> list[float]:
+    """The median seconds of each run, in rounds over all of them: a busy moment of the machine meets one round only."""
+    rounds = [[run() for run in runs] for _ in range(_REPEATS)]
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+
+
+def measure_loads(model: Model, directory: Path) -> Rows:
+    """[bytes, objects, then seconds: cold loading, cold opening, warm loading, warm opening] of random objects.
+
+    Cold is from the device itself, as far as the system forgets what it holds of a file; warm from the page cache. The
+    objects are written to `directory`, and removed.
+
+    Raises:
+        StoreError: the directory cannot be written.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=".pic-measure-", dir=directory) as inside:
+            return _measure_loads(model, Store(inside))
+    except OSError as error:
+        why = error.strerror or error
+        raise StoreError(f"{directory}: its speed cannot be measured ({why}); make it writable") from error
+
+
+def _measure_loads(model: Model, store: Store) -> Rows:
+    sizes = _load_sizes(model)
+    runs: list[Callable[[], float]] = []
+    for count, tokens in sizes:
+        paths = [store.put(random_object(model, tokens, seed)) for seed in range(count)]
+        _load_s(model, store, paths, False)  # a warm-up
+        runs += [
+            partial(time_it, model, store, paths, cold) for cold in (True, False) for time_it in (_load_s, _open_s)
+        ]
+    seconds = iter(_medians(runs))
+    return [
+        [count * tokens * token_bytes(model), count, *itertools.islice(seconds, len(runs) // len(sizes))]
+        for count, tokens in sizes
+    ]
+
+
+def measure_decoding(model: Model, codec: str) -> Rows:
+    """[bytes of KV, objects, bytes stored, then seconds of loading: plain, coded] of random objects, from memory."""
+    runs: list[Callable[[], float]] = []
+    counts: Rows = []
+    with tempfile.TemporaryDirectory(prefix="pic-measure-") as inside:
+        store = Store(inside)
+        for count, tokens in _load_sizes(model):
+            for kind in (CODEC, codec):
+                paths = [store.put(random_object(model, tokens, seed, kind)) for seed in range(count)]
+                _load_s(model, store, paths, False)  # a warm-up
+                runs.append(partial(_load_s, model, store, paths, False))
+            counts.append([count * tokens * token_bytes(model), count, sum(map(stored_bytes, paths))])
+        seconds = iter(_medians(runs))
+    return [[*row, next(seconds), next(seconds)] for row in counts]
+
+
+def stored_bytes(path: Path) -> int:
+    """Bytes that the KV of an object takes in its file.
+
+    Raises:
+        ObjectError: no object, or its header is damaged.
+    """
+    with ObjectFile(path) as file:
+        return sum(map(file.stored_bytes, range(file.meta.target.geometry.layers)))
+
+
+def _load_sizes(model: Model) -> list[tuple[int, int]]:
+    """Objects × tokens of each, as far as the model's positions and `_MAX_BYTES` go."""
+    most = min(model.max_positions - _TAIL_ROOM, _MAX_BYTES // token_bytes(model))
+    return [(max(1, min(count, most)), max(1, min(tokens, most // count))) for count, tokens in _LOADS]
+
+
+def _load_s(model: Model, store: Store, paths: Sequence[Path], is_cold: bool) -> float:
+    """Seconds of the loader under `naive`."""
+    if is_cold:
+        drop_page_cache(paths)
+    return link(model, store, paths, _TAIL, make_policy("naive", {})).timing.fetch_s
+
+
+def _open_s(model: Model, store: Store, paths: Sequence[Path], is_cold: bool) -> float:
+    """Seconds of finding, opening and checking the objects."""
+    if is_cold:
+        drop_page_cache(paths)
+    started = time.perf_counter()
+    files, _ = open_objects(model, store, resolve_documents(model, store, paths))
+    seconds = time.perf_counter() - started
+    for file in files:
+        file.close()
+    return seconds
+
+
+def measure_link(
+    model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, *, head: str = "",
+    sinks: int | None = None, chunk_tokens: int | None = None, codec: str = CODEC,
+) -> Timing:  # fmt: skip
+    """The times of a link whose objects are read from their device, if the system allows that: medians, field by field.
+
+    Texts that are not compiled yet are compiled first.
+
+    Raises:
+        PicError: see `link`.
+    """
+
+    def run() -> Timing:
+        return link(
+            model, store, documents, tail, policy, head=head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec
+        ).timing
+
+    run()  # a warm-up, which compiles what is missing
+    store.settle()
+    parts = resolve_documents(model, store, documents, policy.sinks if sinks is None else sinks, chunk_tokens, codec)
+    parts.append(Part(Chunk(head, model.encode(head), "head"), None, 0, head_codec(codec)))
+    timings = []
+    for _ in range(_REPEATS):
+        drop_page_cache(part.path or store.path(part.key(model)) for part in parts)
+        timings.append(vars(run()))
+    return Timing(**{name: statistics.median(one[name] for one in timings) for name in timings[0]})
+
+
+def token_bytes(model: Model) -> int:
+    """Bytes of a token's K and V through all layers, as objects hold them."""
+    geometry = model.geometry
+    return 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * model.torch_dtype.itemsize
+
+
+def random_object(model: Model, tokens: int, seed: int, codec: str = CODEC) -> CompiledChunk:
+    """An object of random tokens and random normal K and V: it loads like any other, and no model has to run."""
+    ids = _random_tokens(model, tokens, seed)
+    meta = ObjectMeta(model.target.key(ids, 0, codec), model.target, tokens, 0, codec)
+    draw, geometry = torch.Generator().manual_seed(seed), model.geometry
+    shape = (geometry.kv_heads, tokens, geometry.head_dim)
+
+    def layer() -> tuple[Any, Any]:
+        key, value = torch.randn(2, *shape, generator=draw).to(model.torch_dtype)
+        return to_bytes(key), to_bytes(value)
+
+    return CompiledChunk(meta, "", np.asarray(ids, dtype=np.int32), [layer() for _ in range(geometry.layers)])
+
+
+def _random_tokens(model: Model, count: int, seed: int) -> tuple[int, ...]:
+    draw = np.random.default_rng(seed).integers(0, model.config.vocab_size, count)
+    return tuple(int(token) for token in draw)
+
+
+def drop_page_cache(paths: Iterable[Path]) -> None:
+    """Make the next reading of these files come from their device, where the system allows it; others are left out."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for path in paths:
+        with suppress(OSError):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)  # what is not on the device yet cannot be dropped
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+
+
+VERSION = 1
+OnMeasure = Callable[[str], None]  # is told what will be measured now, which takes a while
+
+
+@dataclass(frozen=True)
+class LoadProfile:
+    """How fast the loader gets objects from one place: from the device itself, and from the page cache."""
+
+    cold: Speed
+    warm: Speed
+
+
+def compute_profile(model: Model, again: bool = False, on_measure: OnMeasure | None = None) -> list[Computed]:
+    """Full prefills of several lengths, ascending, and a recompute of scattered rows."""
+    rows = _kept(machine(model), 4, lambda: measure_compute(model), "prefill", again, on_measure)
+    size = token_bytes(model)
+    return [
+        Computed(PromptSize(int(context), int(tail), 1, size), int(runs), seconds)
+        for context, tail, runs, seconds in rows
+    ]
+
+
+def load_profile(
+    model: Model, tier: str, directory: Path, again: bool = False, on_measure: OnMeasure | None = None
+) -> LoadProfile:
+    """The speed of the tier on which `directory` lies (or its nearest parent, if it does not exist yet).
+
+    Raises:
+        StoreError: it has to be measured, and the directory cannot be written.
+    """
+    place = nearest_directory(directory)
+    of = machine(model) | {"tier": tier, "path": str(directory.resolve())}
+    rows = _kept(of, 6, lambda: measure_loads(model, place), f"loading from {place}", again, on_measure)
+    sizes, objects, *seconds = zip(*rows, strict=True)
+    cold, cold_open, warm, warm_open = seconds
+    return LoadProfile(Speed.fit(sizes, objects, cold, cold_open), Speed.fit(sizes, objects, warm, warm_open))
+
+
+def decoding(model: Model, codec: str, again: bool = False, on_measure: OnMeasure | None = None) -> Decoding:
+    """What the codec costs, of random KV: real KV is somewhat smaller."""
+    if codec == CODEC:
+        return Decoding()
+    rows = _kept(
+        machine(model) | {"codec": codec}, 5, lambda: measure_decoding(model, codec), f"decoding {codec}", again,
+        on_measure,
+    )  # fmt: skip
+    return Decoding.fit(*zip(*rows, strict=True))
+
+
+def machine(model: Model) -> dict[str, Any]:
+    """What measured times hold for, beside the place of the objects."""
+    device = torch.cuda.get_device_name(model.device) if model.device.startswith("cuda") else "cpu"
+    return {
+        "version": VERSION, "cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+        "device_name": device, "device": model.device, "model": model.fingerprint, "dtype": model.dtype,
+    }  # fmt: skip
+
+
+def nearest_directory(path: Path) -> Path:
+    """The directory itself, or the first of its parents that exists."""
+    return next(one for one in (path, *path.absolute().parents) if one.is_dir())
+
+
+def _kept(
+    of: dict[str, Any], width: int, measure: Callable[[], Rows], what: str, again: bool, on_measure: OnMeasure | None
+) -> Rows:
+    """The rows [points, width] of the profile `of`: as kept, or else measured."""
+    path = cache_dir() / "profiles" / f"{hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()}.json"
+    if not again and (rows := _read(path, of, width)) is not None:
+        return rows
+    if on_measure:
+        on_measure(what)
+    rows = measure()
+    with suppress(StoreError), atomic_write(path) as file:
+        file.write(json.dumps({"of": of, "rows": rows}, indent=1).encode())
+    return rows
+
+
+def _read(path: Path, of: dict[str, Any], width: int) -> Rows | None:
+    """The rows of a kept profile; None if there is none, or it is damaged or old."""
+    try:
+        data = json.loads(path.read_bytes())
+        rows = [[float(value) for value in row] for row in data["rows"]]
+        is_ours = data["of"] == of
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    is_sound = all(len(row) == width and all(math.isfinite(value) and value > 0 for value in row) for row in rows)
+    return rows if rows and is_ours and is_sound else None
+
+
+def make_estimator(model: Model, policy: Policy, measured: Sequence[Computed]) -> Estimator:
+    """The delays of a policy, from what was measured of the model."""
+    layers = model.geometry.layers
+    return Estimator.fit(measured, layer_work(layers, policy.check_layers(layers), projection_share(model)))
+
+
+def projection_share(model: Model) -> float:
+    """The share of a layer's weights that project to Q, K and V: a checked layer runs these for all rows."""
+    config, geometry = model.config, model.geometry
+    query, kv = config.num_attention_heads * geometry.head_dim, 2 * geometry.kv_heads * geometry.head_dim
+    projections = query + kv
+    return float(projections / (projections + query + 3 * config.intermediate_size))
+
+
+def measure_size(
+    model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, *, head: str = "",
+    sinks: int | None = None, chunk_tokens: int | None = None, codec: str = CODEC, again: bool = False,
+    on_measure: OnMeasure | None = None,
+) -> PromptSize:  # fmt: skip
+    """The size of a prompt; nothing is compiled. Objects that are there have the bytes that they have.
+
+    Raises:
+        PicError: an unusable document, or a prompt that is too long for the model.
+    """
+    parts = resolve_documents(model, store, documents, policy.sinks if sinks is None else sinks, chunk_tokens, codec)
+    if head_ids := model.encode(head):
+        parts.append(Part(Chunk(head, head_ids, "head"), None, 0, head_codec(codec)))
+    size = PromptSize(sum(len(one.chunk) for one in parts), len(model.encode(tail)), len(parts), token_bytes(model))
+    require_room(model, size)
+    if all(part.codec == CODEC for part in parts):
+        return size
+    costs = {name: decoding(model, name, again, on_measure) for name in sorted({part.codec for part in parts})}
+    kv = [len(part.chunk) * size.token_bytes for part in parts]
+    stored = [_stored_bytes(model, store, part) or round(costs[part.codec].stored * n)
+              for part, n in zip(parts, kv, strict=True)]  # fmt: skip
+    decode_s = sum(costs[part.codec].seconds(n, 1) for part, n in zip(parts, kv, strict=True))
+    return replace(size, coded_bytes=sum(stored), decode_s=decode_s)
+
+
+def _stored_bytes(model: Model, store: Store, part: Part) -> int | None:
+    """Bytes that a part's KV takes in its object; None if it is still to be compiled."""
+    with suppress(ObjectError):
+        return stored_bytes(part.path or store.path(part.key(model)))
+    return None
+
+
+def coded_size(size: PromptSize, cost: Decoding) -> PromptSize:
+    """A prompt whose objects are all kept in one codec, of which none has to be there."""
+    return replace(
+        size, coded_bytes=round(cost.stored * size.num_bytes), decode_s=cost.seconds(size.num_bytes, size.objects)
+    )
+
+
+def require_room(model: Model, size: PromptSize) -> None:
+    """Refuse what no link would take.
+
+    Raises:
+        InputError: more tokens than the model has positions.
+    """
+    if size.num_tokens > model.max_positions:
+        raise InputError(
+            f"{size.context} tokens of context and {size.tail} of the query, but {model.name} takes "
+            f"{model.max_positions} positions; use fewer or shorter documents"
+        )
+
+
+def with_ratio(policy: Policy, ratio: float) -> Policy:
+    """The same policy with another ratio.
+
+    Raises:
+        InputError: it has none, or the ratio is no share.
+    """
+    return make_policy(policy.name, {**policy.params, "ratio": ratio})
+
+
+def auto_ratio(
+    model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, *, head: str = "",
+    sinks: int | None = None, chunk_tokens: int | None = None, codec: str = CODEC,
+    on_measure: OnMeasure | None = None,
+) -> RatioChoice:  # fmt: skip
+    """The ratio for a prompt whose objects are read from where the store lives (CacheBlend §5.1).
+
+    Args:
+        policy: with any ratio; by the layers that it checks.
+        on_measure: called before something is measured, which happens once per machine, model and place.
+
+    Raises:
+        PicError: an unusable document, or a store whose directory cannot be measured.
+    """
+    size = measure_size(
+        model, store, documents, tail, policy, head=head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec,
+        on_measure=on_measure,
+    )  # fmt: skip
+    estimator = make_estimator(model, policy, compute_profile(model, on_measure=on_measure))
+    speed = load_profile(model, STORE_TIER, store.root, on_measure=on_measure).cold
+    return choose_ratio(estimator, size, speed)

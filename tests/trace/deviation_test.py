@@ -1,0 +1,224 @@
+"""KV and attention deviation against transformers' own KV and attentions, and on inputs made by hand."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import tiny
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from subjects import ARCHITECTURES, HEAD, LENGTH_DEPENDENT, LENGTHS, make_chunks, parts_of, run, subject
+
+from pictool.core import Layout
+from pictool.errors import InputError
+from pictool.linker.link import Linked
+from pictool.linker.policies import make_policy
+from pictool.runtime.decode import generate
+from pictool.runtime.image import Image
+from pictool.runtime.model import wrap_model
+from pictool.store.store import Store
+from pictool.trace.deviation import (
+    AttentionDeviation,
+    KVDeviation,
+    _cosine_distance,
+    attention_deviation,
+    kv_deviation,
+    neighbour_correlation,
+)
+
+Array = NDArray[np.float64]
+FIXED_ROPE = [architecture for architecture in ARCHITECTURES if architecture not in LENGTH_DEPENDENT]
+
+
+def linked_by(architecture: str, store: Store, policy: str, tail: str = " why?", **fields: Any) -> Linked:
+    return run(subject(architecture), store, make_policy(policy, fields), make_chunks(LENGTHS), HEAD, tail)
+
+
+def dense_kv(dense: reference.Dense) -> tuple[Array, Array]:
+    """K and V of transformers' forward, float64 [layers, n, kv_heads · head_dim]."""
+    key, value = (
+        np.stack([x[i][0].double().numpy().transpose(1, 0, 2).reshape(x[i].shape[2], -1) for x in dense.kv])
+        for i in (0, 1)
+    )
+    return key, value
+
+
+def cosine_distance(a: Array, b: Array) -> Array:
+    cosine: Array = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+    return 1 - cosine
+
+
+# KV
+
+
+@pytest.mark.parametrize("architecture", FIXED_ROPE)
+def test_kv_deviation_is_that_of_transformers_kv(architecture: str, store: Store) -> None:
+    one, linked = subject(architecture), linked_by(architecture, store, "naive")
+    full = linked_by(architecture, store, "full").image
+    rows = torch.arange(full.num_tokens) >= full.layout.num_context
+    k, v = dense_kv(reference.link(one.reference, parts_of(linked), rows))
+    full_k, full_v = dense_kv(reference.full(one.reference, full.layout.tokens.tolist()))
+    deviation = kv_deviation(linked.image, full)
+    for got in (deviation.key, deviation.value, deviation.cosine):
+        assert got.dtype == np.float32 and got.shape == (3, full.num_tokens)
+    np.testing.assert_allclose(deviation.key, np.linalg.norm(k - full_k, axis=-1), atol=1e-4)
+    np.testing.assert_allclose(deviation.value, np.linalg.norm(v - full_v, axis=-1), atol=1e-4)
+    whole, full_whole = np.concatenate([k, v], -1), np.concatenate([full_k, full_v], -1)
+    np.testing.assert_allclose(deviation.both, np.linalg.norm(whole - full_whole, axis=-1), atol=2e-4)
+    np.testing.assert_allclose(deviation.cosine, cosine_distance(whole, full_whole), atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_layer_0_deviates_nowhere_and_deeper_layers_do(architecture: str, store: Store) -> None:
+    """Rule 3, and that the head is exact at every layer."""
+    linked, full = linked_by(architecture, store, "naive"), linked_by(architecture, store, "full").image
+    deviation = kv_deviation(linked.image, full)
+    for got in (deviation.key, deviation.value, deviation.cosine):
+        assert got[0].max() <= 1e-4
+        assert got[1:].max(1).min() > 1e-3
+        assert got[:, : full.layout.head[1]].max() <= 1e-4
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_full_deviates_nowhere_from_full(architecture: str, store: Store) -> None:
+    image, again = (linked_by(architecture, store, "full").image for _ in range(2))
+    deviation = kv_deviation(image, again)
+    assert not any(got.any() for got in (deviation.key, deviation.value, deviation.cosine, deviation.both))
+    assert not attention_deviation(image, again).layers.any()
+
+
+def test_decoded_tokens_are_left_out(store: Store) -> None:
+    linked, full = linked_by("llama", store, "naive").image, linked_by("llama", store, "full").image
+    kv, attention = kv_deviation(linked, full), attention_deviation(linked, full)
+    generate(subject("llama").model, linked, 5)
+    generate(subject("llama").model, full, 3)
+    assert np.array_equal(kv_deviation(linked, full).both, kv.both)
+    assert np.array_equal(attention_deviation(linked, full).layers, attention.layers)
+
+
+def test_the_cosine_distance_of_vectors_made_by_hand() -> None:
+    a = torch.tensor([[3.0, 4.0], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [2.0, 2.0], [1e-42, 0.0]])
+    b = torch.tensor([[6.0, 8.0], [0.0, 2.0], [-5.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = _cosine_distance(a, b)
+    assert got[:6].tolist() == pytest.approx([0, 1, 2, 0, 1, 1], abs=1e-6)
+    assert bool(torch.isfinite(got).all())
+
+
+@pytest.mark.parametrize("measure", [kv_deviation, attention_deviation])
+def test_images_of_different_prompts_or_models_are_refused(measure: Any, store: Store) -> None:
+    linked, other = linked_by("llama", store, "naive").image, linked_by("llama", store, "full", " who?").image
+    with pytest.raises(InputError, match=r"different prompts \(\d+ and \d+ tokens\)"):
+        measure(linked, other)
+    small = tiny.CONFIGS["llama"]()
+    small.num_hidden_layers = 2
+    model = wrap_model(tiny.random_module(small), tiny.tokenizer(), "small")
+    with pytest.raises(InputError, match=r"different models.*layers=3.*layers=2"):
+        measure(linked, Image(model.stack, linked.layout))
+
+
+# Attention
+
+
+@pytest.mark.parametrize("architecture", FIXED_ROPE)
+def test_attention_deviation_is_that_of_transformers_attentions(architecture: str, store: Store) -> None:
+    one = subject(architecture)
+    linked, full = linked_by(architecture, store, "naive").image, linked_by(architecture, store, "full").image
+    attentions = []
+    for image, reused in ((linked, image_context(linked)), (full, torch.zeros(full.num_tokens, dtype=torch.bool))):
+        cache = reference._Splice([(image.key(layer), image.value(layer)) for layer in range(3)], reused)
+        ids = torch.from_numpy(image.layout.tokens.astype(np.int64))[None]
+        with torch.no_grad():
+            out = one.reference(input_ids=ids, past_key_values=cache, use_cache=True, output_attentions=True)
+        attentions.append(np.stack([x[0, :, slice(*image.layout.tail)].double().numpy() for x in out.attentions]))
+    difference = attentions[0] - attentions[1]  # [layers, heads, tail rows, n]
+    wanted = np.sqrt((difference**2).sum((2, 3))).mean(1)
+    deviation = attention_deviation(linked, full)
+    np.testing.assert_allclose(deviation.layers, wanted, atol=1e-4)
+    assert deviation.mean == pytest.approx(float(wanted.mean()), abs=1e-4)
+    assert deviation.layers[0] < 1e-4 < 5e-3 < deviation.layers[-1]  # in windows it arrives later
+    assert deviation.layers.max() <= np.sqrt(2 * (full.num_tokens - full.layout.num_context))
+
+
+def image_context(image: Image) -> torch.Tensor:
+    return torch.arange(image.num_tokens) < image.layout.num_context
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_recomputing_everything_leaves_no_deviation(architecture: str, store: Store) -> None:
+    linked, full = linked_by(architecture, store, "legolink", k=1000), linked_by(architecture, store, "full").image
+    assert kv_deviation(linked.image, full).both.max() <= 1e-4
+    assert attention_deviation(linked.image, full).mean <= 1e-4
+
+
+def test_one_decoded_token_more_or_less_is_another_prompt(store: Store) -> None:
+    linked = linked_by("llama", store, "full").image
+    longer = Layout(np.append(linked.layout.tokens, 7).astype(np.int32), linked.layout.starts)
+    with pytest.raises(InputError, match="different prompts"):
+        kv_deviation(linked, Image(linked.stack, longer))
+
+
+# Correlation
+
+
+def average_ranks(x: Array) -> Array:
+    return np.array([(x < value).sum() + ((x == value).sum() - 1) / 2 for value in x])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 5), st.integers(3, 12), st.data())
+def test_spearman_is_the_correlation_of_the_ranks(layers: int, n: int, data: st.DataObject) -> None:
+    values = data.draw(st.lists(st.integers(0, 6), min_size=layers * n, max_size=layers * n))
+    deviation = np.array(values, dtype=np.float32).reshape(layers, n)
+    got = neighbour_correlation(deviation).layers
+    assert got.shape == (layers - 1,)
+    for upper, lower, correlation in zip(deviation, deviation[1:], got, strict=False):
+        if np.ptp(upper) == 0 or np.ptp(lower) == 0:
+            assert np.isnan(correlation)
+        else:
+            wanted = np.corrcoef(average_ranks(upper.astype(float)), average_ranks(lower.astype(float)))[0, 1]
+            assert correlation == pytest.approx(wanted, abs=1e-12)
+
+
+def test_correlation_of_deviations_made_by_hand() -> None:
+    deviation = np.array([[1, 2, 3, 4, 99], [10, 20, 300, 4000, 0], [8, 7, 6, 5, 99]], dtype=np.float32)
+    found = neighbour_correlation(deviation, (0, 4))
+    assert found.layers.tolist() == pytest.approx([1, -1])
+    assert found.mean == pytest.approx(0)
+    assert neighbour_correlation(deviation).layers[0] == pytest.approx(0)
+
+
+def test_what_has_no_correlation_is_nan_and_warns_nobody() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        constant = neighbour_correlation(np.array([[1.0, 1.0, 1.0], [1.0, 2.0, 3.0], [1.0, 3.0, 4.0]]))
+        assert np.isnan(constant.layers[0]) and constant.layers[1] == pytest.approx(1) and constant.mean == 1
+        for few in (np.ones((3, 1)), np.ones((3, 0))):
+            assert np.isnan(neighbour_correlation(few).layers).all() and np.isnan(neighbour_correlation(few).mean)
+        assert np.isnan(neighbour_correlation(np.array([[1.0, np.nan, 2.0], [1.0, 2.0, 3.0]])).layers).all()
+        assert neighbour_correlation(np.ones((1, 4))).layers.shape == (0,)
+    with pytest.raises(InputError, match=r"\[layers, tokens\]"):
+        neighbour_correlation(np.ones(4))
+
+
+def test_deviations_of_a_link_correlate_between_deeper_layers(store: Store) -> None:
+    """Any two layers behind layer 0; the correlation is defined there."""
+    linked, full = linked_by("llama", store, "naive").image, linked_by("llama", store, "full").image
+    deviation = kv_deviation(linked, full)
+    found = neighbour_correlation(deviation.both[1:], (full.layout.head[1], full.layout.num_context))
+    assert found.layers.shape == (1,) and 0 < found.mean < 1
+
+
+def test_results_are_frozen() -> None:
+    nothing = np.zeros((1, 1), dtype=np.float32)
+    assert replace(KVDeviation(nothing, nothing, nothing), key=nothing + 3).both[0, 0] == 3
+    with pytest.raises(AttributeError):
+        AttentionDeviation(np.zeros(1), nothing, nothing).layers = np.ones(1)  # type: ignore[misc]
