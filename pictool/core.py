@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from pictool.errors import InputError
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -79,6 +81,49 @@ class Chunk:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+@dataclass(frozen=True, order=True)
+class CompileOptions:
+    """How a chunk is compiled to an object. `sinks` and `codec` belong to the object's key, `probes` does not.
+
+    Fields:
+        sinks: dummy BOS tokens before the chunk, whose KV is dropped (EPIC §5.4).
+        codec: how the object keeps the KV (`store.codecs`).
+        probes: prefixes after which the chunk is measured for its table of fixups; 0: no table is needed.
+    """
+
+    sinks: int = 0
+    codec: str = "none"
+    probes: int = 0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen: temperature 0 is greedy. Stop strings end the answer and are not part of it."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.temperature != 0 and not 1e-3 <= self.temperature <= 1e3:
+            raise InputError(f"temperature {self.temperature}: must be 0 (greedy), or from 0.001 to 1000")
+        if not 0 <= self.seed < 1 << 64:
+            raise InputError(f"seed {self.seed}: must be from 0 to 2^64 - 1")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top-p {self.top_p}: must be above 0 and at most 1")
+        if "" in self.stop:
+            raise InputError("a stop string is empty")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a chat, as chat templates take them. `role` is ``system``, ``user`` or ``assistant``."""
+
+    role: str
+    content: str
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from pictool.compiler.compile import CODEC, head_codec
+from pictool.compiler.compile import CODEC
 from pictool.controller.cost import Computed, Decoding, Estimator, PromptSize, Speed, layer_work
 from pictool.controller.decision import STORE_TIER, RatioChoice, choose_ratio
 from pictool.core import Chunk
@@ -38,7 +38,8 @@ from pictool.errors import InputError, ObjectError, StoreError
 from pictool.linker.link import Timing, link
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
-from pictool.linker.resolve import Document, Part, open_objects, resolve_documents
+from pictool.linker.resolve import Part, head_part, open_objects, resolve_documents
+from pictool.linker.spec import Document, Spec
 from pictool.runtime.fingerprint import cache_dir
 from pictool.runtime.machine import cpu_name
 from pictool.runtime.tensors import to_bytes
@@ -110,7 +111,7 @@ def _full_s(model: Model, context: int) -> float:
 
 
 def _recompute_s(model: Model, store: Store, documents: Sequence[Document], policy: Policy) -> float:
-    return link(model, store, documents, _TAIL, policy).timing.recompute_s
+    return link(model, store, Spec.raw(documents, _TAIL, policy)).timing.recompute_s
 
 
 def _medians(runs: Sequence[Callable[[], float]]) -> list[float]:
@@ -188,25 +189,21 @@ def _load_s(model: Model, store: Store, paths: Sequence[Path], is_cold: bool) ->
     """Seconds of the loader under `naive`."""
     if is_cold:
         drop_page_cache(paths)
-    return link(model, store, paths, _TAIL, make_policy("naive", {})).timing.fetch_s
+    return link(model, store, Spec.raw(paths, _TAIL, make_policy("naive"))).timing.fetch_s
 
 
 def _open_s(model: Model, store: Store, paths: Sequence[Path], is_cold: bool) -> float:
     """Seconds of finding, opening and checking the objects."""
     if is_cold:
         drop_page_cache(paths)
-    started = time.perf_counter()
-    files, _ = open_objects(model, store, resolve_documents(model, store, paths))
-    seconds = time.perf_counter() - started
-    for file in files:
-        file.close()
-    return seconds
+    with ExitStack() as opened:
+        started = time.perf_counter()
+        spec = Spec.raw(paths, _TAIL, make_policy("naive"))
+        open_objects(model, store, resolve_documents(model, store, spec, opened), opened)
+        return time.perf_counter() - started
 
 
-def measure_link(
-    model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, *, head: str = "",
-    sinks: int | None = None, chunk_tokens: int | None = None, codec: str = CODEC,
-) -> Timing:  # fmt: skip
+def measure_link(model: Model, store: Store, spec: Spec) -> Timing:
     """The times of a link whose objects are read from their device, if the system allows that: medians, field by field.
 
     Texts that are not compiled yet are compiled first.
@@ -214,21 +211,22 @@ def measure_link(
     Raises:
         PicError: see `link`.
     """
-
-    def run() -> Timing:
-        return link(
-            model, store, documents, tail, policy, head=head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec
-        ).timing
-
-    run()  # a warm-up, which compiles what is missing
+    link(model, store, spec)  # a warm-up, which compiles what is missing
     store.settle()
-    parts = resolve_documents(model, store, documents, policy.sinks if sinks is None else sinks, chunk_tokens, codec)
-    parts.append(Part(Chunk(head, model.encode(head), "head"), None, 0, head_codec(codec)))
+    with ExitStack() as opened:
+        paths = [part.path(model, store) for part in prompt_parts(model, store, spec, opened)]
     timings = []
     for _ in range(_REPEATS):
-        drop_page_cache(part.path or store.path(part.key(model)) for part in parts)
-        timings.append(vars(run()))
-    return Timing(**{name: statistics.median(one[name] for one in timings) for name in timings[0]})
+        drop_page_cache(paths)
+        timings.append(vars(link(model, store, spec).timing))
+    return Timing(**{name: statistics.median(timing[name] for timing in timings) for name in timings[0]})
+
+
+def prompt_parts(model: Model, store: Store, spec: Spec, opened: ExitStack) -> list[Part]:
+    """The parts of a prompt's documents, and its head if that has tokens."""
+    parts = resolve_documents(model, store, spec, opened)
+    head = head_part(model, spec, spec.frame(model).head)
+    return [*parts, head] if head.chunk.tokens else parts
 
 
 def token_bytes(model: Model) -> int:
@@ -375,34 +373,34 @@ def projection_share(model: Model) -> float:
 
 
 def measure_size(
-    model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, *, head: str = "",
-    sinks: int | None = None, chunk_tokens: int | None = None, codec: str = CODEC, again: bool = False,
-    on_measure: OnMeasure | None = None,
-) -> PromptSize:  # fmt: skip
+    model: Model, store: Store, spec: Spec, *, again: bool = False, on_measure: OnMeasure | None = None
+) -> PromptSize:
     """The size of a prompt; nothing is compiled. Objects that are there have the bytes that they have.
 
     Raises:
         PicError: an unusable document, or a prompt that is too long for the model.
     """
-    parts = resolve_documents(model, store, documents, policy.sinks if sinks is None else sinks, chunk_tokens, codec)
-    if head_ids := model.encode(head):
-        parts.append(Part(Chunk(head, head_ids, "head"), None, 0, head_codec(codec)))
-    size = PromptSize(sum(len(one.chunk) for one in parts), len(model.encode(tail)), len(parts), token_bytes(model))
-    require_room(model, size)
-    if all(part.codec == CODEC for part in parts):
-        return size
-    costs = {name: decoding(model, name, again, on_measure) for name in sorted({part.codec for part in parts})}
-    kv = [len(part.chunk) * size.token_bytes for part in parts]
-    stored = [_stored_bytes(model, store, part) or round(costs[part.codec].stored * n)
-              for part, n in zip(parts, kv, strict=True)]  # fmt: skip
-    decode_s = sum(costs[part.codec].seconds(n, 1) for part, n in zip(parts, kv, strict=True))
-    return replace(size, coded_bytes=sum(stored), decode_s=decode_s)
+    with ExitStack() as opened:
+        parts = prompt_parts(model, store, spec, opened)
+        num_context, tail = sum(len(part.chunk) for part in parts), model.encode(spec.frame(model).tail)
+        size = PromptSize(num_context, len(tail), len(parts), token_bytes(model))
+        require_room(model, size)
+        codecs = [part.options.codec for part in parts]
+        if all(codec == CODEC for codec in codecs):
+            return size
+        costs = {codec: decoding(model, codec, again, on_measure) for codec in sorted(set(codecs))}
+        stored, decode_s = 0, 0.0
+        for part, codec in zip(parts, codecs, strict=True):
+            kv_bytes = len(part.chunk) * size.token_bytes
+            stored += _stored_bytes(model, store, part) or round(costs[codec].stored * kv_bytes)
+            decode_s += costs[codec].seconds(kv_bytes, 1)
+        return replace(size, coded_bytes=stored, decode_s=decode_s)
 
 
 def _stored_bytes(model: Model, store: Store, part: Part) -> int | None:
     """Bytes that a part's KV takes in its object; None if it is still to be compiled."""
     with suppress(ObjectError):
-        return stored_bytes(part.path or store.path(part.key(model)))
+        return stored_bytes(part.path(model, store))
     return None
 
 
@@ -436,23 +434,18 @@ def with_ratio(policy: Policy, ratio: float) -> Policy:
 
 
 def auto_ratio(
-    model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, *, head: str = "",
-    sinks: int | None = None, chunk_tokens: int | None = None, codec: str = CODEC,
-    on_measure: OnMeasure | None = None,
+    model: Model, store: Store, spec: Spec, *, on_measure: OnMeasure | None = None
 ) -> RatioChoice:  # fmt: skip
     """The ratio for a prompt whose objects are read from where the store lives (CacheBlend §5.1).
 
     Args:
-        policy: with any ratio; by the layers that it checks.
+        spec: its policy with any ratio; what counts are the layers that it checks.
         on_measure: called before something is measured, which happens once per machine, model and place.
 
     Raises:
         PicError: an unusable document, or a store whose directory cannot be measured.
     """
-    size = measure_size(
-        model, store, documents, tail, policy, head=head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec,
-        on_measure=on_measure,
-    )  # fmt: skip
-    estimator = make_estimator(model, policy, compute_profile(model, on_measure=on_measure))
+    size = measure_size(model, store, spec, on_measure=on_measure)
+    estimator = make_estimator(model, spec.policy, compute_profile(model, on_measure=on_measure))
     speed = load_profile(model, STORE_TIER, store.root, on_measure=on_measure).cold
     return choose_ratio(estimator, size, speed)

@@ -21,7 +21,7 @@ class Fusor:
     """
 
     def __init__(self, image: Image, prompt: Prompt, policy: Policy, selection: Selection) -> None:
-        self._image = image
+        self._image, self._stage = image, prompt.stage
         self._narrowing = Narrowing(prompt, policy, selection, self._required(prompt))
         self._checked = policy.check_layers(image.stack.num_layers)
         self.rows = np.zeros((image.stack.num_layers, prompt.layout.num_tokens), dtype=bool)
@@ -47,7 +47,8 @@ class Fusor:
         """Compute one layer; cached K and V of the rows that are not computed stand in the image already."""
         self.rows[layer] = self._narrowing.on
         if layer in self._checked:
-            self._narrow(layer)
+            with self._stage("check"):
+                self._narrow(layer)
         self._hidden = self._image.compute(layer, self._hidden, self._rows)
 
     def finish(self) -> None:

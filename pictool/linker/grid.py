@@ -44,7 +44,7 @@ def parse_repeatable(specs: Sequence[str]) -> list[Labelled]:
     """
     found = parse_grid(specs)
     for one in found:
-        if one.policy.chain_block:
+        if one.policy.needs.chain_block:
             raise InputError(
                 f"{one.label}: what it reuses depends on what was asked before; see it with pic link --json"
             )

@@ -11,13 +11,13 @@ import pytest
 import torch
 from subjects import HEAD, LENGTHS, TAIL, make_chunks, run, subject
 
-from pictool.compiler.compile import Compiled, compile
+from pictool.api import compile, link
+from pictool.compiler.compile import Compiled
 from pictool.core import Layout
 from pictool.errors import ObjectError, StoreError
-from pictool.linker.link import link
 from pictool.linker.loader import LOOK_AHEAD, Loader, Placed
 from pictool.linker.policies import make_policy
-from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
+from pictool.linker.policies.base import Needs, Policy, Prompt, Selection, no_rows
 from pictool.runtime.image import Image
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
@@ -91,8 +91,8 @@ class Scoring(Policy):
     spy: Spy
 
     @property
-    def is_slow(self) -> bool:
-        return True
+    def needs(self) -> Needs:
+        return Needs(runs_model=True)
 
     def select(self, prompt: Prompt) -> Selection:
         Scoring.spy.wait_for(LOOK_AHEAD)

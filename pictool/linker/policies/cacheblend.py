@@ -7,6 +7,7 @@ from typing import ClassVar
 from pictool.errors import InputError
 from pictool.linker.policies.base import (
     Deviation,
+    PlotStyle,
     Policy,
     Prompt,
     Scores,
@@ -35,6 +36,7 @@ class CacheBlend(Policy):
 
     name: ClassVar[str] = "cacheblend"
     reference: ClassVar[str] = "CacheBlend §4.3"
+    plot: ClassVar[PlotStyle] = PlotStyle("s", "Oranges", 7.0)
     ratio: float = 0.15
     on: str = "v"
     filter: str = "gradual"

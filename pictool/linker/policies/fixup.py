@@ -8,6 +8,8 @@ import numpy as np
 from pictool.core import RowMask
 from pictool.errors import InputError
 from pictool.linker.policies.base import (
+    Needs,
+    PlotStyle,
     Policy,
     Prompt,
     Scores,
@@ -41,6 +43,7 @@ class Fixup(Policy):
 
     name: ClassVar[str] = "fixup"
     reference: ClassVar[str] = "docs/fixups.md"
+    plot: ClassVar[PlotStyle] = PlotStyle("v", "Reds")
     ratio: float = 0.10
     budget: str = "prompt"
     threshold: float = 0.75
@@ -57,8 +60,8 @@ class Fixup(Policy):
                 raise InputError(f"fixup: {field}={getattr(self, field)} must be 0 or more")
 
     @property
-    def uses_tables(self) -> bool:
-        return True
+    def needs(self) -> Needs:
+        return Needs(tables=True)
 
     def select(self, prompt: Prompt) -> Selection:
         layout = prompt.layout

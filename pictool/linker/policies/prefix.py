@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pictool.errors import InputError
-from pictool.linker.policies.base import Policy, Prompt, Selection, all_rows
+from pictool.linker.policies.base import Needs, Policy, Prompt, Selection, all_rows
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Prefix(Policy):
             raise InputError(f"prefix: block={self.block} must be 1 or more")
 
     @property
-    def chain_block(self) -> int:
-        return self.block
+    def needs(self) -> Needs:
+        return Needs(objects=False, chain_block=self.block)
 
     def select(self, prompt: Prompt) -> Selection:
         rows = all_rows(prompt.layout)
