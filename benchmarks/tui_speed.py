@@ -141,7 +141,7 @@ def start(store: Path, checkout: Path = Path()) -> tuple[float, float, float]:
     key = Store(store).keys()[0][:12].encode()
     leader, follower = pty.openpty()
     ioctl(follower, TIOCSWINSZ, struct.pack("HHHH", SIZE[1], SIZE[0], 0, 0))
-    command = [sys.executable, "-c", "from pictool.cli import main; main()", "tui", str(store)]
+    command = [sys.executable, "-c", "from pictool.commands import main; main()", "tui", str(store)]
     began, seen, first = time.perf_counter(), b"", 0.0
     process = subprocess.Popen(
         command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True, cwd=checkout

@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pictool"
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py"))
 
-# Who stands on whom, lowest first. A part imports from the parts below it, and itself; `core` from `errors`, `cli` from
-# `commands`, and nothing else from beside it. `pictool/__init__.py` re-exports, and is exempt.
+# Who stands on whom, lowest first. A part imports from the parts below it, and itself; `core` from `errors`, `commands`
+# from `tui`, and nothing else from beside it. `pictool/__init__.py` re-exports, and is exempt.
 RANKS = {
     "core": 0, "errors": 0, "plugins": 0,
     "store": 1, "runtime": 1, "world": 1,
@@ -34,10 +34,11 @@ RANKS = {
     "engines": 5,
     "api": 6, "eval": 6, "spans": 6, "serve": 6,
     "bench": 7,  # goodput needs datasets and metrics
-    "commands": 8, "tui": 8, "cli": 8,
+    "commands": 8, "tui": 8,
+    "__main__": 9,
 }  # fmt: skip
 VLLM = "engines.vllm"  # the only package that imports vllm
-BESIDE = {("core", "errors"), ("plugins", "errors"), ("cli", "commands"), ("commands", "tui")}
+BESIDE = {("core", "errors"), ("plugins", "errors"), ("commands", "tui")}
 HEAVY = {"torch", "transformers", "tokenizers", "vllm"}
 LIGHT = ("core", "errors", "store", "world")
 
@@ -72,7 +73,7 @@ def is_allowed(importer: str, module: str) -> bool:
     if part == importer or (importer, part) in BESIDE:
         return True
     if importer == "world" or part not in RANKS:
-        return importer == "cli" and part == "__version__"
+        return importer == "commands" and part == "__version__"
     return RANKS[part] < RANKS[importer]
 
 
@@ -105,13 +106,13 @@ def test_arrows_go_down_only(module: str) -> None:
         ("engines.vllm", "from vllm.v1 import x", True),
         ("engines.vllm", "from pictool.linker.link import link", True),
         ("engines.vllm", "from pictool.eval.case import Case", False),
-        ("commands", "from pictool.cli import app", False),
+        ("engines", "from pictool.commands.app import app", False),
         ("commands", "from pictool.engines.torch import answer", True),
         ("linker", "from .. import engines", False),
         ("store", "from .format import ObjectFile", False),
         ("engines", "from pictool import link", False),
         ("engines", "import pictool", False),
-        ("cli", "from pictool import __version__", True),
+        ("commands", "from pictool import __version__", True),
     ],
 )
 def test_the_rule_itself(importer: str, source: str, allowed: bool) -> None:
@@ -158,12 +159,12 @@ def test_commands_that_need_no_model_load_no_torch(path: Path, trace: Path, stor
     names = {"TRACE": str(trace), "OBJECT": str(path), "KEY": path.stem[:12]}
     options = [] if command[0] in ("--help", "diff") else ["--store", str(store.root)]
     arguments = [names.get(argument, argument) for argument in command] + options
-    loaded = loaded_by("from pictool.cli import main; main()", *arguments)
-    assert "pictool.cli" in loaded and not loaded & HEAVY
+    loaded = loaded_by("from pictool.commands import main; main()", *arguments)
+    assert "pictool.commands.app" in loaded and not loaded & HEAVY
 
 
 LIGHT_MODULES = [
-    "pictool.cli", "pictool.store.store", "pictool.store.bundles", "pictool",
+    "pictool.commands.app", "pictool.store.store", "pictool.store.bundles", "pictool",
     "pictool.trace.analysis", "pictool.trace.sinks",  # what they find is read by the TUI
 ]  # fmt: skip
 

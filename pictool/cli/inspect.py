@@ -6,7 +6,9 @@ from typing import Annotated, Optional
 
 import typer
 
-from pictool.cli.options import DeviceOption, DtypeOption, JsonOption, ModelOption, StoreOption, reports_errors
+from pictool.commands.options import JsonOption, _SETTINGS
+from pictool.commands.errors import reports_errors
+ModelOption, StoreOption, DeviceOption, DtypeOption = (_SETTINGS[x] for x in ("model","store","device","dtype"))
 
 PlotOption = Annotated[Optional[str], typer.Option("--plot", help="Draw to this file (.svg, .png).")]
 

@@ -80,9 +80,9 @@ def _diff(names: tuple[str, str], a: Trace, b: Trace) -> Mapping[str, Any]:
 
 
 def _listing(found: Sequence[StoredObject]) -> Sequence[Mapping[str, Any]]:
-    from pictool.commands.store import row
+    from pictool.commands.store import object_json
 
-    return [row(one) for one in found]
+    return [object_json(one) for one in found]
 
 
 def _trace(path: Path, trace: Trace, view: TraceView, look: Look | None) -> Mapping[str, Any]:

@@ -45,8 +45,8 @@ class Worker:
         ]
 
     def link(self, form: LinkForm) -> Path:
-        from pictool.commands.link import parse_fields
         from pictool.commands.outputs import output_path
+        from pictool.commands.request import parse_fields
         from pictool.engines import DEFAULT, engine_class
         from pictool.linker.policies import make_policy
         from pictool.linker.spec import Spec

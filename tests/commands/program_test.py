@@ -17,7 +17,7 @@ import pytest
 from commands.conftest import TEXT
 from commands.run import Objects, write
 
-PIC = (sys.executable, "-c", "from pictool.cli import main; main()")
+PIC = (sys.executable, "-c", "from pictool.commands import main; main()")
 
 
 def run(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
@@ -31,14 +31,14 @@ def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
     assert [
         name for name in ("compile", "link", "inspect", "store") if not re.search(rf"\b{name}  ", done.stdout)
     ] == []
-    heavy = "import sys, pictool.cli; print({'torch', 'transformers', 'numpy', 'yaml'} & set(sys.modules))"
+    heavy = "import sys, pictool.commands.app; print({'torch', 'transformers', 'numpy', 'yaml'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout == "set()\n"
 
 
 def test_inspect_and_store_import_no_torch(objects: Objects) -> None:
     for arguments in (["inspect", str(objects.mine)], ["store", "verify", "--store", str(objects.store)]):
         code = (
-            f"import sys; from pictool.cli import app\ntry: app({arguments!r})\nfinally: print('torch' in sys.modules)"
+            f"import sys; from pictool.commands.app import app\ntry: app({arguments!r})\nfinally: print('torch' in sys.modules)"
         )
         assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.endswith("False\n")
 

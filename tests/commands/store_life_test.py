@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands.run import Objects, flip, pic, write
-from pictool.commands.units import parse_age, parse_size, show_size
+from pictool.commands.sizes import parse_age, parse_size, show_size
 from pictool.errors import InputError
 
 

@@ -101,7 +101,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from eval import given
-from pictool.cli.options import reports_errors
+from pictool.commands.errors import reports_errors
 from pictool.store.store import Store
 given.model_directory = lambda seed=0: Path(sys.argv[1])
 cases = tuple(given.case(str(i), [f"Page {i}. " * 30], max_new_tokens=8) for i in range(2000))

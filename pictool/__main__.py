@@ -1,0 +1,5 @@
+"""`python -m pictool` is `pic`."""
+
+from pictool.commands import main
+
+main()
