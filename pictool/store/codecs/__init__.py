@@ -1,4 +1,4 @@
-"""How the KV of a layer is coded in an object, one codec a file. A file put here is found: nothing else names it."""
+"""How the KV of a layer is coded in an object: one codec a file. A file put here is found; nothing else names it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pictool.store.codecs.base import Codec
 @cache
 def codecs() -> Mapping[str, Codec]:
     """Every codec by its name."""
-    found: dict[str, Codec] = {}
+    by_name: dict[str, Codec] = {}
     for module in pkgutil.iter_modules(__path__):
         for value in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
             if isinstance(value, type) and issubclass(value, Codec) and "name" in vars(value):
-                found[value.name] = value()
-    return dict(sorted(found.items()))
+                by_name[value.name] = value()
+    return dict(sorted(by_name.items()))
 
 
 def require_codec(name: str) -> Codec:

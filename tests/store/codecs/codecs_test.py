@@ -20,7 +20,7 @@ from pictool.errors import InputError, ObjectError
 from pictool.store.codecs import codecs, require_codec
 from pictool.store.codecs.base import Codec, CodingError, LayerShape
 from pictool.store.codecs.fp8 import from_fp8, to_fp8
-from pictool.store.codecs.quantized import GROUP, Quantizing, plans
+from pictool.store.codecs.quantized import GROUP, Quantizing, piece_layouts
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta, write_object
 from pictool.store.store import Store
 
@@ -91,19 +91,19 @@ def test_lossy_codecs_are_off_by_half_a_step_of_the_group(name: str, dims: tuple
     pair = random_layer(shape)
     back = round_trip(codecs()[name], pair, shape)
     mine, theirs = ({"k": floats(one[0], shape), "v": floats(one[1], shape)} for one in (pair, back))
-    for plan in plans(shape):
-        was, now = (one[plan.part][:, plan.start : plan.end].reshape(plan.codes) for one in (mine, theirs))
+    for layout in piece_layouts(shape):
+        was, now = (one[layout.part][:, layout.start : layout.end].reshape(layout.codes) for one in (mine, theirs))
         rounding = was.abs() * {"float32": 1e-6, "bfloat16": 2**-8, "float16": 2**-10}[dtype] + 1e-7
-        assert bool(((was - now).abs() <= step(name, was, plan.axis) + rounding).all())
+        assert bool(((was - now).abs() <= step(name, was, layout.axis) + rounding).all())
 
 
 @pytest.mark.parametrize("dims", SHAPES)
 def test_groups_cover_every_number_once(dims: tuple[int, int, int]) -> None:
     shape = LayerShape(*dims, "float32")
     for part in "kv":
-        spans = [(plan.start, plan.end) for plan in plans(shape) if plan.part == part]
+        spans = [(layout.start, layout.end) for layout in piece_layouts(shape) if layout.part == part]
         assert [one for start, end in spans for one in range(start, end)] == list(range(dims[1]))
-    assert sum(int(np.prod(plan.codes)) for plan in plans(shape)) == 2 * shape.count
+    assert sum(int(np.prod(layout.codes)) for layout in piece_layouts(shape)) == 2 * shape.count
 
 
 @pytest.mark.parametrize("name", LOSSY)
