@@ -52,9 +52,9 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _give_up_fetching() -> None:
-    """What comes from a remote is not waited for."""
-    if remote := sys.modules.get("pictool.store.remote"):
-        remote.STOP.set()
+    """Do not wait for what is being fetched from a remote."""
+    if common := sys.modules.get("pictool.commands.common"):
+        common.cancel_fetching()
 
 
 def fail(message: str, code: int) -> NoReturn:

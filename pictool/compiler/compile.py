@@ -104,7 +104,7 @@ def _there(store: Store, wanted: Iterable[str], measurer: Measurer) -> set[str]:
     keys, there = list(dict.fromkeys(wanted)), set()
     for at in range(0, len(keys), _AHEAD):
         group = keys[at : at + _AHEAD]
-        store.expect(group)
+        store.prefetch(group)
         there |= {key for key in group if _is_there(store, key, measurer)}
     return there
 
@@ -114,7 +114,7 @@ def _is_there(store: Store, key: str, measurer: Measurer) -> bool:
     if not store.has(key):
         return False
     try:
-        with store.look(key) as file:
+        with store.peek(key) as file:
             return measurer.recipe in (None, file.meta.fixups)
     except PicError:  # evicted meanwhile
         return False

@@ -221,7 +221,7 @@ def measure_link(
         ).timing
 
     run()  # a warm-up, which compiles what is missing
-    store.settle()
+    store.drain()
     parts = resolve_documents(model, store, documents, policy.sinks if sinks is None else sinks, chunk_tokens, codec)
     parts.append(Part(Chunk(head, model.encode(head), "head"), None, 0, head_codec(codec)))
     timings = []

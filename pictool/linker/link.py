@@ -102,7 +102,7 @@ def link(
         try:
             return run(clock)
         except RemoteError as error:  # of an object that was to be read while it came
-            store.refuse(error)
+            store.skip_remote(error)
             clock.load_s += clock.lap()
 
 

@@ -62,7 +62,7 @@ def resolve_documents(
         PicError: names the document, and what is wrong with it.
     """
     parts: list[Part] = []
-    store.expect(str(one) for one in documents if is_key(str(one)))
+    store.prefetch(str(one) for one in documents if is_key(str(one)))
     for document in documents:
         if isinstance(document, Chunk):
             parts.append(Part(document, None, sinks, codec, probes))
@@ -113,7 +113,7 @@ def open_objects(
     Raises:
         PicError: an object of another model, or one that is not what its part was made of.
     """
-    store.expect(part.key(model) for part in parts if part.path is None)
+    store.prefetch(part.key(model) for part in parts if part.path is None)
     with ExitStack() as opened:
         found = {i: opened.enter_context(file) for i, part in enumerate(parts) if (file := _open(model, store, part))}
         started = time.perf_counter()
@@ -141,7 +141,7 @@ def _open(model: Model, store: Store, part: Part) -> ObjectFile | None:
     try:
         file = store.open(part.key(model))
     except RemoteError as error:
-        store.refuse(error)
+        store.skip_remote(error)
         return None
     except (StoreError, ObjectError):
         return None
@@ -173,7 +173,7 @@ def _compile_missing(
         for i, part in missing.items():
             if i not in found and part.key(model) == done.key:
                 with suppress(StoreError):
-                    file = store.look(done.key)
+                    file = store.peek(done.key)
                     if part.is_served_by(file):
                         found[i] = opened.enter_context(file)
                     else:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from pictool.compiler.compile import compile, object_key
 from pictool.core import Chunk, TokenIds
-from pictool.engines.vllm.plan import Found, locate, make_plan
+from pictool.engines.vllm.kv import Heads, Reader
+from pictool.engines.vllm.messages import LinkJob
+from pictool.engines.vllm.plan import Found, LinkPlan, locate, make_plan
 from pictool.engines.vllm.planner import Planner
 from pictool.engines.vllm.recognise import Index, rolling_hashes
 from pictool.engines.vllm.rows import RowSet
@@ -226,6 +228,31 @@ def test_an_object_without_a_table_is_named_by_where_it_stands(model: Model, sto
     plan = planner.plan(placed(instead, (first.key, 3), (second.key, 23)), tokens)
     assert plan is not None and (rows := planner.select(plan)) is not None
     assert np.flatnonzero(rows).tolist() == [0, 1, 2, *range(23, 34)]
+
+
+def read_on_a_rank(model: Model, root: Path, plan: LinkPlan, rank: int) -> None:
+    store, job = Store(root), LinkJob("a", plan, None, 0, ())
+    with Reader(store, model.target, job, Heads.of(model.geometry.kv_heads, rank, 2)) as reader:
+        assert len(list(reader.layers())) == model.geometry.layers
+    store.counters.flush()
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_linked_object_is_hit_once(model: Model, store: Store, is_named: bool) -> None:
+    """Not when its table and text are read to choose rows, nor when the ranks read it."""
+    head = Chunk("head", HEAD, "test")
+    keys = [one.key for one in compile(model, store, [head, FIRST, SECOND], probes=4)]
+    tokens = ids(*HEAD, *FIRST.tokens, *SECOND.tokens, *TAIL)
+    planner = Planner(parse_settings({"store": str(store.root), "min_tokens": 5}), store, model)
+    plan = planner.plan(placed(FIXUP, (keys[1], 3), (keys[2], 23)) if is_named else Wanted(FIXUP, None), tokens)
+    assert plan is not None and [span.key for span in plan.spans] == keys
+    assert planner.select(plan) is not None
+    for rank in range(2):
+        read_on_a_rank(model, store.root, plan, rank)
+    planner.forget(plan)
+    planner.close()
+    store.counters.flush()
+    assert store.hits() == dict.fromkeys(keys, 1)
 
 
 def test_rows_of_other_tables_are_told_apart() -> None:

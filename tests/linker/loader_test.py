@@ -176,19 +176,19 @@ def test_an_object_that_is_evicted_before_it_is_opened_is_compiled_again(
 ) -> None:
     one, chunks = subject("llama"), make_chunks((29, 17))
     wanted = run(one, Store(store.root / "other"), make_policy("naive", {}), chunks)
-    look, evicted = Store.look, list[str]()
+    peek, evicted = Store.peek, list[str]()
 
     def evicting(self: Store, key: str) -> ObjectFile:
         if self.path(key).exists() and evicted.count(key) < 2:
             evicted.append(key)
             self.path(key).unlink()
-        return look(self, key)
+        return peek(self, key)
 
-    monkeypatch.setattr(Store, "look", evicting)
+    monkeypatch.setattr(Store, "peek", evicting)
     linked = run(one, store, make_policy("naive", {}), chunks)
     assert len(evicted) == 6  # head and two chunks, each twice
     assert float((linked.image.logits - wanted.image.logits).abs().max()) <= 1e-5  # type: ignore[operator]
     evicted.clear()
-    monkeypatch.setattr(Store, "look", lambda self, key: look(self, "0" * 64))
+    monkeypatch.setattr(Store, "peek", lambda self, key: peek(self, "0" * 64))
     with pytest.raises(StoreError, match="evicted before they can be linked; allow the store more"):
         run(one, store, make_policy("naive", {}), chunks)

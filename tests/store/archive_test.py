@@ -12,7 +12,7 @@ import zstandard
 from chunks import flip, make_chunk
 
 from pictool.errors import ForeignObjectError, InputError, ObjectError, StoreError
-from pictool.store.bundles import export, import_archive
+from pictool.store.bundles import export_archive, import_archive
 from pictool.store.store import Store
 from pictool.store.upkeep import verify
 
@@ -21,7 +21,7 @@ from pictool.store.upkeep import verify
 def archive(store: Store, tmp_path: Path) -> Path:
     for seed in range(5):
         store.put(make_chunk(seed))
-    export(store, store.keys(), tmp_path / "all.kva")
+    export_archive(store, store.keys(), tmp_path / "all.kva")
     return tmp_path / "all.kva"
 
 
@@ -66,16 +66,16 @@ def test_any_tar_reads_it(store: Store, archive: Path) -> None:
 
 
 def test_the_same_objects_give_the_same_bytes(store: Store, archive: Path, tmp_path: Path) -> None:
-    export(store, [*reversed(store.keys()), store.keys()[0]], tmp_path / "again.kva")
+    export_archive(store, [*reversed(store.keys()), store.keys()[0]], tmp_path / "again.kva")
     assert (tmp_path / "again.kva").read_bytes() == archive.read_bytes()
 
 
 def test_damage_is_not_exported(store: Store, archive: Path, tmp_path: Path) -> None:
     flip(store.path(store.keys()[2]), -1)
     with pytest.raises(ObjectError, match="does not match its checksum"):
-        export(store, store.keys(), tmp_path / "bad.kva")
+        export_archive(store, store.keys(), tmp_path / "bad.kva")
     with pytest.raises(StoreError, match="no such object"):
-        export(store, ["c" * 64], tmp_path / "bad.kva")
+        export_archive(store, ["c" * 64], tmp_path / "bad.kva")
     assert not (tmp_path / "bad.kva").exists()
 
 

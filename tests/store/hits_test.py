@@ -15,7 +15,7 @@ from pictool.core import Geometry, Target
 from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 from pictool.store.upkeep import expire, gc
-from pictool.store.usage import FILE, Counters, Counts, add_hits, forget_hits, read_counts, read_hits
+from pictool.store.usage import HITS_FILE, Counters, Counts, add_hits, forget_hits, read_counts, read_hits
 
 A, B = "a" * 64, "b" * 64
 TARGET = Target("LlamaForCausalLM", A, B, "float32", Geometry(1, 1, 1))
@@ -33,7 +33,7 @@ def test_what_is_opened_to_be_used_is_counted_and_what_is_looked_at_is_not(store
     for _ in range(3):
         store.open(first).close()
     assert store.has(second) and not store.has(A)
-    store.look(second).close()
+    store.peek(second).close()
     assert store.hits() == {}  # in memory so far
     store.counters.flush()
     assert store.hits() == {first: 3, second: 1}
@@ -66,7 +66,7 @@ def test_a_process_that_is_killed_leaves_whole_counts(tmp_path: Path) -> None:
 
 def test_a_file_that_another_holds_is_waited_for_at_the_end_only(tmp_path: Path) -> None:
     assert add_hits(tmp_path, {A: 1}, 2.0)
-    other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    other = sqlite3.connect(tmp_path / HITS_FILE, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     counters = Counters(tmp_path / "stats")
     counters.add(Counts(hits=1), hit=A)
@@ -79,13 +79,13 @@ def test_a_file_that_another_holds_is_waited_for_at_the_end_only(tmp_path: Path)
 
 
 def test_a_damaged_file_is_unknown_and_then_begun_anew(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b"no database at all, and long enough to be one" * 40)
+    (tmp_path / HITS_FILE).write_bytes(b"no database at all, and long enough to be one" * 40)
     assert read_hits(tmp_path) is None
     assert add_hits(tmp_path, {A: 2}, 2.0) and read_hits(tmp_path) == {A: 2}
 
 
 def test_where_nothing_can_be_written_nothing_is_counted(tmp_path: Path) -> None:
-    (tmp_path / FILE).mkdir()
+    (tmp_path / HITS_FILE).mkdir()
     assert add_hits(tmp_path, {A: 2}, 0.01) and read_hits(tmp_path) is None
     assert add_hits(tmp_path / "absent", {A: 2}, 0.01) and read_hits(tmp_path / "absent") == {}
 
@@ -112,6 +112,6 @@ def test_what_a_killed_process_had_begun_is_rolled_back(tmp_path: Path) -> None:
         "db.executemany('INSERT INTO hits VALUES (?, 1)', [(f'{i:064x}',) for i in range(5000)])\n"
         "os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", begin, str(tmp_path / FILE)], check=False)
-    assert (tmp_path / f"{FILE}-journal").stat().st_size
+    subprocess.run([sys.executable, "-c", begin, str(tmp_path / HITS_FILE)], check=False)
+    assert (tmp_path / f"{HITS_FILE}-journal").stat().st_size
     assert read_hits(tmp_path) == {A: 5}

@@ -162,7 +162,7 @@ def test_a_missing_member_or_list_is_named(path: Path) -> None:
 
 
 def test_only_the_beginning_of_a_large_file_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objectlist, "_MAX_BYTES", 64)
+    monkeypatch.setattr(objectlist, "_MAX_LIST_BYTES", 64)
     with pytest.raises(ObjectError, match="damaged"):
         read_object_list(path)
 

@@ -54,7 +54,7 @@ def test_an_object_is_read_while_it_comes_and_is_then_here(
             [*range(1, LARGE + 1)],
         )
         assert [bytes(part) for part in file.layer(1)] == [*make_chunk(1, LARGE).layers[1]]
-    near.settle()
+    near.drain()
     assert content(near) == content(far) and not litter(near)
     with near.open(key) as file:
         assert file.path == near.path(key)
@@ -66,7 +66,7 @@ def test_a_layer_is_read_before_what_follows_is_there(far: Store, near: Store, s
         assert bytes(file.layer(0)[0]) == make_chunk(1, LARGE).layers[0][0]
         assert near.keys() == [] and len(litter(near)) == 1
         server.gate.set()
-    near.settle()
+    near.drain()
     assert content(near) == content(far) and not litter(near)
 
 
@@ -85,16 +85,16 @@ def test_ranges_do_not_overlap_and_cover_the_object(far: Store, near: Store, ser
 def test_what_no_reader_asks_for_comes_too(far: Store, near: Store) -> None:
     key = far.put(make_chunk(1, LARGE)).stem
     near.open(key).close()
-    near.settle()
+    near.drain()
     assert content(near) == content(far)
 
 
 def test_has_counts_hits_and_misses(far: Store, near: Store) -> None:
-    from pictool.store.upkeep import usage
+    from pictool.store.upkeep import stats
 
     key = far.put(make_chunk(1)).stem
     assert [near.has(key), near.has(key), near.has("c" * 64)] == [True, True, False]
-    counts = usage(near).counts
+    counts = stats(near).counts
     assert (counts.hits, counts.misses, counts.writes) == (1, 2, 1)
 
 
@@ -149,7 +149,7 @@ def test_what_does_not_pass_says_so(
     )
     assert caught.value.key == key and caught.value.exit_code == 1
     assert sum(start >= spared for _, start in server.asked) == times
-    near.settle()
+    near.drain()
     assert near.keys() == [] and not litter(near) and not warnings
 
 
@@ -225,10 +225,10 @@ def test_a_damaged_object_is_refused(offset: int, far: Store, near: Store, warni
     flip(path, offset)
     with pytest.raises(RemoteError, match=f"^{near.remote}/objects/.*{path.stem}.kvo: "), near.open(path.stem) as file:
         file.verify()
-    near.settle()
+    near.drain()
     assert near.keys() == [] and not litter(near)
     assert not near.has(path.stem)
-    near.settle()
+    near.drain()
     assert near.keys() == [] and not litter(near) and str(near.remote) in warnings[0]
 
 
@@ -252,7 +252,7 @@ def test_a_header_that_can_be_parsed_is_not_trusted(
             with pytest.raises(RemoteError, match=why):
                 near.open(path.stem)
         file.verify()  # its descriptor is still its own
-    near.settle()
+    near.drain()
     assert near.keys() == [whole.stem] and not litter(near)
 
 
@@ -261,7 +261,7 @@ def test_damage_that_no_reader_met_keeps_it_out_and_is_told(far: Store, near: St
     flip(path, -1)  # of the text
     with near.open(path.stem) as file:
         file.layer(0)
-    near.settle()
+    near.drain()
     assert near.keys() == [] and not litter(near)
     (warning,) = warnings
     assert "text does not match its checksum" in warning and warning.endswith("; it was not taken into the store")
@@ -273,7 +273,7 @@ def test_a_truncated_object_is_refused(length: int, far: Store, near: Store) -> 
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(RemoteError), near.open(path.stem) as file:
         file.verify()
-    near.settle()
+    near.drain()
     assert near.keys() == [] and not litter(near)
 
 
@@ -284,7 +284,7 @@ def test_another_object_under_its_name_is_refused(far: Store, near: Store, warni
     with pytest.raises(RemoteError, match=f"holds the object {other.stem[:12]}, not what its name says"):
         near.open(key)
     assert not near.has(key) and len(warnings) == 1
-    near.settle()
+    near.drain()
     assert near.keys() == [] and not litter(near)
 
 
@@ -293,7 +293,7 @@ def test_a_header_that_tells_of_more_than_there_is_room_for(far: Store, server: 
     near = Store(tmp_path / "near", max_bytes=path.stat().st_size - 1, remote=server.remote)
     with pytest.raises(RemoteError, match=r"takes 3,\d{3},\d{3} bytes, but 3,\d{3},\d{3} have room here"):
         near.open(path.stem)
-    near.settle()
+    near.drain()
     assert not litter(near) and len(server.asked) == 1
 
 
@@ -320,7 +320,7 @@ def test_what_was_compiled_meanwhile_stays(far: Store, near: Store) -> None:
     with near.open(key):
         mine = near.put(make_chunk(1))
         inode = mine.stat().st_ino
-    near.settle()
+    near.drain()
     assert mine.stat().st_ino == inode and not litter(near)
 
 
@@ -338,7 +338,7 @@ def test_many_threads_that_want_one_object_fetch_it_once(far: Store, near: Store
         thread.start()
     for thread in threads:
         thread.join()
-    near.settle()
+    near.drain()
     chunk = make_chunk(1, LARGE)
     assert found == [[part for pair in chunk.layers for part in pair]] * 8
     assert len(server.asked) == len({*server.asked}) and content(near) == content(far) and not litter(near)

@@ -78,7 +78,7 @@ def test_a_process_killed_at_any_time_leaves_no_half_object(
 
 def test_processes_that_want_one_object_at_once(far: Store, server: Server, tmp_path: Path) -> None:
     path, near = far.put(make_chunk(1, BLOCK // 16)), Store(tmp_path / "near")
-    work = "file = store.open(key); file.verify(); file.close(); store.settle()"
+    work = "file = store.open(key); file.verify(); file.close(); store.drain()"
     for process in [start(near.root, server, path.stem, work) for _ in range(4)]:
         end(process)
     assert near.keys() == [path.stem] and near.path(path.stem).read_bytes() == path.read_bytes()
@@ -94,7 +94,7 @@ def test_a_process_ends_when_all_has_come(far: Store, server: Server, tmp_path: 
 def test_an_interrupted_process_does_not_wait(far: Store, server: Server, tmp_path: Path) -> None:
     path, near = far.put(make_chunk(1, 16 * BLOCK // 64)), Store(tmp_path / "near")
     server.always, server.spared = "503", BLOCK
-    work = "from pictool.store.remote import STOP; file = store.open(key); STOP.set(); file.close()"
+    work = "file = store.open(key); store.cancel(); file.close()"
     end(start(near.root, server, path.stem, work))
     assert near.keys() == [] and not litter_candidates(near.root)
     assert len(server.asked) < 1 + 15 * Retry().attempts  # what it would have tried

@@ -42,7 +42,7 @@ def test_a_hit_makes_an_object_the_last_to_go(store: Store, use: str) -> None:
 
 def test_looking_is_no_use(store: Store) -> None:
     keys = put_many(store, 3)
-    store.look(keys[0]).close()
+    store.peek(keys[0]).close()
     list(store.objects())
     life.gc(store, size_of_one(store))
     assert store.keys() == [keys[2]]
@@ -217,8 +217,8 @@ def test_usage(store: Store) -> None:
     store.has("c" * 64)
     flip(store.path(keys[2]), 20)
     one = size_of_one(store)
-    found = life.usage(store)
+    found = life.stats(store)
     assert (found.objects, found.damaged, found.num_bytes, found.pinned) == (3, 1, 3 * one, 0)
-    assert found.by_codec == {"none": space.Amount(2, 2 * one)} and list(found.by_model) == ["a" * 64]
+    assert found.by_codec == {"none": space.Tally(2, 2 * one)} and list(found.by_model) == ["a" * 64]
     assert found.counts == Counts(hits=1, misses=1, hit_bytes=one, writes=3, written_bytes=3 * one)
     assert found.counts.hit_rate == 0.5

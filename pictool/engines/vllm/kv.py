@@ -85,7 +85,9 @@ class Reader:
 
     def _open(self, store: Store, span: Span) -> ObjectFile:
         assert span.key is not None
-        return self._resources.enter_context(open_object(store, self._target, span.key, self._salt))
+        file = self._resources.enter_context(open_object(store, self._target, span.key, self._salt))
+        file.touch()  # in the store of this machine; the scheduler has counted the hit
+        return file
 
     def _read(self, layer: int) -> KV:
         pairs = [self._cut(file, span, layer) for file, span in zip(self._files, self._parts, strict=True)]

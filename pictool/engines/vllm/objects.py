@@ -18,10 +18,12 @@ KEY_DIGITS = 64
 def open_object(store: Store, target: Target, key: str, salt: str) -> ObjectFile:
     """Open the object of a whole key; it is of this model, and its key is that of its tokens and the tenant's salt.
 
+    It is not marked as used (`Store.mark_used`): a request that links it does that once.
+
     Raises:
         PicError: missing, damaged (header or tokens), foreign, or another object than its name says.
     """
-    file = store.open(key)
+    file = store.peek(key)
     try:
         file.meta.require(target, f"{key[:12]}")
         if target.key(file.tokens(), file.meta.sinks, file.meta.codec, salt) != key:
@@ -42,7 +44,7 @@ def table_of(model: Model, store: Store, part: Part) -> Table | None:
         ObjectError: an object that was given as a file, or a table, is damaged.
     """
     try:
-        file = store.look(part.key(model)) if part.path is None else ObjectFile(part.path)
+        file = store.peek(part.key(model)) if part.path is None else ObjectFile(part.path)
     except (StoreError, ObjectError):
         if part.path is not None:
             raise

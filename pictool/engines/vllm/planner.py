@@ -103,6 +103,7 @@ class Planner:
             key = whole_key(self._store, place.key)
             with open_object(self._store, self._target, key, salt) as file:
                 own = file.tokens()
+                self._store.mark_used(file)
             at = found[-1].end if found else 0
             found.append(locate(key, own, tokens, at) if place.start is None else Found(key, place.start, own))
         return found
@@ -113,7 +114,8 @@ class Planner:
         found = []
         for one in self._index.find(tokens, wanted.policy.sinks, salt):
             try:
-                open_object(self._store, self._target, one.key, salt).close()
+                with open_object(self._store, self._target, one.key, salt) as file:
+                    self._store.mark_used(file)
             except PicError as error:
                 _log.warning("pic: %s; its tokens are computed", error)
                 self._index.forget(one.key)

@@ -88,7 +88,7 @@ class Index:
 
     def _read(self, key: str) -> Entry | None:
         try:
-            with self._store.look(key) as file:
+            with self._store.peek(key) as file:
                 file.meta.require(self._target, key[:12])
                 entry = Entry(key, file.tokens(), file.meta.sinks, file.meta.codec)
                 is_block = file.meta.parent is not None

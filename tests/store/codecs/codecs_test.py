@@ -211,7 +211,7 @@ def make_object(codec: str, dtype: str = "float32", tokens: int = 30) -> Compile
 def test_objects_of_every_codec(store: Store, name: str, dtype: str) -> None:
     chunk = make_object(name, dtype)
     path = store.put(chunk)
-    with store.look(chunk.meta.key) as file:
+    with store.peek(chunk.meta.key) as file:
         file.verify()
         assert file.meta == chunk.meta and file.text() == "coded" and file.tokens().tolist() == list(range(30))
         for index, pair in enumerate(chunk.layers):
