@@ -18,11 +18,11 @@ from pictool.store.store import Store
 
 def test_gc_evicts_what_was_used_least_recently(store: Store) -> None:
     keys = put_many(store, 6)
-    one = size_of_one(store)
-    done = upkeep.gc(store, 4 * one)
+    size = size_of_one(store)
+    done = upkeep.gc(store, 4 * size)
     assert set(store.keys()) == set(keys[2:])
-    assert (done.evicted.count, done.evicted.num_bytes, done.num_bytes) == (2, 2 * one, 4 * one)
-    assert upkeep.gc(store, 4 * one).evicted.count == 0
+    assert (done.evicted.count, done.evicted.num_bytes, done.num_bytes) == (2, 2 * size, 4 * size)
+    assert upkeep.gc(store, 4 * size).evicted.count == 0
 
 
 @pytest.mark.parametrize("use", ["open", "has"])
@@ -33,7 +33,7 @@ def test_a_hit_makes_an_object_the_last_to_go(store: Store, use: str) -> None:
     assert set(store.keys()) == {keys[0], keys[3]}
 
 
-def test_looking_is_no_use(store: Store) -> None:
+def test_peeking_is_no_use(store: Store) -> None:
     keys = put_many(store, 3)
     store.peek(keys[0]).close()
     list(store.objects())
@@ -51,11 +51,11 @@ def test_objects_are_removed_side_by_side(store: Store, way: str, monkeypatch: p
         return remove(entry)
 
     monkeypatch.setattr(eviction, "remove", together)
-    one = size_of_one(store)
+    size = size_of_one(store)
     if way == "gc":
-        upkeep.gc(store, 2 * one)
+        upkeep.gc(store, 2 * size)
     elif way == "put":
-        Store(store.root, max_bytes=4 * one).put(make_chunk(9))  # 3.6 objects stay at most: two of four go
+        Store(store.root, max_bytes=4 * size).put(make_chunk(9))  # 3.6 objects stay at most: two of four go
     else:
         upkeep.expire(store, keys[:2])
     assert not set(keys[:2]) & set(store.keys()) and set(keys[2:]) <= set(store.keys())
@@ -65,9 +65,9 @@ def test_an_object_that_is_used_while_gc_lists_stays(store: Store, monkeypatch: 
     keys = put_many(store, 2)
 
     def use_then(root: Path) -> object:
-        found = list(entries(root))
+        objects = list(entries(root))
         store.open(keys[0]).close()
-        return found
+        return objects
 
     monkeypatch.setattr(eviction, "entries", use_then)
     upkeep.gc(store, size_of_one(store))
@@ -78,17 +78,17 @@ def test_an_object_that_is_used_while_gc_lists_stays(store: Store, monkeypatch: 
 
 
 def test_every_put_keeps_the_budget(store: Store) -> None:
-    one = store.put(make_chunk(0)).stat().st_size
-    small = Store(store.root, max_bytes=5 * one)
+    size = store.put(make_chunk(0)).stat().st_size
+    small = Store(store.root, max_bytes=5 * size)
     for seed in range(1, 40):
         path = small.put(make_chunk(seed))
         held = sum(small.path(key).stat().st_size for key in small.keys())
-        assert path.exists() and held <= 5 * one
+        assert path.exists() and held <= 5 * size
 
 
 def test_putting_again_takes_no_more_room(store: Store) -> None:
-    one = store.put(make_chunk(0)).stat().st_size
-    small = Store(store.root, max_bytes=2 * one + 10)
+    size = store.put(make_chunk(0)).stat().st_size
+    small = Store(store.root, max_bytes=2 * size + 10)
     small.put(make_chunk(1))
     for _ in range(5):
         small.put(make_chunk(1))
@@ -116,14 +116,14 @@ def test_a_store_full_of_pins_says_so(store: Store) -> None:
 
 def test_what_a_wrong_clock_used_in_the_future_goes_in_its_turn(store: Store) -> None:
     keys = put_many(store, 3)
-    one = size_of_one(store)
+    size = size_of_one(store)
     set_age(store.path(keys[0]), -(10**8))
-    upkeep.gc(store, 2 * one)
+    upkeep.gc(store, 2 * size)
     assert set(store.keys()) == {keys[0], keys[2]}
     assert store.path(keys[0]).stat().st_mtime <= time.time()
     set_age(store.path(keys[2]), -1)
     store.path(keys[2]).touch()
-    upkeep.gc(store, one)
+    upkeep.gc(store, size)
     assert store.keys() == [keys[2]]
 
 

@@ -30,7 +30,7 @@ LARGE = 3 * BLOCK // 64  # tokens of an object that takes three blocks and a bit
 
 
 @pytest.mark.parametrize("kind", ["http", "file", "path", "memory"])
-def test_an_object_is_read_while_it_comes_and_is_then_here(
+def test_an_object_is_read_while_it_is_fetched_and_is_then_here(
     kind: str, far: Store, server: Server, tmp_path: Path
 ) -> None:
     key = far.put(make_chunk(1, LARGE)).stem
@@ -62,7 +62,7 @@ def test_a_layer_is_read_before_what_follows_is_there(far: Store, near: Store, s
     assert content(near) == content(far) and not litter(near)
 
 
-def test_what_is_here_is_not_asked_for(far: Store, near: Store, server: Server) -> None:
+def test_what_is_here_is_not_requested(far: Store, near: Store, server: Server) -> None:
     key = near.put(make_chunk(1)).stem
     far.put(make_chunk(1))
     assert near.has(key) and not server.asked
@@ -74,7 +74,7 @@ def test_ranges_do_not_overlap_and_cover_the_object(far: Store, near: Store, ser
     assert sorted(server.asked) == [(path.stem, start) for start in range(0, path.stat().st_size, BLOCK)]
 
 
-def test_what_no_reader_asks_for_comes_too(far: Store, near: Store) -> None:
+def test_blocks_that_no_reader_needs_are_fetched_too(far: Store, near: Store) -> None:
     key = far.put(make_chunk(1, LARGE)).stem
     near.open(key).close()
     near.drain()
@@ -136,7 +136,7 @@ def test_a_header_that_can_be_parsed_is_not_trusted(
     assert near.keys() == [whole.stem] and not litter(near)
 
 
-def test_damage_that_no_reader_met_keeps_it_out_and_is_told(far: Store, near: Store, warnings: list[str]) -> None:
+def test_damage_that_no_reader_met_keeps_it_out_and_is_reported(far: Store, near: Store, warnings: list[str]) -> None:
     path = far.put(make_chunk(1, LARGE))
     flip(path, -1)  # of the text
     with near.open(path.stem) as file:
@@ -168,7 +168,7 @@ def test_another_object_under_its_name_is_refused(far: Store, near: Store, warni
     assert near.keys() == [] and not litter(near)
 
 
-def test_a_header_that_tells_of_more_than_there_is_room_for(far: Store, server: Server, tmp_path: Path) -> None:
+def test_an_object_that_is_larger_than_the_room_for_it(far: Store, server: Server, tmp_path: Path) -> None:
     path = far.put(make_chunk(1, LARGE))
     near = Store(tmp_path / "near", max_bytes=path.stat().st_size - 1, remote=server.remote)
     with pytest.raises(RemoteError, match=r"takes 3,\d{3},\d{3} bytes, but 3,\d{3},\d{3} have room here"):
@@ -177,7 +177,7 @@ def test_a_header_that_tells_of_more_than_there_is_room_for(far: Store, server: 
     assert not litter(near) and len(server.asked) == 1
 
 
-def test_what_is_refused_is_not_asked_for_again(far: Store, near: Store, server: Server, warnings: list[str]) -> None:
+def test_what_failed_is_skipped_for_a_while(far: Store, near: Store, server: Server, warnings: list[str]) -> None:
     key, server.always = far.put(make_chunk(1)).stem, "403"
     assert not near.has(key) and not near.has(key)
     assert len(server.asked) == len(warnings) == 1
@@ -198,20 +198,20 @@ def test_a_budget_is_kept(far: Store, server: Server, tmp_path: Path) -> None:
 def test_what_was_compiled_meanwhile_stays(far: Store, near: Store) -> None:
     key = far.put(make_chunk(1)).stem
     with near.open(key):
-        mine = near.put(make_chunk(1))
-        inode = mine.stat().st_ino
+        path = near.put(make_chunk(1))
+        inode = path.stat().st_ino
     near.drain()
-    assert mine.stat().st_ino == inode and not litter(near)
+    assert path.stat().st_ino == inode and not litter(near)
 
 
-def test_many_threads_that_want_one_object_fetch_it_once(far: Store, near: Store, server: Server) -> None:
+def test_many_threads_that_open_one_object_fetch_it_once(far: Store, near: Store, server: Server) -> None:
     path = far.put(make_chunk(1, LARGE))
-    found, barrier = [], threading.Barrier(8)
+    results, barrier = [], threading.Barrier(8)
 
     def read() -> None:
         barrier.wait()
         with near.open(path.stem) as file:
-            found.append([bytes(part) for layer in (0, 1) for part in file.layer(layer)])
+            results.append([bytes(part) for layer in (0, 1) for part in file.layer(layer)])
 
     threads = [threading.Thread(target=read) for _ in range(8)]
     for thread in threads:
@@ -220,7 +220,7 @@ def test_many_threads_that_want_one_object_fetch_it_once(far: Store, near: Store
         thread.join()
     near.drain()
     chunk = make_chunk(1, LARGE)
-    assert found == [[part for pair in chunk.layers for part in pair]] * 8
+    assert results == [[part for pair in chunk.layers for part in pair]] * 8
     assert len(server.asked) == len({*server.asked}) and content(near) == content(far) and not litter(near)
 
 
@@ -278,7 +278,7 @@ def test_a_process_killed_at_any_time_leaves_no_half_object(
     assert near.keys() in ([], [path.stem])
 
 
-def test_processes_that_want_one_object_at_once(far: Store, server: Server, tmp_path: Path) -> None:
+def test_processes_that_open_one_object_at_once(far: Store, server: Server, tmp_path: Path) -> None:
     path, near = far.put(make_chunk(1, BLOCK // 16)), Store(tmp_path / "near")
     work = "file = store.open(key); file.verify(); file.close(); store.drain()"
     for process in [start(near.root, server, path.stem, work) for _ in range(4)]:
@@ -287,7 +287,7 @@ def test_processes_that_want_one_object_at_once(far: Store, server: Server, tmp_
     assert not litter_candidates(near.root)
 
 
-def test_a_process_ends_when_all_has_come(far: Store, server: Server, tmp_path: Path) -> None:
+def test_a_process_ends_when_all_is_fetched(far: Store, server: Server, tmp_path: Path) -> None:
     path, near = far.put(make_chunk(1, 3 * BLOCK // 64)), Store(tmp_path / "near")
     end(start(near.root, server, path.stem, OPEN + "file.close()"))
     assert near.path(path.stem).read_bytes() == path.read_bytes() and not litter_candidates(near.root)

@@ -47,7 +47,7 @@ class Disk:
 def test_an_object_reaches_the_disk_before_its_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     path = store.put(make_chunk(1))
-    ((_, temp),) = [one for one in disk.events if one[0] == "rename from"]
+    ((_, temp),) = [event for event in disk.events if event[0] == "rename from"]
     assert disk.at("sync", temp) < disk.at("rename to", path) < len(disk.events) - 1
     assert disk.events[-1] == ("sync", path.parent)
 
@@ -55,7 +55,7 @@ def test_an_object_reaches_the_disk_before_its_name(store: Store, monkeypatch: p
 def test_new_directories_reach_the_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     path = store.put(make_chunk(1))
-    made = [one for kind, one in disk.events if kind == "mkdir"]
+    made = [directory for kind, directory in disk.events if kind == "mkdir"]
     assert set(made) == {store.root, store.root / "tmp", store.root / "objects", path.parent}
     for directory in made:
         last = len(disk.events) - 1 - disk.events[::-1].index(("sync", directory.parent))

@@ -171,9 +171,9 @@ def test_a_chunk_that_is_not_what_its_meta_says_is_a_bug(tmp_path: Path) -> None
         replace(chunk, layers=[*chunk.layers] * 2),
         replace(chunk, tokens=chunk.tokens[1:]),
     ]
-    for one in wrong:
+    for chunk in wrong:
         with pytest.raises(AssertionError):
-            write(tmp_path / "wrong.kvo", one)
+            write(tmp_path / "wrong.kvo", chunk)
 
 
 # Damage
@@ -426,11 +426,11 @@ REQUIRED: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("field", REQUIRED)
 def test_an_object_for_something_else_is_refused_naming_both(path: Path, field: str) -> None:
-    wanted, theirs, ours = REQUIRED[field]
+    value, theirs, ours = REQUIRED[field]
     with ObjectFile(path) as file:
         file.meta.require(TARGET, "one.kvo")
         with pytest.raises(ForeignObjectError, match=rf"one\.kvo: made for {field} .*{theirs}.* uses {field} .*{ours}"):
-            file.meta.require(replace(TARGET, **{field: wanted}), "one.kvo")
+            file.meta.require(replace(TARGET, **{field: value}), "one.kvo")
 
 
 # Properties

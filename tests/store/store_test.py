@@ -127,9 +127,9 @@ def test_other_abbreviations_say_why(abbreviated: Store, prefix: str, why: str) 
 def test_objects_lists_the_damaged_with_the_others(store: Store) -> None:
     paths = [store.put(make_chunk(seed)) for seed in range(3)]
     paths[1].write_bytes(paths[1].read_bytes()[:-1])
-    found = {one.key: one for one in store.objects()}
-    assert list(found) == sorted(path.stem for path in paths)
-    whole, damaged = found[paths[0].stem], found[paths[1].stem]
+    objects = {stored.key: stored for stored in store.objects()}
+    assert list(objects) == sorted(path.stem for path in paths)
+    whole, damaged = objects[paths[0].stem], objects[paths[1].stem]
     assert (whole.text, whole.problem, whole.num_bytes) == ("text 0", None, paths[0].stat().st_size)
     assert whole.meta == make_chunk(0).meta
     assert damaged.meta is None and damaged.problem and str(paths[1]) in damaged.problem
@@ -141,7 +141,7 @@ def test_objects_leaves_out_what_is_removed_meanwhile(store: Store) -> None:
     listing = store.objects()
     assert next(listing).path == paths[0]
     paths[1].unlink()
-    assert [one.path for one in listing] == [paths[2]]
+    assert [stored.path for stored in listing] == [paths[2]]
 
 
 def test_a_store_that_is_not_there_is_empty(store: Store) -> None:
@@ -323,7 +323,7 @@ def killed():
         kills += os.waitpid(pid, 0)[1] == signal.SIGKILL
         read_all()
     store.put(chunk(7))
-    return {"kills": kills, "objects": read_all(), "listed": sum(one.problem is None for one in store.objects())}
+    return {"kills": kills, "objects": read_all(), "listed": sum(stored.problem is None for stored in store.objects())}
 
 def put_within_a_budget(worker):
     small = Store(sys.argv[1], 60_000)

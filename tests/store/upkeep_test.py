@@ -78,12 +78,12 @@ def test_stats(store: Store) -> None:
     store.open(keys[0]).close()
     store.has("c" * 64)
     flip(store.path(keys[2]), 20)
-    one = size_of_one(store)
-    found = upkeep.stats(store)
-    assert (found.objects, found.damaged, found.num_bytes, found.pinned) == (3, 1, 3 * one, 0)
-    assert found.by_codec == {"none": eviction.Tally(2, 2 * one)} and list(found.by_model) == ["a" * 64]
-    assert found.counts == Counts(hits=1, misses=1, hit_bytes=one, writes=3, written_bytes=3 * one)
-    assert found.counts.hit_rate == 0.5
+    size = size_of_one(store)
+    stats = upkeep.stats(store)
+    assert (stats.objects, stats.damaged, stats.num_bytes, stats.pinned) == (3, 1, 3 * size, 0)
+    assert stats.by_codec == {"none": eviction.Tally(2, 2 * size)} and list(stats.by_model) == ["a" * 64]
+    assert stats.counts == Counts(hits=1, misses=1, hit_bytes=size, writes=3, written_bytes=3 * size)
+    assert stats.counts.hit_rate == 0.5
 
 
 # Verifying and repairing
@@ -95,17 +95,17 @@ def paths(store: Store) -> list[Path]:
 
 
 def test_a_whole_store(store: Store, paths: list[Path]) -> None:
-    found = verify(store)
-    assert (found.objects, found.problems, found.repaired) == (4, {}, ())
-    assert found.num_bytes == sum(path.stat().st_size for path in paths)
+    report = verify(store)
+    assert (report.objects, report.problems, report.repaired) == (4, {}, ())
+    assert report.num_bytes == sum(path.stat().st_size for path in paths)
 
 
 @pytest.mark.parametrize("offset", [0, 20, 700, -1, -40])
 def test_repair_takes_out_the_damaged_and_no_other(store: Store, paths: list[Path], offset: int) -> None:
     flip(paths[1], offset)
     assert list(verify(store).problems) == [paths[1].stem] and paths[1].exists()
-    found = verify(store, repair=True)
-    assert list(found.problems) == [*found.repaired] == [paths[1].stem]
+    report = verify(store, repair=True)
+    assert list(report.problems) == [*report.repaired] == [paths[1].stem]
     assert store.keys() == [paths[0].stem, paths[2].stem, paths[3].stem]
     assert verify(store).problems == {}
 
@@ -127,8 +127,8 @@ def test_one_that_has_both_names_loses_the_wrong_one(store: Store, paths: list[P
 
 def test_an_object_of_another_version_stays(store: Store, paths: list[Path]) -> None:
     paths[0].write_bytes(paths[0].read_bytes().replace(b'"version":"1"', b'"version":"2"'))
-    found = verify(store, repair=True)
-    assert list(found.problems) == [paths[0].stem] and found.repaired == () and paths[0].exists()
+    report = verify(store, repair=True)
+    assert list(report.problems) == [paths[0].stem] and report.repaired == () and paths[0].exists()
 
 
 def test_what_the_system_does_not_let_be_read_stays(
@@ -138,8 +138,8 @@ def test_what_the_system_does_not_let_be_read_stays(
         raise OSError(5, os.strerror(5))
 
     monkeypatch.setattr(os, "preadv", fail)
-    found = verify(store, repair=True)
-    assert len(found.problems) == 4 and found.repaired == () and all(path.exists() for path in paths)
+    report = verify(store, repair=True)
+    assert len(report.problems) == 4 and report.repaired == () and all(path.exists() for path in paths)
 
 
 def test_one_that_was_replaced_meanwhile_stays(
@@ -162,5 +162,5 @@ def test_one_that_was_replaced_meanwhile_stays(
 
 
 def test_one_that_disappears_meanwhile_is_no_problem(store: Store, paths: list[Path]) -> None:
-    found = verify(store, on_object=lambda _: paths[3].unlink(missing_ok=True))
-    assert found.problems == {} and found.objects == 3
+    report = verify(store, on_object=lambda _: paths[3].unlink(missing_ok=True))
+    assert report.problems == {} and report.objects == 3

@@ -69,7 +69,7 @@ ADD_COUNTS += "c = Counters(Path(sys.argv[1]))\nfor _ in range(100): c.add(Count
 
 def test_processes_lose_no_counts(directory: Path) -> None:
     running = [subprocess.Popen([sys.executable, "-c", ADD_COUNTS, str(directory)]) for _ in range(4)]
-    assert [one.wait(60) for one in running] == [0] * 4
+    assert [process.wait(60) for process in running] == [0] * 4
     assert read_counts(directory).writes == 400
 
 
@@ -132,7 +132,7 @@ ADD_HITS += "for i in range(100): c.add(Counts(hits=1), hit='ab'[i % 2] * 64); c
 
 def test_processes_lose_no_hits(tmp_path: Path) -> None:
     running = [subprocess.Popen([sys.executable, "-c", ADD_HITS, str(tmp_path)]) for _ in range(4)]
-    assert [one.wait(60) for one in running] == [0] * 4
+    assert [process.wait(60) for process in running] == [0] * 4
     assert read_hits(tmp_path) == {A: 200, B: 200}
 
 

@@ -90,9 +90,11 @@ def test_lossy_codecs_are_off_by_half_a_step_of_the_group(name: str, dims: tuple
     shape = LayerShape(*dims, dtype)
     pair = random_layer(shape)
     back = round_trip(codecs()[name], pair, shape)
-    mine, theirs = ({"k": floats(one[0], shape), "v": floats(one[1], shape)} for one in (pair, back))
+    before, after = ({"k": floats(kv[0], shape), "v": floats(kv[1], shape)} for kv in (pair, back))
     for layout in piece_layouts(shape):
-        was, now = (one[layout.part][:, layout.start : layout.end].reshape(layout.codes) for one in (mine, theirs))
+        was, now = (
+            numbers[layout.part][:, layout.start : layout.end].reshape(layout.codes) for numbers in (before, after)
+        )
         rounding = was.abs() * {"float32": 1e-6, "bfloat16": 2**-8, "float16": 2**-10}[dtype] + 1e-7
         assert bool(((was - now).abs() <= step(name, was, layout.axis) + rounding).all())
 
@@ -102,7 +104,7 @@ def test_groups_cover_every_number_once(dims: tuple[int, int, int]) -> None:
     shape = LayerShape(*dims, "float32")
     for part in "kv":
         spans = [(layout.start, layout.end) for layout in piece_layouts(shape) if layout.part == part]
-        assert [one for start, end in spans for one in range(start, end)] == list(range(dims[1]))
+        assert [token for start, end in spans for token in range(start, end)] == list(range(dims[1]))
     assert sum(int(np.prod(layout.codes)) for layout in piece_layouts(shape)) == 2 * shape.count
 
 
@@ -115,15 +117,15 @@ def test_the_numpy_decoder_is_what_torch_computes_from_the_pieces(name: str) -> 
     coded = memoryview(codec.encode(*random_layer(shape), shape))
     out = bytearray(shape.num_bytes)
     codec.decode(coded, shape, memoryview(out))
-    wanted = torch.frombuffer(out, dtype=torch.bfloat16).view(2, *shape.dims)
+    expected = torch.frombuffer(out, dtype=torch.bfloat16).view(2, *shape.dims)
     for part, piece in codec.pieces(coded, shape):
         codes = torch.from_numpy(piece.codes.copy())
         numbers = codes.view(torch.float8_e4m3fn).float() if name == "fp8" else codes.float()
-        found = numbers * torch.from_numpy(piece.scale)
+        sums = numbers * torch.from_numpy(piece.scale)
         if piece.offset is not None:
-            found += torch.from_numpy(piece.offset)
-        target = wanted["kv".index(part), :, piece.start : piece.end].reshape(found.shape)
-        assert torch.equal(found.bfloat16(), target)
+            sums += torch.from_numpy(piece.offset)
+        target = expected["kv".index(part), :, piece.start : piece.end].reshape(sums.shape)
+        assert torch.equal(sums.bfloat16(), target)
 
 
 def test_the_numbers_of_fp8_are_torch_s() -> None:
