@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pictool.store.format import ObjectFile as ObjectFile
     from pictool.store.store import Store as Store
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Answer": "engines.torch", "Chunk": "core", "Compiled": "compiler.compile", "Layout": "core",
