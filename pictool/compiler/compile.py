@@ -35,7 +35,7 @@ class Compiled:
 
 
 def head_codec(codec: str) -> str:
-    """How the KV of a head is kept if that of documents is kept so: always without loss, it is exact everywhere."""
+    """The codec of the head of documents with this one: always lossless, since the head is exact under every policy."""
     return codec if require_codec(codec).is_lossless else CODEC
 
 
@@ -64,8 +64,8 @@ def compile_chunks(
     """Compile chunks (or texts) to objects. What the store already has costs no model run.
 
     Args:
-        options: sinks, codec, probes. An object that is there without the table that is needed is compiled again.
-        force: compute and replace also what is there.
+        options: sinks, codec, probes. An object in the store without the table that is needed is compiled again.
+        force: compute and replace also what the store has.
         alone: each chunk in a forward of its own, so that its last bits do not depend on what is compiled with it.
         probe_model: measures the chunks, by their text; the target's speculative model if it is known, else the target.
         on_done: called for each chunk as soon as its object is in the store.
@@ -136,7 +136,7 @@ def _compute(
 
 
 def sink_tokens(model: Model, sinks: int) -> list[int]:
-    """The dummy tokens in front of a chunk.
+    """The dummy tokens before a chunk.
 
     Raises:
         InputError: fewer than none, or a model without BOS.
