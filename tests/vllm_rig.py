@@ -23,11 +23,12 @@ from transformers import (
     Qwen3Config,
 )
 
+from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import compile, object_key
-from pictool.core import Chunk
+from pictool.compiler.compile import object_key
+from pictool.core import Chunk, CompileOptions
 from pictool.linker.grid import parse_grid
-from pictool.linker.link import Linked, link
+from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy as make_policy
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
@@ -123,9 +124,9 @@ class World:
         """Compile chunks (random ones of these lengths), link them by our engine, and name them to vLLM."""
         policy = policy_of(spec) if isinstance(spec, str) else spec
         chunks = random_chunks(lengths, seed) if chunks is None else chunks
-        compile(self.model, self.store, chunks, sinks=policy.sinks)
+        compile(self.model, self.store, chunks, sinks=policy.needs.sinks)
         linked = link(self.model, self.store, chunks, tail, policy, head=head)
-        return case_of(self, linked, chunks, policy.sinks)
+        return case_of(self, linked, chunks, policy.needs.sinks)
 
     def exact(self, lengths: Sequence[int] = LENGTHS, **options: Any) -> Case:
         """The same prompt without linking."""
@@ -136,7 +137,7 @@ class World:
 def case_of(world: World, linked: Linked, chunks: Sequence[Chunk], sinks: int) -> Case:
     """What a link did, to be asked of vLLM: chunks by key and start."""
     layout, policy = linked.image.layout, linked.policy
-    keys = [object_key(world.model, chunk, sinks) for chunk in chunks]
+    keys = [object_key(world.model, chunk, CompileOptions(sinks)) for chunk in chunks]
     places = [{"key": key, "start": start} for key, (start, _) in zip(keys, layout.chunks, strict=True)]
     params = {"pic": {"chunks": places, "policy": {"algo": policy.name, **policy.params}}}
     return Case(layout.tokens.tolist(), params, linked)

@@ -12,7 +12,8 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pictool.compiler.compile import compile, object_key
+from pictool.api import compile, link
+from pictool.compiler.compile import object_key
 from pictool.core import Chunk, TokenIds
 from pictool.engines.vllm.plan import Found, locate, make_plan
 from pictool.engines.vllm.planner import Planner
@@ -22,7 +23,6 @@ from pictool.engines.vllm.salt import Salter
 from pictool.engines.vllm.settings import parse_settings
 from pictool.engines.vllm.wanted import Place, Wanted, parse_policy, parse_wanted
 from pictool.errors import InputError
-from pictool.linker.link import link
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, wrap_model

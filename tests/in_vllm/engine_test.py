@@ -12,16 +12,15 @@ import tiny
 import torch
 import vllm_rig as rig
 
+from pictool.api import compile
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import Compiled, compile
-from pictool.core import Chunk
+from pictool.compiler.compile import Compiled
+from pictool.core import Chunk, Sampling
 from pictool.engines import torch as ours
-from pictool.engines.torch import Request
 from pictool.engines.vllm.engine import Engine
 from pictool.errors import InputError, ModelError, StoreError
 from pictool.linker.policies import make_policy
-from pictool.linker.resolve import Document
-from pictool.runtime.decode import Sampling
+from pictool.linker.spec import Document, Spec
 from pictool.runtime.model import wrap_model
 from pictool.store.store import Store
 
@@ -66,8 +65,8 @@ def test_its_objects_are_ours(world: rig.World, engine: Engine, sinks: int, tmp_
     assert all(one.is_new for one in engine.compile(chunks[:1], sinks=sinks, force=True))
 
 
-def request(spec: str, chunks: list[Chunk], **more: object) -> Request:
-    return Request("nobody knows?", chunks, rig.policy_of(spec), max_new_tokens=8, **more)  # type: ignore[arg-type]
+def request(spec: str, chunks: list[Chunk], **more: object) -> Spec:
+    return Spec("nobody knows?", chunks, rig.policy_of(spec), max_new_tokens=8, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("spec", ["full", "naive", "legolink-4", "legolink-0", "cacheblend-15"])
@@ -113,9 +112,7 @@ def test_documents_as_files_objects_and_keys(world: rig.World, engine: Engine, t
     compiled: list[Compiled] = []
     documents_twice: list[list[Document]] = [[text, file], [text, done.key]]
     answers = [
-        engine.answer(
-            Request("why?", documents, make_policy("naive", {}), max_new_tokens=4), on_compile=compiled.append
-        )
+        engine.answer(Spec("why?", documents, make_policy("naive", {}), max_new_tokens=4), on_compile=compiled.append)
         for documents in documents_twice
     ]
     assert answers[0].generated.tokens == answers[1].generated.tokens
@@ -130,10 +127,10 @@ def test_a_damaged_object_is_an_error_here(world: rig.World, engine: Engine) -> 
     data[-200] ^= 1
     done.path.write_bytes(data)
     with pytest.raises(InputError, match="checksum"):
-        engine.answer(Request("why?", [done.key], make_policy("naive", {})))
+        engine.answer(Spec("why?", [done.key], make_policy("naive", {})))
     done.path.unlink()
     with pytest.raises(StoreError, match=done.key[:12]):
-        engine.answer(Request("why?", [done.key], make_policy("naive", {})))
+        engine.answer(Spec("why?", [done.key], make_policy("naive", {})))
 
 
 def test_what_does_not_fit_is_refused(world: rig.World, engine: Engine) -> None:

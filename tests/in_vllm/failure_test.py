@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import vllm_rig as rig
 
-from pictool.compiler.compile import compile, object_key
+from pictool.api import compile
+from pictool.compiler.compile import object_key
 from pictool.core import Chunk
 from pictool.runtime.model import Model
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import vllm_rig as rig
 
-from pictool.compiler.compile import compile
+from pictool.api import compile
 from pictool.core import Chunk
-from pictool.engines.torch import Request
 from pictool.engines.vllm.engine import Engine as OfflineEngine
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
+from pictool.linker.spec import Spec
 from pictool.runtime.model import load_model
 
 HEAD = "<s>"
@@ -42,7 +42,7 @@ def test_what_a_tenant_compiles_is_its_own(world: rig.World) -> None:
     mine, chunks = salted(world, "mine"), rig.text_chunks(world.model)
     with OfflineEngine(mine.model, world.store, max_model_len=256, options={"enforce_eager": True}) as engine:
         done = engine.compile(chunks)
-        request = Request("Numbers?", [chunks[0]], make_policy("naive", {}), max_new_tokens=2)
+        request = Spec("Numbers?", [chunks[0]], make_policy("naive", {}), max_new_tokens=2)
         assert engine.answer(request).text is not None
     keys = [mine.model.key(chunk.tokens, 0, "none") for chunk in chunks]
     assert [one.key for one in done] == keys and all(world.store.has(key) for key in keys)
@@ -86,7 +86,7 @@ def test_vllm_has_a_prefix_cache_of_its_own(world: rig.World, engine: rig.Engine
     from pictool.engines.vllm.engine import answer
 
     with pytest.raises(InputError, match="prefix cache of its own"):
-        answer(world.model, world.store, Request("Why?", policy=make_policy("prefix", {})))
+        answer(world.model, world.store, Spec("Why?", policy=make_policy("prefix", {})))
     case = world.case("naive", seed=4)
     assert case.params is not None
     params = {"pic": {**case.params["pic"], "policy": "prefix"}}

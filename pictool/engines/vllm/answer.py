@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pictool.core import Layout
-from pictool.engines.torch import Comparison, first_token_kl
+from pictool.engines.base import Comparison, first_token_kl
 from pictool.errors import InputError
 from pictool.linker.policies.base import Policy
 from pictool.runtime.decode import Generated

@@ -12,8 +12,7 @@ from typing import Any
 
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import CODEC, Compiled, object_key, sink_tokens
-from pictool.core import Chunk, Layout
-from pictool.engines.torch import Request
+from pictool.core import Chunk, Layout, Sampling
 from pictool.engines.vllm.answer import Answer, compare_answers, dense, recomputed_of, timing_of
 from pictool.engines.vllm.objects import table_of
 from pictool.errors import InputError, ModelError
@@ -21,7 +20,8 @@ from pictool.linker.link import lay_out
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy, Prompt
 from pictool.linker.resolve import Part, resolve_documents
-from pictool.runtime.decode import Generated, Sampling, TextStream
+from pictool.linker.spec import Spec
+from pictool.runtime.decode import Generated, TextStream
 from pictool.runtime.model import Model
 from pictool.runtime.template import make_frame
 from pictool.store.store import Store, atomic_write
@@ -77,7 +77,7 @@ class Engine:
 
     def answer(
         self,
-        request: Request,
+        request: Spec,
         *,
         compare: bool = False,
         on_text: Callable[[str], None] | None = None,
@@ -150,7 +150,7 @@ class Engine:
                     shutil.copyfileobj(file, out, 1 << 20)
 
     def _answer(
-        self, request: Request, layout: Layout, params: Mapping[str, Any] | None, policy: Policy,
+        self, request: Spec, layout: Layout, params: Mapping[str, Any] | None, policy: Policy,
         on_text: Callable[[str], None] | None, compare: bool,
     ) -> Answer:  # fmt: skip
         first = self._run(layout, params, Sampling(), 1, num_logprobs=-1)[0].outputs[0].logprobs if compare else None
@@ -202,7 +202,7 @@ class Engine:
 def answer(
     model: Model,
     store: Store,
-    request: Request,
+    request: Spec,
     *,
     compare: bool = False,
     on_text: Callable[[str], None] | None = None,
@@ -257,7 +257,7 @@ def _require_plain(codec: str, probes: int = 0, probe_model: Model | None = None
         raise InputError(f"--probes {probes}: vLLM measures no tables; compile with the torch engine first")
 
 
-def prompt_of(model: Model, store: Store, request: Request) -> tuple[list[Part], Layout]:
+def prompt_of(model: Model, store: Store, request: Spec) -> tuple[list[Part], Layout]:
     """The documents of a request, and where they stand between its head and tail.
 
     Raises:
@@ -275,7 +275,7 @@ def prompt_of(model: Model, store: Store, request: Request) -> tuple[list[Part],
     return parts, layout
 
 
-def _head_part(model: Model, request: Request) -> list[Part]:
+def _head_part(model: Model, request: Spec) -> list[Part]:
     """The head as what it can be compiled as; it stands where it is compiled, so its object is exact."""
     text = make_frame(model, request.query, request.head, request.query_template).head
     chunk = Chunk(text, model.encode(text), "head")
