@@ -29,6 +29,6 @@ def open_engine(name: str) -> ModuleType:
         raise InputError("--engine vllm: vLLM is not installed here; pip install 'vllm==0.32.*' (docs/vllm.md)")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the answer
-    from pictool.engines.vllm import engine
+    from pictool.engines.vllm import offline
 
-    return engine
+    return offline

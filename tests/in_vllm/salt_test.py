@@ -13,7 +13,7 @@ import vllm_rig as rig
 from pictool.compiler.compile import compile
 from pictool.core import Chunk
 from pictool.engines.torch import Request
-from pictool.engines.vllm.engine import Engine as OfflineEngine
+from pictool.engines.vllm.offline import Engine as OfflineEngine
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import load_model
@@ -45,7 +45,7 @@ def test_what_a_tenant_compiles_is_its_own(world: rig.World) -> None:
         request = Request("Numbers?", [chunks[0]], make_policy("naive", {}), max_new_tokens=2)
         assert engine.answer(request).text is not None
     keys = [mine.model.key(chunk.tokens, 0, "none") for chunk in chunks]
-    assert [one.key for one in done] == keys and all(world.store.has(key) for key in keys)
+    assert [compiled.key for compiled in done] == keys and all(world.store.has(key) for key in keys)
     assert not any(world.store.has(world.model.key(chunk.tokens, 0, "none")) for chunk in chunks)
 
 
@@ -83,7 +83,7 @@ def test_only_a_tenant_s_own_objects_are_recognised(world: rig.World, engine: ri
 
 
 def test_vllm_has_a_prefix_cache_of_its_own(world: rig.World, engine: rig.Engine) -> None:
-    from pictool.engines.vllm.engine import answer
+    from pictool.engines.vllm.offline import answer
 
     with pytest.raises(InputError, match="prefix cache of its own"):
         answer(world.model, world.store, Request("Why?", policy=make_policy("prefix", {})))

@@ -13,11 +13,12 @@ import torch
 import vllm_rig as rig
 
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import Compiled, compile
+from pictool.compiler.compile import Compiled, compile, object_key
 from pictool.core import Chunk
 from pictool.engines import torch as ours
 from pictool.engines.torch import Request
-from pictool.engines.vllm.engine import Engine
+from pictool.engines.vllm import offline
+from pictool.engines.vllm.offline import Engine
 from pictool.errors import InputError, ModelError, StoreError
 from pictool.linker.policies import make_policy
 from pictool.linker.resolve import Document
@@ -30,6 +31,18 @@ OPTIONS = {
 }
 
 
+def test_one_call_starts_and_stops(tmp_path: Path) -> None:
+    """First of all: it starts engines of its own, and a process has room for one at a time."""
+    world = rig.make_world(tmp_path, "llama")
+    chunks = rig.text_chunks(world.model)
+    done = offline.compile(world.model, world.store, chunks, options=OPTIONS)
+    assert [compiled.key for compiled in done] == [object_key(world.model, chunk) for chunk in chunks]
+    assert not any(compiled.is_new for compiled in offline.compile(world.model, world.store, chunks))
+    question = Request("why?", chunks, rig.policy_of("legolink-4"), max_new_tokens=6)
+    answer = offline.answer(world.model, world.store, question, options=OPTIONS)
+    assert answer.text == ours.answer(world.model, world.store, question).text
+
+
 @pytest.fixture(scope="module", params=["llama", "qwen3", "phi3", "gemma2"])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> rig.World:
     return rig.make_world(tmp_path_factory.mktemp(request.param), request.param)
@@ -37,8 +50,9 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def engine(world: rig.World) -> Iterator[Engine]:
-    with Engine(world.model, world.store, max_model_len=1024, options={**OPTIONS, "max_num_batched_tokens": 64}) as one:
-        yield one
+    options = {**OPTIONS, "max_num_batched_tokens": 64}
+    with Engine(world.model, world.store, max_model_len=1024, options=options) as engine:
+        yield engine
     gc.collect()
 
 
@@ -46,24 +60,24 @@ def layers_of(store: Store, key: str) -> torch.Tensor:
     with store.open(key) as file:
         shape = (2, 2, file.meta.num_tokens, -1)
         raw = [b"".join(file.layer(i)) for i in range(file.meta.target.geometry.layers)]
-    return torch.stack([torch.from_numpy(np.frombuffer(one, dtype=np.float32).copy()).view(shape) for one in raw])
+    return torch.stack([torch.from_numpy(np.frombuffer(layer, dtype=np.float32).copy()).view(shape) for layer in raw])
 
 
 @pytest.mark.parametrize("sinks", [0, 4])
 def test_its_objects_are_ours(world: rig.World, engine: Engine, sinks: int, tmp_path: Path) -> None:
-    """Chunks of one token, of more than a block, and of more than a pass takes."""
+    """Chunks of one token, of more than a block, and of more than one forward takes."""
     chunks = [*rig.text_chunks(world.model), *(make_chunk(world.model, text, "t") for text in ("a", tiny.TEXT * 2))]
     mine = Store(tmp_path / "mine")
     compile(world.model, mine, chunks, sinks=sinks, alone=True)
-    told: list[Compiled] = []
-    done = engine.compile(chunks, sinks=sinks, on_done=told.append)
-    assert told == done and all(one.is_new for one in done)
-    for one in done:
-        a, b = layers_of(mine, one.key), layers_of(world.store, one.key)
+    reported: list[Compiled] = []
+    done = engine.compile(chunks, sinks=sinks, on_done=reported.append)
+    assert reported == done and all(compiled.is_new for compiled in done)
+    for compiled in done:
+        a, b = layers_of(mine, compiled.key), layers_of(world.store, compiled.key)
         assert (a[0] - b[0]).abs().max() <= 1e-5
         assert (a - b).abs().max() <= rig.TOLERANCE
-    assert not any(one.is_new for one in engine.compile(chunks, sinks=sinks))
-    assert all(one.is_new for one in engine.compile(chunks[:1], sinks=sinks, force=True))
+    assert not any(compiled.is_new for compiled in engine.compile(chunks, sinks=sinks))
+    assert all(compiled.is_new for compiled in engine.compile(chunks[:1], sinks=sinks, force=True))
 
 
 def request(spec: str, chunks: list[Chunk], **more: object) -> Request:
@@ -102,7 +116,7 @@ def test_stop_strings_and_sampling(world: rig.World, engine: Engine) -> None:
 
 
 def test_documents_as_files_objects_and_keys(world: rig.World, engine: Engine, tmp_path: Path) -> None:
-    """An object of another place is brought into the store."""
+    """An object from elsewhere is copied into the store."""
     chunk = make_chunk(world.model, "The spring festival.", "t")
     other = Store(tmp_path / "other")
     (done,) = compile(world.model, other, [chunk])
@@ -119,11 +133,11 @@ def test_documents_as_files_objects_and_keys(world: rig.World, engine: Engine, t
         for documents in documents_twice
     ]
     assert answers[0].generated.tokens == answers[1].generated.tokens
-    assert [one.chunk.source for one in compiled if one.chunk.source != "head"] == [str(text)]
+    assert [done.chunk.source for done in compiled if done.chunk.source != "head"] == [str(text)]
 
 
 def test_a_damaged_object_is_an_error_here(world: rig.World, engine: Engine) -> None:
-    """A server answers exactly; who names objects on a command line is told."""
+    """A server answers exactly; a command line that names objects gets the error."""
     chunk = make_chunk(world.model, "Straße, 東京.", "t")
     (done,) = engine.compile([chunk])
     data = bytearray(done.path.read_bytes())
