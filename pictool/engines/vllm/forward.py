@@ -36,7 +36,7 @@ class Batch:
 
     @classmethod
     def of_jobs(cls, loaded: Sequence[LoadedJob]) -> Batch:
-        return cls([one.job.plan.layout.tokens for one in loaded], [one.job.blocks for one in loaded])
+        return cls([entry.job.plan.layout.tokens for entry in loaded], [entry.job.blocks for entry in loaded])
 
 
 @dataclass(frozen=True)
