@@ -18,7 +18,7 @@ from pictool.linker.grid import Labelled
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Policy
 from pictool.runtime.decode import generate
-from pictool.runtime.memory import PeakMemory
+from pictool.runtime.machine import PeakMemory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:

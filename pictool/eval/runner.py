@@ -20,7 +20,7 @@ from pictool.eval.reply import Reply
 from pictool.eval.row import Row
 from pictool.eval.units import Question, Unit, naming
 from pictool.linker.policies.base import Policy
-from pictool.runtime.memory import PeakMemory
+from pictool.runtime.machine import PeakMemory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
