@@ -22,7 +22,7 @@ from pictool.bench.sync import make_prompt
 from pictool.linker.fusor import Fusor
 from pictool.linker.grid import Labelled
 from pictool.linker.policies.base import Policy
-from pictool.runtime import observe
+from pictool.runtime import activations
 from pictool.runtime.image import Image
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def timed(model: Model) -> Iterator[Stopwatch]:
             (Fusor, "prefill_layer", watch.prefilling),
             (Fusor, "finish", watch.logits),
             (Image, "compute", watch.computing),
-            (observe, "hidden_norms", watch.scoring),
+            (activations, "hidden_norms", watch.scoring),
         ):
             stack.enter_context(_clocked(owner, name, into, model))
         yield watch

@@ -18,7 +18,7 @@ from pictool.bench.workload import with_speculative
 from pictool.linker.fusor import Fusor
 from pictool.linker.grid import Labelled, parse_grid
 from pictool.linker.link import Linked
-from pictool.runtime import observe
+from pictool.runtime import activations
 from pictool.runtime.image import Image
 from pictool.runtime.model import Model
 
@@ -73,11 +73,11 @@ def test_timing_changes_no_result(model: Model, policies: list[Labelled], prompt
 
 
 def test_timing_leaves_nothing_behind(model: Model) -> None:
-    originals = (Fusor.prefill_layer, Fusor.finish, Image.compute, observe.hidden_norms)
+    originals = (Fusor.prefill_layer, Fusor.finish, Image.compute, activations.hidden_norms)
     with pytest.raises(KeyboardInterrupt), timed(model):
-        assert Fusor.prefill_layer is not originals[0] and observe.hidden_norms is not originals[3]
+        assert Fusor.prefill_layer is not originals[0] and activations.hidden_norms is not originals[3]
         raise KeyboardInterrupt
-    assert (Fusor.prefill_layer, Fusor.finish, Image.compute, observe.hidden_norms) == originals
+    assert (Fusor.prefill_layer, Fusor.finish, Image.compute, activations.hidden_norms) == originals
 
 
 def test_medians_are_part_by_part() -> None:
