@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pictool.compiler.chunking import make_chunk, make_chunks, read_text
-from pictool.compiler.fixups import Measurer
+from pictool.compiler.sensitivity import TableMaker as Measurer
 from pictool.core import Chunk
 from pictool.errors import InputError, PicError
 from pictool.store.codecs import require_codec

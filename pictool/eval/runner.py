@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import CODEC, Compiled, compile, head_codec
-from pictool.compiler.fixups import PROBES
+from pictool.compiler.sensitivity import PROBES
 from pictool.core import Chunk
 from pictool.errors import ModelError
 from pictool.eval.contenders import FULL, Contender

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pictool.compiler.compile import CODEC, Compiled, head_codec
-from pictool.compiler.fixups import PROBES
+from pictool.compiler.sensitivity import PROBES
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError, ObjectError, RemoteError
 from pictool.linker.chain import PromptChain
