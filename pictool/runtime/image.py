@@ -83,7 +83,7 @@ class Image:
     def deviation(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Squared L2 over KV heads and dims between K, V of `rows` and what the image holds there; float32 [rows]."""
         pairs = ((key, self._keys[layer]), (value, self._values[layer]))
-        k, v = ((fresh.float() - held[:, :, rows.positions].float()).square().sum((0, 1, 3)) for fresh, held in pairs)
+        k, v = ((fresh.float() - old[:, :, rows.positions].float()).square().sum((0, 1, 3)) for fresh, old in pairs)
         return k, v
 
     def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:

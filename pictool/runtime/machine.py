@@ -17,7 +17,7 @@ _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 def machine() -> dict[str, Any]:
     """All that speed depends on (processor, memory, GPU, threads, versions), and nothing that names machine or user.
 
-    Values that the system does not tell are None.
+    None where the system does not say.
     """
     import torch
 
@@ -71,7 +71,7 @@ def installed(name: str) -> str | None:
 class PeakMemory:
     """A context manager: afterwards `bytes` is the growth of the peak over what was in use at the start.
 
-    Of the device's memory on CUDA, of this process's resident set on Linux; None where the system does not tell.
+    Of the device's memory on CUDA, of this process's resident set on Linux; None where the system does not say.
     """
 
     def __init__(self, device: str) -> None:
