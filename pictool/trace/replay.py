@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from pictool.compiler.compile import Compiled, compile
-from pictool.core import Chunk, RowMask
+from pictool.compiler.compile import Compiled, compile_chunks
+from pictool.core import Chunk, CompileOptions, RowMask
 from pictool.errors import TraceError
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Deviation, Policy, Prompt, Selection
+from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated
 from pictool.runtime.pieces import pieces_of
 from pictool.store.codecs import codecs
@@ -36,7 +37,9 @@ def trace_of(
     """The trace of one link and of what was decoded from it; `logits` are those at the last prompt token."""
     layout = linked.image.layout
     parts = pairwise([*layout.starts, layout.num_tokens])
-    chunks = [TracedChunk(one.chunk.source, one.key(model), one.sinks, one.codec) for one in linked.parts]
+    chunks = [
+        TracedChunk(part.chunk.source, part.key(model), part.options.sinks, part.options.codec) for part in linked.parts
+    ]
     decoded = pieces_of(model.tokenizer, generated.tokens)
     top = logits.topk(min(NUM_CANDIDATES, len(logits))).indices.tolist()
     return Trace(
@@ -104,7 +107,7 @@ def _link(
     model: Model, store: Store, trace: Trace, name: str, policy: Replay, on_compile: Callable[[Compiled], None] | None
 ) -> Linked:
     objects = _objects(model, store, trace, name, on_compile)
-    linked = link(model, store, objects, trace.texts[-1], policy, head=trace.texts[0])
+    linked = link(model, store, Spec.raw(objects, trace.texts[-1], policy, trace.texts[0]))
     if not np.array_equal(linked.image.layout.tokens, trace.layout.tokens):
         raise TraceError(f"{name}: its texts are not those of its tokens, so the link cannot be repeated; link again")
     return linked
@@ -121,7 +124,7 @@ def _objects(
                 f"{name}: {one.source} was linked with the codec {one.codec}, which this pic does not have"
             )
         chunk = Chunk(text, tuple(trace.layout.tokens[start:end].tolist()), one.source)
-        (done,) = compile(model, store, [chunk], sinks=one.sinks, codec=one.codec)
+        (done,) = compile_chunks(model, store, [chunk], CompileOptions(one.sinks, one.codec))
         if done.key != one.key:
             raise TraceError(
                 f"{name}: {one.source} was linked from the object {one.key[:12]}, but it is {done.key[:12]}"

@@ -10,8 +10,9 @@ import pytest
 import torch
 from subjects import default_policy, subject
 
-from pictool.engines.torch import Request, answer
+from pictool.api import answer
 from pictool.errors import TraceError
+from pictool.linker.spec import Spec
 from pictool.store.store import Store
 from pictool.trace.analysis import Look, look_behind
 from pictool.trace.format import Trace
@@ -20,7 +21,7 @@ from pictool.trace.format import Trace
 def traced(store: Store, policy: str, architecture: str = "llama") -> Trace:
     for name, text in (("a.txt", "The harbour was quiet. It holds a festival."), ("b.txt", "Words: 1,024 and 3.14.")):
         Path(name).write_text(text)
-    request = Request("why?", ["a.txt", "b.txt"], default_policy(policy), max_new_tokens=6)
+    request = Spec("why?", ["a.txt", "b.txt"], default_policy(policy), max_new_tokens=6)
     return answer(subject(architecture).model, store, request).trace()
 
 

@@ -57,7 +57,7 @@ def test_a_common_head(pair: tuple[rig.World, rig.Engine]) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_another_question_about_the_same_documents(pair: tuple[rig.World, rig.Engine], spec: str) -> None:
-    """Its context is found in the prefix cache as far as whole blocks go; what stands behind is linked again."""
+    """Its context is found in the prefix cache as far as whole blocks go; what comes after is linked again."""
     world, engine = pair
     for tail in (rig.TAIL, " Why?", LONG):
         case = world.case(spec, seed=3, tail=tail)
@@ -92,7 +92,7 @@ def test_one_hundred_random_interleavings(pair: tuple[rig.World, rig.Engine]) ->
         chosen = draw.integers(0, len(cases), draw.integers(1, 4)).tolist()
         for which, answer in zip(chosen, engine.ask(*(cases[i] for i in chosen), num_tokens=1), strict=True):
             assert (answer.logprobs - references[which]).abs().max() <= rig.TOLERANCE
-    apart = [float((references[0] - one).abs().max()) for one in references[2:7]]
+    apart = [float((references[0] - linked).abs().max()) for linked in references[2:7]]
     assert min(apart) > 0.1, "the interleavings would not have shown a poisoned cache"
 
 
@@ -103,9 +103,9 @@ def test_the_prefix_cache_is_used_and_not_shared(
     engine = start(world, enable_prefix_caching=True)
     case, exact = world.case("naive", tail=LONG), world.exact(tail=LONG)
 
-    def hits(one: rig.Case) -> float:
+    def hits(case: rig.Case) -> float:
         before = engine.metric("prefix_cache_hits")
-        engine.ask(one, num_tokens=1)
+        engine.ask(case, num_tokens=1)
         return float(engine.metric("prefix_cache_hits") - before)
 
     assert [hits(exact), hits(case)] == [0, 0]

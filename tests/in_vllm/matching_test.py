@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import vllm_rig as rig
 
-from pictool.compiler.compile import compile, object_key
+from pictool.api import compile
+from pictool.compiler.compile import object_key
 from pictool.core import Chunk
 
 HEAD = "<s>"  # a longer one would be recognised too, once it was linked
