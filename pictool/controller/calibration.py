@@ -40,9 +40,9 @@ from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
 from pictool.linker.resolve import Part, head_part, open_objects, resolve_documents
 from pictool.linker.spec import Document, Spec
-from pictool.runtime.fingerprint import cache_dir
 from pictool.runtime.machine import cpu_name
 from pictool.runtime.tensors import to_bytes
+from pictool.runtime.user_cache import cache_dir
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
 from pictool.store.store import Store, atomic_write
 

@@ -125,7 +125,7 @@ class SpecCache(Policy):
 
     def _scores(self, small: Model, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Scores:
         """Mean L2 norm of the hidden states over the deep layers (eq. 1), float32 [m]."""
-        from pictool.runtime.observe import hidden_norms
+        from pictool.runtime.activations import hidden_norms
 
         if len(tokens) > small.max_positions:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Looking at a model while it works: what rows attend to, how large hidden states are. Images stay as they are."""
+"""Activations of a model while it runs: what rows attend to, and how large hidden states are."""
 
 from __future__ import annotations
 
@@ -10,51 +10,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pictool.core import Layout
 from pictool.errors import InputError
 from pictool.runtime.attention import Rows, Run
-from pictool.runtime.stack import LayerStack, Tables
+from pictool.runtime.caches import PassThroughCache, ReadOnlyCache
+from pictool.runtime.image import Image
+from pictool.runtime.rope import tables_at
 
 if TYPE_CHECKING:
-    from pictool.runtime.image import Image
     from pictool.runtime.model import Model
 
 Positions = Sequence[int] | NDArray[np.integer[Any]]
 
 
-class _Held:
-    """The cache interface of a decoder layer over a finished image: gives the prompt's K and V, takes nothing."""
-
-    def __init__(self, image: Image) -> None:
-        self._image = image
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        end = self._image.layout.num_tokens
-        return self._image.key(layer)[:, :, :end], self._image.value(layer)[:, :, :end]
-
-
-class _Passing:
-    """The cache interface of a decoder layer in a plain prefill: K and V pass through, and nothing is kept."""
-
-    def __init__(self, stack: LayerStack, tables: Tables) -> None:
-        self._stack, self._tables = stack, tables
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return self._stack.rope.rotate(key, self._stack.table(self._tables, layer)), value
-
-
 def scores_of_rows(image: Image, positions: Positions) -> Iterator[Tensor]:
-    """What rows of a linked prompt score its tokens by, layer by layer: QKᵀ as the softmax takes it.
+    """Attention scores of rows of a linked prompt, layer by layer: QKᵀ as the softmax takes it.
 
     The rows are run through the model once more, over the K and V that the image holds; the image is not written to.
     That repeats what the link did only for rows that it computed at every layer, as the tail's are.
 
     Args:
-        image: finished; tokens that were decoded since are left out.
+        image: linked. Tokens that were decoded since are left out.
         positions: of the rows, [rows], ascending.
 
     Yields:
         Per layer the scores, float32 [heads, rows, n], on the model's device. Column j is prompt position j; -inf
-        behind a row's own position and outside the layer's window.
+        after a row's own position and outside the layer's window.
 
     Raises:
         InputError: no positions, positions that are not ascending, or that are not of the prompt.
@@ -67,7 +48,7 @@ def scores_of_rows(image: Image, positions: Positions) -> Iterator[Tensor]:
 
 
 def attention_of_rows(image: Image, positions: Positions) -> Iterator[Tensor]:
-    """What rows attend to, layer by layer: CacheBlend's forward attention matrix (§3.3, §4.1).
+    """Attention weights of rows, layer by layer: CacheBlend's forward attention matrix (§3.3, §4.1).
 
     As `scores_of_rows`, after the softmax: a row sums to 1 and is 0 at what it does not see.
     """
@@ -76,40 +57,35 @@ def attention_of_rows(image: Image, positions: Positions) -> Iterator[Tensor]:
 
 def _scores(image: Image, rows: Rows) -> Iterator[Tensor]:
     stack, layout = image.stack, image.layout
-    prompt = stack.tables(torch.arange(layout.num_tokens, device=stack.device))
-    tables = {kind: (cos[:, rows.positions], sin[:, rows.positions]) for kind, (cos, sin) in prompt.items()}
+    tables = tables_at(stack.rotary_tables(torch.arange(layout.num_tokens, device=stack.device)), rows.positions)
     tokens = torch.from_numpy(layout.tokens.astype(np.int64)).to(stack.device)
-    hidden, cache = stack.embed(tokens[None, rows.positions]), _Held(image)
+    hidden, cache = stack.embed(tokens[None, rows.positions]), ReadOnlyCache(image)
     for layer in range(stack.num_layers):
-        seen: list[Tensor] = []
-        hidden = stack.layer(layer, hidden, cache, tables, rows.runs, observe=seen.append)
-        yield seen[0][0]
+        scores: list[Tensor] = []
+        hidden = stack.layer(layer, hidden, cache, tables, rows.runs, scores.append)
+        yield scores[0][0]
 
 
-def decode_observed(image: Image, tokens: Sequence[int]) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Decode given tokens behind a linked prompt. The image grows by them.
+def decode_with_scores(image: Image, tokens: Sequence[int]) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """Decode known tokens after a linked prompt (teacher forcing). The image grows by them.
 
     Yields:
-        for each token the logits behind it, float32 [vocab], and per layer its scores, float32 [heads, n], of
-        which it is the last.
+        for each token the logits after it, float32 [vocab], and per layer its attention scores, float32 [heads, n], of
+        which its own is the last.
     """
     for token in tokens:
-        seen: list[Tensor] = []
-        logits = image.append(token, observe=seen.append)
-        yield logits, [scores[0, :, 0] for scores in seen]
+        scores: list[Tensor] = []
+        logits = image.append(token, scores.append)
+        yield logits, [layer[0, :, 0] for layer in scores]
 
 
-def read_tokens(model: Model, tokens: Sequence[int]) -> Image:
-    """The image of tokens that are read on their own, from position 0 on; all of them are its tail.
+def image_of_tokens(model: Model, tokens: Sequence[int]) -> Image:
+    """Prefill tokens alone, from position 0 on, to an image; all of them are its tail.
 
     Raises:
         InputError: no tokens, or more than the model has positions.
     """
-    from pictool.core import Layout
-    from pictool.runtime.image import Image
-
-    if not 0 < len(tokens) <= model.max_positions:
-        raise InputError(f"{len(tokens)} tokens: {model.name} reads from 1 to {model.max_positions}")
+    _require_room(model, len(tokens))
     image = Image(model.stack, Layout.of([], [], tokens))
     rows = Rows.of(torch.arange(len(tokens))).to(model.stack.device)
     hidden = model.stack.embed(torch.tensor([list(tokens)], device=model.stack.device))
@@ -129,14 +105,18 @@ def hidden_norms(model: Model, tokens: NDArray[np.integer[Any]]) -> NDArray[np.f
     Raises:
         InputError: no tokens, or more than the model has positions.
     """
-    if not 0 < len(tokens) <= model.max_positions:
-        raise InputError(f"{len(tokens)} tokens: {model.name} reads from 1 to {model.max_positions}")
+    _require_room(model, len(tokens))
     stack, length = model.stack, len(tokens)
-    tables = stack.tables(torch.arange(length, device=stack.device))
+    tables = stack.rotary_tables(torch.arange(length, device=stack.device))
     hidden = stack.embed(torch.from_numpy(tokens.astype(np.int64))[None].to(stack.device))
-    cache, runs, norms = _Passing(stack, tables), (Run(0, 0, length),), []
+    cache, runs, norms = PassThroughCache(stack, tables), (Run(0, 0, length),), []
     for layer in range(stack.num_layers):
         hidden = stack.layer(layer, hidden, cache, tables, runs)
         norms.append(torch.linalg.vector_norm(hidden[0], dim=-1, dtype=torch.float32))
-    found: NDArray[np.float32] = torch.stack(norms).cpu().numpy()
-    return found
+    result: NDArray[np.float32] = torch.stack(norms).cpu().numpy()
+    return result
+
+
+def _require_room(model: Model, num_tokens: int) -> None:
+    if not 0 < num_tokens <= model.max_positions:
+        raise InputError(f"{num_tokens} tokens: {model.name} reads from 1 to {model.max_positions}")

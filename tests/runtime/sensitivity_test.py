@@ -1,4 +1,4 @@
-"""Probes and tables of fixups, against transformers' own forward on probe + chunk."""
+"""Probes and fixup tables, against transformers' own forward on probe + chunk."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import reference
 import tiny
 import torch
 
+from pictool.core import FixupTable
 from pictool.runtime.model import Model, wrap_model
-from pictool.runtime.sensitivity import Probes, Table, cut_at_lines, fixup_tables, make_probes, probes_of
+from pictool.runtime.sensitivity import Probes, cut_at_lines, fixup_tables, make_probes, probes_of
 
 COUNT, LENGTH = 4, 12
 LENGTHS = [20, 23, 1, 21, 2, 22]
@@ -26,9 +27,9 @@ def random_chunks(lengths: list[int] = LENGTHS) -> list[list[int]]:
     return [draw.integers(3, tiny.VOCAB, length).tolist() for length in lengths]
 
 
-def tables(model: Model, probes: Probes, chunks: list[list[int]], alone: bool = False) -> list[Table]:
-    found = dict(fixup_tables(model, probes, chunks, alone))
-    return [found[index] for index in range(len(chunks))]
+def tables(model: Model, probes: Probes, chunks: list[list[int]], alone: bool = False) -> list[FixupTable]:
+    by_index = dict(fixup_tables(model, probes, chunks, alone))
+    return [by_index[index] for index in range(len(chunks))]
 
 
 def forward(module: Any, tokens: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -53,8 +54,8 @@ def test_a_table_is_what_the_formula_says_of_transformers_own_forward(architectu
     own, _ = forward(module, probes.tokens)
     keys, logits = forward(module, torch.cat([probes.tokens, torch.tensor([chunk] * COUNT)], 1))
     highest = torch.zeros(20)
-    for held, key in list(zip(own, keys, strict=True))[1:]:
-        spread = held[:, 1:].flatten(0, 1).var(0, correction=0).sum(-1)  # [kv_heads]
+    for of_probes, key in list(zip(own, keys, strict=True))[1:]:
+        spread = of_probes[:, 1:].flatten(0, 1).var(0, correction=0).sum(-1)  # [kv_heads]
         share = key[:, LENGTH:].var(0, correction=0).sum(-1) / spread
         highest = torch.maximum(highest, share.amax(1))
     p = logits[:, LENGTH - 1 : -1].softmax(-1)[:, torch.arange(20), chunk].mean(0)
@@ -69,19 +70,19 @@ def test_bit_for_bit_again_and_the_same_in_any_batch(architecture: str) -> None:
     model, chunks = make_model(architecture), random_chunks()
     probes = make_probes(model, COUNT, LENGTH)
     together, again = tables(model, probes, chunks), tables(model, probes, chunks)
-    for one, other in zip(together, again, strict=True):
-        assert one.tobytes() == other.tobytes()
-    for one, chunk, alone in zip(together, chunks, tables(model, probes, chunks, alone=True), strict=True):
-        assert len(one) == len(chunk) and np.isfinite(one).all() and (one >= 0).all()
+    for table, repeated in zip(together, again, strict=True):
+        assert table.tobytes() == repeated.tobytes()
+    for table, chunk, alone in zip(together, chunks, tables(model, probes, chunks, alone=True), strict=True):
+        assert len(table) == len(chunk) and np.isfinite(table).all() and (table >= 0).all()
         # half precision itself is 2^-10 apart; where a score is next to nothing, so is its error
-        np.testing.assert_allclose(one.astype(float), alone.astype(float), rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(table.astype(float), alone.astype(float), rtol=1e-3, atol=1e-6)
 
 
 def test_probes_depend_on_the_model_only() -> None:
-    one, same, other = (make_probes(make_model("llama", seed), COUNT, LENGTH).tokens for seed in (0, 0, 1))
-    assert torch.equal(one, same) and not torch.equal(one, other)
-    assert one.shape == (COUNT, LENGTH) and (one[:, 0] == 0).all()
-    assert len({tuple(row) for row in one.tolist()}) == COUNT
+    first, same, other = (make_probes(make_model("llama", seed), COUNT, LENGTH).tokens for seed in (0, 0, 1))
+    assert torch.equal(first, same) and not torch.equal(first, other)
+    assert first.shape == (COUNT, LENGTH) and (first[:, 0] == 0).all()
+    assert len({tuple(row) for row in first.tolist()}) == COUNT
 
 
 def test_probes_hold_no_special_token_but_the_first() -> None:
@@ -114,12 +115,12 @@ def test_probes_are_kept_and_a_damaged_file_is_made_again(tmp_path: Any) -> None
     made = probes_of(make_model("llama"), COUNT, LENGTH)
     (path,) = (tmp_path / "cache").rglob("*.safetensors")
     whole = path.read_bytes()
-    found = probes_of(make_model("llama"), COUNT, LENGTH)
-    assert torch.equal(made.tokens, found.tokens)
+    read = probes_of(make_model("llama"), COUNT, LENGTH)
+    assert torch.equal(made.tokens, read.tokens)
     assert all(
         torch.equal(a, b)
-        for one, two in zip(made.layers, found.layers, strict=True)
-        for a, b in zip(one, two, strict=True)
+        for kv, kv_read in zip(made.layers, read.layers, strict=True)
+        for a, b in zip(kv, kv_read, strict=True)
     )
     for damaged in (whole[:-3], whole[:40] + bytes([whole[40] ^ 1]) + whole[41:], b""):
         path.write_bytes(damaged)
@@ -137,3 +138,13 @@ def test_what_was_kept_is_what_is_used(tmp_path: Any, monkeypatch: pytest.Monkey
     probes_of(make_model("llama"), COUNT, LENGTH)
     with pytest.raises(AssertionError, match="made again"):
         probes_of(make_model("llama"), COUNT, LENGTH + 1)
+
+
+def test_nothing_is_left_of_probes_that_cannot_be_written(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise OSError("no space")
+
+    monkeypatch.setattr("os.replace", fails)
+    made = probes_of(make_model("llama"), COUNT, LENGTH)
+    assert made.tokens.shape == (COUNT, LENGTH)
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
