@@ -15,7 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from pictool.bench.floor import link_flops
 from pictool.bench.sample import Sample, settle
-from pictool.runtime.memory import PeakMemory
+from pictool.runtime.machine import PeakMemory
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

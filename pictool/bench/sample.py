@@ -12,7 +12,7 @@ import torch
 from pictool.bench.floor import link_flops
 from pictool.bench.workload import require_disk
 from pictool.compiler.compile import CODEC, compile_chunks
-from pictool.compiler.fixups import PROBES
+from pictool.compiler.sensitivity import PROBES
 from pictool.controller.calibration import drop_page_cache, token_bytes
 from pictool.core import Chunk
 from pictool.linker.grid import Labelled
@@ -21,7 +21,7 @@ from pictool.linker.policies import object_kinds
 from pictool.linker.policies.base import Policy, Stage, no_stage
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate
-from pictool.runtime.memory import PeakMemory
+from pictool.runtime.machine import PeakMemory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pictool.bench.service import Asked
 from pictool.bench.user_sets import UserSet
 from pictool.bench.users import User, compile_users
 from pictool.compiler.compile import CODEC
-from pictool.compiler.fixups import PROBES
+from pictool.compiler.sensitivity import PROBES
 from pictool.core import CompileOptions
 from pictool.errors import InputError
 from pictool.linker.grid import Labelled

@@ -66,7 +66,7 @@ def run_compile(
     if probe_model and probes == 0:
         raise UsageError(f"--probe-model {probe_model}: measures nothing with --probes 0")
     from pictool.compiler.compile import chunks_of_files
-    from pictool.compiler.fixups import PROBES
+    from pictool.compiler.sensitivity import PROBES
     from pictool.core import CompileOptions
     from pictool.runtime.speculative import open_speculative
 

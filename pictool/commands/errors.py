@@ -6,7 +6,8 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, Protocol
+from weakref import WeakSet
 
 from pictool.errors import PicError
 
@@ -15,6 +16,19 @@ class UsageError(PicError):
     """Options that make no sense together, whatever the files hold."""
 
     exit_code = 2
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> None:
+        """Give up what runs; it is not waited for."""
+
+
+_running: WeakSet[Cancellable] = WeakSet()
+
+
+def cancel_on_interrupt(work: Cancellable) -> None:
+    """Have this cancelled if the command is interrupted, so that the process does not wait for it."""
+    _running.add(work)
 
 
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -29,7 +43,8 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             fail(str(error), error.exit_code)
         except KeyboardInterrupt:
             print("pic: interrupted", file=sys.stderr)
-            _give_up_fetching()
+            for work in list(_running):
+                work.cancel()
             sys.exit(130)
         except BrokenPipeError:
             drop_stdout()
@@ -39,12 +54,6 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1)
 
     return run
-
-
-def _give_up_fetching() -> None:
-    """What comes from a remote is not waited for."""
-    if remote := sys.modules.get("pictool.store.remote"):
-        remote.STOP.set()
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -75,7 +75,7 @@ def run_link(
         print_json(answer.report())
     elif output is None:
         print_answer(answer.report())
-    store.settle()
+    store.drain()
 
 
 def input_files(request: RequestOptions, script: LinkScript) -> list[Path]:

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from pictool.commands.errors import cancel_on_interrupt
 from pictool.commands.outputs import note
 from pictool.commands.settings import Settings
 from pictool.errors import InputError
@@ -25,6 +26,8 @@ def open_store(settings: Settings) -> Store:
     )  # fmt: skip
     if store.root.exists() and not store.root.is_dir():
         raise InputError(f"{store.root}: is no directory, so no store; name another with --store")
+    if store.remote is not None:
+        cancel_on_interrupt(store.remote)
     return store
 
 

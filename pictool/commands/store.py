@@ -20,7 +20,7 @@ from pictool.errors import ObjectError
 if TYPE_CHECKING:
     from pictool.store.store import StoredObject
     from pictool.store.transfer import Transferred
-    from pictool.store.upkeep import Usage, Verified
+    from pictool.store.upkeep import StoreStats, Verified
 
 ALL = "all"  # in place of keys
 KeysArgument = Annotated[list[str], argument("KEY", "Keys, or their beginnings.")]
@@ -98,17 +98,17 @@ def run_show(settings: Settings, keys: KeysArgument, as_json: JsonOption = False
 @command(app, "stats", "store")
 def run_stats(settings: Settings, as_json: JsonOption = False) -> None:
     """Count objects and bytes, hits and misses."""
-    from pictool.store.upkeep import usage
+    from pictool.store.upkeep import stats
 
-    stats = usage(open_store(settings))
+    report = stats(open_store(settings))
     if as_json:
-        print_json(asdict(stats) | {"counts": stats.counts.report()})
+        print_json(asdict(report) | {"counts": report.counts.report()})
         return
-    for name, value in _stats_lines(stats):
+    for name, value in _stats_lines(report):
         print(f"{name:<14}{value}")
 
 
-def _stats_lines(stats: Usage) -> list[tuple[str, str]]:
+def _stats_lines(stats: StoreStats) -> list[tuple[str, str]]:
     counts = stats.counts
     rate = "" if counts.hit_rate is None else f" ({counts.hit_rate:.1%})"
     size = show_size(stats.num_bytes) + (f" of {show_size(stats.max_bytes)}" if stats.max_bytes is not None else "")
@@ -249,13 +249,13 @@ def run_export(
     as_json: JsonOption = False,
 ) -> None:
     """Write objects to an archive."""
-    from pictool.store.bundles import export
+    from pictool.store.bundles import export_archive
 
     store = open_store(settings)
     exported = [store.resolve(key) for key in keys] if keys else store.keys()
     path = output_path("export", archive, [store.path(key) for key in exported])
     with progress("exporting", len(exported)) as advance:
-        size = export(store, exported, path, lambda _: advance())
+        size = export_archive(store, exported, path, lambda _: advance())
     if as_json:
         print_json({"path": archive, "objects": len(set(exported)), "bytes": size})
     else:

@@ -73,7 +73,7 @@ class Worker:
     def sinks(self, key: str) -> SinkProfile:
         from pictool.commands.inspect_object import profile_of
 
-        with self._store.look(key) as file:
+        with self._store.peek(key) as file:
             model = self._open(self._model, self._dtype or file.meta.target.dtype)
             self._say("note", f"reading its {file.meta.num_tokens} tokens alone")
             return profile_of(file, model)

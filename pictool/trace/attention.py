@@ -148,11 +148,11 @@ def decode_tokens(image: Image, tokens: Sequence[int], keep_scores: bool = True)
 
     To be called before any other image of the model is made: dynamic RoPE remembers the longest prompt it saw.
     """
-    from pictool.runtime.observe import decode_observed
+    from pictool.runtime.activations import decode_with_scores
 
     assert image.logits is not None and image.num_tokens == image.layout.num_tokens
     logits, scores = [image.logits.cpu().numpy()], []
-    for behind, seen in decode_observed(image, tokens[:-1]):
+    for behind, seen in decode_with_scores(image, tokens[:-1]):
         logits.append(behind.cpu().numpy())
         if keep_scores:
             scores.append(np.stack([one.cpu().numpy() for one in seen]))
@@ -165,7 +165,7 @@ def attention_map(image: Image, decoded: Decoded, layer: int | None = None) -> A
     Raises:
         InputError: no such layer, or a map that is too large for memory.
     """
-    from pictool.runtime.observe import scores_of_rows
+    from pictool.runtime.activations import scores_of_rows
 
     layout, num_layers = image.layout, image.stack.num_layers
     if layer is not None and not 0 <= layer < num_layers:

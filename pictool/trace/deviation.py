@@ -105,7 +105,7 @@ def attention_deviation(linked: Image, full: Image) -> AttentionDeviation:
     Raises:
         InputError: images of different prompts, or of models whose KV has another shape.
     """
-    from pictool.runtime.observe import attention_of_rows
+    from pictool.runtime.activations import attention_of_rows
 
     _require_same_prompt(linked, full)
     tail = np.arange(*linked.layout.tail)

@@ -51,9 +51,9 @@ def sink_profile(model: Model, tokens: Sequence[int], dummies: Sequence[int] = (
     """
     if not 1 <= first < len(tokens):
         raise InputError(f"the first {first} of {len(tokens)} tokens leave none behind them; name fewer with --first")
-    from pictool.runtime.observe import read_tokens
+    from pictool.runtime.activations import image_of_tokens
 
-    image = read_tokens(model, [*dummies, *tokens])
+    image = image_of_tokens(model, [*dummies, *tokens])
     offset, end = len(dummies), image.num_tokens
     rows = np.arange(offset + first, end)
     shown = offset + min(max(OFFSETS, first), len(tokens))
@@ -65,7 +65,7 @@ def sink_profile(model: Model, tokens: Sequence[int], dummies: Sequence[int] = (
 
 def _columns(image: Image, rows: NDArray[np.int64], count: int) -> NDArray[np.float64]:
     """What the first `count` columns draw of all rows together; float64 [layers, heads, count]."""
-    from pictool.runtime.observe import attention_of_rows
+    from pictool.runtime.activations import attention_of_rows
 
     step, total = max(1, _BLOCK_FLOATS // (image.num_tokens * _MOST_HEADS)), None
     for start in range(0, len(rows), step):

@@ -49,7 +49,7 @@ class ObjectScreen(TextScreen):
         """Raises PicError: gone, or damaged."""
         super().__init__()
         self._store, self.key = store, key
-        with store.look(key) as file:
+        with store.peek(key) as file:
             self._facts, self._text, self._checksums = facts_of(file), file.text(), file.checksums
             self._has_dummies = file.meta.sinks > 0
         self.is_read = False
@@ -93,7 +93,7 @@ class ObjectScreen(TextScreen):
         layers: tuple[LayerView, ...] = ()
         problem = ""
         try:
-            with self._store.look(self.key) as file:
+            with self._store.peek(self.key) as file:
                 layers = layers_of(file)
         except PicError as error:
             problem = str(error)
@@ -133,7 +133,7 @@ class ObjectScreen(TextScreen):
         self.query_one("#sinks", RowTable).show(len(rows), rows.__getitem__)
 
     def export_data(self) -> Mapping[str, Any]:
-        with self._store.look(self.key) as file:
+        with self._store.peek(self.key) as file:
             return self.pic.services.exports.object(file, self.pic.profiles.get(self.key))
 
 

@@ -105,7 +105,7 @@ def test_a_link_of_coded_objects_is_linked_again_from_them(codec: str, store: St
     assert [chunk.codec for chunk in trace.chunks] == [codec] * 2
     decoded = Store("decoded")
     for chunk in trace.chunks:
-        with store.look(chunk.key) as file:
+        with store.peek(chunk.key) as file:
             tokens = file.tokens()
             meta = ObjectMeta(model.target.key(tokens, 0, "none"), model.target, len(tokens), 0, "none")
             layers = [(bytes(k), bytes(v)) for k, v in map(file.layer, range(model.geometry.layers))]

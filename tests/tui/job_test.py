@@ -57,7 +57,7 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         assert np.allclose(look.attention.share(), wanted.attention.share(), atol=1e-5)
         assert np.allclose(look.against.kv.both, wanted.against.kv.both, atol=1e-4)
         profile = job.sinks(trace.chunks[0].key, heard)
-        with Store("st").look(trace.chunks[0].key) as file:
+        with Store("st").peek(trace.chunks[0].key) as file:
             expected = sink_profile(load_model(str(model), dtype="float32"), file.tokens().tolist())
         assert profile.first == expected.first and np.allclose(profile.share, expected.share, atol=1e-5)
         assert np.allclose(profile.by_offset, expected.by_offset, atol=1e-5)
