@@ -175,6 +175,7 @@ def plan_size(model: Model, store: Store, spec: Spec, options: PlanOptions) -> P
         PicError: an unusable document, or a prompt that is too long for the model.
     """
     from pictool.controller.calibration import coded_size, decoding, measure_size, require_room, token_bytes
+    from pictool.controller.cost import PromptSize
 
     if options.tokens is None:
         return measure_size(model, store, spec, again=options.measure, on_measure=note_measuring)
