@@ -20,7 +20,7 @@ from pictool.runtime.decode import Generated, Sampling, generate
 from pictool.runtime.template import Frame, make_frame
 from pictool.store.store import Store
 from pictool.trace.format import Trace, write_trace
-from pictool.trace.replay import trace_of
+from pictool.trace.replay import record_trace
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -116,7 +116,7 @@ class Answer:
 
     def trace(self) -> Trace:
         """What this link did."""
-        return trace_of(self.loaded, self.linked, self.logits, self.generated, self.report())
+        return record_trace(self.loaded, self.linked, self.logits, self.generated, self.report())
 
 
 def answer(

@@ -14,7 +14,7 @@ from pictool.linker.policies import make_policy
 from pictool.runtime.decode import generate
 from pictool.store.store import Store
 from pictool.trace import attention
-from pictool.trace.attention import AttentionMap, Decoded, attention_map, decode_tokens
+from pictool.trace.attention import AttentionMap, DecodedTokens, attention_map, decode_tokens
 
 FIXED_ROPE = [architecture for architecture in ARCHITECTURES if architecture not in LENGTH_DEPENDENT]
 NUM_GENERATED = 5
@@ -37,8 +37,8 @@ def test_tail_and_generated_tokens_attend_as_in_transformers(architecture: str, 
     seen, tokens = seen_by(architecture, store, "full")
     with torch.no_grad():
         out = subject(architecture).reference(torch.tensor([tokens]), output_attentions=True)
-    wanted = np.stack([one[0, :, seen.starts[-1] :].numpy() for one in out.attentions])
-    np.testing.assert_allclose(seen.weights, wanted, atol=1e-4)
+    expected = np.stack([one[0, :, seen.starts[-1] :].numpy() for one in out.attentions])
+    np.testing.assert_allclose(seen.weights, expected, atol=1e-4)
     assert seen.positions.tolist() == list(range(seen.starts[-1], len(tokens)))
 
 
@@ -81,10 +81,10 @@ def test_layers_that_are_not_and_maps_that_are_too_large_are_refused(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = run(subject("llama"), store, make_policy("naive", {}), make_chunks(LENGTHS)).image
-    none = Decoded(np.zeros((1, 3), dtype=np.float32), ())
+    none = DecodedTokens(np.zeros((1, 3), dtype=np.float32), ())
     with pytest.raises(InputError, match="layer 3: the model has the layers 0 to 2"):
         attention_map(image, none, 3)
-    monkeypatch.setattr(attention, "MOST_BYTES", 4 * 4 * 4 * image.num_tokens)
+    monkeypatch.setattr(attention, "MAX_BYTES", 4 * 4 * 4 * image.num_tokens)
     with pytest.raises(InputError, match="choose one layer with --layer"):
         attention_map(image, none)
 
@@ -115,16 +115,18 @@ def test_rows_columns_and_parts_of_a_map_made_by_hand() -> None:
 
 def test_what_the_first_tokens_draw_is_known() -> None:
     seen = by_hand()
-    one, two, many = (seen.initial(first) for first in (1, 2, 99))
+    one, two, many = (seen.initial_share(first) for first in (1, 2, 99))
     assert one.shape == (2, 1, 3, 3)
     np.testing.assert_allclose(one[0, 0], [[0.1, 0.5, 0.1], [0.2, 0.2, 0.1], [0.0625, 0.0625, 0.125]], rtol=1e-6)
     np.testing.assert_allclose(two[0, 0, 0], [0.1, 0.6, 0.1625], rtol=1e-6)
     np.testing.assert_allclose(many[0, 0, 0], [0.1, 0.7, 0.1625], rtol=1e-6)  # no part lends to the next
-    np.testing.assert_allclose(seen.initial_if_even(2), one[1, 0] * [1, 2, 2], rtol=1e-6)  # layer 1 attends evenly
+    np.testing.assert_allclose(
+        seen.uniform_initial_share(2), one[1, 0] * [1, 2, 2], rtol=1e-6
+    )  # layer 1 attends evenly
 
 
 def test_what_one_token_of_a_chunk_draws_is_known() -> None:
-    offsets = by_hand().by_offset(4)
+    offsets = by_hand().share_by_offset(4)
     mean = np.asarray([[0.1, 0.2, 0.0625], [0.5, 0.2, 0.0625], [0.1, 0.1, 0.125], [0.1, 0.1, 0.125],
                        [0.1, 0.1, 0.125], [0.0625, 0.1, 0.125]]).mean(1)  # fmt: skip
     np.testing.assert_allclose(offsets[0, :3], [(mean[1] + mean[4]) / 2, (mean[2] + mean[5]) / 2, mean[3]], rtol=1e-6)
@@ -134,15 +136,15 @@ def test_what_one_token_of_a_chunk_draws_is_known() -> None:
 def test_scaling_is_min_max_of_the_scores() -> None:
     seen = by_hand()
     logits = np.log(seen.weights[0, 0, 0, :7].astype(np.float64))
-    wanted = (logits - logits.min()) / (logits.max() - logits.min())
-    np.testing.assert_allclose(seen.scaled(0, 0)[0, :7], wanted, atol=1e-6)
-    assert np.isnan(seen.scaled(0, 0)[0, 7:]).all()
-    np.testing.assert_allclose(seen.scaled(1)[0, :7], 0, atol=1e-6)  # all the same: nothing stands out
-    np.testing.assert_allclose(seen.scaled()[0, :7], (wanted + seen.scaled(1)[0, :7]) / 2, atol=1e-6)
+    expected = (logits - logits.min()) / (logits.max() - logits.min())
+    np.testing.assert_allclose(seen.minmax(0, 0)[0, :7], expected, atol=1e-6)
+    assert np.isnan(seen.minmax(0, 0)[0, 7:]).all()
+    np.testing.assert_allclose(seen.minmax(1)[0, :7], 0, atol=1e-6)  # all the same: nothing stands out
+    np.testing.assert_allclose(seen.minmax()[0, :7], (expected + seen.minmax(1)[0, :7]) / 2, atol=1e-6)
 
 
 def test_scaling_keeps_what_rounds_to_no_attention() -> None:
     scores = np.array([[[[0, -400, -200]]]], dtype=np.float32)
     seen = AttentionMap(scores, (0,), (0, 1, 2), 3)
     assert seen.weights.tolist() == [[[[1, 0, 0]]]]
-    assert seen.scaled().tolist() == [[1, 0, 0.5]]
+    assert seen.minmax().tolist() == [[1, 0, 0.5]]

@@ -85,8 +85,8 @@ def test_overlap_of_models_made_by_hand() -> None:
 def test_chance_is_the_mean_over_all_pairs_of_choices(n: int, count: int) -> None:
     fixed = set(range(count))
     every = [set(choice) for choice in itertools.combinations(range(n), count)]
-    wanted = sum(Fraction(len(fixed & other), len(fixed | other)) for other in every) / len(every)
-    assert chance_overlap(n, count / n) == pytest.approx(float(wanted))
+    expected = sum(Fraction(len(fixed & other), len(fixed | other)) for other in every) / len(every)
+    assert chance_overlap(n, count / n) == pytest.approx(float(expected))
 
 
 def test_chance_of_random_scores_is_met_by_random_scores() -> None:
