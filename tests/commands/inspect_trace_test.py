@@ -112,7 +112,7 @@ def test_attention_and_sinks_are_those_of_the_library(traces: Traces, model: Pat
     np.testing.assert_allclose(shown["against"]["value"], analysis.deviation.kv.value, rtol=1e-6)
     np.testing.assert_allclose(shown["against"]["attention_gained"], analysis.deviation.attention.gained, atol=1e-9)
     assert [one["kl"] for one in shown["against"]["generated"]] == pytest.approx(
-        [one.kl for one in analysis.deviation.generated]
+        [token.kl for token in analysis.deviation.generated]
     )
     assert [one["choice_text"] for one in shown["against"]["generated"]] == list(analysis.choices)
 

@@ -38,8 +38,8 @@ def test_scores_by_part_and_candidates_by_probability() -> None:
     counts = count_rows(trace)
     assert [part.score for part in counts.parts] == [(0, 0), (2, 3), (5.5, 7), (8.5, 9)]
     expected = torch.from_numpy(trace.logits).softmax(-1)
-    assert [(one.id, one.text) for one in counts.candidates] == [(3, " yes"), (2, " no")]
-    assert [one.probability for one in counts.candidates] == pytest.approx([float(expected[3]), float(expected[2])])
+    assert [(token.id, token.text) for token in counts.candidates] == [(3, " yes"), (2, " no")]
+    assert [token.probability for token in counts.candidates] == pytest.approx([float(expected[3]), float(expected[2])])
 
 
 def test_an_empty_part_has_no_scores() -> None:

@@ -64,11 +64,11 @@ def cosine_distance(a: Array, b: Array) -> Array:
 
 @pytest.mark.parametrize("architecture", FIXED_ROPE)
 def test_kv_deviation_is_that_of_transformers_kv(architecture: str, store: Store) -> None:
-    one, linked = subject(architecture), linked_by(architecture, store, "naive")
+    linked = linked_by(architecture, store, "naive")
     full = linked_by(architecture, store, "full").image
     rows = torch.arange(full.num_tokens) >= full.layout.num_context
-    k, v = dense_kv(reference.link(one.reference, parts_of(linked), rows))
-    full_k, full_v = dense_kv(reference.full(one.reference, full.layout.tokens.tolist()))
+    k, v = dense_kv(reference.link(subject(architecture).reference, parts_of(linked), rows))
+    full_k, full_v = dense_kv(reference.full(subject(architecture).reference, full.layout.tokens.tolist()))
     deviation = kv_deviation(linked.image, full)
     for got in (deviation.key, deviation.value, deviation.cosine):
         assert got.dtype == np.float32 and got.shape == (3, full.num_tokens)
@@ -134,14 +134,15 @@ def test_images_of_different_prompts_or_models_are_refused(measure: Any, store: 
 
 @pytest.mark.parametrize("architecture", FIXED_ROPE)
 def test_attention_deviation_is_that_of_transformers_attentions(architecture: str, store: Store) -> None:
-    one = subject(architecture)
     linked, full = linked_by(architecture, store, "naive").image, linked_by(architecture, store, "full").image
     attentions = []
     for image, reused in ((linked, image_context(linked)), (full, torch.zeros(full.num_tokens, dtype=torch.bool))):
         cache = reference._Splice([(image.key(layer), image.value(layer)) for layer in range(3)], reused)
         ids = torch.from_numpy(image.layout.tokens.astype(np.int64))[None]
         with torch.no_grad():
-            out = one.reference(input_ids=ids, past_key_values=cache, use_cache=True, output_attentions=True)
+            out = subject(architecture).reference(
+                input_ids=ids, past_key_values=cache, use_cache=True, output_attentions=True
+            )
         attentions.append(np.stack([x[0, :, slice(*image.layout.tail)].double().numpy() for x in out.attentions]))
     difference = attentions[0] - attentions[1]  # [layers, heads, tail rows, n]
     expected = np.sqrt((difference**2).sum((2, 3))).mean(1)
@@ -194,9 +195,9 @@ def test_spearman_is_the_correlation_of_the_ranks(layers: int, n: int, data: st.
 
 def test_correlation_of_deviations_made_by_hand() -> None:
     deviation = np.array([[1, 2, 3, 4, 99], [10, 20, 300, 4000, 0], [8, 7, 6, 5, 99]], dtype=np.float32)
-    found = neighbour_correlation(deviation, (0, 4))
-    assert found.layers.tolist() == pytest.approx([1, -1])
-    assert found.mean == pytest.approx(0)
+    correlation = neighbour_correlation(deviation, (0, 4))
+    assert correlation.layers.tolist() == pytest.approx([1, -1])
+    assert correlation.mean == pytest.approx(0)
     assert neighbour_correlation(deviation).layers[0] == pytest.approx(0)
 
 
@@ -214,11 +215,11 @@ def test_what_has_no_correlation_is_nan_and_warns_nobody() -> None:
 
 
 def test_deviations_of_a_link_correlate_between_deeper_layers(store: Store) -> None:
-    """Any two layers behind layer 0; the correlation is defined there."""
+    """Any two layers after layer 0; the correlation is defined there."""
     linked, full = linked_by("llama", store, "naive").image, linked_by("llama", store, "full").image
     deviation = kv_deviation(linked, full)
-    found = neighbour_correlation(deviation.both[1:], (full.layout.head[1], full.layout.num_context))
-    assert found.layers.shape == (1,) and 0 < found.mean < 1
+    correlation = neighbour_correlation(deviation.both[1:], (full.layout.head[1], full.layout.num_context))
+    assert correlation.layers.shape == (1,) and 0 < correlation.mean < 1
 
 
 def test_results_are_frozen() -> None:
@@ -243,7 +244,7 @@ def test_kl_and_probabilities_are_those_of_two_plain_forwards(architecture: str,
     trace = trace_of_link(store, "naive", architecture)
     deviation = deviation_of(store, trace, architecture)
     ids = [*trace.layout.tokens.tolist(), *(token.id for token in trace.generated[:-1])]
-    if architecture != "llama-dynamic":  # whose decoding turns other frequencies than one forward of all
+    if architecture != "llama-dynamic":  # decoding rotates by other frequencies than one forward of all
         with torch.no_grad():
             logits = subject(architecture).reference(torch.tensor([ids])).logits[0, trace.layout.num_tokens - 1 :]
         full = logits.double().log_softmax(-1)

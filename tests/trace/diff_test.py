@@ -26,16 +26,16 @@ MASKS = st.tuples(st.integers(1, 4), st.integers(1, 12)).flatmap(
 @settings(max_examples=200, deadline=None)
 @given(MASKS)
 def test_overlap_is_that_of_sets(pair: tuple[np.ndarray, np.ndarray]) -> None:  # type: ignore[type-arg]
-    found = diff_selections(*pair)
-    a, b = ([set(np.flatnonzero(layer)) for layer in one] for one in pair)
+    diff = diff_selections(*pair)
+    a, b = ([set(np.flatnonzero(layer)) for layer in selection] for selection in pair)
     expected = [len(x & y) / len(x | y) if x | y else 1.0 for x, y in zip(a, b, strict=True)]
-    assert found.jaccard.tolist() == pytest.approx(expected)
-    cells = [{(i, token) for i, layer in enumerate(one) for token in layer} for one in (a, b)]
+    assert diff.jaccard.tolist() == pytest.approx(expected)
+    cells = [{(i, token) for i, layer in enumerate(selection) for token in layer} for selection in (a, b)]
     either = len(cells[0] | cells[1])
-    assert found.overall == pytest.approx(len(cells[0] & cells[1]) / either if either else 1.0)
+    assert diff.overall == pytest.approx(len(cells[0] & cells[1]) / either if either else 1.0)
     any_a, any_b = set().union(*a), set().union(*b)
-    assert set(np.flatnonzero(found.both)) == any_a & any_b
-    assert set(np.flatnonzero(found.only_a)) == any_a - any_b and set(np.flatnonzero(found.only_b)) == any_b - any_a
+    assert set(np.flatnonzero(diff.both)) == any_a & any_b
+    assert set(np.flatnonzero(diff.only_a)) == any_a - any_b and set(np.flatnonzero(diff.only_b)) == any_b - any_a
 
 
 def test_two_traces_made_by_hand() -> None:
@@ -44,22 +44,22 @@ def test_two_traces_made_by_hand() -> None:
     logits = np.array([0, 1, 4, 3, 0, 0, -1], dtype=np.float32)
     b = make_trace([(2, 3), (3,), ()], logits=logits, generated=generated, top=(Candidate(2, " no"), Candidate(4, "!")))
     b = replace(b, report={**b.report, "answer": "no"}, chunks=(a.chunks[0], replace(a.chunks[1], key="3" * 64)))
-    found = diff_traces(a, b)
-    assert found.selection.jaccard.tolist() == [pytest.approx(1 / 3), 0, 1] and found.selection.overall == 1 / 5
-    p, q = (torch.from_numpy(one.logits).double().log_softmax(-1) for one in (a, b))
-    assert found.kl == pytest.approx((float((p.exp() * (p - q)).sum()), float((q.exp() * (q - p)).sum())))
-    assert found.max_logit == 2 and found.other_objects == (1,)
-    assert (found.common, found.parting, found.same_answer) == (0, (a.generated[0], b.generated[0]), False)
-    assert [(one.id, one.text, one.logits) for one in found.candidates] == [
+    diff = diff_traces(a, b)
+    assert diff.selection.jaccard.tolist() == [pytest.approx(1 / 3), 0, 1] and diff.selection.overall == 1 / 5
+    p, q = (torch.from_numpy(trace.logits).double().log_softmax(-1) for trace in (a, b))
+    assert diff.kl == pytest.approx((float((p.exp() * (p - q)).sum()), float((q.exp() * (q - p)).sum())))
+    assert diff.max_logit == 2 and diff.other_objects == (1,)
+    assert (diff.common, diff.parting, diff.same_answer) == (0, (a.generated[0], b.generated[0]), False)
+    assert [(candidate.id, candidate.text, candidate.logits) for candidate in diff.candidates] == [
         (2, " no", (2, 4)), (3, " yes", (3, 3)), (4, "!", (0, 0))
     ]  # fmt: skip
-    assert found.candidates[0].probabilities == pytest.approx((float(p[2].exp()), float(q[2].exp())))
+    assert diff.candidates[0].probabilities == pytest.approx((float(p[2].exp()), float(q[2].exp())))
 
 
 def test_a_trace_does_not_differ_from_itself() -> None:
-    found = diff_traces(make_trace(), make_trace())
-    assert found.selection.jaccard.tolist() == [1, 1, 1] and found.kl == (0, 0) and found.max_logit == 0
-    assert (found.common, found.parting, found.same_answer, found.other_objects) == (2, (None, None), True, ())
+    diff = diff_traces(make_trace(), make_trace())
+    assert diff.selection.jaccard.tolist() == [1, 1, 1] and diff.kl == (0, 0) and diff.max_logit == 0
+    assert (diff.common, diff.parting, diff.same_answer, diff.other_objects) == (2, (None, None), True, ())
 
 
 def test_an_answer_that_goes_on_parts_where_the_other_ends() -> None:

@@ -46,7 +46,9 @@ def test_all_cursors_move_together(store: Store) -> None:
         await press(pilot, "d")
         assert cursors(pilot) == [3, 3, 3]  # by the first alone
         await press(pilot, "d", "d", "d")
-        assert cursors(pilot) == [6, 6, 6] and any("no further" in one.message for one in pilot.app._notifications)
+        assert cursors(pilot) == [6, 6, 6] and any(
+            "no further" in notice.message for notice in pilot.app._notifications
+        )
         await press(pilot, "D")
         assert cursors(pilot) == [5, 5, 5]
         await pilot.click(list(screen(pilot).query(TokensView))[1], offset=(0, 1))
@@ -55,7 +57,7 @@ def test_all_cursors_move_together(store: Store) -> None:
         await press(pilot, "slash", *"def", "enter")
         assert cursors(pilot) == [4, 4, 4]
 
-    drive(make_app(store, [load(one, f"{i}.trace") for i, one in enumerate(TRACES)]), scenario, (140, 40))
+    drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES)]), scenario, (140, 40))
 
 
 def test_numbers_are_those_of_diff(store: Store) -> None:
@@ -69,8 +71,8 @@ def test_numbers_are_those_of_diff(store: Store) -> None:
             assert row[2:6] == (
                 f"{diff.selection.overall:.3f}", str(diff.common), f"{diff.kl[0]:.3g}", f"{diff.max_logit:.3g}",
             )  # fmt: skip
-            found = [layers.texts(layer)[index] for layer in range(3)]
-            assert found == [f"{one:.3f}" for one in diff.selection.jaccard]
+            overlaps = [layers.texts(layer)[index] for layer in range(3)]
+            assert overlaps == [f"{overlap:.3f}" for overlap in diff.selection.jaccard]
         share = np.exp(TRACES[1].logits.astype(np.float64))
         assert first.texts(0)[:1] + first.texts(0)[2:3] == (" yes", f"{share[3] / share.sum():.4f}")
         await press(pilot, "l", "t")
@@ -80,25 +82,25 @@ def test_numbers_are_those_of_diff(store: Store) -> None:
         await press(pilot, "L")
         assert screen(pilot).shown_layer is None
 
-    drive(make_app(store, [load(one, f"{i}.trace") for i, one in enumerate(TRACES)]), scenario)
+    drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES)]), scenario)
 
 
 @pytest.mark.parametrize("layer", [None, 0])
 def test_the_overlap_is_that_of_diff(layer: int | None) -> None:
-    """Of two links: by both, by one alone; at a layer, and at any."""
+    """Of two links: by both, by either alone; at a layer, and at any."""
     a, b = TRACES[:2]
-    for one, other, mine, theirs in ((a, b, 0, 1), (b, a, 1, 0)):
-        steps = overlap_marks([a, b], layer)[mine]
+    for trace, other, index, other_index in ((a, b, 0, 1), (b, a, 1, 0)):
+        steps = overlap_marks([a, b], layer)[index]
         if layer is None:
-            diff = diff_traces(one, other).selection
+            diff = diff_traces(trace, other).selection
             both, here, elsewhere = diff.both, diff.only_a, diff.only_b
         else:
-            x, y = one.rows[layer, :8], other.rows[layer, :8]
+            x, y = trace.rows[layer, :8], other.rows[layer, :8]
             both, here, elsewhere = x & y, x & ~y, y & ~x
         assert (steps[:8] == BY_ALL).tolist() == both.tolist() and not steps[8:].any()
         assert (steps[:8] == HERE).tolist() == here.tolist()
         assert (steps[:8] == ELSEWHERE).tolist() == elsewhere.tolist()
-        assert (overlap_marks([a, b], layer)[theirs][:8] == HERE).tolist() == elsewhere.tolist()
+        assert (overlap_marks([a, b], layer)[other_index][:8] == HERE).tolist() == elsewhere.tolist()
 
 
 def test_overlap_by_key_with_counts_and_a_legend(store: Store) -> None:
@@ -116,7 +118,7 @@ def test_overlap_by_key_with_counts_and_a_legend(store: Store) -> None:
         await press(pilot, "m")
         assert screen(pilot).mode == "computed" and screen(pilot).views[0]._steps[8] == 9
 
-    drive(make_app(store, [load(one, f"{i}.trace") for i, one in enumerate(TRACES)]), scenario, (150, 40))
+    drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES)]), scenario, (150, 40))
 
 
 def test_answers_part_where_they_do(store: Store) -> None:
@@ -143,7 +145,7 @@ def test_other_prompts_are_refused(store: Store) -> None:
 
     async def scenario(pilot: Pilot[None]) -> None:
         assert isinstance(pilot.app.screen, HomeScreen)
-        assert any("different prompts" in one.message for one in pilot.app._notifications)
+        assert any("different prompts" in notice.message for notice in pilot.app._notifications)
         await press(pilot, "c")
         assert isinstance(pilot.app.screen, HomeScreen)
 
@@ -154,19 +156,19 @@ def test_other_prompts_are_refused(store: Store) -> None:
 def test_what_does_not_fit_side_by_side_stands_below(store: Store, width: int, is_narrow: bool) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         pickers = [picker.region for picker in screen(pilot).query(Picker)]
-        assert all(one.right <= width and one.width > 12 for one in pickers)
+        assert all(picker.right <= width and picker.width > 12 for picker in pickers)
         assert screen(pilot).query_one("#legend").region.width > 40
         tops = {view.region.y for view in screen(pilot).views}
         assert (len(tops) == 2) == is_narrow
 
-    drive(make_app(store, [load(one, f"{i}.trace") for i, one in enumerate(TRACES[:2])]), scenario, (width, 40))
+    drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES[:2])]), scenario, (width, 40))
 
 
 def test_json_is_that_of_diff(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "e", "ctrl+u", *"out.json", "enter")
 
-    drive(make_app(store, [load(one, f"{i}.trace") for i, one in enumerate(TRACES)]), scenario)
-    found = json.loads(Path("out.json").read_text())
-    assert [one["b"] for one in found] == ["1.trace", "2.trace"]
-    assert found[0]["tokens"] == {"both": [2], "only_a": [3], "only_b": [5, 6]}
+    drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES)]), scenario)
+    exported = json.loads(Path("out.json").read_text())
+    assert [diff["b"] for diff in exported] == ["1.trace", "2.trace"]
+    assert exported[0]["tokens"] == {"both": [2], "only_a": [3], "only_b": [5, 6]}

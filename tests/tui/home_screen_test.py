@@ -39,7 +39,7 @@ def is_home(app: PicApp) -> bool:
 
 
 def shown_keys(app: PicApp) -> list[str]:
-    return [row.key for row in home(app).listed]
+    return [entry.key for entry in home(app).listed]
 
 
 def objects(app: PicApp) -> RowTable:
@@ -51,9 +51,9 @@ def test_the_list_says_what_the_files_say(store: Store, keys: dict[str, str]) ->
         app = make_app_of(pilot)
         assert shown_keys(app) == sorted(keys.values())
         for index, key in enumerate(sorted(keys.values())):
-            found = store.describe(key)
-            assert found is not None and found.meta is not None
-            row = ("", key[:12], str(found.meta.num_tokens), found.text, f"{found.num_bytes:,d}", "0")
+            stored = store.describe(key)
+            assert stored is not None and stored.meta is not None
+            row = ("", key[:12], str(stored.meta.num_tokens), stored.text, f"{stored.num_bytes:,d}", "0")
             assert objects(app).texts(index)[:6] == row and objects(app).texts(index)[7:] == ("0", "")
             assert re.fullmatch(r"\d+ (s|min)", objects(app).texts(index)[6])
         assert "3 objects" in screen_text(app)
@@ -153,10 +153,10 @@ def test_an_object_that_is_gone_or_damaged_is_said_and_not_shown(store: Store, k
         data[40] ^= 1
         store.path(second).write_bytes(data)  # in place: nothing tells, until it is opened
         await press(pilot, "enter")
-        assert app.screen is home(app) and any("no such object" in one.message for one in app._notifications)
+        assert app.screen is home(app) and any("no such object" in notice.message for notice in app._notifications)
         assert first not in shown_keys(app)
         await press(pilot, "enter")
-        assert app.screen is home(app) and any("damaged" in one.message for one in app._notifications)
+        assert app.screen is home(app) and any("damaged" in notice.message for notice in app._notifications)
 
     drive(make_app(store), scenario)
 
@@ -165,7 +165,7 @@ def test_damaged_objects_are_listed_as_such(store: Store, keys: dict[str, str]) 
     store.path(keys["fig"]).write_bytes(b"nonsense of some length")
 
     async def scenario(pilot: Pilot[None]) -> None:
-        row = next(i for i, one in enumerate(home(make_app_of(pilot)).listed) if one.key == keys["fig"])
+        row = next(i for i, entry in enumerate(home(make_app_of(pilot)).listed) if entry.key == keys["fig"])
         assert objects(make_app_of(pilot)).texts(row)[3].startswith("DAMAGED: ")
         await press(pilot, *"ssssssss")  # every order copes with it
 
@@ -210,7 +210,7 @@ def test_a_trace_opens_by_its_path_and_a_corrupt_one_does_not(store: Store) -> N
         app = make_app_of(pilot)
         await press(pilot, "o", *"bad.trace", "enter")
         assert app.screen is home(app) and not app.traces
-        assert any("bad.trace: does not match its checksum" in one.message for one in app._notifications)
+        assert any("bad.trace: does not match its checksum" in notice.message for notice in app._notifications)
         await press(pilot, "o", *"good.trace", "enter")
         assert isinstance(app.screen, TraceScreen) and len(app.traces) == 1
 
@@ -233,7 +233,7 @@ def test_help_palette_and_leaving(store: Store) -> None:
         await press(pilot, "question_mark")
         assert isinstance(app.screen, HelpScreen) and "filter" in screen_text(app)
         await press(pilot, "escape")
-        titles = {one.title for one in app.get_system_commands(app.screen)}
+        titles = {command.title for command in app.get_system_commands(app.screen)}
         assert {"filter", "sort", "link", "compare", "open a trace", "export", "help"} <= titles
         await press(pilot, "ctrl+p", *"open a trace")
         await pilot.pause(1)

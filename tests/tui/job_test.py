@@ -45,12 +45,12 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
     write("a.txt", "The harbour was quiet. It holds a festival.\n")
     heard = Heard()
     with WorkerJob(store="st", model=str(model), device="cpu", dtype="float32") as job:
-        names = {one.name: one.fields for one in job.policies()}
+        names = {policy.name: policy.fields for policy in job.policies()}
         assert names["legolink"] == {"k": 16} and {"full", "naive", "cacheblend", "speccache"} <= set(names)
         path = job.link(form(), heard)
         trace = read_trace(path)
         assert trace.answer == heard.answer.strip() and trace.policy == "legolink k=2"
-        assert heard.notes[0] == "loading the model" and any(one.startswith("compiled a.txt") for one in heard.notes)
+        assert heard.notes[0] == "loading the model" and any(note.startswith("compiled a.txt") for note in heard.notes)
         analysis = job.analyse(trace, "out.trace", None, heard)
         expected = analyse_trace(load_model(str(model), dtype="float32"), Store("st"), trace, "out.trace")
         assert (

@@ -159,13 +159,13 @@ SCRIPTS = [
 
 def bound() -> set[tuple[str, str]]:
     """Every class of the TUI that binds keys, and each of them."""
-    found = set()
+    keys = set()
     for module in pkgutil.walk_packages(pictool.tui.__path__, "pictool.tui."):
-        for name, one in vars(importlib.import_module(module.name)).items():
-            if inspect.isclass(one) and one.__module__ == module.name:
-                bindings = [Binding(*b) if isinstance(b, tuple) else b for b in one.__dict__.get("BINDINGS", ())]
-                found |= {(name, key) for binding in bindings for key in binding.key.split(",")}
-    return found
+        for name, cls in vars(importlib.import_module(module.name)).items():
+            if inspect.isclass(cls) and cls.__module__ == module.name:
+                bindings = [Binding(*b) if isinstance(b, tuple) else b for b in cls.__dict__.get("BINDINGS", ())]
+                keys |= {(name, key) for binding in bindings for key in binding.key.split(",")}
+    return keys
 
 
 def test_every_key_has_a_line() -> None:
@@ -187,10 +187,12 @@ def make(script: Script, store: Store) -> PicApp:
     for index in range({"full": 40, "link": 0}.get(script.screen, 3)):
         put_object(store, f"text {index}", 5 + index)
     traces = {"trace": [TRACE], "compare": [TRACE, OTHER], "long": [long_trace()]}.get(script.screen, [])
-    return make_app(store, [load(one, f"{index}.trace") for index, one in enumerate(traces)], script.job())
+    return make_app(store, [load(trace, f"{index}.trace") for index, trace in enumerate(traces)], script.job())
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda one: f"{one.owner}-{'-'.join(key for key, _ in one.steps)}"[:60])
+@pytest.mark.parametrize(
+    "script", SCRIPTS, ids=lambda script: f"{script.owner}-{'-'.join(key for key, _ in script.steps)}"[:60]
+)
 def test_the_key_does_what_it_must(script: Script, store: Store) -> None:
     app = make(script, store)
 

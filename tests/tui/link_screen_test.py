@@ -74,14 +74,18 @@ def test_several_policies_are_linked_one_after_the_other_and_compared(store: Sto
         await press(pilot, "ctrl+s")
         await settle(pilot)
         assert isinstance(pilot.app.screen, CompareScreen)
-        assert [one.name for one in pilot.app.screen.loaded] == ["link-1.trace", "link-1-2.trace", "link-1-3.trace"]
+        assert [loaded.name for loaded in pilot.app.screen.loaded] == [
+            "link-1.trace",
+            "link-1-2.trace",
+            "link-1-3.trace",
+        ]
         await press(pilot, "escape")
         assert screen(pilot)._answer == "legolink:  yes, it does\ncacheblend:  yes, it does\nlegolink:  yes, it does"
         assert "wrote link-1.trace, link-1-2.trace, link-1-3.trace" in note(pilot)
 
     drive(make_app(store, job=job), scenario, SIZE)
-    asked = [(one.algo, one.fields, one.trace) for one in job.requests]
-    assert asked == [
+    forms = [(form.algo, form.fields, form.trace) for form in job.requests]
+    assert forms == [
         ("legolink", ("k=16",), "link-1.trace"), ("cacheblend", ("ratio=0.5",), "link-1-2.trace"),
         ("legolink", ("k=1",), "link-1-3.trace"),
     ]  # fmt: skip

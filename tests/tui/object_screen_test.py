@@ -28,9 +28,9 @@ def test_header_text_and_search(store: Store) -> None:
 
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "enter")
-        seen = screen_text(screen(pilot).pic)
-        assert key in seen and "5 (compiled behind 4 dummy tokens)" in seen
-        assert "2 layers, 1 KV heads of 4, float32" in seen and "quiet. It holds" in seen
+        shown = screen_text(screen(pilot).pic)
+        assert key in shown and "5 (compiled behind 4 dummy tokens)" in shown
+        assert "2 layers, 1 KV heads of 4, float32" in shown and "quiet. It holds" in shown
         await press(pilot, "slash", *"it holds", "enter")
         assert screen(pilot).views[0].cursor == 4
 
@@ -98,7 +98,7 @@ def test_sinks_are_asked_of_the_model_once(store: Store) -> None:
             assert texts[:3] == (str(row // 3), str(row % 3), f"{share[row // 3, row % 3]:.1f}")
             assert texts[3] == "█" * round(share[row // 3, row % 3] / 10)
             assert texts[4] == f"{100 * sinks.dummy_share[row // 3, row % 3]:.1f}"
-            drawn = [f"{100 * one:.1f}" for one in sinks.share_by_offset[row // 3, row % 3]]
+            drawn = [f"{100 * share:.1f}" for share in sinks.share_by_offset[row // 3, row % 3]]
             assert texts[5:] == (*drawn, *[""] * 7)
         await press(pilot, "e", "ctrl+u", *"out.json", "enter")
         await press(pilot, "escape", "enter", "a")  # the answer is kept
@@ -122,15 +122,15 @@ def test_asking_for_sinks_is_cancelled_or_refused(store: Store) -> None:
         assert screen(pilot).query_one("#sinks", RowTable).count == 0 and "a asks" in screen_text(screen(pilot).pic)
         job.answer, job.waits, job._is_cancelled = ForeignObjectError("x: made for model aaaa"), False, False
         await press(pilot, "a")
-        assert any("made for model aaaa" in one.message for one in pilot.app._notifications)
+        assert any("made for model aaaa" in notice.message for notice in pilot.app._notifications)
         await press(pilot, "escape")
         assert not isinstance(pilot.app.screen, ObjectScreen)
 
     drive(make_app(store, job=job), scenario)
 
 
-def test_looking_is_no_use(store: Store) -> None:
-    """What people look at here is neither a hit nor just used."""
+def test_browsing_is_no_use(store: Store) -> None:
+    """An object that is shown here counts neither as hit nor as used."""
     key = put_object(store, "text", 5)
     os.utime(store.path(key), ns=(10**18, 10**18))
 
@@ -149,8 +149,8 @@ def test_json(store: Store) -> None:
         await press(pilot, "enter", "e", "ctrl+u", *"out.json", "enter")
 
     drive(make_app(store), scenario)
-    found = json.loads(Path("out.json").read_text())
-    assert (found["tokens"], found["text"], found["layer_stats"][0]["key"]["max"]) == (3, "text", 11)
+    exported = json.loads(Path("out.json").read_text())
+    assert (exported["tokens"], exported["text"], exported["layer_stats"][0]["key"]["max"]) == (3, "text", 11)
 
 
 def test_an_object_that_is_not_there(store: Store) -> None:

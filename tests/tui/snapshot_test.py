@@ -29,7 +29,7 @@ def test_screen(store: Store, snap_compare: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("pictool.tui.home_screen.time_ns", lambda: 0)  # every use lies ahead, so that it reads the same
     for text, size in (("The harbour was quiet.", 5), ("It holds a festival.", 9)):
         put_object(Store("st"), text, size)
-    traces = [load(one, f"{i}.trace") for i, one in enumerate([TRACE, OTHER][:num_traces])]
+    traces = [load(trace, f"{i}.trace") for i, trace in enumerate([TRACE, OTHER][:num_traces])]
 
     async def scenario(pilot: Pilot[None]) -> None:
         await settle(pilot)

@@ -37,7 +37,7 @@ def test_every_screen_at_every_size(store: Store, size: tuple[int, int]) -> None
 def assert_fits(pilot: Pilot[None], size: tuple[int, int]) -> None:
     lines = screen_lines(pilot.app)
     assert len(lines) == size[1] and {cell_len(line.text) for line in lines} == {size[0]}
-    assert not any(one in line.text for line in lines for one in "\x1b\u202e")
+    assert not any(char in line.text for line in lines for char in "\x1b\u202e")
 
 
 def test_a_resize_keeps_the_cursor_in_view(store: Store) -> None:
@@ -80,11 +80,11 @@ def test_without_colour_steps_are_told_by_other_means(store: Store, monkeypatch:
         screen = pilot.app.screen
         assert isinstance(screen, TraceScreen) and pilot.app.no_color
         styles = [style for line in screen_lines(pilot.app) for _, style, _ in line if style]
-        inks = [one for style in styles for one in (style.color, style.bgcolor)]
+        inks = [ink for style in styles for ink in (style.color, style.bgcolor)]
         assert all(ink is None or ink.is_default for ink in inks)
         assert "@" in screen_text(screen.pic)  # the map is drawn with characters
         view = screen.views[0]
-        found = {token: (view._style(token).underline, view._style(token).reverse) for token in (1, 2, 8)}
-        assert found == {1: (None, None), 2: (True, False), 8: (True, True)}
+        marks = {token: (view._style(token).underline, view._style(token).reverse) for token in (1, 2, 8)}
+        assert marks == {1: (None, None), 2: (True, False), 8: (True, True)}
 
     drive(make_app(store, [load(make_trace([(2,), (), ()]))]), scenario)

@@ -22,9 +22,9 @@ def test_computed() -> None:
     colors = token_colors(TRACE, None, ColorBy())
     assert colors.values[:10].tolist() == [0, 1, 2, 0, 0, 3, 0, 0, 3, 3] and np.isnan(colors.values[10:]).all()
     assert colors.steps.tolist() == [0, 3, 6, 0, 0, 9, 0, 0, 9, 9, 0, 0] and colors.high == 3
-    one = token_colors(TRACE, None, ColorBy(layer=1))
-    assert one.steps[:10].nonzero()[0].tolist() == [2, 5, 8, 9] and one.row == 1
-    assert (one.map[:, :10] == TRACE.rows).all()
+    of_layer = token_colors(TRACE, None, ColorBy(layer=1))
+    assert of_layer.steps[:10].nonzero()[0].tolist() == [2, 5, 8, 9] and of_layer.row == 1
+    assert (of_layer.map[:, :10] == TRACE.rows).all()
 
 
 def test_a_token_computed_at_one_of_many_layers_is_marked() -> None:
@@ -65,8 +65,8 @@ def test_deviation(layer: int | None) -> None:
     expected = both.mean(0) if layer is None else both[layer]
     assert np.allclose(token_colors(TRACE, ANALYSIS, ColorBy("kv", layer)).values[:10], expected)
     tokens = ANALYSIS.deviation.attention.tokens
-    found = token_colors(TRACE, ANALYSIS, ColorBy("attention-dev", layer)).values[:10]
-    assert np.allclose(found, tokens.mean(0) if layer is None else tokens[layer])
+    by_attention = token_colors(TRACE, ANALYSIS, ColorBy("attention-dev", layer)).values[:10]
+    assert np.allclose(by_attention, tokens.mean(0) if layer is None else tokens[layer])
 
 
 def test_what_can_be_shown() -> None:

@@ -66,11 +66,11 @@ def test_the_cursor_tells_the_token_under_it(store: Store) -> None:
 
 def test_parts_are_gone_through(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
-        seen = []
+        starts = []
         for _ in range(5):
             await press(pilot, "]")
-            seen.append(tokens(pilot).cursor)
-        assert seen == [1, 4, 8, 10, 10]
+            starts.append(tokens(pilot).cursor)
+        assert starts == [1, 4, 8, 10, 10]
         await press(pilot, "[")
         assert tokens(pilot).cursor == 8
 
@@ -108,7 +108,7 @@ def test_layers_and_modes_by_key(store: Store) -> None:
         assert screen(pilot).color_by.mode == "score" and "the policy's score" in screen_text(screen(pilot).pic)
         await press(pilot, "m", "h")
         assert screen(pilot).color_by.mode == "computed"
-        assert any("no head to choose here" in one.message for one in pilot.app._notifications)
+        assert any("no head to choose here" in notice.message for notice in pilot.app._notifications)
 
     drive(make_app(store, [load(TRACE)]), scenario)
 
@@ -141,7 +141,7 @@ def test_search(store: Store) -> None:
         assert tokens(pilot).cursor == 10
         await press(pilot, "slash", "escape", "n")
         assert not tokens(pilot)._is_match.any()
-        assert any("search with /" in one.message for one in pilot.app._notifications)
+        assert any("search with /" in notice.message for notice in pilot.app._notifications)
 
     drive(make_app(store, [load(TRACE)]), scenario)
 
@@ -162,7 +162,7 @@ def test_the_model_is_asked_and_its_answer_shown(store: Store) -> None:
         assert ANALYSIS.attention is not None
         drawn = 100 * ANALYSIS.attention.initial_share(4)[0, 0].mean(0)
         texts = [screen(pilot).query_one("#parts", RowTable).texts(row)[5] for row in range(3)]
-        assert texts == [f"{one:.1f}" for one in drawn]
+        assert texts == [f"{share:.1f}" for share in drawn]
         for mode in ("minmax", "kv", "attention-dev", "computed"):
             await press(pilot, "m")
             assert screen(pilot).color_by.mode == mode
@@ -172,9 +172,9 @@ def test_the_model_is_asked_and_its_answer_shown(store: Store) -> None:
 
 def test_the_attention_of_one_layer_is_not_shown_as_another_s(store: Store) -> None:
     assert ANALYSIS.attention is not None
-    seen = ANALYSIS.attention
+    attention = ANALYSIS.attention
     one_layer = type(ANALYSIS)(
-        type(seen)(seen.scores[[1]], (1,), seen.starts, seen.num_prompt), ANALYSIS.deviation, ANALYSIS.choices
+        replace(attention, scores=attention.scores[[1]], layers=(1,)), ANALYSIS.deviation, ANALYSIS.choices
     )
     job = FakeJob(one_layer)
 
@@ -183,7 +183,7 @@ def test_the_attention_of_one_layer_is_not_shown_as_another_s(store: Store) -> N
         assert job.requests == [("hand.trace", 1)] and screen(pilot).color_by == ColorBy("attention")
         await press(pilot, "l")  # layer 0
         assert screen(pilot).color_by.layer is None and screen(pilot).query_one("#layer", Picker).value is None
-        assert any("was not asked for" in one.message for one in pilot.app._notifications)
+        assert any("was not asked for" in notice.message for notice in pilot.app._notifications)
 
     drive(make_app(store, [load(TRACE)], job), scenario)
 
@@ -194,7 +194,7 @@ def test_another_model_is_refused_in_words(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "a")
         assert screen(pilot).analysis is None and screen(pilot).color_by.mode == "computed"
-        assert any("traced with model aaaa" in one.message for one in pilot.app._notifications)
+        assert any("traced with model aaaa" in notice.message for notice in pilot.app._notifications)
         job.answer = ANALYSIS
         await press(pilot, "a")
         assert screen(pilot).analysis is ANALYSIS or screen(pilot).analysis is not None
@@ -250,11 +250,11 @@ def test_export(store: Store, suffix: str) -> None:
         width, height = Image.open("out.png").size
         assert (width % 100, height % 34) == (0, 0)
     else:
-        found = json.loads(data)
-        assert found["layers"] == [3, 2, 1] and found["pieces"][1] == "a"
+        exported = json.loads(data)
+        assert exported["layers"] == [3, 2, 1] and exported["pieces"][1] == "a"
         assert ANALYSIS.attention is not None and ANALYSIS.deviation is not None
-        assert np.allclose(found["attention"]["share"], ANALYSIS.attention.share())
-        assert np.allclose(found["against"]["key"], ANALYSIS.deviation.kv.key)
+        assert np.allclose(exported["attention"]["share"], ANALYSIS.attention.share())
+        assert np.allclose(exported["against"]["key"], ANALYSIS.deviation.kv.key)
 
 
 @pytest.mark.parametrize("name", ["out.pdf", "no/such\0", "."])
