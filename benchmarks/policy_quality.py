@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy.stats import bootstrap
 
 from pictool import Chunk, Linked, Model, Policy, Sampling, Store, generate, link, load_model, make_policy
-from pictool.engines.torch import first_token_kl
+from pictool.engines.base import first_token_kl
 from pictool.runtime.machine import machine
 from pictool.runtime.observe import hidden_norms
 from pictool.runtime.template import make_frame

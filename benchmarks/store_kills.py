@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
+from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import Compiled, compile
+from pictool.compiler.compile import Compiled
 from pictool.errors import PicError
-from pictool.linker.link import link
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store

@@ -8,8 +8,8 @@
     linked = pictool.link(model, store, ["a.txt", "b.txt"], "Question: Who?\\nAnswer:", policy)
     print(pictool.generate(model, linked.image, 16).text)
 
-    request = pictool.Request("Which festival does Gadwick hold?", ["a.txt", "b.txt"])
-    print(pictool.answer(model, store, request, compare=True).text)
+    spec = pictool.Spec("Which festival does Gadwick hold?", ["a.txt", "b.txt"])
+    print(pictool.answer(model, store, spec, compare=True).text)
 
 Nothing heavy is imported before it is used.
 """
@@ -20,21 +20,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pictool.api import answer as answer
+    from pictool.api import compile as compile
+    from pictool.api import link as link
     from pictool.compiler.compile import Compiled as Compiled
     from pictool.compiler.compile import chunks_of_files as chunks_of_files
-    from pictool.compiler.compile import compile as compile
     from pictool.core import Chunk as Chunk
+    from pictool.core import CompileOptions as CompileOptions
     from pictool.core import Layout as Layout
-    from pictool.engines.torch import Answer as Answer
-    from pictool.engines.torch import Request as Request
-    from pictool.engines.torch import answer as answer
+    from pictool.core import Message as Message
+    from pictool.core import Sampling as Sampling
+    from pictool.engines.base import Answer as Answer
+    from pictool.engines.base import Engine as Engine
+    from pictool.engines.torch import TorchEngine as TorchEngine
     from pictool.errors import PicError as PicError
     from pictool.linker.link import Linked as Linked
-    from pictool.linker.link import link as link
     from pictool.linker.policies import make_policy as make_policy
     from pictool.linker.policies import policies as policies
     from pictool.linker.policies.base import Policy as Policy
-    from pictool.runtime.decode import Sampling as Sampling
+    from pictool.linker.spec import Spec as Spec
     from pictool.runtime.decode import generate as generate
     from pictool.runtime.model import Model as Model
     from pictool.runtime.model import load_model as load_model
@@ -42,21 +46,24 @@ if TYPE_CHECKING:
     from pictool.store.format import ObjectFile as ObjectFile
     from pictool.store.store import Store as Store
 
-__version__ = "0.1.0"
+    Request = Spec  # as 0.1 called it
+
+__version__ = "0.2.0"
 
 _HOMES = {
-    "Answer": "engines.torch", "Chunk": "core", "Compiled": "compiler.compile", "Layout": "core",
-    "Linked": "linker.link", "Model": "runtime.model", "ObjectFile": "store.format", "PicError": "errors",
-    "Policy": "linker.policies.base", "Request": "engines.torch", "Sampling": "runtime.decode",
-    "Store": "store.store", "answer": "engines.torch", "chunks_of_files": "compiler.compile",
-    "compile": "compiler.compile", "generate": "runtime.decode", "link": "linker.link",
+    "Answer": "engines.base", "Chunk": "core", "CompileOptions": "core", "Compiled": "compiler.compile",
+    "Engine": "engines.base", "Layout": "core", "Linked": "linker.link", "Message": "core", "Model": "runtime.model",
+    "ObjectFile": "store.format", "PicError": "errors", "Policy": "linker.policies.base", "Request": "linker.spec",
+    "Sampling": "core", "Spec": "linker.spec", "Store": "store.store", "TorchEngine": "engines.torch", "answer": "api",
+    "chunks_of_files": "compiler.compile", "compile": "api", "generate": "runtime.decode", "link": "api",
     "load_model": "runtime.model", "make_policy": "linker.policies", "policies": "linker.policies",
     "wrap_model": "runtime.model",
 }  # fmt: skip
+_RENAMED = {"Request": "Spec"}
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'pictool' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"pictool.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"pictool.{_HOMES[name]}"), _RENAMED.get(name, name))

@@ -1,4 +1,4 @@
-"""The words of the design as frozen dataclasses, shared by every layer. Knows neither torch nor files."""
+"""The nouns of docs/design.md §1 as frozen dataclasses, shared by every layer. Knows no torch and no files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from pictool.errors import InputError
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     TokenIds = NDArray[np.int32]
     RowMask = NDArray[np.bool_]
     FixupTable = NDArray[np.float16]
-else:  # numpy is not imported before numbers are needed: the screens of `pic tui` stand without it
+else:  # numpy is not imported before numbers are needed: the screens of `pic tui` do without it
     TokenIds = RowMask = FixupTable = Any
 
 
@@ -30,7 +32,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Target:
-    """What an object is compiled for. Two objects may stand in one prompt only if these are equal.
+    """What an object is compiled for. Two objects can be in one prompt only if these are equal.
 
     `model` and `tokenizer` are fingerprints of content (hex), `dtype` the dtype of computation (``float32``, …).
     """
@@ -44,7 +46,7 @@ class Target:
     def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "") -> str:
         """The key of the object of `tokens`: sha256 over everything that determines its content, and the tenant's salt.
 
-        The salt stands in no object; who does not know it cannot tell the key.
+        No object holds the salt; who does not know it cannot compute the key.
         """
         return self._digest({"sinks": sinks, "codec": codec}, tokens, salt)
 
@@ -71,7 +73,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Chunk:
-    """An immutable run of tokens that is compiled on its own. `source` says for people where it came from."""
+    """An immutable run of tokens that is compiled on its own. `source` is where it came from, for people."""
 
     text: str
     tokens: tuple[int, ...]
@@ -81,16 +83,59 @@ class Chunk:
         return len(self.tokens)
 
 
+@dataclass(frozen=True, order=True)
+class CompileOptions:
+    """How a chunk is compiled to an object. `sinks` and `codec` belong to the object's key, `probes` does not.
+
+    Fields:
+        sinks: dummy BOS tokens before the chunk, whose KV is dropped (EPIC §5.4).
+        codec: how the object keeps the KV (`store.codecs`).
+        probes: prefixes after which the chunk is measured for its table of fixups; 0: no table is needed.
+    """
+
+    sinks: int = 0
+    codec: str = "none"
+    probes: int = 0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen: temperature 0 is greedy. Stop strings end the answer and are not part of it."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.temperature != 0 and not 1e-3 <= self.temperature <= 1e3:
+            raise InputError(f"temperature {self.temperature}: must be 0 (greedy), or from 0.001 to 1000")
+        if not 0 <= self.seed < 1 << 64:
+            raise InputError(f"seed {self.seed}: must be from 0 to 2^64 - 1")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top-p {self.top_p}: must be above 0 and at most 1")
+        if "" in self.stop:
+            raise InputError("a stop string is empty")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a chat, as chat templates take them. `role` is ``system``, ``user`` or ``assistant``."""
+
+    role: str
+    content: str
+
+
 @dataclass(frozen=True)
 class Layout:
-    """Where everything stands in a prompt: `starts` are those of the head, each chunk and the tail."""
+    """Where the parts of a prompt are: `starts` are those of the head, each chunk and the tail."""
 
     tokens: TokenIds  # [n]
     starts: tuple[int, ...]  # [chunks + 2]
 
     @classmethod
     def of(cls, head: Sequence[int], chunks: Sequence[Sequence[int]], tail: Sequence[int]) -> Layout:
-        """Concatenate head + chunks + tail (DESIGN §2 rule 1)."""
+        """Concatenate head + chunks + tail (docs/design.md §2, rule 1)."""
         import numpy as np
 
         parts = [head, *chunks, tail]

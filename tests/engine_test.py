@@ -12,9 +12,11 @@ import tiny
 import torch
 from safetensors import safe_open
 
+from pictool.api import answer
 from pictool.core import Chunk
-from pictool.engines.torch import Request, answer, first_token_kl
+from pictool.engines.base import first_token_kl
 from pictool.linker.policies import make_policy
+from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
 from pictool.store.store import Store
 
@@ -26,8 +28,8 @@ def model() -> Model:
     return wrap_model(tiny.random_module(tiny.CONFIGS["qwen3"]()), tiny.tokenizer())
 
 
-def request(policy: str, **fields: float) -> Request:
-    return Request("nobody knows?", CHUNKS, make_policy(policy, fields), max_new_tokens=12)
+def request(policy: str, **fields: float) -> Spec:
+    return Spec("nobody knows?", CHUNKS, make_policy(policy, fields), max_new_tokens=12)
 
 
 def test_kl_is_the_textbook_sum() -> None:

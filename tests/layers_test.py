@@ -26,18 +26,18 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.
 # Who stands on whom, lowest first. A part imports from the parts below it, and itself; `core` from `errors`, `cli` from
 # `commands`, and nothing else from beside it. `pictool/__init__.py` re-exports, and is exempt.
 RANKS = {
-    "core": 0, "errors": 0,
+    "core": 0, "errors": 0, "plugins": 0,
     "store": 1, "runtime": 1, "world": 1,
     "compiler": 2,
     "linker": 3,
     "controller": 4, "trace": 4,
     "engines": 5,
-    "eval": 6, "spans": 6, "serve": 6,
+    "api": 6, "eval": 6, "spans": 6, "serve": 6,
     "bench": 7,  # goodput needs datasets and metrics
     "commands": 8, "tui": 8, "cli": 8,
 }  # fmt: skip
 VLLM = "engines.vllm"  # the only package that imports vllm
-BESIDE = {("core", "errors"), ("cli", "commands"), ("commands", "tui")}
+BESIDE = {("core", "errors"), ("plugins", "errors"), ("cli", "commands"), ("commands", "tui")}
 HEAVY = {"torch", "transformers", "tokenizers", "vllm"}
 LIGHT = ("core", "errors", "store", "world")
 

@@ -16,11 +16,12 @@ import numpy as np
 import reference
 import tiny
 
+from pictool.api import link
 from pictool.core import Chunk
-from pictool.linker.link import Linked, link
+from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
-from pictool.linker.resolve import Document
+from pictool.linker.spec import Document
 from pictool.runtime.model import Model, wrap_model
 from pictool.store.store import Store
 

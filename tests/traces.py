@@ -52,9 +52,10 @@ def trace_of_link(store: Store, policy: str, architecture: str = "llama") -> Tra
     """Link two documents by the tiny model of an architecture, and return the trace."""
     from subjects import default_policy, subject
 
-    from pictool.engines.torch import Request, answer
+    from pictool.api import answer
+    from pictool.linker.spec import Spec
 
     for name, text in (("a.txt", "The harbour was quiet. It holds a festival."), ("b.txt", "Words: 1,024 and 3.14.")):
         Path(name).write_text(text)
-    request = Request("why?", ["a.txt", "b.txt"], default_policy(policy), max_new_tokens=6)
-    return answer(subject(architecture).model, store, request).trace()
+    spec = Spec("why?", ["a.txt", "b.txt"], default_policy(policy), max_new_tokens=6)
+    return answer(subject(architecture).model, store, spec).trace()

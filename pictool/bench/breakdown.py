@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,8 @@ from pictool.bench.options import PromptOptions
 from pictool.bench.rounds import OnRun, Spread, rounds
 from pictool.bench.sample import Prompt, link_prompt, settle
 from pictool.bench.sync import make_prompt
-from pictool.linker.fusor import Fusor
 from pictool.linker.grid import Labelled
 from pictool.linker.policies.base import Policy
-from pictool.runtime import observe
-from pictool.runtime.image import Image
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -123,57 +121,32 @@ def bench_breakdown(
 
 def link_in_parts(model: Model, prompt: Prompt, policy: Policy, is_cold: bool = False) -> Parts:
     """One link with every layer timed."""
-    with timed(model) as watch:
-        timing = link_prompt(model, prompt, policy, is_cold).timing
-    layers, checked = tuple(watch.computing), policy.check_layers(len(watch.computing))
-    beside = [whole - layer for whole, layer in zip(watch.prefilling, layers, strict=True)]
-    checks = tuple(seconds if layer in checked else 0.0 for layer, seconds in enumerate(beside))
-    scoring, logits = sum(watch.scoring), sum(watch.logits)
+    watch = Stopwatch(model)
+    timing = link_prompt(model, prompt, policy, is_cold, watch.stage).timing
+    seconds, num_layers = watch.seconds, model.geometry.layers
+    checked = policy.check_layers(num_layers)
+    whole, each_check = seconds["layer"], iter(seconds["check"])
+    checks = tuple(next(each_check) if layer in checked else 0.0 for layer in range(num_layers))
+    layers = tuple(layer - check for layer, check in zip(whole, checks, strict=True))
+    scoring, logits = sum(seconds["scoring"]), sum(seconds["logits"])
     return Parts(
         load=timing.load_s, scoring=scoring, select=timing.select_s - scoring, layers=layers, checks=checks,
         logits=logits, other=timing.recompute_s - sum(layers) - sum(checks) - logits,
     )  # fmt: skip
 
 
-@dataclass
 class Stopwatch:
-    """Seconds of each call: layers with their checks, layers alone, logits, reading by a small model."""
+    """Seconds of each part of a link that is timed on its own, by its name, in the order in which they ran."""
 
-    prefilling: list[float] = field(default_factory=list)
-    computing: list[float] = field(default_factory=list)
-    logits: list[float] = field(default_factory=list)
-    scoring: list[float] = field(default_factory=list)
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.seconds: defaultdict[str, list[float]] = defaultdict(list)
 
-
-@contextmanager
-def timed(model: Model) -> Iterator[Stopwatch]:
-    """Links of this process are timed within; nothing else may link meanwhile."""
-    watch = Stopwatch()
-    with ExitStack() as stack:
-        for owner, name, into in (
-            (Fusor, "prefill_layer", watch.prefilling),
-            (Fusor, "finish", watch.logits),
-            (Image, "compute", watch.computing),
-            (observe, "hidden_norms", watch.scoring),
-        ):
-            stack.enter_context(_clocked(owner, name, into, model))
-        yield watch
-
-
-@contextmanager
-def _clocked(owner: Any, name: str, into: list[float], model: Model) -> Iterator[None]:
-    original: Callable[..., Any] = getattr(owner, name)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        settle(model)
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time one part; the device has finished what came before, and all of it."""
+        settle(self._model)
         started = time.perf_counter()
-        result = original(*args, **kwargs)
-        settle(model)
-        into.append(time.perf_counter() - started)
-        return result
-
-    setattr(owner, name, run)
-    try:
         yield
-    finally:
-        setattr(owner, name, original)
+        settle(self._model)
+        self.seconds[name].append(time.perf_counter() - started)

@@ -11,12 +11,15 @@ import torch
 
 from pictool.bench.floor import link_flops
 from pictool.bench.workload import require_disk
-from pictool.compiler.compile import compile
+from pictool.compiler.compile import CODEC, compile_chunks
+from pictool.compiler.fixups import PROBES
 from pictool.controller.calibration import drop_page_cache, token_bytes
 from pictool.core import Chunk
 from pictool.linker.grid import Labelled
 from pictool.linker.link import Linked, link
-from pictool.linker.policies.base import Policy
+from pictool.linker.policies import object_kinds
+from pictool.linker.policies.base import Policy, Stage, no_stage
+from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate
 from pictool.runtime.memory import PeakMemory
 from pictool.store.store import Store
@@ -69,11 +72,11 @@ def compile_for(model: Model, store: Store, chunks: Sequence[Chunk], policies: S
     Raises:
         InputError: they do not fit on its disk.
     """
-    kinds = sorted({one.policy.sinks for one in policies if one.policy.name != "full"})
+    kinds = object_kinds([labelled.policy for labelled in policies], CODEC, PROBES)
     store.root.mkdir(parents=True, exist_ok=True)
     require_disk(store.root, len(kinds) * sum(map(len, chunks)) * token_bytes(model))
-    for sinks in kinds:
-        compile(model, store, chunks, sinks=sinks)
+    for kind in kinds:
+        compile_chunks(model, store, chunks, kind)
 
 
 def settle(model: Model) -> None:
@@ -82,11 +85,11 @@ def settle(model: Model) -> None:
         torch.cuda.synchronize(model.device)
 
 
-def link_prompt(model: Model, prompt: Prompt, policy: Policy, is_cold: bool) -> Linked:
+def link_prompt(model: Model, prompt: Prompt, policy: Policy, is_cold: bool, stage: Stage = no_stage) -> Linked:
     if is_cold:
         drop_page_cache(prompt.store.path(key) for key in prompt.store.keys())
     settle(model)
-    return link(model, prompt.store, prompt.chunks, prompt.tail, policy)
+    return link(model, prompt.store, Spec.raw(prompt.chunks, prompt.tail, policy), stage=stage)
 
 
 def run_linked(model: Model, prompt: Prompt, policy: Policy, new_tokens: int, is_cold: bool = False) -> Sample:

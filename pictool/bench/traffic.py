@@ -13,9 +13,12 @@ from pictool.bench.arrivals import Load, Seconds
 from pictool.bench.service import Asked
 from pictool.bench.user_sets import UserSet
 from pictool.bench.users import User, compile_users
+from pictool.compiler.compile import CODEC
+from pictool.compiler.fixups import PROBES
+from pictool.core import CompileOptions
 from pictool.errors import InputError
 from pictool.linker.grid import Labelled
-from pictool.linker.policies import make_policy
+from pictool.linker.policies import make_policy, object_kinds
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -92,9 +95,9 @@ class Plan:
         return 0 < self.measured < self._requests(number)
 
     @property
-    def object_kinds(self) -> list[int]:
-        """The numbers of sinks that documents are compiled with."""
-        return sorted({one.policy.sinks for one in self.executed})
+    def object_kinds(self) -> list[CompileOptions]:
+        """How documents are compiled for the policies that are run."""
+        return object_kinds([labelled.policy for labelled in self.executed], CODEC, PROBES)
 
     @property
     def object_bytes(self) -> int:

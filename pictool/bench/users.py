@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pictool.bench.workload import random_chunks, random_tail, require_positions
-from pictool.compiler.compile import compile
+from pictool.compiler.compile import compile_chunks
 from pictool.controller.calibration import token_bytes
-from pictool.core import Chunk
+from pictool.core import Chunk, CompileOptions, Sampling
 from pictool.errors import InputError
 from pictool.eval.datasets.base import Dataset
 from pictool.eval.metrics import METRICS
@@ -18,7 +18,8 @@ from pictool.eval.units import Question as CaseQuestion
 from pictool.eval.units import Settings, Unit, make_units
 from pictool.linker.link import link
 from pictool.linker.policies.base import Policy
-from pictool.runtime.decode import Sampling, generate
+from pictool.linker.spec import Spec
+from pictool.runtime.decode import generate
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -152,25 +153,25 @@ def _heads(users: Iterable[User]) -> list[str]:
 
 
 def compile_users(
-    model: Model, store: Store, users: Sequence[User], sinks: Iterable[int], alone: bool = False,
+    model: Model, store: Store, users: Sequence[User], kinds: Sequence[CompileOptions], alone: bool = False,
     on_done: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Compile what the users' requests link: documents with so many sinks each, and heads.
+    """Compile what the users' requests link: documents in each of these kinds, and heads.
 
     Args:
         alone: each in a forward of its own, so that answers do not depend on what is compiled together.
         on_done: called after each document.
     """
     heads = [Chunk(head, tokens, "head") for head in _heads(users) if (tokens := model.encode(head))]
-    compile(model, store, heads, alone=alone)
+    compile_chunks(model, store, heads, alone=alone)
     documents = [chunk for user in users for chunk in user.documents]
-    for number in sorted(set(sinks)):
-        compile(model, store, documents, sinks=number, alone=alone, on_done=lambda _: on_done())
+    for kind in kinds:
+        compile_chunks(model, store, documents, kind, alone=alone, on_done=lambda _: on_done())
 
 
 def execute(model: Model, store: Store, policy: Policy, user: User, question: Question) -> Executed:
     """Link and decode one request."""
-    linked = link(model, store, user.documents, question.tail, policy, head=question.head)
+    linked = link(model, store, Spec.raw(user.documents, question.tail, policy, question.head))
     started = time.perf_counter()
     generated = generate(model, linked.image, question.max_new_tokens, Sampling(stop=question.stop))
     service_s = linked.timing.ttft_s + time.perf_counter() - started

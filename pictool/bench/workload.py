@@ -15,7 +15,6 @@ import numpy as np
 from pictool.core import Chunk
 from pictool.errors import InputError
 from pictool.linker.grid import Labelled
-from pictool.linker.policies.speccache import SpecCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,18 +78,12 @@ def words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 def with_speculative(policies: Sequence[Labelled], spec_dir: str) -> list[Labelled]:
     """The same policies; those that need a small model and name none get that of `spec_dir`."""
-
-    def filled(one: Labelled) -> Labelled:
-        if isinstance(one.policy, SpecCache) and not one.policy.spec_model:
-            return replace(one, policy=replace(one.policy, spec_model=spec_dir))
-        return one
-
-    return [filled(one) for one in policies]
+    return [replace(labelled, policy=labelled.policy.with_default_model(spec_dir)) for labelled in policies]
 
 
 def needs_speculative(policies: Sequence[Labelled]) -> bool:
     """Whether `with_speculative` would change something that is used."""
-    return any(isinstance(one.policy, SpecCache) and not one.policy.spec_model for one in policies)
+    return any(labelled.policy.needs.model_field and not labelled.policy.second_model for labelled in policies)
 
 
 def require_positions(model: Model, tokens: int, remedy: str) -> None:

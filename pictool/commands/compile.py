@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pictool.commands.common import UsageError, codec_setting, note, open_model, open_store, print_json
-from pictool.commands.engine import open_engine
+from pictool.commands.engine import find_engine
 from pictool.commands.outputs import depfile_path, model_files, output_path, write_depfile
 from pictool.commands.progress import progress
 from pictool.compiler.compile import Compiled, chunks_of_files
 from pictool.compiler.fixups import PROBES
+from pictool.core import CompileOptions
 from pictool.runtime.speculative import open_speculative
 from pictool.store.bundles import write_object_list
 from pictool.store.store import atomic_write
@@ -33,13 +34,12 @@ def run_compile(
     if probe_model and not probes:
         raise UsageError(f"--probe-model {probe_model}: measures nothing with --probes 0")
     opened, to = open_model(model, device, dtype, salt), open_store(store, remote)
-    by = open_engine(engine)
+    engine_type, options = find_engine(engine), CompileOptions(sinks, codec_setting(codec), probes)
     measurer = open_speculative(probe_model, opened) if probe_model else None
     chunks = chunks_of_files(opened, files, chunk_tokens)
-    with progress("compiling", len(chunks)) as advance:
-        done = by.compile(
-            opened, to, chunks, sinks=sinks, codec=codec_setting(codec), probes=probes, probe_model=measurer,
-            force=force, on_done=lambda _: advance(),
+    with progress("compiling", len(chunks)) as advance, engine_type(opened, to) as running:
+        done = running.compile(
+            chunks, options, force=force, probe_model=measurer, on_done=lambda _: advance()
         )  # fmt: skip
     if target is not None:
         if depfile:  # first, so that a target never stands without it

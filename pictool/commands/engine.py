@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 from pictool.commands.common import UsageError
-from pictool.errors import InputError
+from pictool.engines import engine_class, engine_names
 
-TORCH, VLLM = "torch", "vllm"
+if TYPE_CHECKING:
+    from pictool.engines.base import Engine, Feature
 
 
-def open_engine(name: str) -> ModuleType:
-    """The module whose `answer` and `compile` do it; both engines have the same.
+def find_engine(name: str, needed: dict[Feature, str] | None = None) -> type[Engine]:
+    """The engine of this name; what it logs goes to stderr, since stdout is for the answer.
+
+    Args:
+        needed: features that the command line needs, each with the option that does.
 
     Raises:
-        UsageError: no such engine.
-        InputError: vLLM is not installed.
+        UsageError: no such engine, or it has no such feature.
+        InputError: it is not installed.
     """
-    if name == TORCH:
-        from pictool.engines import torch
-
-        return torch
-    if name != VLLM:
-        raise UsageError(f"--engine {name}: must be {TORCH} or {VLLM}")
-    if find_spec("vllm") is None:
-        raise InputError("--engine vllm: vLLM is not installed here; pip install 'vllm==0.32.*' (docs/vllm.md)")
+    if name not in engine_names():
+        raise UsageError(f"--engine {name}: must be {' or '.join(engine_names())}")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the answer
-    from pictool.engines.vllm import engine
-
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    engine = engine_class(name)
+    for feature, option in (needed or {}).items():
+        if feature not in engine.supports:
+            raise UsageError(f"--engine {name}: has no {option}; use that of another engine")
+    engine.require_installed()
     return engine

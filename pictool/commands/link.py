@@ -19,13 +19,14 @@ from pictool.commands.common import (
     to_json,
 )
 from pictool.commands.config import setting
-from pictool.commands.engine import TORCH, open_engine
+from pictool.commands.engine import find_engine
 from pictool.commands.outputs import depfile_path, model_files, output_path, write_depfile
 from pictool.commands.script import LinkScript, read_script
 from pictool.store.store import Store, atomic_write
 
 if TYPE_CHECKING:
-    from pictool.engines.torch import Request
+    from pictool.engines.base import Feature
+    from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
 
 DEFAULT_ALGO = "legolink"
@@ -66,19 +67,18 @@ def run_link(
     inputs = input_files(options, script)
     check_outputs(output, trace, depfile, inputs)
     is_auto = policy_values(options, script).get("ratio") == AUTO
-    if engine != TORCH and (is_auto or trace is not None):
-        raise UsageError(f"--engine {engine}: has no {'--ratio auto' if is_auto else '--trace'}; use that of {TORCH}")
-    by = open_engine(engine)
+    needed: dict[Feature, str] = {"auto_ratio": "--ratio auto"} if is_auto else {}
+    engine_type = find_engine(engine, needed | ({} if trace is None else {"trace": "--trace"}))
+    spec = make_spec(options, script)
     opened, to = open_model(model, device, dtype, salt), open_store(store, remote)
-    request = make_request(options, script)
     if is_auto:
-        request = with_auto_ratio(opened, to, request)
+        spec = with_auto_ratio(opened, to, spec)
     is_quiet = as_json or output is not None
-    result = by.answer(
-        opened, to, request, compare=compare,
-        on_text=None if is_quiet else Stream(),
-        on_compile=lambda done: note(f"compiled {done.chunk.source} first ({len(done.chunk)} tokens)"),
-    )  # fmt: skip
+    with engine_type(opened, to) as running:
+        result = running.answer(
+            spec, compare=compare, on_text=None if is_quiet else Stream(),
+            on_compile=lambda done: note(f"compiled {done.chunk.source} first ({len(done.chunk)} tokens)"),
+        )  # fmt: skip
     if trace is not None:
         result.write_trace(trace)
     if output is not None:
@@ -114,8 +114,8 @@ def check_outputs(output: str | None, trace: str | None, depfile: bool, inputs: 
         raise UsageError(f"--trace {trace}: is what -o writes too; name another")
 
 
-def make_request(options: LinkOptions, script: LinkScript) -> Request:
-    """The request that the command line and the link script describe together; the command line comes first.
+def make_spec(options: LinkOptions, script: LinkScript) -> Spec:
+    """The spec that the command line and the link script describe together; the command line comes first.
 
     Where the ratio is to be found out (`with_auto_ratio`), it has the least one.
 
@@ -124,9 +124,9 @@ def make_request(options: LinkOptions, script: LinkScript) -> Request:
         InputError: an option that the policy does not have, or a text that is none.
     """
     from pictool.controller.decision import MIN_RATIO
-    from pictool.engines.torch import Request
+    from pictool.core import Sampling
     from pictool.linker.policies import make_policy
-    from pictool.runtime.decode import Sampling
+    from pictool.linker.spec import Spec
 
     values = policy_values(options, script)
     if values.get("ratio") == AUTO:
@@ -137,7 +137,7 @@ def make_request(options: LinkOptions, script: LinkScript) -> Request:
         raise UsageError("no query; give one with --query, or in a link script (-T)")
     head = _first(options.head, script.head, setting("head", None))
     template = _first(options.query_template, script.query_template, setting("query_template", None))
-    return Request(
+    return Spec(
         query=require_text("the query", query),
         documents=[*script.documents, *options.documents],
         policy=make_policy(options.algo or script.algo or DEFAULT_ALGO, values),
@@ -184,20 +184,15 @@ def parse_ratio(given: str) -> float | str:
         raise UsageError(f"--ratio {given}: must be a number from 0 to 1, or {AUTO}") from error
 
 
-def with_auto_ratio(model: Model, store: Store, request: Request) -> Request:
-    """The request with the ratio that suits its length and the speed of the store (CacheBlend §5.1)."""
+def with_auto_ratio(model: Model, store: Store, spec: Spec) -> Spec:
+    """The spec with the ratio that suits its length and the speed of the store (CacheBlend §5.1)."""
     from pictool.commands.plan import note_measuring
     from pictool.controller.calibration import auto_ratio, with_ratio
-    from pictool.runtime.template import make_frame
 
-    frame = make_frame(model, request.query, request.head, request.query_template)
-    choice = auto_ratio(
-        model, store, request.documents, frame.tail, request.policy, head=frame.head, sinks=request.sinks,
-        chunk_tokens=request.chunk_tokens, codec=request.codec, on_measure=note_measuring,
-    )  # fmt: skip
+    choice = auto_ratio(model, store, spec, on_measure=note_measuring)
     assert choice.load_s is not None
     note(f"ratio {choice.ratio:g} (load {choice.load_s * 1e3:.0f} ms, prefill {choice.prefill_s * 1e3:.0f} ms)")
-    return replace(request, policy=with_ratio(request.policy, choice.ratio))
+    return replace(spec, policy=with_ratio(spec.policy, choice.ratio))
 
 
 def print_result(report: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pictool.commands.common import (
@@ -27,8 +27,8 @@ from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy
+    from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
-    from pictool.runtime.template import Frame
 
 DEFAULT_ALGO = "cacheblend"
 DEFAULT_QUERY = "What do these documents say?"  # some tail has to be computed
@@ -65,15 +65,15 @@ def run_plan(
     from pictool.linker.policies import make_policy
 
     policy = make_policy(options.algo or DEFAULT_ALGO, {"ratio": MIN_RATIO, **values})
-    frame = make_plan_frame(opened, options)
-    size = plan_size(opened, to, frame, policy, options, codec)
+    spec = make_plan_spec(options, policy, codec)
+    size = plan_size(opened, to, spec, options)
     measured = compute_profile(opened, options.measure, note_measuring)
     estimator = make_estimator(opened, policy, measured)
     plan = make_plan(estimator, size, make_tiers(opened, to, entries, options.measure), policy.params["ratio"])
     check = None
     if options.check:
         chosen = policy if "ratio" in values else with_ratio(policy, store_plan(plan).choice.ratio)
-        check = run_check(opened, to, frame, chosen, estimator, plan, options, codec)
+        check = run_check(opened, to, replace(spec, policy=chosen), estimator, plan)
     if as_json:
         print_json(report(opened, policy, estimator, measured, plan, check))
     else:
@@ -100,16 +100,18 @@ def note_measuring(what: str) -> None:
     note(f"measuring {what}, once for this machine and model")
 
 
-def make_plan_frame(model: Model, options: PlanOptions) -> Frame:
-    from pictool.runtime.template import make_frame
+def make_plan_spec(options: PlanOptions, policy: Policy, codec: str) -> Spec:
+    """The spec of the prompt that is planned, without documents under --tokens."""
+    from pictool.linker.spec import Spec
 
     query = require_text("the query", DEFAULT_QUERY if options.query is None else options.query)
-    return make_frame(model, query, setting("head", None), setting("query_template", None))
+    return Spec(
+        query, options.documents, policy, setting("head", None), setting("query_template", None),
+        chunk_tokens=options.chunk_tokens, codec=codec,
+    )  # fmt: skip
 
 
-def plan_size(
-    model: Model, store: Store, frame: Frame, policy: Policy, options: PlanOptions, codec: str
-) -> PromptSize:  # fmt: skip
+def plan_size(model: Model, store: Store, spec: Spec, options: PlanOptions) -> PromptSize:
     """The size of the prompt that is planned: of the documents, or of --tokens.
 
     Raises:
@@ -118,14 +120,12 @@ def plan_size(
     from pictool.controller.calibration import coded_size, decoding, measure_size, require_room, token_bytes
 
     if options.tokens is None:
-        return measure_size(
-            model, store, options.documents, frame.tail, policy, head=frame.head, chunk_tokens=options.chunk_tokens,
-            codec=codec, again=options.measure, on_measure=note_measuring,
-        )  # fmt: skip
+        return measure_size(model, store, spec, again=options.measure, on_measure=note_measuring)
     objects = math.ceil(options.tokens / (options.chunk_tokens or DEFAULT_CHUNK_TOKENS))
-    size = PromptSize(options.tokens, len(model.encode(frame.tail)), objects, token_bytes(model))
+    tail = len(model.encode(spec.frame(model).tail))
+    size = PromptSize(options.tokens, tail, objects, token_bytes(model))
     require_room(model, size)
-    return coded_size(size, decoding(model, codec, options.measure, note_measuring))
+    return coded_size(size, decoding(model, spec.codec, options.measure, note_measuring))
 
 
 def make_tiers(model: Model, store: Store, entries: Sequence[TierEntry], again: bool) -> list[Tier]:
@@ -142,24 +142,18 @@ def make_tiers(model: Model, store: Store, entries: Sequence[TierEntry], again: 
         assert entry.read_gb_s is not None
         latency = entry.latency_ms / 1e3
         device = Speed(1 / (entry.read_gb_s * 1e9), latency * model.geometry.layers, latency * _OPEN_READS)
-        return own.warm.behind(device)
+        return own.warm.after(device)
 
     return [Tier(entry.name, entry.price, speed(entry)) for entry in entries]
 
 
-def run_check(
-    model: Model, store: Store, frame: Frame, policy: Policy, estimator: Estimator, plan: Plan, options: PlanOptions,
-    codec: str,
-) -> Check:  # fmt: skip
+def run_check(model: Model, store: Store, spec: Spec, estimator: Estimator, plan: Plan) -> Check:
     """Link from the store under the policy, and compare."""
     from pictool.controller.calibration import measure_link
 
-    speed, ratio = store_plan(plan).tier.speed, policy.params["ratio"]
+    speed, ratio = store_plan(plan).tier.speed, spec.policy.params["ratio"]
     assert speed is not None
-    timing = measure_link(
-        model, store, options.documents, frame.tail, policy, head=frame.head, chunk_tokens=options.chunk_tokens,
-        codec=codec,
-    )  # fmt: skip
+    timing = measure_link(model, store, spec)
     estimated = {
         "load": estimator.load_s(plan.size, speed),
         "recompute": estimator.recompute_s(ratio, plan.size),

@@ -99,7 +99,7 @@ def print_plan(
     longest = max(one.size.num_tokens for one in measured)
     if size.context > _FAR * longest:
         note(f"prefill was measured up to {longest} tokens, which took long; times of {size.context} are extrapolated")
-    if policy.is_slow:
+    if policy.needs.runs_model:
         note(f"{policy.name} reads the prompt with a model of its own; that is not in these times")
     if check:
         print_check(check)

@@ -1,4 +1,4 @@
-"""Storage tiers for `pic plan`, from a YAML file of the form of `pictool/linker/tiers.yaml`."""
+"""Storage tiers for `pic plan`, from a YAML file of the form of `pictool/controller/tiers.yaml`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_tiers(given: str | None) -> list[TierEntry]:
     """
     if given is not None:
         return _parse(Path(given))
-    with as_file(files("pictool.linker") / "tiers.yaml") as path:
+    with as_file(files("pictool.controller") / "tiers.yaml") as path:
         return _parse(path)
 
 

@@ -47,19 +47,20 @@ class Worker:
     def link(self, form: LinkForm) -> Path:
         from pictool.commands.link import parse_fields
         from pictool.commands.outputs import output_path
-        from pictool.engines.torch import Request, answer
+        from pictool.engines import DEFAULT, engine_class
         from pictool.linker.policies import make_policy
+        from pictool.linker.spec import Spec
 
         path = output_path("trace", form.trace, form.documents)
         policy = make_policy(form.algo, parse_fields(form.fields))
         model = self._open(form.model or self._model, self._dtype)
-        request = Request(
+        spec = Spec(
             form.query, form.documents, policy, setting("head", None), setting("query_template", None),
             max_new_tokens=form.max_new_tokens,
         )  # fmt: skip
         self._say("note", f"linking {len(form.documents)} documents with {form.algo}")
-        done = answer(model, self._store, request, on_text=self._text, on_compile=self._compiled)
-        done.write_trace(path)
+        with engine_class(DEFAULT)(model, self._store) as engine:
+            engine.answer(spec, on_text=self._text, on_compile=self._compiled).write_trace(path)
         return path
 
     def analyse(self, trace: Trace, name: str, layer: int | None) -> TraceAnalysis:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pictool.compiler.chunking import make_chunk, make_chunks, read_text
 from pictool.compiler.fixups import Measurer
-from pictool.core import Chunk
+from pictool.core import Chunk, CompileOptions
 from pictool.errors import InputError, PicError
 from pictool.store.codecs import require_codec
 from pictool.store.format import CompiledChunk, ObjectMeta
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 CODEC = "none"  # unless another is chosen
-_AHEAD = 32  # objects that a remote is asked for at once
+_PREFETCHED = 32  # objects that a remote is asked for at once
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Compiled:
 
 
 def head_codec(codec: str) -> str:
-    """How the KV of a head is kept if that of documents is kept so: always without loss, it is exact everywhere."""
+    """The codec of the head of documents with this one: always lossless, since the head is exact under every policy."""
     return codec if require_codec(codec).is_lossless else CODEC
 
 
-def object_key(model: Model, chunk: Chunk, sinks: int = 0, codec: str = CODEC) -> str:
+def object_key(model: Model, chunk: Chunk, options: CompileOptions = CompileOptions()) -> str:
     """The key under which this chunk's object is stored. Loads no weights."""
-    return model.key(chunk.tokens, sinks, codec)
+    return model.key(chunk.tokens, options.sinks, options.codec)
 
 
 def chunks_of_files(model: Model, paths: Iterable[str | Path], chunk_tokens: int | None = None) -> list[Chunk]:
@@ -50,28 +50,23 @@ def chunks_of_files(model: Model, paths: Iterable[str | Path], chunk_tokens: int
     return [chunk for text, source in files for chunk in make_chunks(model, text, source, chunk_tokens)]
 
 
-def compile(
+def compile_chunks(
     model: Model,
     store: Store,
     chunks: Iterable[Chunk | str],
+    options: CompileOptions = CompileOptions(),
     *,
-    sinks: int = 0,
-    codec: str = CODEC,
     force: bool = False,
     alone: bool = False,
-    probes: int = 0,
     probe_model: Model | None = None,
     on_done: Callable[[Compiled], None] | None = None,
 ) -> list[Compiled]:
     """Compile chunks (or texts) to objects. What the store already has costs no model run.
 
     Args:
-        sinks: dummy BOS tokens in front of every chunk, whose KV is dropped (EPIC §5.4).
-        codec: how the KV is kept (`store.codecs`).
-        force: compute and replace also what is there.
+        options: sinks, codec, probes. An object in the store without the table that is needed is compiled again.
+        force: compute and replace also what the store has.
         alone: each chunk in a forward of its own, so that its last bits do not depend on what is compiled with it.
-        probes: prefixes behind which every chunk is measured for its table of fixups; 0 for no table. An object that is
-            there without the wanted table is compiled again.
         probe_model: measures the chunks, by their text; the target's speculative model if it is known, else the target.
         on_done: called for each chunk as soon as its object is in the store.
 
@@ -80,37 +75,37 @@ def compile(
         ModelError: the probe model cannot be opened.
         StoreError: the store cannot be written.
     """
-    wanted = [chunk if isinstance(chunk, Chunk) else make_chunk(model, chunk, "text") for chunk in chunks]
-    prefix = sink_tokens(model, sinks)
-    require_codec(codec)
-    _require_room(model, wanted, sinks)
-    keys = [object_key(model, chunk, sinks, codec) for chunk in wanted]
-    measurer = Measurer.of(model, probes, probe_model)
-    missing = dict(zip(keys, wanted, strict=True))
+    listed = [chunk if isinstance(chunk, Chunk) else make_chunk(model, chunk, "text") for chunk in chunks]
+    prefix = sink_tokens(model, options.sinks)
+    require_codec(options.codec)
+    _require_room(model, listed, options.sinks)
+    keys = [object_key(model, chunk, options) for chunk in listed]
+    measurer = Measurer.of(model, options.probes, probe_model)
+    missing = dict(zip(keys, listed, strict=True))
     if not force:
-        there = _there(store, keys, measurer)
-        missing = {key: chunk for key, chunk in missing.items() if key not in there}
+        stored = _stored(store, keys, measurer)
+        missing = {key: chunk for key, chunk in missing.items() if key not in stored}
     report = on_done or (lambda _: None)
-    for key, chunk in zip(keys, wanted, strict=True):
+    for key, chunk in zip(keys, listed, strict=True):
         if key not in missing:
             report(Compiled(chunk, key, store.path(key), False))
-    for done in _compute(model, store, missing, prefix, codec, alone, measurer):
+    for done in _compute(model, store, missing, prefix, options.codec, alone, measurer):
         report(done)
-    return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, wanted, strict=True)]
+    return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, listed, strict=True)]
 
 
-def _there(store: Store, wanted: Iterable[str], measurer: Measurer) -> set[str]:
-    """The keys of those that the store has, or could bring from its remote; some are brought ahead."""
-    keys, there = list(dict.fromkeys(wanted)), set()
-    for at in range(0, len(keys), _AHEAD):
-        group = keys[at : at + _AHEAD]
+def _stored(store: Store, keys: Iterable[str], measurer: Measurer) -> set[str]:
+    """The keys of those that the store has, or can fetch from its remote; some are prefetched."""
+    unique, stored = list(dict.fromkeys(keys)), set()
+    for at in range(0, len(unique), _PREFETCHED):
+        group = unique[at : at + _PREFETCHED]
         store.expect(group)
-        there |= {key for key in group if _is_there(store, key, measurer)}
-    return there
+        stored |= {key for key in group if _is_stored(store, key, measurer)}
+    return stored
 
 
-def _is_there(store: Store, key: str, measurer: Measurer) -> bool:
-    """Whether the store has the object, and with this measurer's table if one is wanted."""
+def _is_stored(store: Store, key: str, measurer: Measurer) -> bool:
+    """Whether the store has the object, and with this measurer's table if one is needed."""
     if not store.has(key):
         return False
     try:
@@ -141,7 +136,7 @@ def _compute(
 
 
 def sink_tokens(model: Model, sinks: int) -> list[int]:
-    """The dummy tokens in front of a chunk.
+    """The dummy tokens before a chunk.
 
     Raises:
         InputError: fewer than none, or a model without BOS.

@@ -1,13 +1,13 @@
-"""Measuring for the loading controller (CacheBlend §5.1): prefill by length, loading by place, and a link as it is.
+"""Calibration of the loading controller (CacheBlend §5.1): measured once per machine, model and place, then cached.
 
-What the loading controller estimates from: measured once per machine, and kept (CacheBlend §5.1).
+What is measured: prefill by length, scattered rows, loading by place, decoding by codec.
 
 $XDG_CACHE_HOME/pictool/profiles/<sha256 of "of">.json
 {"of": {what it holds for: version, machine, model, …}, "rows": [[number, …], …]}
 
-The rows are those of `measure_compute`; with a tier and a path in "of", of `measure_loads`; with a codec, of
-`measure_decoding`. A file that is not of
-this form is measured again; a cache directory that cannot be written only costs time.
+"rows" are the measurements of `measure_compute`; with a tier and a path in "of", of `measure_loads`; with a codec, of
+`measure_decoding`. A file that is not of this form is measured again; a cache directory that cannot be written only
+costs time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from pictool.compiler.compile import CODEC, head_codec
+from pictool.compiler.compile import CODEC
 from pictool.controller.cost import Computed, Decoding, Estimator, PromptSize, Speed, layer_work
 from pictool.controller.decision import STORE_TIER, RatioChoice, choose_ratio
 from pictool.core import Chunk
@@ -38,7 +38,8 @@ from pictool.errors import InputError, ObjectError, StoreError
 from pictool.linker.link import Timing, link
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
-from pictool.linker.resolve import Document, Part, open_objects, resolve_documents
+from pictool.linker.resolve import Part, head_part, open_objects, resolve_documents
+from pictool.linker.spec import Document, Spec
 from pictool.runtime.fingerprint import cache_dir
 from pictool.runtime.machine import cpu_name
 from pictool.runtime.tensors import to_bytes
@@ -48,6 +49,7 @@ from pictool.store.store import Store, atomic_write
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
+VERSION = 1  # of profiles
 _PREFILL_TOKENS = (64, 256, 1024, 4096, 16384)
 _LONG_S = 3.0  # what takes this long is run once, and no longer prompt is
 _MOST_SCATTERED = 1024  # tokens of context, of which some rows are computed
@@ -55,12 +57,14 @@ _LOADS = ((2, 1024), (4, 256), (16, 16))  # objects × tokens of each: many byte
 _MAX_BYTES = 1 << 28  # of random objects at a time
 _REPEATS = 3
 _TAIL, _TAIL_ROOM = "Answer:", 32
-Rows = list[list[float]]
+
+Measurements = list[list[float]]
+OnMeasure = Callable[[str], None]  # called with what is measured next, which takes a while
 
 
 @dataclass(frozen=True)
 class EveryNth(Policy):
-    """Rows that stand apart, as those of a dynamic policy do: how much they cost is measured by it."""
+    """Scattered rows, as a dynamic policy computes them: what they cost more than consecutive ones."""
 
     name: ClassVar[str] = "every-nth"
     reference: ClassVar[str] = "for measuring only"
@@ -72,7 +76,7 @@ class EveryNth(Policy):
         return Selection(rows)
 
 
-def measure_compute(model: Model) -> Rows:
+def measure_compute(model: Model) -> Measurements:
     """[context, tail, runs, seconds] of full recompute by length until one takes long; then of scattered rows.
 
     What a busy moment of the machine made longer than a longer prompt is cut to that.
@@ -110,7 +114,7 @@ def _full_s(model: Model, context: int) -> float:
 
 
 def _recompute_s(model: Model, store: Store, documents: Sequence[Document], policy: Policy) -> float:
-    return link(model, store, documents, _TAIL, policy).timing.recompute_s
+    return link(model, store, Spec.raw(documents, _TAIL, policy)).timing.recompute_s
 
 
 def _medians(runs: Sequence[Callable[[], float]]) -> list[float]:
@@ -119,7 +123,7 @@ def _medians(runs: Sequence[Callable[[], float]]) -> list[float]:
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 
-def measure_loads(model: Model, directory: Path) -> Rows:
+def measure_loads(model: Model, directory: Path) -> Measurements:
     """[bytes, objects, then seconds: cold loading, cold opening, warm loading, warm opening] of random objects.
 
     Cold is from the device itself, as far as the system forgets what it holds of a file; warm from the page cache. The
@@ -136,7 +140,7 @@ def measure_loads(model: Model, directory: Path) -> Rows:
         raise StoreError(f"{directory}: its speed cannot be measured ({why}); make it writable") from error
 
 
-def _measure_loads(model: Model, store: Store) -> Rows:
+def _measure_loads(model: Model, store: Store) -> Measurements:
     sizes = _load_sizes(model)
     runs: list[Callable[[], float]] = []
     for count, tokens in sizes:
@@ -152,10 +156,10 @@ def _measure_loads(model: Model, store: Store) -> Rows:
     ]
 
 
-def measure_decoding(model: Model, codec: str) -> Rows:
+def measure_decoding(model: Model, codec: str) -> Measurements:
     """[bytes of KV, objects, bytes stored, then seconds of loading: plain, coded] of random objects, from memory."""
     runs: list[Callable[[], float]] = []
-    counts: Rows = []
+    counts: Measurements = []
     with tempfile.TemporaryDirectory(prefix="pic-measure-") as inside:
         store = Store(inside)
         for count, tokens in _load_sizes(model):
@@ -188,25 +192,21 @@ def _load_s(model: Model, store: Store, paths: Sequence[Path], is_cold: bool) ->
     """Seconds of the loader under `naive`."""
     if is_cold:
         drop_page_cache(paths)
-    return link(model, store, paths, _TAIL, make_policy("naive", {})).timing.fetch_s
+    return link(model, store, Spec.raw(paths, _TAIL, make_policy("naive"))).timing.fetch_s
 
 
 def _open_s(model: Model, store: Store, paths: Sequence[Path], is_cold: bool) -> float:
     """Seconds of finding, opening and checking the objects."""
     if is_cold:
         drop_page_cache(paths)
-    started = time.perf_counter()
-    files, _ = open_objects(model, store, resolve_documents(model, store, paths))
-    seconds = time.perf_counter() - started
-    for file in files:
-        file.close()
-    return seconds
+    with ExitStack() as opened:
+        started = time.perf_counter()
+        spec = Spec.raw(paths, _TAIL, make_policy("naive"))
+        open_objects(model, store, resolve_documents(model, store, spec, opened), opened)
+        return time.perf_counter() - started
 
 
-def measure_link(
-    model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, *, head: str = "",
-    sinks: int | None = None, chunk_tokens: int | None = None, codec: str = CODEC,
-) -> Timing:  # fmt: skip
+def measure_link(model: Model, store: Store, spec: Spec) -> Timing:
     """The times of a link whose objects are read from their device, if the system allows that: medians, field by field.
 
     Texts that are not compiled yet are compiled first.
@@ -214,21 +214,22 @@ def measure_link(
     Raises:
         PicError: see `link`.
     """
-
-    def run() -> Timing:
-        return link(
-            model, store, documents, tail, policy, head=head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec
-        ).timing
-
-    run()  # a warm-up, which compiles what is missing
+    link(model, store, spec)  # a warm-up, which compiles what is missing
     store.settle()
-    parts = resolve_documents(model, store, documents, policy.sinks if sinks is None else sinks, chunk_tokens, codec)
-    parts.append(Part(Chunk(head, model.encode(head), "head"), None, 0, head_codec(codec)))
+    with ExitStack() as opened:
+        paths = [part.path(model, store) for part in prompt_parts(model, store, spec, opened)]
     timings = []
     for _ in range(_REPEATS):
-        drop_page_cache(part.path or store.path(part.key(model)) for part in parts)
-        timings.append(vars(run()))
-    return Timing(**{name: statistics.median(one[name] for one in timings) for name in timings[0]})
+        drop_page_cache(paths)
+        timings.append(vars(link(model, store, spec).timing))
+    return Timing(**{name: statistics.median(timing[name] for timing in timings) for name in timings[0]})
+
+
+def prompt_parts(model: Model, store: Store, spec: Spec, opened: ExitStack) -> list[Part]:
+    """The parts of a prompt's documents, and its head if that has tokens."""
+    parts = resolve_documents(model, store, spec, opened)
+    head = head_part(model, spec, spec.frame(model).head)
+    return [*parts, head] if head.chunk.tokens else parts
 
 
 def token_bytes(model: Model) -> int:
@@ -268,10 +269,6 @@ def drop_page_cache(paths: Iterable[Path]) -> None:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
-
-
-VERSION = 1
-OnMeasure = Callable[[str], None]  # is told what will be measured now, which takes a while
 
 
 @dataclass(frozen=True)
@@ -330,13 +327,18 @@ def machine(model: Model) -> dict[str, Any]:
 
 def nearest_directory(path: Path) -> Path:
     """The directory itself, or the first of its parents that exists."""
-    return next(one for one in (path, *path.absolute().parents) if one.is_dir())
+    return next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
 
 
 def _kept(
-    of: dict[str, Any], width: int, measure: Callable[[], Rows], what: str, again: bool, on_measure: OnMeasure | None
-) -> Rows:
-    """The rows [points, width] of the profile `of`: as kept, or else measured."""
+    of: dict[str, Any],
+    width: int,
+    measure: Callable[[], Measurements],
+    what: str,
+    again: bool,
+    on_measure: OnMeasure | None,
+) -> Measurements:
+    """The measurements [points, width] of the profile `of`: from the cache, or made now."""
     path = cache_dir() / "profiles" / f"{hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()}.json"
     if not again and (rows := _read(path, of, width)) is not None:
         return rows
@@ -348,8 +350,8 @@ def _kept(
     return rows
 
 
-def _read(path: Path, of: dict[str, Any], width: int) -> Rows | None:
-    """The rows of a kept profile; None if there is none, or it is damaged or old."""
+def _read(path: Path, of: dict[str, Any], width: int) -> Measurements | None:
+    """The measurements of a cached profile; None if there is none, or it is damaged or old."""
     try:
         data = json.loads(path.read_bytes())
         rows = [[float(value) for value in row] for row in data["rows"]]
@@ -375,39 +377,39 @@ def projection_share(model: Model) -> float:
 
 
 def measure_size(
-    model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, *, head: str = "",
-    sinks: int | None = None, chunk_tokens: int | None = None, codec: str = CODEC, again: bool = False,
-    on_measure: OnMeasure | None = None,
-) -> PromptSize:  # fmt: skip
+    model: Model, store: Store, spec: Spec, *, again: bool = False, on_measure: OnMeasure | None = None
+) -> PromptSize:
     """The size of a prompt; nothing is compiled. Objects that are there have the bytes that they have.
 
     Raises:
         PicError: an unusable document, or a prompt that is too long for the model.
     """
-    parts = resolve_documents(model, store, documents, policy.sinks if sinks is None else sinks, chunk_tokens, codec)
-    if head_ids := model.encode(head):
-        parts.append(Part(Chunk(head, head_ids, "head"), None, 0, head_codec(codec)))
-    size = PromptSize(sum(len(one.chunk) for one in parts), len(model.encode(tail)), len(parts), token_bytes(model))
-    require_room(model, size)
-    if all(part.codec == CODEC for part in parts):
-        return size
-    costs = {name: decoding(model, name, again, on_measure) for name in sorted({part.codec for part in parts})}
-    kv = [len(part.chunk) * size.token_bytes for part in parts]
-    stored = [_stored_bytes(model, store, part) or round(costs[part.codec].stored * n)
-              for part, n in zip(parts, kv, strict=True)]  # fmt: skip
-    decode_s = sum(costs[part.codec].seconds(n, 1) for part, n in zip(parts, kv, strict=True))
-    return replace(size, coded_bytes=sum(stored), decode_s=decode_s)
+    with ExitStack() as opened:
+        parts = prompt_parts(model, store, spec, opened)
+        num_context, tail = sum(len(part.chunk) for part in parts), model.encode(spec.frame(model).tail)
+        size = PromptSize(num_context, len(tail), len(parts), token_bytes(model))
+        require_room(model, size)
+        codecs = [part.options.codec for part in parts]
+        if all(codec == CODEC for codec in codecs):
+            return size
+        costs = {codec: decoding(model, codec, again, on_measure) for codec in sorted(set(codecs))}
+        stored, decode_s = 0, 0.0
+        for part, codec in zip(parts, codecs, strict=True):
+            kv_bytes = len(part.chunk) * size.token_bytes
+            stored += _stored_bytes(model, store, part) or round(costs[codec].stored * kv_bytes)
+            decode_s += costs[codec].seconds(kv_bytes, 1)
+        return replace(size, coded_bytes=stored, decode_s=decode_s)
 
 
 def _stored_bytes(model: Model, store: Store, part: Part) -> int | None:
     """Bytes that a part's KV takes in its object; None if it is still to be compiled."""
     with suppress(ObjectError):
-        return stored_bytes(part.path or store.path(part.key(model)))
+        return stored_bytes(part.path(model, store))
     return None
 
 
 def coded_size(size: PromptSize, cost: Decoding) -> PromptSize:
-    """A prompt whose objects are all kept in one codec, of which none has to be there."""
+    """The size of a prompt whose objects have one codec; none of them needs to exist."""
     return replace(
         size, coded_bytes=round(cost.stored * size.num_bytes), decode_s=cost.seconds(size.num_bytes, size.objects)
     )
@@ -436,23 +438,18 @@ def with_ratio(policy: Policy, ratio: float) -> Policy:
 
 
 def auto_ratio(
-    model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, *, head: str = "",
-    sinks: int | None = None, chunk_tokens: int | None = None, codec: str = CODEC,
-    on_measure: OnMeasure | None = None,
+    model: Model, store: Store, spec: Spec, *, on_measure: OnMeasure | None = None
 ) -> RatioChoice:  # fmt: skip
     """The ratio for a prompt whose objects are read from where the store lives (CacheBlend §5.1).
 
     Args:
-        policy: with any ratio; by the layers that it checks.
+        spec: its policy with any ratio; what counts are the layers that it checks.
         on_measure: called before something is measured, which happens once per machine, model and place.
 
     Raises:
         PicError: an unusable document, or a store whose directory cannot be measured.
     """
-    size = measure_size(
-        model, store, documents, tail, policy, head=head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec,
-        on_measure=on_measure,
-    )  # fmt: skip
-    estimator = make_estimator(model, policy, compute_profile(model, on_measure=on_measure))
+    size = measure_size(model, store, spec, on_measure=on_measure)
+    estimator = make_estimator(model, spec.policy, compute_profile(model, on_measure=on_measure))
     speed = load_profile(model, STORE_TIER, store.root, on_measure=on_measure).cold
     return choose_ratio(estimator, size, speed)

@@ -1,1 +1,38 @@
-"""Engines: what answers a request. `torch` is ours."""
+"""Engines: what answers a request. One contract (`base.py`); `torch` is ours, `vllm` links inside vLLM.
+
+Another package adds an engine by an entry point of the group `pictool.engines` that names a subclass of `Engine`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, cast
+
+from pictool.errors import InputError
+
+if TYPE_CHECKING:
+    from pictool.engines.base import Engine
+
+DEFAULT = "torch"
+_GROUP = "pictool.engines"
+_BUILTIN = {"torch": "pictool.engines.torch:TorchEngine", "vllm": "pictool.engines.vllm.offline:VllmEngine"}
+
+
+def engine_names() -> list[str]:
+    """The engines that `engine_class` knows."""
+    return sorted({*_BUILTIN, *(entry.name for entry in entry_points(group=_GROUP))})
+
+
+def engine_class(name: str) -> type[Engine]:
+    """An engine by its name; only its own module is imported.
+
+    Raises:
+        InputError: no engine of this name.
+    """
+    if name in _BUILTIN:
+        module, _, attribute = _BUILTIN[name].partition(":")
+        return cast("type[Engine]", getattr(importlib.import_module(module), attribute))
+    for entry in entry_points(group=_GROUP, name=name):
+        return cast("type[Engine]", entry.load())
+    raise InputError(f"engine {name!r}: must be {' or '.join(engine_names())}")

@@ -11,9 +11,8 @@ from pictool.errors import InputError
 from pictool.eval.methods import METHODS, Method
 from pictool.linker.fields import make
 from pictool.linker.grid import parse_repeatable
-from pictool.linker.policies import policies
+from pictool.linker.policies import BASELINE, make_policy, policies
 from pictool.linker.policies.base import Policy
-from pictool.linker.policies.full import Full
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -32,11 +31,11 @@ class Contender:
 
     @property
     def is_full(self) -> bool:
-        return isinstance(self.algo, Full)
+        return self == FULL
 
     def other_model(self, model: Model) -> str | None:
-        """Fingerprint of the model that the user names in a policy's field `spec_model`, beside the one asked."""
-        name = self.algo.params.get("spec_model")
+        """Fingerprint of the model that the user names in a policy's field, beside the one asked."""
+        name = self.algo.second_model if isinstance(self.algo, Policy) else ""
         if not name:
             return None
         from pictool.runtime.model import load_model
@@ -44,7 +43,7 @@ class Contender:
         return load_model(name, model.device, model.dtype).fingerprint
 
 
-FULL = Contender("full", Full())
+FULL = Contender(BASELINE, make_policy(BASELINE))
 
 
 def parse_contenders(specs: Sequence[str]) -> list[Contender]:

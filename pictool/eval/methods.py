@@ -12,7 +12,7 @@ from pictool.errors import InputError
 from pictool.eval.reply import Ask, Reply, Times
 
 if TYPE_CHECKING:
-    from pictool.engines.torch import Request
+    from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
 
 
@@ -28,8 +28,8 @@ class Method(ABC):
         return asdict(self)
 
     @abstractmethod
-    def answer(self, model: Model, ask: Ask, request: Request) -> Reply:
-        """Answer a request whose documents are chunks and whose policy is `full`; `ask` calls the model."""
+    def answer(self, model: Model, ask: Ask, spec: Spec) -> Reply:
+        """Answer a spec whose documents are chunks and whose policy is `full`; `ask` calls the model."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,21 @@ class MapReduce(Method):
         if self.summary_tokens < 1:
             raise InputError(f"mapreduce: summary_tokens={self.summary_tokens} must be 1 or more")
 
-    def answer(self, model: Model, ask: Ask, request: Request) -> Reply:
-        summaries = [Reply.of(ask(self._map(request, document))) for document in request.documents]
+    def answer(self, model: Model, ask: Ask, spec: Spec) -> Reply:
+        summaries = [Reply.of(ask(self._map(spec, document))) for document in spec.documents]
         text = self.separator.join(one.text for one in summaries if one.text)
         context = Chunk(text, model.encode(text), "the summaries")
-        last = Reply.of(ask(replace(request, documents=[context] if context.tokens else [])))
+        last = Reply.of(ask(replace(spec, documents=[context] if context.tokens else [])))
         total = _sum([*summaries, last])
         ttft_s = total.times.ttft_s + total.times.decode_s - last.times.decode_s
         times = replace(total.times, ttft_s=ttft_s, decode_s=last.times.decode_s)
         return replace(last, logits=None, rows=total.rows, bytes_read=total.bytes_read, times=times)
 
-    def _map(self, request: Request, document: Any) -> Request:
+    def _map(self, spec: Spec, document: Any) -> Spec:
         head, _, query = self.prompt.partition("{text}")
         return replace(
-            request, documents=[document], head=head, query=query, query_template="{query}",
-            max_new_tokens=self.summary_tokens, sampling=replace(request.sampling, stop=()),
+            spec, documents=[document], head=head, query=query, query_template="{query}",
+            max_new_tokens=self.summary_tokens, sampling=replace(spec.sampling, stop=()),
         )  # fmt: skip
 
 
@@ -97,11 +97,11 @@ class MapRerank(Method):
         if self.prompt and "{query}" not in self.prompt.partition("{text}")[2]:
             raise InputError(f"maprerank: prompt={self.prompt!r} must contain {{text}}, and {{query}} behind it")
 
-    def answer(self, model: Model, ask: Ask, request: Request) -> Reply:
+    def answer(self, model: Model, ask: Ask, spec: Spec) -> Reply:
         if self.prompt:
             head, _, template = self.prompt.partition("{text}")
-            request = replace(request, head=head, query_template=template)
-        prompts = [replace(request, documents=[one]) for one in request.documents] or [request]
+            spec = replace(spec, head=head, query_template=template)
+        prompts = [replace(spec, documents=[one]) for one in spec.documents] or [spec]
         replies = [Reply.of(ask(one)) for one in prompts]
         best, total = max(replies, key=lambda one: one.confidence), _sum(replies)
         times = replace(total.times, ttft_s=total.times.ttft_s + total.times.decode_s, decode_s=0.0)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pictool.engines.torch import Answer, Request
+    from pictool.engines.base import Answer
+    from pictool.linker.spec import Spec
 
-Ask = Callable[["Request"], "Answer"]
+Ask = Callable[["Spec"], "Answer"]
 
 
 @dataclass(frozen=True)

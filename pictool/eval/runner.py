@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import CODEC, Compiled, compile, head_codec
+from pictool.compiler.compile import CODEC, Compiled, compile_chunks, head_codec
 from pictool.compiler.fixups import PROBES
-from pictool.core import Chunk
+from pictool.core import Chunk, CompileOptions
 from pictool.errors import ModelError
 from pictool.eval.contenders import FULL, Contender
 from pictool.eval.methods import Method
@@ -19,12 +19,14 @@ from pictool.eval.metrics import METRICS
 from pictool.eval.reply import Reply
 from pictool.eval.row import Row
 from pictool.eval.units import Question, Unit, naming
+from pictool.linker.policies import object_kinds
 from pictool.linker.policies.base import Policy
 from pictool.runtime.memory import PeakMemory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
-    from pictool.engines.torch import Answer, Request
+    from pictool.engines.base import Answer
+    from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
 
 WARM_UP = "Once upon a time.\n"
@@ -70,13 +72,13 @@ class Runner:
         cold = {FULL.label, *labels} - self._warm
         if not cold:
             return
-        from pictool.engines.torch import Request
+        from pictool.linker.spec import Spec
         from pictool.runtime.template import make_frame
 
         chunks = [make_chunk(self._model, WARM_UP, "warm-up")]
         self._compile(chunks, {make_frame(self._model, WARM_UP).head}, cold)
         for policy in self._policies(cold):
-            self._ask(Request(WARM_UP, chunks, policy, max_new_tokens=2, codec=self._codec))
+            self._ask(Spec(WARM_UP, chunks, policy, max_new_tokens=2, codec=self._codec))
         self._warm |= cold
 
     def _policies(self, labels: set[str]) -> list[Policy]:
@@ -85,16 +87,13 @@ class Runner:
 
     def _compile(self, chunks: Sequence[Chunk], heads: set[str], labels: set[str]) -> None:
         """What the policies reuse and the store lacks, each in a forward of its own."""
-        kinds = {(one.sinks, PROBES if one.uses_tables else 0) for one in self._policies(labels - {FULL.label})}
-        if not kinds:
-            return
-        for sinks, probes in sorted(kinds, reverse=True):  # an object with a table serves those who need none
-            compile(
-                self._model, self._store, chunks, sinks=sinks, codec=self._codec, probes=probes, alone=True
-            )  # fmt: skip
-        encoded = (Chunk(head, self._model.encode(head), "head") for head in sorted(heads))
-        heads_codec = head_codec(self._codec)
-        compile(self._model, self._store, [head for head in encoded if head.tokens], codec=heads_codec, alone=True)
+        kinds = object_kinds(self._policies(labels), self._codec, PROBES)
+        for kind in kinds:
+            compile_chunks(self._model, self._store, chunks, kind, alone=True)
+        if kinds:
+            encoded = (Chunk(head, self._model.encode(head), "head") for head in sorted(heads))
+            options = CompileOptions(codec=head_codec(self._codec))
+            compile_chunks(self._model, self._store, [head for head in encoded if head.tokens], options, alone=True)
 
     def _rows(self, task: Task, question: Question) -> Iterator[Row]:
         wanted = task.wanted.get(question.case.id, ())
@@ -109,18 +108,18 @@ class Runner:
     def _reply(self, unit: Unit, question: Question, contender: Contender) -> tuple[Reply, int | None]:
         """The reply, and how far memory rose."""
         policy = contender.algo if isinstance(contender.algo, Policy) else FULL.algo
-        request = make_request(unit, question, policy, self._codec)
+        spec = make_spec(unit, question, policy, self._codec)
         with naming(f"case {question.case.id}, {contender.label}"), PeakMemory(self._model.device) as peak:
             if isinstance(contender.algo, Method):
-                reply = contender.algo.answer(self._model, self._ask, request)
+                reply = contender.algo.answer(self._model, self._ask, spec)
             else:
-                reply = Reply.of(self._ask(request))
+                reply = Reply.of(self._ask(spec))
         return reply, peak.bytes
 
-    def _ask(self, request: Request) -> Answer:
-        from pictool.engines.torch import answer
+    def _ask(self, spec: Spec) -> Answer:
+        from pictool.engines.torch import TorchEngine
 
-        given = answer(self._model, self._store, request, on_compile=_never)
+        given = TorchEngine(self._model, self._store).answer(spec, on_compile=_never)
         if given.logits.isnan().any():
             raise ModelError(
                 f"{self._model.name} computes what is no number in {self._model.dtype}; use another --dtype"
@@ -128,11 +127,11 @@ class Runner:
         return given
 
 
-def make_request(unit: Unit, question: Question, policy: Any, codec: str) -> Request:
-    from pictool.engines.torch import Request
-    from pictool.runtime.decode import Sampling
+def make_spec(unit: Unit, question: Question, policy: Any, codec: str) -> Spec:
+    from pictool.core import Sampling
+    from pictool.linker.spec import Spec
 
-    return Request(
+    return Spec(
         question.case.query, unit.chunks, policy, question.head, question.query_template, question.max_new_tokens,
         Sampling(stop=question.case.stop), codec=codec,
     )  # fmt: skip
@@ -142,7 +141,7 @@ def make_row(
     question: Question, contender: Contender, other_model: str | None, reply: Reply, full: Reply,
     peak_bytes: int | None,
 ) -> Row:  # fmt: skip
-    from pictool.engines.torch import first_token_kl
+    from pictool.engines.base import first_token_kl
 
     case, logits = question.case, reply.logits
     assert full.logits is not None

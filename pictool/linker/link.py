@@ -1,24 +1,23 @@
-"""`link()`: resolve objects → lay out → select → for each layer: load, relocate, compute rows, narrow → logits."""
+"""`link()`: resolve → lay out → select → open → for each layer: load, relocate, compute rows, narrow → logits."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from pictool.compiler.compile import CODEC, Compiled, head_codec
-from pictool.compiler.fixups import PROBES
 from pictool.core import Chunk, Layout, RowMask
-from pictool.errors import InputError, ObjectError, RemoteError
-from pictool.linker.chain import PromptChain
+from pictool.errors import InputError, ObjectError
+from pictool.linker.context import Context, context_of
 from pictool.linker.fusor import Fusor
-from pictool.linker.loader import Loader, Placed
-from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Table
-from pictool.linker.resolve import Document, Part, open_objects, resolve_documents
+from pictool.linker.loader import Loader
+from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stage, no_stage
+from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents
+from pictool.linker.spec import Spec
 from pictool.runtime.image import Image
 from pictool.store.store import Store
 
@@ -66,113 +65,80 @@ class Linked:
 
 
 def link(
-    model: Model,
-    store: Store,
-    documents: Sequence[Document],
-    tail: str,
-    policy: Policy,
-    *,
-    head: str = "",
-    sinks: int | None = None,
-    chunk_tokens: int | None = None,
-    codec: str = CODEC,
-    on_compile: Callable[[Compiled], None] | None = None,
+    model: Model, store: Store, spec: Spec, *, on_compile: OnCompile | None = None, stage: Stage = no_stage
 ) -> Linked:
-    """Link documents into a prompt: head + documents + tail, each tokenized on its own (DESIGN §2 rule 1).
+    """Link documents into a prompt: head + documents + tail, each tokenized on its own (docs/design.md §2, rule 1).
 
     What a remote does not give whole is compiled here instead, with a warning (`Store.on_warning`); the time that was
     lost on it counts as load.
 
     Args:
-        documents: chunks, text files, object files or keys, in prompt order. Texts are compiled first if need be.
-        tail: text behind the documents; always computed in full.
-        head: text before the documents; compiled like a chunk, at position 0.
-        sinks: dummy tokens of objects compiled from texts here (default: what the policy wants).
-        codec: how the KV of texts is kept. The head's is always kept without loss: it is exact under every policy.
         on_compile: called for each object that had to be compiled.
+        stage: `stage(name)` is entered around each part of the work that can be timed on its own: ``scoring`` (a second
+            model reads the prompt), ``layer`` (once for each), in it ``check`` (compare and narrow), and ``logits``.
 
     Raises:
         PicError: an unusable document or object, or a prompt that is too long for the model.
     """
     _ = model.stack, model.target, model.eos_ids  # loaded before the clock starts
-    policy.prepare(model)
-    run = partial(_link, model, store, documents, tail, policy, head, sinks, chunk_tokens, codec, on_compile)
+    spec.policy.prepare(model)
     clock = _Clock()
+    context = context_of(store, spec.policy, on_compile)
     while True:
         try:
-            return run(clock)
-        except RemoteError as error:  # of an object that was to be read while it came
-            store.refuse(error)
+            return _link(model, store, spec, context, clock, stage)
+        except ObjectError as error:  # something turned out damaged, or lost, while it was read
+            if not context.recover(error):
+                raise
             clock.load_s += clock.lap()
 
 
-def _link(
-    model: Model, store: Store, documents: Sequence[Document], tail: str, policy: Policy, head: str, sinks: int | None,
-    chunk_tokens: int | None, codec: str, on_compile: Callable[[Compiled], None] | None, clock: _Clock,
-) -> Linked:  # fmt: skip
-    sinks = policy.sinks if sinks is None else sinks
-    probes = PROBES if policy.uses_tables else 0
-    parts = resolve_documents(model, store, documents, sinks, chunk_tokens, codec, probes)
-    prompt_head = Part(Chunk(head, model.encode(head), "head"), None, 0, head_codec(codec))
-    layout = lay_out(model, prompt_head.chunk, [part.chunk for part in parts], model.encode(tail))
-    prompt = Prompt(model, layout, (head, *(part.chunk.text for part in parts), tail))
-    if policy.chain_block:
-        return _link_chain(store, prompt, tuple(parts), policy, clock)
-    selection = None if policy.is_slow or policy.uses_tables else policy.select(prompt)
-    clock.select_s += clock.lap()
-    reused = _reused(policy, prompt, [prompt_head, *parts], selection)
-    files, compile_s = open_objects(model, store, [part for part, _ in reused], on_compile)
-    clock.load_s += clock.lap() - compile_s
-    clock.compile_s += compile_s
-    placed = [Placed(file, start) for file, (_, start) in zip(files, reused, strict=True)]
-    return _fuse(store, Image(model.stack, layout), placed, prompt, tuple(parts), policy, selection, clock)
+def _link(model: Model, store: Store, spec: Spec, context: Context, clock: _Clock, stage: Stage) -> Linked:
+    policy = spec.policy
+    with ExitStack() as opened:
+        # Resolve: every document is parts with tokens; objects that documents name are open from here on.
+        frame = spec.frame(model)
+        parts = resolve_documents(model, store, spec, opened)
+        head = head_part(model, spec, frame.head)
 
+        # Lay out: where everything is in the prompt.
+        layout = lay_out(model, head.chunk, [part.chunk for part in parts], model.encode(frame.tail))
+        prompt = Prompt(model, layout, (frame.head, *(part.chunk.text for part in parts), frame.tail), stage=stage)
 
-def _link_chain(store: Store, prompt: Prompt, parts: tuple[Part, ...], policy: Policy, clock: _Clock) -> Linked:
-    """Link behind the stored beginning of the prompt, in place of objects; what was computed is then stored."""
-    chain = PromptChain(prompt.model, store, prompt.layout, policy.chain_block)
-    clock.select_s += clock.lap()
-    while True:
-        placed = chain.open()
-        image = Image(prompt.model.stack, prompt.layout)
-        image.keep_keys()
-        cached = replace(prompt, cached=len(placed) * policy.chain_block)
-        try:
-            linked = _fuse(store, image, placed, cached, parts, policy, None, clock)
-        except ObjectError:
-            if not chain.skip_damaged():
-                raise
-        else:
-            chain.keep(image, linked.rows[0])
-            return linked
-
-
-def _fuse(
-    store: Store, image: Image, placed: Sequence[Placed], prompt: Prompt, parts: tuple[Part, ...], policy: Policy,
-    selection: Selection | None, clock: _Clock,
-) -> Linked:  # fmt: skip
-    """Layer by layer: load, relocate, compute rows, narrow; then the logits."""
-    stack = image.stack
-    first = _first_layer(policy, stack.num_layers, selection)
-    with Loader(image, placed, first, overlaps=policy.is_slow, memory=store.memory) as loader:
-        clock.load_s += clock.lap()
-        prompt = replace(prompt, tables=_tables(placed, prompt.layout) if policy.uses_tables else ())
-        fusor = Fusor(image, prompt, policy, selection or policy.select(prompt))
+        # Select: the rows, so that only objects of which something is reused are opened. A policy that reads from
+        # objects, or is slow, selects below, once the first layers are on their way.
+        selection = None if policy.needs.selects_late else policy.select(prompt)
         clock.select_s += clock.lap()
-        for layer in range(stack.num_layers):
-            clock.load_s += loader.synchronize(layer)
-            fusor.prefill_layer(layer)
-        fusor.finish()
-        if stack.device.type == "cuda":
-            torch.cuda.synchronize(stack.device)
-        timing = clock.timing(loader.busy_s)
-    return Linked(image, policy, parts, prompt.texts, fusor.rows, fusor.scores, timing, loader.bytes_read)
 
+        # Open: what there is to reuse, each object where it is in the prompt.
+        reused = context.open(prompt, [head, *parts], policy, selection, opened)
+        clock.exclude(reused.compile_s)
+        image = Image(model.stack, layout)
+        context.prepare(image)
+        first = _first_layer(policy, model.stack.num_layers, selection)
+        with Loader(image, reused.placed, first, overlaps=policy.needs.runs_model, memory=store.memory) as loader:
+            clock.load_s += clock.lap()
+            fusor = Fusor(image, reused.prompt, policy, selection or policy.select(reused.prompt))
+            clock.select_s += clock.lap()
 
-def _tables(placed: Sequence[Placed], layout: Layout) -> tuple[Table | None, ...]:
-    """The table of every chunk's object, in prompt order."""
-    at = {one.start: one.file for one in placed}
-    return tuple(at[start].fixups() for start, end in layout.chunks if start < end)
+            # Each layer: load and relocate what is reused, compute the rows, narrow them. All fresh K and V of a layer
+            # are in place before any row attends.
+            for layer in range(model.stack.num_layers):
+                clock.load_s += loader.synchronize(layer)
+                with stage("layer"):
+                    fusor.prefill_layer(layer)
+
+            # Logits of the last row.
+            with stage("logits"):
+                fusor.finish()
+            if model.stack.device.type == "cuda":
+                torch.cuda.synchronize(model.stack.device)
+            timing = clock.timing(loader.busy_s)
+        context.keep(image, fusor.rows)
+        return Linked(
+            image, policy, tuple(replace(part, file=None) for part in parts), prompt.texts, fusor.rows, fusor.scores,
+            timing, loader.bytes_read,
+        )  # fmt: skip
 
 
 class _Clock:
@@ -180,40 +146,32 @@ class _Clock:
 
     def __init__(self) -> None:
         self._started = self._last = time.perf_counter()
-        self.load_s = self.select_s = self.compile_s = 0.0
+        self.load_s = self.select_s = self._excluded_s = 0.0
 
     def lap(self) -> float:
         """Seconds since the last lap."""
         last, self._last = self._last, time.perf_counter()
         return self._last - last
 
+    def exclude(self, seconds: float) -> None:
+        """Leave out seconds of the lap that has begun: compiling is no part of a link."""
+        self._last += seconds
+        self._excluded_s += seconds
+
     def timing(self, fetch_s: float) -> Timing:
-        """What it comes to, now that the first token's logits are there; compiling does not count."""
-        ttft_s = time.perf_counter() - self._started - self.compile_s
+        """The parts, now that the first token's logits are there."""
+        ttft_s = time.perf_counter() - self._started - self._excluded_s
         return Timing(self.load_s, self.select_s, ttft_s - self.select_s - self.load_s, ttft_s, fetch_s)
 
 
-def _reused(
-    policy: Policy, prompt: Prompt, parts: Sequence[Part], selection: Selection | None
-) -> list[tuple[Part, int]]:
-    """The parts of which something is, or may be, reused or compared; and where each starts."""
-    spans = zip(parts, [prompt.layout.head, *prompt.layout.chunks], strict=True)
-    may_be_any = selection is None or bool(policy.check_layers(prompt.model.stack.num_layers))
-    return [
-        (part, start)
-        for part, (start, end) in spans
-        if start < end and (may_be_any or (selection is not None and not selection.rows[start:end].all()))
-    ]
-
-
 def _first_layer(policy: Policy, num_layers: int, selection: Selection | None) -> int:
-    """The first layer at which anything cached is used: the first checked one, if all rows are computed till there."""
+    """The first layer at which anything cached is used: the first checked one, if all rows are computed until then."""
     checked = policy.check_layers(num_layers)
     return checked[0] if checked and selection is not None and selection.rows.all() else 0
 
 
 def lay_out(model: Model, head: Chunk, chunks: Sequence[Chunk], tail: Sequence[int]) -> Layout:
-    """Where everything stands.
+    """Where everything is in a prompt.
 
     Raises:
         InputError: the prompt has no tail, or is longer than the model's positions.

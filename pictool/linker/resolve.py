@@ -1,4 +1,4 @@
-"""What a prompt is made of: documents given as files, objects, keys or texts become chunks."""
+"""What a prompt is made of: documents given as files, objects, keys or chunks become parts; and each part's object."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunks, read_text
-from pictool.compiler.compile import CODEC, Compiled, compile, object_key
-from pictool.core import Chunk
+from pictool.compiler.compile import Compiled, compile_chunks, object_key
+from pictool.core import Chunk, CompileOptions
 from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError
+from pictool.linker.spec import Spec
 from pictool.store.bundles import is_object_list, read_object_list
 from pictool.store.entries import is_key
 from pictool.store.format import ObjectFile
@@ -21,60 +22,61 @@ from pictool.store.store import Store
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-Document = str | Path | Chunk
+OnCompile = Callable[[Compiled], None]
 _ATTEMPTS = 8  # to open what was just compiled, while others evict
 
 
 @dataclass(frozen=True)
 class Part:
-    """A chunk of the prompt. `path` is the object it was given as, or None for a text that is compiled if needed.
+    """A chunk of the prompt, and what its object is, or would be, compiled with.
 
-    `sinks` is the number of dummy tokens it is, or would be, compiled with; `codec` how its KV is, or would be, kept.
-    A text with `probes` needs an object with a table of fixups; it is compiled with so many if there is none.
+    `file` is the object that the document was given as, open since it was read to see what it is; None for a text,
+    whose object is opened, and compiled if need be, by `open_objects`.
     """
 
     chunk: Chunk
-    path: Path | None
-    sinks: int
-    codec: str = CODEC
-    probes: int = 0
+    options: CompileOptions
+    file: ObjectFile | None = None
 
     def key(self, model: Model) -> str:
-        return object_key(model, self.chunk, self.sinks, self.codec)
+        return object_key(model, self.chunk, self.options)
+
+    def path(self, model: Model, store: Store) -> Path:
+        """Where its object is, or would be."""
+        return store.path(self.key(model)) if self.file is None else self.file.path
 
     def is_served_by(self, file: ObjectFile) -> bool:
         """Whether an object of this key has all that is needed of it."""
-        return not self.probes or file.meta.fixups is not None
+        return not self.options.probes or file.meta.fixups is not None
 
 
-def resolve_documents(
-    model: Model,
-    store: Store,
-    documents: Sequence[Document],
-    sinks: int = 0,
-    chunk_tokens: int | None = None,
-    codec: str = CODEC,
-    probes: int = 0,
-) -> list[Part]:
+def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack) -> list[Part]:
     """Find out what each document is: a chunk, an object file (`.kvo`), a text file, or a key (as in git, abbreviated).
+
+    Args:
+        opened: closes the objects that are opened here.
 
     Raises:
         PicError: names the document, and what is wrong with it.
     """
     parts: list[Part] = []
-    store.expect(str(one) for one in documents if is_key(str(one)))
-    for document in documents:
+    store.expect(str(document) for document in spec.documents if is_key(str(document)))
+    for document in spec.documents:
         if isinstance(document, Chunk):
-            parts.append(Part(document, None, sinks, codec, probes))
+            parts.append(Part(document, spec.objects))
         elif Path(document).suffix == ".kvo":
-            parts.extend(_object_parts(model, Path(document)))
+            parts.extend(_object_parts(model, Path(document), opened))
         elif Path(document).exists():
-            text = read_text(Path(document))
-            chunks = make_chunks(model, text, str(document), chunk_tokens)
-            parts.extend(Part(chunk, None, sinks, codec, probes) for chunk in chunks)
+            chunks = make_chunks(model, read_text(Path(document)), str(document), spec.chunk_tokens)
+            parts.extend(Part(chunk, spec.objects) for chunk in chunks)
         else:
-            parts.extend(_object_parts(model, store.path(_key(store, str(document)))))
+            parts.extend(_object_parts(model, store.path(_key(store, str(document))), opened))
     return parts
+
+
+def head_part(model: Model, spec: Spec, head: str) -> Part:
+    """The part of a prompt's head, perhaps without tokens."""
+    return Part(Chunk(head, model.encode(head), "head"), spec.head_object)
 
 
 def _key(store: Store, name: str) -> str:
@@ -86,58 +88,60 @@ def _key(store: Store, name: str) -> str:
         raise InputError(f"{name}: no such file") from error
 
 
-def _object_parts(model: Model, path: Path) -> list[Part]:
+def _object_parts(model: Model, path: Path, opened: ExitStack) -> list[Part]:
     if is_object_list(path):
-        return [part for member in read_object_list(path) for part in _object_parts(model, member)]
-    with ObjectFile(path) as file:
-        file.meta.require(model.target, str(path))
-        tokens = tuple(int(token) for token in file.tokens())
-        if file.meta.parent is not None:
-            raise InputError(f"{path}: is a block of a prefix chain, of use only behind its own; name a document")
-        if file.meta.key != model.key(tokens, file.meta.sinks, file.meta.codec):
-            raise ForeignObjectError(
-                f"{path}: its key {file.meta.key[:12]} is not that of its tokens and this salt; compile it again, or "
-                "link with the --salt that it was compiled with"
-            )
-        return [Part(Chunk(file.text(), tokens, str(path)), path, file.meta.sinks, file.meta.codec)]
+        return [part for member in read_object_list(path) for part in _object_parts(model, member, opened)]
+    file = opened.enter_context(ObjectFile(path))
+    meta = file.meta
+    meta.require(model.target, str(path))
+    tokens = tuple(int(token) for token in file.tokens())
+    if meta.parent is not None:
+        raise InputError(f"{path}: is a block of a prefix chain, of use only after its own; name a document")
+    if meta.key != model.key(tokens, meta.sinks, meta.codec):
+        raise ForeignObjectError(
+            f"{path}: its key {meta.key[:12]} is not that of its tokens and this salt; compile it again, or "
+            "link with the --salt that it was compiled with"
+        )
+    return [Part(Chunk(file.text(), tokens, str(path)), CompileOptions(meta.sinks, meta.codec), file)]
 
 
 def open_objects(
-    model: Model, store: Store, parts: Sequence[Part], on_compile: Callable[[Compiled], None] | None = None
+    model: Model, store: Store, parts: Sequence[Part], opened: ExitStack, on_compile: OnCompile | None = None
 ) -> tuple[list[ObjectFile], float]:
-    """Open the object of every part; texts that are not compiled yet are compiled first (and reported).
+    """The open object of every part; texts that are not compiled yet are compiled first (and reported).
+
+    Args:
+        opened: closes the objects.
 
     Returns:
-        the open objects, to be closed by the caller, and the seconds that compiling took.
+        the objects, and the seconds that compiling took.
 
     Raises:
         PicError: an object of another model, or one that is not what its part was made of.
     """
-    store.expect(part.key(model) for part in parts if part.path is None)
-    with ExitStack() as opened:
-        found = {i: opened.enter_context(file) for i, part in enumerate(parts) if (file := _open(model, store, part))}
-        started = time.perf_counter()
-        for _ in range(_ATTEMPTS):
-            missing = {i: part for i, part in enumerate(parts) if i not in found}
-            if not missing:
-                break
-            found |= _compile_missing(model, store, missing, on_compile, opened)
-        else:
-            raise StoreError(f"{store.root}: objects are evicted before they can be linked; allow the store more")
-        compile_s = time.perf_counter() - started
-        for i, part in enumerate(parts):
-            _require_same(model, found[i], part.chunk)
-        opened.pop_all()
-    return [found[i] for i in range(len(parts))], compile_s
+    store.expect(part.key(model) for part in parts if part.file is None)
+    objects = {i: file for i, part in enumerate(parts) if (file := _open(model, store, part, opened))}
+    started = time.perf_counter()
+    for _ in range(_ATTEMPTS):
+        missing = {i: part for i, part in enumerate(parts) if i not in objects}
+        if not missing:
+            break
+        objects |= _compile_missing(model, store, missing, on_compile, opened)
+    else:
+        raise StoreError(f"{store.root}: objects are evicted before they can be linked; allow the store more")
+    compile_s = time.perf_counter() - started
+    for i, part in enumerate(parts):
+        if part.file is None:
+            _require_same(model, objects[i], part.chunk)
+    return [objects[i] for i in range(len(parts))], compile_s
 
 
-def _open(model: Model, store: Store, part: Part) -> ObjectFile | None:
+def _open(model: Model, store: Store, part: Part, opened: ExitStack) -> ObjectFile | None:
     """The object of a part; None if it is to be compiled (not in the store, its header damaged, or without a table)."""
-    if part.path is not None:
-        file = ObjectFile(part.path)
-        if part.path == store.path(file.meta.key):
-            store.mark_used(file)
-        return file
+    if part.file is not None:
+        if part.file.path == store.path(part.file.meta.key):
+            store.mark_used(part.file)
+        return part.file
     try:
         file = store.open(part.key(model))
     except RemoteError as error:
@@ -146,7 +150,7 @@ def _open(model: Model, store: Store, part: Part) -> ObjectFile | None:
     except (StoreError, ObjectError):
         return None
     if part.is_served_by(file):
-        return file
+        return opened.enter_context(file)
     file.close()
     return None
 
@@ -158,29 +162,25 @@ def _require_same(model: Model, file: ObjectFile, chunk: Chunk) -> None:
 
 
 def _compile_missing(
-    model: Model,
-    store: Store,
-    missing: Mapping[int, Part],
-    on_compile: Callable[[Compiled], None] | None,
-    opened: ExitStack,
+    model: Model, store: Store, missing: Mapping[int, Part], on_compile: OnCompile | None, opened: ExitStack
 ) -> dict[int, ObjectFile]:
     """Compile what is missing, and open each object as soon as it is there; but for what was evicted even before."""
-    found: dict[int, ObjectFile] = {}
+    objects: dict[int, ObjectFile] = {}
 
-    def take(done: Compiled) -> None:
+    def open_compiled(done: Compiled) -> None:
         if done.is_new and on_compile:
             on_compile(done)
         for i, part in missing.items():
-            if i not in found and part.key(model) == done.key:
+            if i not in objects and part.key(model) == done.key:
                 with suppress(StoreError):
                     file = store.look(done.key)
                     if part.is_served_by(file):
-                        found[i] = opened.enter_context(file)
+                        objects[i] = opened.enter_context(file)
                     else:
                         file.close()
 
-    kinds = {(part.sinks, part.codec, part.probes) for part in missing.values()}
-    for sinks, codec, probes in sorted(kinds, reverse=True):  # an object with a table serves those who need none
-        chunks = [p.chunk for p in missing.values() if (p.sinks, p.codec, p.probes) == (sinks, codec, probes)]
-        compile(model, store, chunks, sinks=sinks, codec=codec, probes=probes, on_done=take)
-    return found
+    kinds = sorted({part.options for part in missing.values()}, reverse=True)
+    for options in kinds:  # those with tables first: they serve those who need none
+        chunks = [part.chunk for part in missing.values() if part.options == options]
+        compile_chunks(model, store, chunks, options, on_done=open_compiled)
+    return objects

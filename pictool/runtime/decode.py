@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
+from pictool.core import Sampling as Sampling
 from pictool.errors import InputError
 from pictool.runtime.image import Image
 from pictool.runtime.support import rope_switch
@@ -18,26 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from pictool.runtime.model import Model
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen: temperature 0 is greedy. Stop strings end the answer and are not part of it."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.temperature != 0 and not 1e-3 <= self.temperature <= 1e3:
-            raise InputError(f"temperature {self.temperature}: must be 0 (greedy), or from 0.001 to 1000")
-        if not 0 <= self.seed < 1 << 64:
-            raise InputError(f"seed {self.seed}: must be from 0 to 2^64 - 1")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top-p {self.top_p}: must be above 0 and at most 1")
-        if "" in self.stop:
-            raise InputError("a stop string is empty")
 
 
 @dataclass(frozen=True)

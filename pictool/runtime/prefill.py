@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ChunkKV = list[tuple[Tensor, Tensor]]  # per layer: un-rotated key and value, [kv_heads, tokens, head_dim]
 
-# Tokens of one forward: enough to fill the arithmetic units; more costs a CPU its caches (docs/benchmarks.md).
+# Tokens of one forward: enough to fill the arithmetic units; more costs a CPU its caches (docs/studies/benchmarks.md).
 _BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 _MIN_FILL = 0.8  # of a batch's cells that hold tokens, not padding
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from pictool.core import Message
 from pictool.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -46,18 +48,53 @@ def make_frame(model: Model, query: str, head: str | None = None, query_template
         raise InputError("the query is empty")
     ask = template.replace("{query}", query)
     if model.tokenizer.chat_template:
-        return _chat_frame(model.tokenizer, model.name, head, ask)
+        messages = [*([Message("system", head)] if head else []), Message("user", ask)]
+        return _chat_frame(model.tokenizer, model.name, messages, len(messages) - 1)
     return Frame((model.tokenizer.bos_token or "") + (head or ""), ask)
 
 
-def _chat_frame(tokenizer: PreTrainedTokenizerBase, name: str, system: str | None, ask: str) -> Frame:
+def frame_messages(
+    model: Model, messages: Sequence[Message], head: str | None = None, query_template: str | None = None
+) -> Frame:
+    """The head and tail of a prompt for a chat: the documents come before the text of its last user message.
+
+    Args:
+        head: a system message, for a chat that begins with none.
+        query_template: how that text follows the documents; `{query}` stands for it.
+
+    Raises:
+        InputError: no message of a user, or a model without a chat template.
+        ModelError: a chat template that does not keep the documents in one place.
+    """
+    if not model.tokenizer.chat_template:
+        raise InputError(f"{model.name}: has no chat template, so it takes a query and no messages")
+    last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
+    if last is None or not messages[last].content.strip():
+        raise InputError("messages: none of a user, so there is nothing to answer")
+    template = CHAT_QUERY if query_template is None else query_template
+    if "{query}" not in template:
+        raise InputError(f"query template {template!r}: must contain {{query}}")
+    listed = list(messages)
+    listed[last] = Message("user", template.replace("{query}", messages[last].content))
+    if head and listed[0].role != "system":
+        listed.insert(0, Message("system", head))
+        last += 1
+    return _chat_frame(model.tokenizer, model.name, listed, last)
+
+
+def _chat_frame(
+    tokenizer: PreTrainedTokenizerBase, name: str, messages: Sequence[Message], last: int
+) -> Frame:  # fmt: skip
+    """The chat's text, split before the message at index `last`."""
     from jinja2 import TemplateError
 
-    messages: list[dict[str, Any]] = [{"role": "user", "content": _MARK + ask}]
-    if system:
-        messages.insert(0, {"role": "system", "content": system})
+    ask = messages[last].content
+    chat = [
+        {"role": message.role, "content": _MARK + message.content if i == last else message.content}
+        for i, message in enumerate(messages)
+    ]
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     except TemplateError as error:
         raise ModelError(f"{name}: its chat template refuses these messages ({error}); leave --head out") from error
     head, mark, tail = str(text).partition(_MARK)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from pictool.compiler.compile import Compiled, compile
-from pictool.core import Chunk, RowMask
+from pictool.compiler.compile import Compiled, compile_chunks
+from pictool.core import Chunk, CompileOptions, RowMask
 from pictool.errors import TraceError
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Deviation, Policy, Prompt, Selection
+from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated
 from pictool.runtime.pieces import pieces_of
 from pictool.store.codecs import codecs
@@ -36,7 +37,9 @@ def record_trace(
     """Make the trace of a link and of the tokens generated after it; `logits` are those at the last prompt token."""
     layout = linked.image.layout
     parts = pairwise([*layout.starts, layout.num_tokens])
-    chunks = [TracedChunk(one.chunk.source, one.key(model), one.sinks, one.codec) for one in linked.parts]
+    chunks = [
+        TracedChunk(part.chunk.source, part.key(model), part.options.sinks, part.options.codec) for part in linked.parts
+    ]
     texts = pieces_of(model.tokenizer, generated.tokens)
     top = logits.topk(min(NUM_CANDIDATES, len(logits))).indices.tolist()
     return Trace(
@@ -104,7 +107,7 @@ def _link(
     model: Model, store: Store, trace: Trace, name: str, policy: Replay, on_compile: Callable[[Compiled], None] | None
 ) -> Linked:
     objects = _objects(model, store, trace, name, on_compile)
-    linked = link(model, store, objects, trace.texts[-1], policy, head=trace.texts[0])
+    linked = link(model, store, Spec.raw(objects, trace.texts[-1], policy, trace.texts[0]))
     if not np.array_equal(linked.image.layout.tokens, trace.layout.tokens):
         raise TraceError(f"{name}: its texts are not those of its tokens, so the link cannot be repeated; link again")
     return linked
@@ -114,22 +117,22 @@ def _objects(
     model: Model, store: Store, trace: Trace, name: str, on_compile: Callable[[Compiled], None] | None
 ) -> Sequence[str]:
     """Return the paths of the chunks' objects, in order."""
-    keys = []
-    for one, text, (start, end) in zip(trace.chunks, trace.texts[1:-1], trace.layout.chunks, strict=True):
-        if one.codec not in codecs():
+    paths = []
+    for traced, text, (start, end) in zip(trace.chunks, trace.texts[1:-1], trace.layout.chunks, strict=True):
+        if traced.codec not in codecs():
             raise TraceError(
-                f"{name}: {one.source} was linked with the codec {one.codec}, which this pic does not have"
+                f"{name}: {traced.source} was linked with the codec {traced.codec}, which this pic does not have"
             )
-        chunk = Chunk(text, tuple(trace.layout.tokens[start:end].tolist()), one.source)
-        (done,) = compile(model, store, [chunk], sinks=one.sinks, codec=one.codec)
-        if done.key != one.key:
+        chunk = Chunk(text, tuple(trace.layout.tokens[start:end].tolist()), traced.source)
+        (done,) = compile_chunks(model, store, [chunk], CompileOptions(traced.sinks, traced.codec))
+        if done.key != traced.key:
             raise TraceError(
-                f"{name}: {one.source} was linked from the object {one.key[:12]}, but it is {done.key[:12]}"
+                f"{name}: {traced.source} was linked from the object {traced.key[:12]}, but it is {done.key[:12]}"
             )
         if done.is_new and on_compile:
             on_compile(done)
-        keys.append(str(done.path))
-    return keys
+        paths.append(str(done.path))
+    return paths
 
 
 def _require_same_logits(linked: Linked, trace: Trace, name: str) -> None:

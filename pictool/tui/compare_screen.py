@@ -22,7 +22,7 @@ from pictool.trace.labels import position_label, short, visible
 from pictool.tui.base import SearchInput
 from pictool.tui.services import LoadedTrace
 from pictool.tui.text_screen import TextScreen
-from pictool.tui.token_colors import ColorBy, TokenColors, legend, token_colors
+from pictool.tui.token_colors import ColorBy, legend, token_colors
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.styles import BY_ALL, ELSEWHERE, HERE, token_style
@@ -81,7 +81,6 @@ class CompareScreen(TextScreen):
         self.diffs = tuple(diff_traces(first.trace, other.trace, (first.name, other.name)) for other in others)
         self.shown_layer: int | None = None
         self.mode = MODES[0]
-        self.token_colors: tuple[TokenColors, ...] = ()
 
     def compose(self) -> ComposeResult:
         with Container(id="top"):
@@ -131,17 +130,17 @@ class CompareScreen(TextScreen):
         """Show the tokens of the chosen mode and layer."""
         traces, by = [loaded.trace for loaded in self.loaded], ColorBy(layer=self.shown_layer)
         is_overlap, has_color = self.mode == "overlap", not self.app.no_color
-        self.token_colors = tuple(token_colors(trace, None, by) for trace in traces)
-        num_prompt = traces[0].layout.num_tokens
+        all_colors = [token_colors(trace, None, by) for trace in traces]
         all_marks = overlap_marks(traces, self.shown_layer)
-        for view, colors, marks in zip(self.views, self.token_colors, all_marks, strict=True):
+        num_prompt = traces[0].layout.num_tokens
+        for view, colors, marks in zip(self.views, all_colors, all_marks, strict=True):
             view.set_steps(marks if is_overlap else colors.steps[:num_prompt])
             assert isinstance(view.parent, Vertical)
             view.parent.border_subtitle = overlap_counts(marks) if is_overlap else ""
-        values = np.stack([colors.values[:num_prompt] for colors in self.token_colors])
-        first = self.token_colors[0]
-        self.query_one(HeatMap).show(values, [trace.label for trace in traces], 0.0, first.high)
-        self.query_one("#legend", Static).update(overlap_legend(has_color) if is_overlap else legend(first, has_color))
+        values = np.stack([colors.values[:num_prompt] for colors in all_colors])
+        self.query_one(HeatMap).show(values, [trace.label for trace in traces], 0.0, all_colors[0].high)
+        words = overlap_legend(has_color) if is_overlap else legend(all_colors[0], has_color)
+        self.query_one("#legend", Static).update(words)
         self.show_token()
 
     def show_token(self) -> None:

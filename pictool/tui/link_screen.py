@@ -17,11 +17,11 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Button, Footer, Input, Label, ProgressBar, Select, Static
 
 from pictool.errors import PicError
+from pictool.linker.policies import DEFAULT
 from pictool.trace.labels import visible, visible_lines
 from pictool.tui.base import PicScreen
 from pictool.tui.services import Cancelled, LinkForm, PolicyChoice
 
-_DEFAULT = "legolink"  # shown until the policies are read
 _FIELDS = (
     ("documents", "documents: files, .kvo objects or keys, as in a shell"), ("query", "query"),
     ("params", "fields of the policy: FIELD=VALUE …"),
@@ -62,7 +62,7 @@ class LinkScreen(PicScreen):
             for name, label in _FIELDS:
                 if name == "params":
                     yield Label("policy")
-                    yield Select([(_DEFAULT, _DEFAULT)], value=_DEFAULT, allow_blank=False, id="algo", compact=True)
+                    yield Select([(DEFAULT, DEFAULT)], value=DEFAULT, allow_blank=False, id="algo", compact=True)
                 yield Label(label, markup=False)
                 yield Input(values.get(name, ""), id=name, compact=True)
             with Horizontal(id="buttons"):

@@ -14,15 +14,16 @@ import pytest
 import subjects
 from bench.crowd import POLICIES, WORKLOAD, plan_of, write_dataset
 
+from pictool.api import answer
 from pictool.bench import service
 from pictool.bench.asynchronous import NO_GOOD, NO_SCORES, AsyncResult, Figures, Point, measure_async
 from pictool.bench.traffic import Plan
 from pictool.bench.users import Executed, Question, User, dataset_users
-from pictool.engines.torch import Request, answer
 from pictool.eval.datasets import open_dataset
 from pictool.eval.units import Settings
 from pictool.linker.grid import parse_grid
 from pictool.linker.policies.base import Policy
+from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
 from pictool.store.store import Store
 
@@ -194,7 +195,7 @@ def test_no_goodput_where_full_answers_nothing_right(model: Model, store: Store,
 
 def test_scores_are_those_of_the_engine(model: Model, store: Store, tmp_path: Path) -> None:
     def asked(index: int, policy: Policy, texts: Sequence[Any]) -> str:
-        return answer(model, store, Request(f"What is {index}?", texts, policy, max_new_tokens=4)).text
+        return answer(model, store, Spec(f"What is {index}?", texts, policy, max_new_tokens=4)).text
 
     found, _ = dataset_users(model, open_dataset(str(write_dataset(tmp_path / "d.jsonl", "abc")), {}), Settings())
     naive = parse_grid(["naive"])[0].policy

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from pictool.bench import breakdown
-from pictool.bench.breakdown import Parts, bench_breakdown, link_in_parts, timed
+from pictool.bench.breakdown import Parts, Stopwatch, bench_breakdown, link_in_parts
 from pictool.bench.options import PromptOptions
 from pictool.bench.sample import Prompt, link_prompt
 from pictool.bench.shapes import save_speculative
 from pictool.bench.sync import make_prompt
 from pictool.bench.workload import with_speculative
-from pictool.linker.fusor import Fusor
 from pictool.linker.grid import Labelled, parse_grid
 from pictool.linker.link import Linked
-from pictool.runtime import observe
-from pictool.runtime.image import Image
 from pictool.runtime.model import Model
 
 OPTIONS = PromptOptions(chunks=3, chunk_tokens=40, tail_tokens=8, repeats=2)
@@ -65,19 +64,35 @@ def test_only_checked_layers_check_and_only_speccache_scores(
 
 
 def test_timing_changes_no_result(model: Model, policies: list[Labelled], prompt: Prompt) -> None:
-    for one in policies:
-        with timed(model):
-            inside = link_prompt(model, prompt, one.policy, False).image.logits
-        outside = link_prompt(model, prompt, one.policy, False).image.logits
-        assert inside is not None and outside is not None and torch.equal(inside, outside)
+    for labelled in policies:
+        timed = link_prompt(model, prompt, labelled.policy, False, Stopwatch(model).stage).image.logits
+        plain = link_prompt(model, prompt, labelled.policy, False).image.logits
+        assert timed is not None and plain is not None and torch.equal(timed, plain)
 
 
-def test_timing_leaves_nothing_behind(model: Model) -> None:
-    originals = (Fusor.prefill_layer, Fusor.finish, Image.compute, observe.hidden_norms)
-    with pytest.raises(KeyboardInterrupt), timed(model):
-        assert Fusor.prefill_layer is not originals[0] and observe.hidden_norms is not originals[3]
+def test_every_layer_is_timed_once_and_the_logits(model: Model, policies: list[Labelled], prompt: Prompt) -> None:
+    for labelled in policies:
+        watch, layers = Stopwatch(model), model.geometry.layers
+        link_prompt(model, prompt, labelled.policy, False, watch.stage)
+        counts = {name: len(seconds) for name, seconds in watch.seconds.items()}
+        checks = {"check": len(labelled.policy.check_layers(layers))} if labelled.policy.check_layers(layers) else {}
+        scoring = {"scoring": 1} if labelled.policy.needs.runs_model else {}
+        assert counts == {"layer": layers, "logits": 1, **checks, **scoring}
+
+
+def test_a_link_that_is_interrupted_while_it_is_timed_leaves_nothing_behind(
+    model: Model, policies: list[Labelled], prompt: Prompt
+) -> None:
+    @contextmanager
+    def interrupt(name: str) -> Iterator[None]:
         raise KeyboardInterrupt
-    assert (Fusor.prefill_layer, Fusor.finish, Image.compute, observe.hidden_norms) == originals
+        yield
+
+    before = link_prompt(model, prompt, policies[1].policy, False).image.logits
+    with pytest.raises(KeyboardInterrupt):
+        link_prompt(model, prompt, policies[1].policy, False, interrupt)
+    after = link_prompt(model, prompt, policies[1].policy, False).image.logits
+    assert before is not None and after is not None and torch.equal(before, after)
 
 
 def test_medians_are_part_by_part() -> None:

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from pictool.bench import user_sets
 from pictool.bench.user_sets import Wanted, count_for, dataset_sets, make_sets, random_sets
 from pictool.bench.users import RandomWorkload, User, compile_users, dataset_users, execute, kv_bytes
+from pictool.core import CompileOptions
 from pictool.errors import InputError
 from pictool.eval.datasets import open_dataset
 from pictool.eval.units import Settings
@@ -44,7 +45,7 @@ def test_bytes_of_users_are_those_of_the_layers_of_their_objects(model: Model, f
     shared = replace(four[1], documents=(*four[1].documents, four[0].documents[0]))
     headed = replace(four[2], questions=(replace(four[2].questions[0], head="<s>You are."),))
     some = [four[0], shared, headed]
-    compile_users(model, store, some, [0], alone=False)
+    compile_users(model, store, some, [CompileOptions()], alone=False)
     held = 0
     for key in store.keys():
         with safe_open(store.path(key), "numpy") as file:
@@ -67,12 +68,12 @@ def test_objects_for_every_policy_are_there_before_requests_run(
     model: Model, four: list[User], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     headed = replace(four[0], questions=(replace(four[0].questions[0], head="<s>You are."),))
-    compile_users(model, store, [headed], [4, 0, 0], alone=True)
+    compile_users(model, store, [headed], [CompileOptions(4), CompileOptions()], alone=True)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("compiled within a request")
 
-    monkeypatch.setattr("pictool.linker.resolve.compile", refuse)
+    monkeypatch.setattr("pictool.linker.resolve.compile_chunks", refuse)
     for one in parse_grid(["legolink-2", "legolink-0", "cacheblend-15"]):
         done = execute(model, store, one.policy, headed, headed.questions[0])
         assert 0 < done.ttft_s < done.service_s and done.tokens == 3 and done.score is None

@@ -7,8 +7,9 @@ import tiny
 import torch
 from transformers import LlamaConfig
 
-from pictool.compiler.compile import Compiled, compile, object_key
-from pictool.core import Chunk
+from pictool.api import compile
+from pictool.compiler.compile import Compiled, object_key
+from pictool.core import Chunk, CompileOptions
 from pictool.errors import InputError
 from pictool.runtime.model import Model, load_model, wrap_model
 from pictool.store.store import Store
@@ -95,8 +96,8 @@ def test_the_key_depends_on_what_determines_the_content(model: Model, tmp_path: 
             0,
         ),
     ]
-    assert len({object_key(*one) for one in others}) == len(others)
-    assert object_key(model, Chunk("other text", (5, 6, 7), "elsewhere"), 0) == object_key(model, chunk, 0)
+    assert len({object_key(model, chunk, CompileOptions(sinks)) for model, chunk, sinks in others}) == len(others)
+    assert object_key(model, Chunk("other text", (5, 6, 7), "elsewhere")) == object_key(model, chunk)
 
 
 def test_the_key_does_not_depend_on_the_path(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 import tiny
 from subjects import make_chunks
 
-from pictool.compiler.compile import Compiled, compile
+from pictool.api import compile
+from pictool.compiler.compile import Compiled
 from pictool.errors import InputError
 from pictool.runtime.model import Model, wrap_model
 from pictool.store.format import ObjectFile

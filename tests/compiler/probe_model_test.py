@@ -9,11 +9,11 @@ import pytest
 import tiny
 from subjects import make_chunks
 
+from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import Compiled, compile
+from pictool.compiler.compile import Compiled
 from pictool.core import Chunk
 from pictool.errors import InputError
-from pictool.linker.link import link
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model, load_model, wrap_model
 from pictool.runtime.sensitivity import Table, fixup_tables, probes_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import tiny
 
-from pictool.compiler.compile import compile
+from pictool.api import compile, link
 from pictool.controller import calibration as measure
 from pictool.controller import calibration as profile
 from pictool.controller.calibration import auto_ratio, compute_profile, load_profile, make_estimator, measure_size
@@ -19,8 +20,8 @@ from pictool.controller.cost import Computed, Decoding, Estimator, PromptSize, l
 from pictool.controller.decision import MIN_RATIO
 from pictool.core import Chunk
 from pictool.errors import InputError, StoreError
-from pictool.linker.link import link
 from pictool.linker.policies import make_policy
+from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
@@ -194,7 +195,7 @@ def measure_other(store: Store) -> Path:
 
 
 def test_a_measured_link_compiles_what_is_missing(store: Store) -> None:
-    timing = measure.measure_link(model(), store, TEXTS, TAIL, make_policy("cacheblend", {}), head=HEAD)
+    timing = measure.measure_link(model(), store, Spec.raw(TEXTS, TAIL, make_policy("cacheblend", {}), HEAD))
     assert len(store.keys()) == 3
     assert timing.ttft_s >= timing.recompute_s > 0 and timing.fetch_s > 0
 
@@ -228,22 +229,22 @@ def test_work_is_full_where_a_link_computes_every_row(store: Store) -> None:
 def test_the_size_of_a_prompt_is_that_of_its_layout(store: Store) -> None:
     policy = make_policy("naive", {})
     layout = link(model(), store, TEXTS, TAIL, policy, head=HEAD).image.layout
-    size = measure_size(model(), store, TEXTS, TAIL, policy, head=HEAD)
+    size = measure_size(model(), store, Spec.raw(TEXTS, TAIL, policy, HEAD))
     assert size == PromptSize(layout.num_context, layout.num_tokens - layout.num_context, 3, 384)
-    assert measure_size(model(), store, [], TAIL, policy) == PromptSize(0, size.tail, 0, 384)
+    assert measure_size(model(), store, Spec.raw([], TAIL, policy)) == PromptSize(0, size.tail, 0, 384)
 
 
 def test_coded_objects_are_counted_as_they_are_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "measure_decoding", lambda *_: [[1000.0, 1.0, 500.0, 0.1, 0.25]])
     policy = make_policy("naive", {})
-    new = measure_size(model(), store, TEXTS, TAIL, policy, codec="int8")
+    new = measure_size(model(), store, replace(Spec.raw(TEXTS, TAIL, policy), codec="int8"))
     assert (new.num_bytes, new.stored_bytes) == (150 * 384, 150 * 384 // 2)
     assert new.decode_s == pytest.approx(150 * 384 * 0.2e-3)  # what 0.25 s are longer than 500 bytes at 0.1 ms
     linked = link(model(), store, TEXTS, TAIL, policy, codec="int8")
-    known = measure_size(model(), store, TEXTS, TAIL, policy, codec="int8")
+    known = measure_size(model(), store, replace(Spec.raw(TEXTS, TAIL, policy), codec="int8"))
     assert known.stored_bytes == linked.bytes_read and known.decode_s == new.decode_s
     first = compile(model(), store, TEXTS[:1], codec="int8")[0].path
-    mixed = measure_size(model(), store, [first, TEXTS[1]], TAIL, policy)
+    mixed = measure_size(model(), store, Spec.raw([first, TEXTS[1]], TAIL, policy))
     assert mixed.stored_bytes == measure.stored_bytes(first) + 50 * 384
 
 
@@ -272,7 +273,7 @@ def test_the_ratio_follows_the_speed_of_the_store(
 ) -> None:
     rows = [[size, 1.0, size * seconds_per_byte, 1e-9, size * seconds_per_byte, 1e-9] for size in (1e5, 1e6)]
     monkeypatch.setattr(profile, "measure_loads", lambda *_: rows)
-    choice = auto_ratio(model(), store, TEXTS, TAIL, make_policy("speccache", {}))
+    choice = auto_ratio(model(), store, Spec.raw(TEXTS, TAIL, make_policy("speccache", {})))
     assert choice.ratio == wanted
     assert choice.prefill_s == pytest.approx(0.150)
     assert choice.load_s == pytest.approx(150 * 384 * seconds_per_byte)
@@ -280,16 +281,16 @@ def test_the_ratio_follows_the_speed_of_the_store(
 
 def test_the_ratio_of_compiled_and_of_new_documents_is_the_same(measured: list[str], store: Store) -> None:
     policy = make_policy("cacheblend", {})
-    before = auto_ratio(model(), store, TEXTS, TAIL, policy, head=HEAD)
+    before = auto_ratio(model(), store, Spec.raw(TEXTS, TAIL, policy, HEAD))
     assert store.keys() == []
     compile(model(), store, TEXTS)
-    assert auto_ratio(model(), store, TEXTS, TAIL, policy, head=HEAD) == before
+    assert auto_ratio(model(), store, Spec.raw(TEXTS, TAIL, policy, HEAD)) == before
     assert measured == ["prefill", "loads"]
 
 
 def test_a_document_that_is_not_there_is_refused_before_anything_is_measured(measured: list[str], store: Store) -> None:
     with pytest.raises(InputError, match=r"nosuch\.txt"):
-        auto_ratio(model(), store, ["nosuch.txt"], TAIL, make_policy("cacheblend", {}))
+        auto_ratio(model(), store, Spec.raw(["nosuch.txt"], TAIL, make_policy("cacheblend", {})))
     assert measured == []
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from eval.given import CASES, SPECS, Given, case, model, model_directory, numbers, run, steady
 
-from pictool.compiler.compile import compile
+from pictool.api import compile
 from pictool.errors import InputError
 from pictool.eval import evaluate as evaluations
 from pictool.eval.contenders import parse_contenders

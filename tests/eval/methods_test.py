@@ -9,12 +9,14 @@ import pytest
 import torch
 from eval.given import A, B, C, model
 
+from pictool.api import answer
 from pictool.compiler.chunking import make_chunk
-from pictool.engines.torch import Answer, Request, answer
+from pictool.core import Sampling
+from pictool.engines.base import Answer
 from pictool.eval.methods import MapReduce, MapRerank
 from pictool.eval.reply import Reply
 from pictool.linker.policies import make_policy
-from pictool.runtime.decode import Sampling
+from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
 from pictool.store.store import Store
 
@@ -31,10 +33,10 @@ class Asked:
 
     def __init__(self, model: Model, store: Store, **answered: str) -> None:
         self._model, self._store, self._answered = model, store, answered
-        self.requests: list[Request] = []
+        self.requests: list[Spec] = []
         self.answers: list[Answer] = []
 
-    def __call__(self, request: Request) -> Answer:
+    def __call__(self, request: Spec) -> Answer:
         self.requests.append(request)
         given = answer(self._model, self._store, request)
         if self._answered:
@@ -43,9 +45,9 @@ class Asked:
         return given
 
 
-def request(opened: Model, *texts: str) -> Request:
+def request(opened: Model, *texts: str) -> Spec:
     chunks = [make_chunk(opened, text, "test") for text in texts]
-    return Request("Who knows?", chunks, FULL, "You are.", "{query}!", 5, Sampling(stop=("qqq",)))
+    return Spec("Who knows?", chunks, FULL, "You are.", "{query}!", 5, Sampling(stop=("qqq",)))
 
 
 def prompt_of(given: Answer) -> str:

@@ -17,6 +17,7 @@ from pictool.eval.reply import Times
 from pictool.eval.results import open_results
 from pictool.eval.row import MEASURED, Row
 from pictool.eval.units import Settings
+from pictool.runtime.machine import installed
 
 PATH = Path("out/results.jsonl")
 ROW = Row(
@@ -105,7 +106,7 @@ def test_a_line_that_is_damaged_in_the_middle_is_refused(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"pictool": "0.0"}, 'pictool "0.1.0" there, "0.0" here'),
+        ({"pictool": "0.0"}, f'pictool "{installed("pictool")}" there, "0.0" here'),
         ({"torch": "1.0"}, "torch "),
         ({"settings": {**vars(Settings()), "codec": "int8"}}, 'codec "none" there, "int8" here'),
         ({"settings": {**vars(Settings()), "head": "Hey."}}, 'head null there, "Hey." here'),

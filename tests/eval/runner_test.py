@@ -14,17 +14,17 @@ from eval.given import CASES, SPECS, A, B, C, case, model
 from scipy.stats import entropy
 from transformers import LlamaConfig
 
-from pictool.compiler.compile import compile
-from pictool.core import Chunk
+from pictool.api import compile, link
+from pictool.core import Chunk, Sampling
 from pictool.errors import ModelError, PicError
 from pictool.eval.contenders import parse_contenders
 from pictool.eval.metrics import METRICS
 from pictool.eval.row import Row
 from pictool.eval.runner import Runner, Task, object_store
 from pictool.eval.units import Settings, Unit, make_units
-from pictool.linker.link import Linked, link
+from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
-from pictool.runtime.decode import Sampling, generate
+from pictool.runtime.decode import generate
 from pictool.runtime.model import Model
 from pictool.store.store import Store
 

@@ -10,11 +10,10 @@ import torch
 from chunks import TARGET
 from subjects import HEAD, TAIL, make_chunks, subject
 
-from pictool.compiler.compile import compile
+from pictool.api import compile, link
 from pictool.core import Geometry, Layout
 from pictool.errors import ObjectError
 from pictool.linker.dequantize import is_quantized, read_quantized
-from pictool.linker.link import link
 from pictool.linker.loader import Loader, Placed
 from pictool.linker.policies import make_policy
 from pictool.runtime.image import Image

@@ -25,7 +25,7 @@ from subjects import (
     subject,
 )
 
-from pictool.compiler.compile import compile
+from pictool.api import compile
 from pictool.errors import ForeignObjectError, ObjectError
 from pictool.linker.policies import make_policy, policies
 from pictool.linker.policies.base import Policy, Prompt, Selection

@@ -11,13 +11,12 @@ import reference
 import torch
 from subjects import HEAD, LENGTHS, TAIL, Subject, make_chunks, max_difference, parts_of, run, subject
 
-from pictool.compiler.compile import compile
-from pictool.core import Chunk, Layout
+from pictool.api import compile, link
+from pictool.core import Chunk, Layout, Sampling
 from pictool.errors import InputError
-from pictool.linker.link import link
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Prompt
-from pictool.runtime.decode import Sampling, generate
+from pictool.runtime.decode import generate
 from pictool.runtime.model import load_model
 from pictool.runtime.template import make_frame
 from pictool.store.format import ObjectFile

@@ -11,13 +11,13 @@ import pytest
 import torch
 from subjects import HEAD, LENGTHS, TAIL, make_chunks, run, subject
 
-from pictool.compiler.compile import Compiled, compile
+from pictool.api import compile, link
+from pictool.compiler.compile import Compiled
 from pictool.core import Layout
 from pictool.errors import ObjectError, StoreError
-from pictool.linker.link import link
-from pictool.linker.loader import LOOK_AHEAD, Loader, Placed
+from pictool.linker.loader import PREFETCHED_LAYERS, Loader, Placed
 from pictool.linker.policies import make_policy
-from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
+from pictool.linker.policies.base import Needs, Policy, Prompt, Selection, no_rows
 from pictool.runtime.image import Image
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
@@ -67,7 +67,7 @@ def loader(store: Store, spy: Spy) -> Iterator[Loader]:
 
 
 def test_look_ahead_is_bounded(loader: Loader, spy: Spy) -> None:
-    assert spy.wait_for(LOOK_AHEAD) == [0, 1]
+    assert spy.wait_for(PREFETCHED_LAYERS) == [0, 1]
     loader._threads.submit(lambda: None).result(LIMIT)  # the queue is empty: nothing else was asked for
     assert spy.layers.count(2) == 0
     loader.synchronize(0)
@@ -91,11 +91,11 @@ class Scoring(Policy):
     spy: Spy
 
     @property
-    def is_slow(self) -> bool:
-        return True
+    def needs(self) -> Needs:
+        return Needs(runs_model=True)
 
     def select(self, prompt: Prompt) -> Selection:
-        Scoring.spy.wait_for(LOOK_AHEAD)
+        Scoring.spy.wait_for(PREFETCHED_LAYERS)
         return Selection(no_rows(prompt.layout))
 
 

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from subjects import HEAD, LENGTHS, TAIL, make_chunks, max_difference, parts_of, run, subject
 
+from pictool.api import link
 from pictool.errors import InputError
-from pictool.linker.link import link
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.speccache import SpecCache
 from pictool.runtime.model import load_model

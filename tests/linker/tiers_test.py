@@ -12,17 +12,18 @@ from chunks import flip
 from served import Server
 from subjects import HEAD, LENGTHS, TAIL, default_policy, make_chunks, run, subject
 
-from pictool.compiler.compile import compile, object_key
+from pictool.api import compile, link
+from pictool.compiler.compile import object_key
 from pictool.core import Chunk
 from pictool.errors import ObjectError, StoreError
-from pictool.linker.link import Linked, link
+from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy, policies
 from pictool.store.codecs import codecs
 from pictool.store.store import Store
 
 NAIVE = make_policy("naive", {})
 CODECS = sorted(codecs())
-LINKING = sorted(name for name, policy in policies().items() if not policy().chain_block)  # what links objects
+LINKING = sorted(name for name, policy in policies().items() if not policy().needs.chain_block)  # what links objects
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ import pytest
 import tiny
 import torch
 
+from pictool.api import link
+from pictool.core import Sampling
 from pictool.errors import InputError
-from pictool.linker.link import link
 from pictool.linker.policies import make_policy
-from pictool.runtime.decode import Generated, Sampling, TextStream, _Chooser, generate
+from pictool.runtime.decode import Generated, TextStream, _Chooser, generate
 from pictool.runtime.image import Image
 from pictool.runtime.model import Model, wrap_model
 from pictool.store.store import Store

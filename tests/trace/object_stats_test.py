@@ -8,7 +8,7 @@ import tiny
 import torch
 from subjects import make_chunks, subject
 
-from pictool.compiler.compile import compile
+from pictool.api import compile
 from pictool.errors import ObjectError
 from pictool.runtime.model import wrap_model
 from pictool.runtime.prefill import prefill_chunks

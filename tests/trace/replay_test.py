@@ -12,11 +12,13 @@ import tiny
 import torch
 from subjects import default_policy, subject
 
+from pictool.api import answer
 from pictool.compiler.compile import Compiled
 from pictool.core import Chunk
-from pictool.engines.torch import Answer, Request, answer
+from pictool.engines.base import Answer
 from pictool.errors import ObjectError, TraceError
 from pictool.linker.policies import make_policy, policies
+from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
 from pictool.store.codecs import codecs
 from pictool.store.format import CompiledChunk, ObjectMeta
@@ -39,7 +41,7 @@ def documents() -> list[str]:
 
 
 def linked(model: Model, store: Store, documents: Any, policy: str, **more: Any) -> Answer:
-    return answer(model, store, Request("why?", documents, default_policy(policy), max_new_tokens=6, **more))
+    return answer(model, store, Spec("why?", documents, default_policy(policy), max_new_tokens=6, **more))
 
 
 def through_a_file(one: Answer) -> Trace:
@@ -184,6 +186,6 @@ def test_chunks_without_text_of_their_own_are_traced_too(store: Store) -> None:
     """From Python a chunk may be any tokens: its pieces are what they decode to."""
     model = subject("llama").model
     chunk = Chunk("no such text", tuple(range(5, 40)), "a")
-    trace = answer(model, store, Request("why?", [chunk], make_policy("naive", {}), max_new_tokens=2)).trace()
+    trace = answer(model, store, Spec("why?", [chunk], make_policy("naive", {}), max_new_tokens=2)).trace()
     assert "".join(trace.pieces[1:36]) == tiny.tokenizer().decode(list(range(5, 40)))
     assert replay(model, store, trace, "t").image.logits is not None

@@ -1,30 +1,34 @@
-"""The policies, one file each. A file put here is found: nothing else has to name it."""
+"""The policies, one file each. A file put here is found, and so is one of another package: nothing else names it.
+
+Another package adds policies by an entry point, as it does for pytest or fsspec:
+
+    [project.entry-points."pictool.policies"]
+    my-policy = "my_package.my_policy:MyPolicy"
+"""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+from pictool.core import CompileOptions
 from pictool.errors import InputError
 from pictool.linker.fields import make
 from pictool.linker.policies.base import Policy
+from pictool.plugins import find_classes
+
+DEFAULT = "legolink"
+BASELINE = "full"  # what every other policy is compared with
 
 
 @cache
 def policies() -> Mapping[str, type[Policy]]:
     """Every policy by its name."""
-    found = {}
-    for module in pkgutil.iter_modules(__path__):
-        for value in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
-            if isinstance(value, type) and issubclass(value, Policy) and value is not Policy:
-                found[value.name] = value
-    return dict(sorted(found.items()))
+    return find_classes(__name__, __path__, "pictool.policies", Policy)  # type: ignore[type-abstract]
 
 
-def make_policy(name: str, values: Mapping[str, Any]) -> Policy:
+def make_policy(name: str, values: Mapping[str, Any] | None = None) -> Policy:
     """A policy from its name and fields; a text is converted to the field's type.
 
     Raises:
@@ -33,4 +37,17 @@ def make_policy(name: str, values: Mapping[str, Any]) -> Policy:
     known = policies()
     if name not in known:
         raise InputError(f"algorithm {name!r}: must be one of {', '.join(known)}")
-    return make(known[name], name, values)
+    return make(known[name], name, values or {})
+
+
+def object_kinds(policies: Iterable[Policy], codec: str, probes: int) -> list[CompileOptions]:
+    """The kinds of objects that documents are compiled to for these policies, those with tables first.
+
+    An object with a table serves those who need none, so that compiling in this order compiles nothing twice.
+
+    Args:
+        probes: those of a table, for policies that read tables.
+    """
+    needs = [policy.needs for policy in policies]
+    kinds = {CompileOptions(need.sinks, codec, probes if need.tables else 0) for need in needs if need.objects}
+    return sorted(kinds, reverse=True)

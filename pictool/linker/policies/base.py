@@ -4,35 +4,44 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.core import Layout, RowMask
+from pictool.core import FixupTable, Layout, RowMask
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 Scores = NDArray[np.float32]
-Table = NDArray[np.float16]
+Stage = Callable[[str], AbstractContextManager[None]]
+
+
+def no_stage(name: str) -> AbstractContextManager[None]:
+    """Time nothing."""
+    return nullcontext()
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a policy may look at: where everything stands, the texts of head, chunks and tail, and the target model.
+    """What a policy sees: the layout, the texts of head, chunks and tail, and the target model.
 
-    `tables` has, if the policy `uses_tables`, every chunk's table of fixups [n_c], or None for an object without one.
-    `cached` is, if the policy has `chain_block`, how many tokens of the context, from position 0 on, are stored.
+    `tables` has, if the policy needs them, every chunk's table of fixups [n_c], or None for an object without one.
+    `cached` is, for a policy that reuses chains, how many tokens of the context, from position 0 on, are stored.
+    `stage(name)` is entered around work that a caller may time on its own (`link`).
     """
 
     model: Model
     layout: Layout
     texts: tuple[str, ...]
-    tables: tuple[Table | None, ...] = ()
+    tables: tuple[FixupTable | None, ...] = ()
     cached: int = 0
+    stage: Stage = no_stage
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Selection:
 class Deviation:
     """How far fresh K and V are from the cached ones at a checked layer: squared L2 over KV heads and dims.
 
-    `rows` says of which context rows there are fresh ones; the others have deviation 0.
+    `rows` are the context rows that have fresh ones; the others have deviation 0.
     """
 
     rows: RowMask  # [N]
@@ -56,46 +65,79 @@ class Deviation:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """What a policy needs beside the prompt and the target model. A policy declares it; nobody asks its name or type.
+
+    Fields:
+        objects: it reuses the KV of compiled chunks, so that texts are compiled for it.
+        sinks: dummy tokens before documents that are compiled for it.
+        tables: it reads `Prompt.tables`, so that texts are compiled with a table of fixups.
+        chain_block: it reuses the stored beginning of the prompt in place of objects, in blocks of so many tokens, and
+            stores what it computes; 0: it does not.
+        model_field: the field that names a second model, which reads the prompt; empty if it uses none.
+        runs_model: `select` runs that model, which takes long.
+    """
+
+    objects: bool = True
+    sinks: int = 0
+    tables: bool = False
+    chain_block: int = 0
+    model_field: str = ""
+    runs_model: bool = False
+
+    @property
+    def selects_late(self) -> bool:
+        """Whether rows are selected once objects are open: it reads from them, or is slow, so that loading overlaps."""
+        return self.tables or self.runs_model or self.chain_block > 0
+
+
+@dataclass(frozen=True)
+class PlotStyle:
+    """How pictures draw a policy: a marker of matplotlib, its size in points, and a colour map or one colour (#rrggbb).
+
+    Variants of one policy take different shades of its colour map.
+    """
+
+    marker: str = "P"
+    colors: str = "Purples"
+    size: float = 8.0
+
+
+@dataclass(frozen=True)
 class Policy(ABC):
     """One linking algorithm; its fields are its hyperparameters. The tail is computed in full by every policy."""
 
     name: ClassVar[str]
     reference: ClassVar[str]  # paper and section
-    default_sinks: ClassVar[int] = 0  # how it wants its documents compiled
+    plot: ClassVar[PlotStyle] = PlotStyle()
 
     @property
     def params(self) -> dict[str, Any]:
         return asdict(self)
 
     @property
-    def sinks(self) -> int:
-        """Dummy tokens in front of documents that are compiled for this policy."""
-        return self.default_sinks
+    def needs(self) -> Needs:
+        return Needs()
 
     @property
-    def is_slow(self) -> bool:
-        """Whether `select` runs a model; the first layers are loaded meanwhile."""
-        return False
+    def second_model(self) -> str:
+        """The name of the second model, as its field has it; empty if there is none, or a default is taken."""
+        return str(getattr(self, self.needs.model_field)) if self.needs.model_field else ""
 
-    @property
-    def uses_tables(self) -> bool:
-        """Whether `select` reads the objects' tables of fixups; texts that are compiled for this policy get them."""
-        return False
-
-    @property
-    def chain_block(self) -> int:
-        """Tokens of a block, if this policy reuses (and stores) prefix chains in place of objects; else 0."""
-        return 0
+    def with_default_model(self, name: str) -> Policy:
+        """The same policy with this second model, if it uses one and names none."""
+        field = self.needs.model_field
+        return replace(self, **{field: name}) if field and not self.second_model else self
 
     def prepare(self, model: Model) -> None:  # noqa: B027 (most policies need nothing)
-        """Load what the policy needs beside the target model; called before a link's clock starts."""
+        """Load the second model; called before a link's clock starts."""
 
     @abstractmethod
     def select(self, prompt: Prompt) -> Selection:
         """Static: before layer 0, the rows of head and chunks that are computed."""
 
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Dynamic: the layers at which `narrow` is asked. A static policy has none."""
+        """Dynamic: the layers at which `narrow` is called. A static policy has none."""
         return ()
 
     def narrow(self, prompt: Prompt, layer: int, deviation: Deviation) -> Selection:

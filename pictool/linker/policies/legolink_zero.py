@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pictool.errors import InputError
-from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
+from pictool.linker.policies.base import Needs, PlotStyle, Policy, Prompt, Selection, no_rows
 
 
 @dataclass(frozen=True)
 class LegoLinkZero(Policy):
-    """LegoLink-0 (EPIC §5.4): no row at link time; documents are compiled behind s dummy tokens whose KV is dropped.
+    """LegoLink-0 (EPIC §5.4): no row at link time; documents are compiled after s dummy tokens, whose KV is dropped.
 
     The dummies take the attention sink with them. Objects that were compiled without them can be linked too (they
     then behave as under naive).
@@ -17,6 +17,7 @@ class LegoLinkZero(Policy):
 
     name: ClassVar[str] = "legolink-0"
     reference: ClassVar[str] = "EPIC §5.4"
+    plot: ClassVar[PlotStyle] = PlotStyle("*", "#1a1a1a", 13.0)  # as in the paper's figure
     s: int = 4
 
     def __post_init__(self) -> None:
@@ -24,8 +25,8 @@ class LegoLinkZero(Policy):
             raise InputError(f"legolink-0: s={self.s} must be 1 or more")
 
     @property
-    def sinks(self) -> int:
-        return self.s
+    def needs(self) -> Needs:
+        return Needs(sinks=self.s)
 
     def select(self, prompt: Prompt) -> Selection:
         return Selection(no_rows(prompt.layout))

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pictool.errors import InputError
-from pictool.linker.policies.base import Policy, Prompt, Selection, all_rows
+from pictool.linker.policies.base import Needs, Policy, Prompt, Selection, all_rows
 
 
 @dataclass(frozen=True)
 class Prefix(Policy):
     """Prefix caching (vLLM's, by hashes of blocks; SGLang's has the same reach): what matches from position 0 on.
 
-    Exact: a block is reused only behind the very tokens that it was computed behind, and all else is computed. What
+    Exact: a block is reused only after the very tokens after which it was computed, and all else is computed. What
     was computed is stored, so that the next prompt with the same beginning reuses more.
 
     Fields:
@@ -19,7 +19,7 @@ class Prefix(Policy):
     """
 
     name: ClassVar[str] = "prefix"
-    reference: ClassVar[str] = "DESIGN §3; vLLM, automatic prefix caching"
+    reference: ClassVar[str] = "docs/design.md §3; vLLM, automatic prefix caching"
     block: int = 16
 
     def __post_init__(self) -> None:
@@ -27,8 +27,8 @@ class Prefix(Policy):
             raise InputError(f"prefix: block={self.block} must be 1 or more")
 
     @property
-    def chain_block(self) -> int:
-        return self.block
+    def needs(self) -> Needs:
+        return Needs(objects=False, chain_block=self.block)
 
     def select(self, prompt: Prompt) -> Selection:
         rows = all_rows(prompt.layout)

@@ -10,6 +10,8 @@ import numpy as np
 from pictool.core import RowMask
 from pictool.errors import InputError
 from pictool.linker.policies.base import (
+    Needs,
+    PlotStyle,
     Policy,
     Prompt,
     Scores,
@@ -35,7 +37,7 @@ class SpecCache(Policy):
     Fields:
         ratio: ρ; the K = ⌈ρN⌉ highest scores of the context are the initial set (eq. 2).
         deep: share of the small model's layers that are scored, from the last one back (§2.2: a third); at least one.
-        tau_smooth: neighbours whose normalised scores differ by this share or more stand in different spans (eq. 4).
+        tau_smooth: neighbours whose normalised scores differ by this share or more are in different spans (eq. 4).
         tau_cover: a span of which this share is in the initial set is filled in (eq. 6).
         max_span: tokens of a span at most; 1 turns span completion off.
         budget: the final set has at most ⌊budget · K⌋ tokens; the lowest scores go (§2.3).
@@ -44,6 +46,7 @@ class SpecCache(Policy):
 
     name: ClassVar[str] = "speccache"
     reference: ClassVar[str] = "SpecCache §2"
+    plot: ClassVar[PlotStyle] = PlotStyle("^", "Greens")
     ratio: float = 0.15
     deep: float = 1 / 3
     tau_smooth: float = 0.4
@@ -60,11 +63,11 @@ class SpecCache(Policy):
                 raise InputError(f"speccache: {field}={getattr(self, field)} must be {least} or more")
 
     @property
-    def is_slow(self) -> bool:
-        return 0 < self.ratio < 1
+    def needs(self) -> Needs:
+        return Needs(model_field="spec_model", runs_model=0 < self.ratio < 1)
 
     def prepare(self, model: Model) -> None:
-        if self.is_slow:
+        if self.needs.runs_model:
             small = self._speculative(model)
             _ = small.stack, small.target
 
@@ -75,12 +78,15 @@ class SpecCache(Policy):
             return Selection(~all_rows(prompt.layout))
         small = self._speculative(prompt.model)
         if small.target.tokenizer == prompt.model.target.tokenizer:
-            scores = self._scores(small, prompt.layout.tokens)
+            with prompt.stage("scoring"):
+                scores = self._scores(small, prompt.layout.tokens)
             return Selection(self.complete(scores[: prompt.layout.num_context]), scores)
         read, target = tokenize(small.tokenizer, prompt.texts), tokenize(prompt.model.tokenizer, prompt.texts)
         if not np.array_equal(target.tokens, prompt.layout.tokens):
             raise InputError("speccache: a document's text is not that of its tokens; compile it again from its text")
-        return self._across(self._scores(small, read.tokens), read, target, prompt)
+        with prompt.stage("scoring"):
+            scores = self._scores(small, read.tokens)
+        return self._across(scores, read, target, prompt)
 
     def _across(self, scores: Scores, read: Tokenized, target: Tokenized, prompt: Prompt) -> Selection:
         """The target's rows that overlap what is chosen of the small model's tokens (§2.4, eq. 7)."""

@@ -1,0 +1,103 @@
+"""The functions of `import pictool`: what the commands do, called with plain arguments instead of a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from pictool.compiler.compile import CODEC, Compiled, compile_chunks
+from pictool.core import Chunk, CompileOptions
+from pictool.engines.base import Answer
+from pictool.engines.torch import TorchEngine
+from pictool.linker import link as linker
+from pictool.linker.link import Linked
+from pictool.linker.policies.base import Policy
+from pictool.linker.spec import Document, Spec
+from pictool.store.store import Store
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+
+def compile(
+    model: Model,
+    store: Store,
+    chunks: Iterable[Chunk | str],
+    *,
+    sinks: int = 0,
+    codec: str = CODEC,
+    force: bool = False,
+    alone: bool = False,
+    probes: int = 0,
+    probe_model: Model | None = None,
+    on_done: Callable[[Compiled], None] | None = None,
+) -> list[Compiled]:
+    """Compile chunks (or texts) to objects. What the store already has costs no model run.
+
+    Args:
+        sinks: dummy BOS tokens before every chunk, whose KV is dropped (EPIC §5.4).
+        codec: how the KV is kept (`store.codecs`).
+        force: compute and replace also what is there.
+        alone: each chunk in a forward of its own, so that its last bits do not depend on what is compiled with it.
+        probes: prefixes after which every chunk is measured for its table of fixups; 0 for no table.
+        probe_model: measures the chunks, by their text; the target's speculative model if it is known, else the target.
+        on_done: called for each chunk as soon as its object is in the store.
+
+    Raises:
+        PicError: see `compile_chunks`.
+    """
+    options = CompileOptions(sinks, codec, probes)
+    return compile_chunks(
+        model, store, chunks, options, force=force, alone=alone, probe_model=probe_model, on_done=on_done
+    )  # fmt: skip
+
+
+def link(
+    model: Model,
+    store: Store,
+    documents: Sequence[Document],
+    tail: str,
+    policy: Policy,
+    *,
+    head: str = "",
+    sinks: int | None = None,
+    chunk_tokens: int | None = None,
+    codec: str = CODEC,
+    on_compile: Callable[[Compiled], None] | None = None,
+) -> Linked:
+    """Link documents into a prompt of these very texts: head + documents + tail. No chat template is applied.
+
+    Args:
+        documents: chunks, text files, object files or keys, in prompt order. Texts are compiled first if need be.
+        tail: text after the documents; always computed in full.
+        head: text before the documents; compiled like a chunk, at position 0.
+        sinks: dummy tokens of documents that are compiled here (default: what the policy needs).
+        chunk_tokens: text files are cut into chunks of at most so many tokens.
+        codec: how the KV of texts is kept. The head's is always kept without loss: it is exact under every policy.
+        on_compile: called for each object that had to be compiled.
+
+    Raises:
+        PicError: an unusable document or object, or a prompt that is too long for the model.
+    """
+    spec = Spec(
+        tail, documents, policy, head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec, is_raw=True
+    )  # fmt: skip
+    return linker.link(model, store, spec, on_compile=on_compile)
+
+
+def answer(
+    model: Model,
+    store: Store,
+    spec: Spec,
+    *,
+    compare: bool = False,
+    on_text: Callable[[str], None] | None = None,
+    on_compile: Callable[[Compiled], None] | None = None,
+) -> Answer:
+    """Link, decode, and (with `compare`) do the same under full recompute, on the torch engine.
+
+    Raises:
+        PicError: see `Engine.answer`.
+    """
+    with TorchEngine(model, store) as engine:
+        return engine.answer(spec, compare=compare, on_text=on_text, on_compile=on_compile)

@@ -1,0 +1,294 @@
+"""The contract of engines: compile chunks, link a spec, answer it; one `Answer`, one `Comparison`, one report."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pictool.core import Chunk, CompileOptions, Layout
+from pictool.errors import InputError, TraceError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pictool.compiler.compile import Compiled
+    from pictool.linker.link import Linked, Timing
+    from pictool.linker.policies.base import Policy
+    from pictool.linker.spec import Spec
+    from pictool.runtime.decode import Generated
+    from pictool.runtime.model import Model
+    from pictool.store.store import Store
+    from pictool.trace.format import Trace
+
+Feature = Literal["trace", "auto_ratio", "codecs", "tables", "chains"]
+_FEATURES: dict[Feature, str] = {
+    "trace": "shows no trace; use the torch engine",
+    "auto_ratio": "measures no speed to choose a ratio by; use the torch engine",
+    "codecs": "compiles without one; compile with the torch engine first",
+    "tables": "measures no tables; compile with the torch engine first",
+    "chains": "has a prefix cache of its own; ask for full, or --engine torch",
+}
+
+
+@dataclass(frozen=True)
+class LinkResult:
+    """A linked prompt, before its first token is chosen.
+
+    Fields:
+        recomputed: mean number of context rows that were computed per layer.
+        bytes_read: of KV, from objects; 0 from an engine that does not count them.
+        logits: of the first token, float32 [vocab], up to a constant (vLLM gives log-probabilities); None if the
+            engine was not asked for them.
+        linked: the image and all that the link did, of an engine that shows traces.
+    """
+
+    policy: Policy
+    layout: Layout
+    recomputed: float
+    timing: Timing
+    bytes_read: int
+    logits: Tensor | None
+    linked: Linked | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A link against full recompute of the same prompt. `kl` is KL(full ‖ linked) of the first token, in nats."""
+
+    answer: str
+    ttft_s: float
+    speedup: float
+    kl: float
+    same_first_token: bool
+    same_answer: bool
+    common_prefix: int  # of generated tokens
+
+    def report(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request gives. `loaded` is the model that gave it, `model` what the user calls that."""
+
+    generated: Generated
+    link: LinkResult
+    decode_s: float
+    loaded: Model
+    engine: str
+    compare: Comparison | None = None
+
+    @property
+    def model(self) -> str:
+        return self.loaded.name
+
+    @property
+    def text(self) -> str:
+        return self.generated.text.strip()
+
+    @property
+    def timing(self) -> Timing:
+        return self.link.timing
+
+    @property
+    def logits(self) -> Tensor:
+        """Of the first token, float32 [vocab]; of an engine that was asked for them."""
+        assert self.link.logits is not None, f"{self.engine}: gives logits for a comparison only"
+        return self.link.logits
+
+    @property
+    def linked(self) -> Linked:
+        """The link's image, which has grown by the generated tokens.
+
+        Raises:
+            TraceError: an engine that shows no traces.
+        """
+        if self.link.linked is None:
+            raise TraceError(f"the {self.engine} engine {_FEATURES['trace']}")
+        return self.link.linked
+
+    def report(self) -> dict[str, Any]:
+        """The JSON of `pic link --json` (docs/design.md §6)."""
+        link, timing, layout = self.link, self.link.timing, self.link.layout
+        return {
+            "answer": self.text,
+            "algo": link.policy.name,
+            "params": link.policy.params,
+            "model": self.model,
+            "engine": self.engine,
+            "tokens": {
+                "head": layout.starts[1],
+                "context": layout.num_context,
+                "tail": layout.num_tokens - layout.num_context,
+                "prompt": layout.num_tokens,
+                "recomputed": link.recomputed,
+                "generated": len(self.generated.tokens),
+            },
+            "timing": {
+                "load_s": timing.load_s,
+                "select_s": timing.select_s,
+                "recompute_s": timing.recompute_s,
+                "ttft_s": timing.ttft_s,
+                "decode_s": self.decode_s,
+            },
+            "compare": self.compare.report() if self.compare else None,
+        }
+
+    def write_trace(self, path: str | Path) -> None:
+        """Write what this link did as a trace file. Raises TraceError as `linked` does."""
+        from pictool.trace.format import write_trace
+
+        write_trace(Path(path), self.trace())
+
+    def trace(self) -> Trace:
+        """What this link did. Raises TraceError as `linked` does."""
+        from pictool.trace.replay import record_trace
+
+        return record_trace(self.loaded, self.linked, self.logits, self.generated, self.report())
+
+
+class Engine(ABC):
+    """What compiles, links and answers with one model over one store. A context manager.
+
+    Attributes:
+        name: what `--engine` and reports call it. title: what messages call it.
+        supports: the features that not every engine has.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    supports: ClassVar[frozenset[Feature]]
+
+    def __init__(self, model: Model, store: Store) -> None:
+        self.model, self.store = model, store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:  # noqa: B027 (most engines hold nothing)
+        """Give back what the engine holds."""
+
+    @classmethod  # noqa: B027 (most engines need nothing)
+    def require_installed(cls) -> None:
+        """Raise InputError, with the remedy, if a package that the engine needs is not installed."""
+
+    @classmethod
+    def require(cls, feature: Feature, what: str) -> None:
+        """Refuse what this engine cannot do.
+
+        Args:
+            what: what the user asked for, for the message.
+
+        Raises:
+            InputError: it does not support the feature.
+        """
+        if feature not in cls.supports:
+            raise InputError(f"{what}: {cls.title} {_FEATURES[feature]}")
+
+    def require_supported(self, spec: Spec) -> None:
+        """Refuse a spec that needs what this engine cannot do. Raises InputError as `require` does."""
+        if spec.policy.needs.chain_block:
+            self.require("chains", f"--algo {spec.policy.name}")
+        self.require_options(CompileOptions(codec=spec.codec))
+
+    def require_options(self, options: CompileOptions) -> None:
+        """Refuse objects that this engine cannot compile. Raises InputError as `require` does."""
+        if options.codec != CompileOptions.codec:
+            self.require("codecs", f"--codec {options.codec}")
+        if options.probes:
+            self.require("tables", f"--probes {options.probes}")
+
+    @abstractmethod
+    def compile(
+        self,
+        chunks: Iterable[Chunk | str],
+        options: CompileOptions = CompileOptions(),
+        *,
+        force: bool = False,
+        probe_model: Model | None = None,
+        on_done: Callable[[Compiled], None] | None = None,
+    ) -> list[Compiled]:
+        """Compile chunks (or texts) to objects in the store. What it already has costs no model run.
+
+        Raises:
+            PicError: see `compile_chunks`; or what this engine does not support.
+        """
+
+    @abstractmethod
+    def link(self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None) -> LinkResult:
+        """Link a spec's prompt, with the first token's logits; nothing is decoded.
+
+        Raises:
+            PicError: an unusable document or object, a prompt that is too long, or what is not supported.
+        """
+
+    @abstractmethod
+    def run(
+        self, spec: Spec, *, on_text: Callable[[str], None] | None = None,
+        on_compile: Callable[[Compiled], None] | None = None, wants_logits: bool = True,
+    ) -> Answer:  # fmt: skip
+        """Link and decode. See `answer`, which callers use.
+
+        Args:
+            wants_logits: whether the answer is compared, so that an engine to which they cost something gives them.
+        """
+
+    @abstractmethod
+    def warm_up(self, spec: Spec, on_compile: Callable[[Compiled], None] | None = None) -> None:
+        """Run what the first answer would set up, so that neither side of a comparison is timed with it."""
+
+    def answer(
+        self,
+        spec: Spec,
+        *,
+        compare: bool = False,
+        on_text: Callable[[str], None] | None = None,
+        on_compile: Callable[[Compiled], None] | None = None,
+    ) -> Answer:
+        """Link, decode, and (with `compare`) do the same under full recompute.
+
+        Args:
+            on_text: called with each piece of the answer as soon as it is certain. What it raises ends the answer and
+                comes out of here; the engine can go on with the next one.
+            on_compile: called for each object that had to be compiled.
+
+        Raises:
+            PicError: an unusable document or object, a prompt that is too long, or what is not supported.
+        """
+        from pictool.linker.policies import BASELINE, make_policy
+
+        self.require_supported(spec)
+        if compare:
+            self.warm_up(spec, on_compile)
+        answer = self.run(spec, on_text=on_text, on_compile=on_compile, wants_logits=compare)
+        if not compare:
+            return answer
+        full = self.run(replace(spec, policy=make_policy(BASELINE)))
+        return replace(answer, compare=compare_answers(answer, full))
+
+
+def compare_answers(answer: Answer, full: Answer) -> Comparison:
+    """How far an answer is from that of full recompute, and how much sooner its first token came."""
+    a, b = answer.generated.tokens, full.generated.tokens
+    same = [x == y for x, y in zip(a, b, strict=False)]
+    return Comparison(
+        answer=full.text,
+        ttft_s=full.timing.ttft_s,
+        speedup=full.timing.ttft_s / answer.timing.ttft_s,
+        kl=first_token_kl(full.logits, answer.logits),
+        same_first_token=bool(full.logits.argmax() == answer.logits.argmax()),
+        same_answer=answer.text == full.text,
+        common_prefix=[*same, False].index(False),
+    )
+
+
+def first_token_kl(full: Tensor, linked: Tensor) -> float:
+    """KL(full ‖ linked) in nats of two logit vectors [vocab]."""
+    p, q = full.double().log_softmax(-1), linked.double().log_softmax(-1)
+    return max(0.0, float((p.exp() * (p - q)).sum()))

@@ -1,0 +1,189 @@
+"""Where the KV that a link reuses comes from: objects of its chunks, or the stored beginning of the prompt (§3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from pictool.core import FixupTable, Layout, RowMask
+from pictool.errors import ObjectError, RemoteError, StoreError
+from pictool.linker.loader import Placed
+from pictool.linker.policies.base import Policy, Prompt, Selection
+from pictool.linker.resolve import OnCompile, Part, open_objects
+from pictool.runtime.image import Image
+from pictool.runtime.tensors import to_bytes
+from pictool.store.chains import Chain
+from pictool.store.files import allow_open_files
+from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
+from pictool.store.store import Store
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+_CHAIN_CODEC = "none"  # chains are exact
+
+
+@dataclass(frozen=True)
+class Reused:
+    """What a link reuses: open objects where they are in the prompt, and the prompt with what only these tell.
+
+    `compile_s` is what compiling took of the time.
+    """
+
+    placed: list[Placed]
+    prompt: Prompt
+    compile_s: float = 0.0
+
+
+class Context(Protocol):
+    """Where the KV that is reused comes from."""
+
+    def open(
+        self, prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None, opened: ExitStack
+    ) -> Reused:
+        """Open what is reused, until `opened` is closed. `parts` are head and chunks; `selection` may come later."""
+        ...
+
+    def prepare(self, image: Image) -> None:
+        """Prepare an image before anything is computed."""
+
+    def keep(self, image: Image, rows: RowMask) -> None:
+        """Store what was computed, if that is to be reused; `rows` is bool [layers, n]."""
+
+    def recover(self, error: ObjectError) -> bool:
+        """After something turned out damaged or lost: do without it. False if the link cannot be tried again."""
+        ...
+
+
+def context_of(store: Store, policy: Policy, on_compile: OnCompile | None) -> Context:
+    """The context that a policy needs."""
+    block = policy.needs.chain_block
+    return ChainContext(store, block) if block else ObjectContext(store, on_compile)
+
+
+class ObjectContext:
+    """The objects of head and chunks. Texts that are not compiled yet are compiled first."""
+
+    def __init__(self, store: Store, on_compile: OnCompile | None) -> None:
+        self._store, self._on_compile = store, on_compile
+
+    def open(
+        self, prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None, opened: ExitStack
+    ) -> Reused:
+        """Open the objects of those parts of which something is, or may be, reused or compared."""
+        may_be_any = selection is None or bool(policy.check_layers(prompt.model.geometry.layers))
+        needed = [
+            (part, start)
+            for part, (start, end) in zip(parts, [prompt.layout.head, *prompt.layout.chunks], strict=True)
+            if start < end and (may_be_any or (selection is not None and not selection.rows[start:end].all()))
+        ]
+        objects = [part for part, _ in needed]
+        files, compile_s = open_objects(prompt.model, self._store, objects, opened, self._on_compile)
+        placed = [Placed(file, start) for file, (_, start) in zip(files, needed, strict=True)]
+        if policy.needs.tables:
+            prompt = replace(prompt, tables=_tables(placed, prompt.layout))
+        return Reused(placed, prompt, compile_s)
+
+    def prepare(self, image: Image) -> None:
+        pass
+
+    def keep(self, image: Image, rows: RowMask) -> None:
+        pass
+
+    def recover(self, error: ObjectError) -> bool:
+        """An object that was read while it came from a remote is compiled here instead."""
+        if not isinstance(error, RemoteError):
+            return False
+        self._store.refuse(error)
+        return True
+
+
+def _tables(placed: Sequence[Placed], layout: Layout) -> tuple[FixupTable | None, ...]:
+    """The table of every chunk's object, in prompt order."""
+    files = {part.start: part.file for part in placed}
+    return tuple(files[start].fixups() for start, end in layout.chunks if start < end)
+
+
+class ChainContext:
+    """The stored beginning of the prompt in blocks of `block` tokens, each keyed by all that precedes it.
+
+    What is computed is stored, so that the next prompt with the same beginning reuses more.
+    """
+
+    _model: Model
+    _layout: Layout
+    _keys: list[str]
+    _chain: Chain
+
+    def __init__(self, store: Store, block: int) -> None:
+        self._store, self._block = store, block
+        self._limit: int | None = None  # blocks, once one turned out damaged
+        self._count = 0  # blocks that are reused
+
+    def open(
+        self, prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None, opened: ExitStack
+    ) -> Reused:
+        """Open the longest stored beginning: whole blocks of the context only, since the tail is always computed."""
+        model, layout = prompt.model, prompt.layout
+        rotation = model.stack.rotation_id(layout.num_tokens)
+        self._model, self._layout = model, layout
+        self._keys = model.target.chain_keys(layout.tokens, self._block, rotation, model.salt)
+        self._chain = Chain(self._store, self._keys)
+        if self._limit is None:
+            self._limit = allow_open_files(layout.num_context // self._block)
+        files = [opened.enter_context(file) for file in self._chain.open(self._limit)]
+        self._count = next((i for i, file in enumerate(files) if not self._is_own(i, file)), len(files))
+        placed = [Placed(file, i * self._block) for i, file in enumerate(files[: self._count])]
+        return Reused(placed, replace(prompt, cached=self._count * self._block))
+
+    def prepare(self, image: Image) -> None:
+        """Keep keys before their rotation: those are stored."""
+        image.keep_keys()
+
+    def recover(self, error: ObjectError) -> bool:
+        """The chain ends before a damaged block from now on. False if none of its blocks is damaged."""
+        damaged = self._chain.find_damaged(self._count)
+        if damaged is None:
+            return False
+        self._limit, problem = damaged
+        self._store.on_warning(f"{problem}; computed again")
+        return True
+
+    def keep(self, image: Image, rows: RowMask) -> None:
+        """Store the whole blocks of the prompt that were computed, the tail's among them.
+
+        A store that cannot be written costs the next prompt time, and this one nothing but a warning.
+        """
+        try:
+            for depth in range(self._count, len(self._keys)):
+                if not self._chain.put(depth, self._compiled(image, rows[0], depth)):
+                    return
+        except StoreError as error:
+            self._store.on_warning(f"the prefix chain is not stored: {error}")
+
+    def _is_own(self, depth: int, file: ObjectFile) -> bool:
+        """Whether a block is of this model, and of the tokens that its key is made of."""
+        meta = file.meta
+        tokens = self._layout.tokens[depth * self._block : (depth + 1) * self._block]
+        return (
+            (meta.target, meta.codec, meta.num_tokens) == (self._model.target, _CHAIN_CODEC, self._block)
+            and meta.parent == (self._keys[depth - 1] if depth else "")
+            and np.array_equal(file.tokens(), tokens)
+        )
+
+    def _compiled(self, image: Image, rows: RowMask, depth: int) -> CompiledChunk:
+        start, end = depth * self._block, (depth + 1) * self._block
+        assert image.fresh_keys is not None and rows[start:end].all()
+        first = int(rows[:start].sum())  # of the block, among the computed rows
+        pairs = [
+            (to_bytes(key[0, :, first : first + self._block]), to_bytes(image.value(layer)[0, :, start:end]))
+            for layer, key in enumerate(image.fresh_keys)
+        ]
+        parent = self._keys[depth - 1] if depth else ""
+        meta = ObjectMeta(self._keys[depth], self._model.target, self._block, 0, _CHAIN_CODEC, parent=parent)
+        tokens = self._layout.tokens[start:end]
+        return CompiledChunk(meta, str(self._model.tokenizer.decode(tokens.tolist())), tokens, pairs)

@@ -1,0 +1,82 @@
+"""The spec of a request: everything that it asks for, as one frozen value that is built once, where it enters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pictool.compiler.compile import CODEC, head_codec
+from pictool.compiler.fixups import PROBES
+from pictool.core import Chunk, CompileOptions, Message, Sampling
+from pictool.linker.policies import DEFAULT, make_policy, object_kinds
+from pictool.linker.policies.base import Policy
+from pictool.runtime.template import Frame, frame_messages, make_frame
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+Document = str | Path | Chunk
+MAX_NEW_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One question over documents, how to link them, and how to answer.
+
+    Fields:
+        query: the question; with `messages`, unused.
+        documents: text files, object files (.kvo), keys, or chunks, in prompt order.
+        policy: which rows are recomputed.
+        head: the system message, or the text before the documents of a model without a chat template.
+        query_template: how the query follows the documents; `{query}` stands for it.
+        max_new_tokens, sampling: of the answer.
+        sinks: dummy tokens of documents that are compiled for this request; None: as the policy needs.
+        chunk_tokens: text files are cut into chunks of at most so many tokens.
+        codec: how the KV of documents that are compiled is kept. The head's is always kept without loss.
+        messages: a chat in place of a query; the documents come before the text of its last user message.
+        is_raw: head and query are the prompt's texts as they are: no chat template, no BOS.
+    """
+
+    query: str = ""
+    documents: Sequence[Document] = ()
+    policy: Policy = field(default_factory=lambda: make_policy(DEFAULT))
+    head: str | None = None
+    query_template: str | None = None
+    max_new_tokens: int = MAX_NEW_TOKENS
+    sampling: Sampling = Sampling()
+    sinks: int | None = None
+    chunk_tokens: int | None = None
+    codec: str = CODEC
+    messages: tuple[Message, ...] = ()
+    is_raw: bool = False
+
+    @classmethod
+    def raw(cls, documents: Sequence[Document], tail: str, policy: Policy, head: str = "") -> Spec:
+        """A prompt of these very texts: head + documents + tail."""
+        return cls(tail, documents, policy, head, is_raw=True)
+
+    def frame(self, model: Model) -> Frame:
+        """The prompt's head and tail.
+
+        Raises:
+            InputError: an empty query, a template without `{query}`, or messages without a user's.
+            ModelError: a chat template that does not keep the documents in one place.
+        """
+        if self.is_raw:
+            return Frame(self.head or "", self.query)
+        if self.messages:
+            return frame_messages(model, self.messages, self.head, self.query_template)
+        return make_frame(model, self.query, self.head, self.query_template)
+
+    @property
+    def objects(self) -> CompileOptions:
+        """How its documents are compiled, where the store lacks them."""
+        (kind,) = object_kinds([self.policy], self.codec, PROBES) or [CompileOptions(codec=self.codec)]
+        return kind if self.sinks is None else CompileOptions(self.sinks, kind.codec, kind.probes)
+
+    @property
+    def head_object(self) -> CompileOptions:
+        """How its head is compiled."""
+        return CompileOptions(codec=head_codec(self.codec))

@@ -1,0 +1,92 @@
+"""A server that recognises chunks links prompts that say nothing; only whole chunks, and only exact ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm_rig as rig
+
+from pictool.api import compile
+from pictool.compiler.compile import object_key
+from pictool.core import Chunk
+
+HEAD = "<s>"  # a longer one would be recognised too, once it was linked
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any]) -> tuple[rig.World, rig.Engine]:
+    world = rig.make_world(tmp_path_factory.mktemp("recognise"), "llama")
+    compile(world.model, world.store, rig.random_chunks(rig.LENGTHS))
+    extra = {"recognise": True, "policy": "legolink-4", "min_tokens": 5, "refresh_s": 0.2}
+    return world, start(world, extra, enable_prefix_caching=True)
+
+
+def unsaid(case: rig.Case, params: dict[str, Any] | None = None) -> rig.Case:
+    return rig.Case(case.tokens, params, case.linked)
+
+
+def test_stored_chunks_are_linked(pair: tuple[rig.World, rig.Engine]) -> None:
+    world, engine = pair
+    case = world.case("legolink-4", head=HEAD)
+    (answer,) = engine.ask(unsaid(case))
+    assert rig.difference(case, answer) <= rig.TOLERANCE
+    assert answer.report is not None
+    assert (answer.report["state"], answer.report["chunks"], answer.report["policy"]) == ("linked", 5, "legolink-4")
+
+
+def test_a_request_may_choose_the_policy_or_opt_out(pair: tuple[rig.World, rig.Engine]) -> None:
+    world, engine = pair
+    chosen, exact = world.case("cacheblend-15", head=HEAD), world.exact(head=HEAD)
+    linked, out = engine.ask(
+        unsaid(chosen, {"pic": {"recognise": True, "policy": "cacheblend-15"}}), unsaid(exact, {"pic": False})
+    )
+    assert rig.difference(chosen, linked) <= rig.TOLERANCE
+    assert rig.difference(exact, out) <= rig.TOLERANCE and out.report is None
+
+
+def test_what_is_not_whole_is_not_linked(pair: tuple[rig.World, rig.Engine]) -> None:
+    world, engine = pair
+    (chunk,) = rig.random_chunks((70,))
+    head, tail = world.model.encode(HEAD), world.model.encode(rig.TAIL)
+    for middle in (chunk.tokens[1:], chunk.tokens[:-1], (*chunk.tokens[:30], 7, *chunk.tokens[31:])):
+        exact = world.case("full", chunks=[Chunk("", middle, "cut")], head=HEAD)
+        world.store.path(object_key(world.model, Chunk("", middle, "cut"))).unlink(missing_ok=True)
+        time.sleep(0.5)
+        (answer,) = engine.ask(rig.Case([*head, *middle, *tail], None, exact.linked))
+        assert rig.difference(exact, answer) <= rig.TOLERANCE and answer.report is None
+
+
+def test_a_new_object_is_found_and_a_removed_one_is_not(pair: tuple[rig.World, rig.Engine]) -> None:
+    world, engine = pair
+    lengths = (41, 42)
+    exact = world.exact(lengths, seed=5, head=HEAD)  # the policy full stores no chunk
+    for path in paths(world, lengths):
+        path.unlink(missing_ok=True)
+    time.sleep(0.5)
+    (before,) = engine.ask(exact)
+    case = world.case("legolink-4", lengths, head=HEAD, seed=5)
+    time.sleep(0.5)
+    (after,) = engine.ask(unsaid(case))
+    assert before.report is None and after.report is not None and after.report["chunks"] == 2
+    assert rig.difference(case, after) <= rig.TOLERANCE
+    paths(world, lengths)[0].unlink()
+    (half,) = engine.ask(unsaid(case))
+    assert half.report is not None and half.report["chunks"] == 1
+
+
+def test_the_sinks_are_those_of_the_policy(pair: tuple[rig.World, rig.Engine]) -> None:
+    world, engine = pair
+    case = world.case("legolink-0", (53, 54), head=HEAD, seed=6)
+    world.case("naive", (53, 54), head=HEAD, seed=6)
+    time.sleep(0.5)
+    (answer,) = engine.ask(unsaid(case, {"pic": {"recognise": True, "policy": "legolink-0"}}))
+    assert rig.difference(case, answer) <= rig.TOLERANCE
+    assert answer.report is not None and answer.report["chunks"] == 2
+
+
+def paths(world: rig.World, lengths: tuple[int, ...]) -> list[Path]:
+    return [world.store.path(object_key(world.model, chunk)) for chunk in rig.random_chunks(lengths, 5)]
