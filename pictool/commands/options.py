@@ -18,8 +18,8 @@ F = TypeVar("F", bound=Callable[..., None])
 
 # Headings of options in help texts, in their order
 OPTIONS, PROMPT, DATASET, POLICY, ANSWER = "Options", "Prompt", "Dataset", "Policy", "Answer"
-COMPILING, OUTPUT, MODEL, STORE = "Compiling", "Output", "Model", "Store"
-_HEADINGS = ("Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, COMPILING, OUTPUT, MODEL, STORE)
+ANALYSIS, COMPILING, OUTPUT, MODEL, STORE = "Analysis", "Compiling", "Output", "Model", "Store"
+_HEADINGS = ("Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, ANALYSIS, COMPILING, OUTPUT, MODEL, STORE)
 SPECS = "NAME, NAME-NUMBER or NAME:FIELD=VALUE[,VALUE...]; repeatable. A wrong name lists all."
 
 

@@ -78,7 +78,7 @@ def object_json(entry: StoredObject) -> dict[str, Any]:
 @command(app, "show", "store")
 def run_show(settings: Settings, keys: KeysArgument, as_json: JsonOption = False) -> None:
     """Show objects: what they are, their text, when they were used."""
-    from pictool.commands.inspect_object import describe
+    from pictool.commands.inspect import describe
     from pictool.store.eviction import pinned
 
     store = open_store(settings)

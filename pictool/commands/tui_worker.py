@@ -1,4 +1,4 @@
-"""The process behind `WorkerJob`: reads requests from its standard input until that ends, and answers each."""
+"""The process of `WorkerJob`: read requests from standard input until it ends, and reply to each."""
 
 from __future__ import annotations
 
@@ -9,80 +9,81 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from pictool.commands.common import open_model, open_store
-from pictool.commands.config import setting
+from pictool.commands.resources import open_model, open_store
+from pictool.commands.settings import Settings
 from pictool.errors import PicError
 from pictool.tui.services import LinkForm, PolicyChoice
 
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.runtime.model import Model
-    from pictool.trace.analysis import Look
+    from pictool.trace.analysis import TraceAnalysis
+    from pictool.trace.attention_sinks import AttentionSinks
     from pictool.trace.format import Trace
-    from pictool.trace.sinks import SinkProfile
 
-Say = Callable[[str, Any], None]
+Say = Callable[[str, Any], None]  # a kind of reply and its value
 
 
 class Worker:
-    """Does what is asked, and keeps the models that it has loaded."""
+    """Runs requests, and keeps the models that it has loaded."""
 
-    def __init__(
-        self, say: Say, *, store: str | None, model: str | None, device: str | None, dtype: str | None
-    ) -> None:
-        self._say, self._store, self._model, self._device, self._dtype = say, open_store(store), model, device, dtype
-        self._models: dict[tuple[str | None, str | None], Model] = {}
+    def __init__(self, say: Say, settings: Settings) -> None:
+        self._say, self._settings, self._store = say, settings, open_store(settings)
+        self._models: dict[tuple[str | None, str], Model] = {}
 
     def policies(self) -> Sequence[PolicyChoice]:
-        """Every policy with the defaults of its fields; those without a default are left out."""
+        """List every policy with the defaults of its fields; a field without a default is left out."""
         from dataclasses import MISSING, fields
 
         from pictool.linker.policies import policies
 
         return [
-            PolicyChoice(name, {one.name: one.default for one in fields(policy) if one.default is not MISSING})
+            PolicyChoice(name, {field.name: field.default for field in fields(policy) if field.default is not MISSING})
             for name, policy in policies().items()
         ]
 
     def link(self, form: LinkForm) -> Path:
         from pictool.commands.outputs import output_path
-        from pictool.commands.request import parse_fields
+        from pictool.commands.request import RequestOptions, make_spec
         from pictool.engines import DEFAULT, engine_class
-        from pictool.linker.policies import make_policy
-        from pictool.linker.spec import Spec
 
         path = output_path("trace", form.trace, form.documents)
-        policy = make_policy(form.algo, parse_fields(form.fields))
-        model = self._open(form.model or self._model, self._dtype)
-        spec = Spec(
-            form.query, form.documents, policy, setting("head", None), setting("query_template", None),
+        request = RequestOptions(
+            documents=[*form.documents], query=form.query, algo=form.algo, params=[*form.fields],
             max_new_tokens=form.max_new_tokens,
         )  # fmt: skip
+        spec = make_spec(request, self._settings)
+        model = self._open(form.model)
         self._say("note", f"linking {len(form.documents)} documents with {form.algo}")
         with engine_class(DEFAULT)(model, self._store) as engine:
             engine.answer(spec, on_text=self._text, on_compile=self._compiled).write_trace(path)
         return path
 
-    def look(self, trace: Trace, name: str, layer: int | None) -> Look:
-        from pictool.trace.analysis import look_behind
+    def analyse(self, trace: Trace, name: str, layer: int | None) -> TraceAnalysis:
+        from pictool.trace.analysis import analyse_trace
 
-        model = self._open(self._model or trace.report["model"], self._dtype or trace.target.dtype)
+        named = self._settings.option
+        model = self._open(named("model") or trace.report["model"], named("dtype") or trace.target.dtype)
         self._say("note", "linking again, and in full")
-        return look_behind(model, self._store, trace, name, layer=layer, on_compile=self._compiled)
+        return analyse_trace(model, self._store, trace, name, layer=layer, on_compile=self._compiled)
 
-    def sinks(self, key: str) -> SinkProfile:
-        from pictool.commands.inspect_object import profile_of
+    def attention_sinks(self, key: str) -> AttentionSinks:
+        from pictool.commands.inspect import sinks_of
+        from pictool.trace.attention_sinks import NUM_INITIAL
 
         with self._store.peek(key) as file:
-            model = self._open(self._model, self._dtype or file.meta.target.dtype)
+            model = self._open(None, self._settings.option("dtype") or file.meta.target.dtype)
             self._say("note", f"reading its {file.meta.num_tokens} tokens alone")
-            return profile_of(file, model)
+            return sinks_of(file, model, NUM_INITIAL)
 
-    def _open(self, name: str | None, dtype: str | None) -> Model:
-        if (name, dtype) not in self._models:
+    def _open(self, name: str | None, dtype: str | None = None) -> Model:
+        """The model of the settings, or that of this name and dtype."""
+        settings = self._settings.override(model=name, dtype=dtype)
+        key = settings.model, settings.dtype
+        if key not in self._models:
             self._say("note", "loading the model")
-            self._models[name, dtype] = open_model(name, self._device, dtype)
-        return self._models[name, dtype]
+            self._models[key] = open_model(settings)
+        return self._models[key]
 
     def _text(self, piece: str) -> None:
         self._say("text", piece)
@@ -92,29 +93,29 @@ class Worker:
 
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
-    """Answer requests until there are no more."""
+    """Reply to requests until there are no more."""
 
     def say(kind: str, value: Any) -> None:
         pickle.dump((kind, value), replies, protocol=pickle.HIGHEST_PROTOCOL)
         replies.flush()
 
-    setup, worker = pickle.load(requests), None
+    settings, worker = pickle.load(requests), None
     while True:
         try:
             name, arguments = pickle.load(requests)
         except EOFError:
             return
         try:
-            worker = worker or Worker(say, **setup)
+            worker = worker or Worker(say, settings)
             say("done", getattr(worker, name)(*arguments))
         except PicError as error:
             say("failed", type(error)(str(error)))
-        except Exception as error:  # the TUI lives on, and says what went wrong
+        except Exception as error:  # the TUI shows it and goes on
             say("failed", PicError(f"{type(error).__name__}: {error}"))
 
 
 def main() -> None:
-    """Replies go to what was standard output; what else is printed goes to standard error."""
+    """Send replies to standard output, and everything else that is printed there to standard error."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     serve(sys.stdin.buffer, replies)

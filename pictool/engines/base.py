@@ -145,9 +145,9 @@ class Answer:
 
     def trace(self) -> Trace:
         """What this link did. Raises TraceError as `linked` does."""
-        from pictool.trace.replay import trace_of
+        from pictool.trace.replay import record_trace
 
-        return trace_of(self.loaded, self.linked, self.logits, self.generated, self.report())
+        return record_trace(self.loaded, self.linked, self.logits, self.generated, self.report())
 
 
 class Engine(ABC):

@@ -37,9 +37,8 @@ def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
 
 def test_inspect_and_store_import_no_torch(objects: Objects) -> None:
     for arguments in (["inspect", str(objects.mine)], ["store", "verify", "--store", str(objects.store)]):
-        code = (
-            f"import sys; from pictool.commands.app import app\ntry: app({arguments!r})\nfinally: print('torch' in sys.modules)"
-        )
+        run_app = f"import sys; from pictool.commands.app import app\ntry: app({arguments!r})"
+        code = f"{run_app}\nfinally: print('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.endswith("False\n")
 
 

@@ -1,4 +1,4 @@
-"""The sink of an object: known in advance on models made by hand, and counted from transformers' attentions."""
+"""The attention sinks of an object: known in advance on models made by hand, and by transformers' attentions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from transformers import LlamaConfig
 
 from pictool.errors import InputError
 from pictool.runtime.model import Model, wrap_model
-from pictool.trace import sinks
-from pictool.trace.sinks import OFFSETS, sink_profile
+from pictool.trace.attention_sinks import _MAX_HEADS, NUM_OFFSETS, attention_sinks
 
 TOKENS = np.random.default_rng(0).integers(3, tiny.VOCAB, 40).tolist()
 SINK, OTHER, SCORE = 5, 6, 3.0
@@ -43,48 +42,50 @@ def sink_model(score: float) -> Model:
 
 
 def test_a_model_that_attends_evenly_draws_what_chance_does() -> None:
-    profile = sink_profile(sink_model(0.0), TOKENS, first=4)
-    wanted = np.mean([4 / (i + 1) for i in range(4, 40)])
-    assert profile.num_rows == 36 and profile.if_even == pytest.approx(wanted)
-    assert profile.share.tolist() == [[pytest.approx(wanted, abs=1e-6)]]
-    assert profile.by_offset[0, 0, 0] == pytest.approx(np.mean([1 / (i + 1) for i in range(4, 40)]), abs=1e-6)
+    sinks = attention_sinks(sink_model(0.0), TOKENS, num_initial=4)
+    expected = np.mean([4 / (i + 1) for i in range(4, 40)])
+    assert sinks.num_rows == 36 and sinks.uniform_share == pytest.approx(expected)
+    assert sinks.initial_share.tolist() == [[pytest.approx(expected, abs=1e-6)]]
+    assert sinks.share_by_offset[0, 0, 0] == pytest.approx(np.mean([1 / (i + 1) for i in range(4, 40)]), abs=1e-6)
 
 
 @pytest.mark.parametrize("first", [1, 4, 20])
 def test_the_share_of_a_model_with_a_sink_is_known(first: int) -> None:
     """One SINK at the start: row i gives it e³ / (e³ + i), and 1 / (e³ + i) to each other."""
-    profile = sink_profile(sink_model(SCORE), [SINK, *[OTHER] * 29], first=first)
+    sinks = attention_sinks(sink_model(SCORE), [SINK, *[OTHER] * 29], num_initial=first)
     rows, weight = np.arange(first, 30), math.exp(SCORE)
-    assert profile.share[0, 0] == pytest.approx(np.mean((weight + first - 1) / (weight + rows)), abs=1e-5)
-    assert profile.by_offset[0, 0, 0] == pytest.approx(np.mean(weight / (weight + rows)), abs=1e-5)
-    assert profile.by_offset.shape == (1, 1, max(OFFSETS, first)) and not profile.dummies.any()
+    assert sinks.initial_share[0, 0] == pytest.approx(np.mean((weight + first - 1) / (weight + rows)), abs=1e-5)
+    assert sinks.share_by_offset[0, 0, 0] == pytest.approx(np.mean(weight / (weight + rows)), abs=1e-5)
+    assert sinks.share_by_offset.shape == (1, 1, max(NUM_OFFSETS, first)) and not sinks.dummy_share.any()
 
 
 def test_dummies_that_are_the_sink_take_it_from_the_chunk() -> None:
-    """LegoLink-0: two SINKs in front, which are not in the object; they draw, and the chunk's first token does not."""
-    profile = sink_profile(sink_model(SCORE), [OTHER] * 30, dummies=[SINK, SINK], first=1)
+    """LegoLink-0: two SINKs before the chunk, not in the object, draw what its first token would draw."""
+    sinks = attention_sinks(sink_model(SCORE), [OTHER] * 30, dummies=[SINK, SINK], num_initial=1)
     rows, weight = np.arange(1, 30), math.exp(SCORE)
-    assert profile.dummies[0, 0] == pytest.approx(np.mean(2 * weight / (2 * weight + rows + 1)), abs=1e-5)
-    assert profile.share[0, 0] == pytest.approx(np.mean(1 / (2 * weight + rows + 1)), abs=1e-5)
+    assert sinks.dummy_share[0, 0] == pytest.approx(np.mean(2 * weight / (2 * weight + rows + 1)), abs=1e-5)
+    assert sinks.initial_share[0, 0] == pytest.approx(np.mean(1 / (2 * weight + rows + 1)), abs=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_it_is_what_transformers_attentions_give(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of a few rows, and dummies in front."""
-    monkeypatch.setattr(sinks, "_BLOCK_FLOATS", 7 * 43 * sinks._MOST_HEADS)
-    one, dummies = subject(architecture), [0, 0, 0]
-    profile = sink_profile(one.model, TOKENS, dummies, first=4)
+    """Blocks of a few rows, and dummy tokens before the chunk."""
+    monkeypatch.setattr("pictool.trace.attention_sinks._BLOCK_FLOATS", 7 * 43 * _MAX_HEADS)
+    dummies = [0, 0, 0]
+    sinks = attention_sinks(subject(architecture).model, TOKENS, dummies, num_initial=4)
     with torch.no_grad():
-        attentions = one.reference(torch.tensor([[*dummies, *TOKENS]]), output_attentions=True).attentions
+        attentions = (
+            subject(architecture).reference(torch.tensor([[*dummies, *TOKENS]]), output_attentions=True).attentions
+        )
     rows = np.stack([a[0].double().numpy()[:, 3 + 4 :] for a in attentions]).mean(2)  # [layers, heads, columns]
-    np.testing.assert_allclose(profile.by_offset, rows[..., 3 : 3 + OFFSETS], atol=1e-5)
-    np.testing.assert_allclose(profile.share, rows[..., 3:7].sum(-1), atol=1e-5)
-    np.testing.assert_allclose(profile.dummies, rows[..., :3].sum(-1), atol=1e-5)
+    np.testing.assert_allclose(sinks.share_by_offset, rows[..., 3 : 3 + NUM_OFFSETS], atol=1e-5)
+    np.testing.assert_allclose(sinks.initial_share, rows[..., 3:7].sum(-1), atol=1e-5)
+    np.testing.assert_allclose(sinks.dummy_share, rows[..., :3].sum(-1), atol=1e-5)
 
 
 @pytest.mark.parametrize("first", [0, 3, 40])
-def test_there_must_be_rows_behind(first: int) -> None:
+def test_rows_must_follow_the_initial_tokens(first: int) -> None:
     with pytest.raises(InputError, match=rf"the first {first} of 3 tokens"):
-        sink_profile(subject("llama").model, TOKENS[:3], first=first)
+        attention_sinks(subject("llama").model, TOKENS[:3], num_initial=first)
     with pytest.raises(InputError, match="reads from 1 to"):
-        sink_profile(subject("llama").model, TOKENS * 20)
+        attention_sinks(subject("llama").model, TOKENS * 20)

@@ -22,7 +22,7 @@ from pictool.tui.link_screen import LinkScreen
 from pictool.tui.object_screen import ObjectScreen
 from pictool.tui.trace_screen import TraceScreen
 from pictool.tui.widgets.table import RowTable
-from tui.drive import drive, make_app, opened, press, put_object, screen_text, settle
+from tui.drive import drive, load, make_app, press, put_object, screen_text, settle
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def is_home(app: PicApp) -> bool:
 
 
 def shown_keys(app: PicApp) -> list[str]:
-    return [row.key for row in home(app).rows]
+    return [entry.key for entry in home(app).listed]
 
 
 def objects(app: PicApp) -> RowTable:
@@ -51,9 +51,9 @@ def test_the_list_says_what_the_files_say(store: Store, keys: dict[str, str]) ->
         app = make_app_of(pilot)
         assert shown_keys(app) == sorted(keys.values())
         for index, key in enumerate(sorted(keys.values())):
-            found = store.describe(key)
-            assert found is not None and found.meta is not None
-            row = ("", key[:12], str(found.meta.num_tokens), found.text, f"{found.num_bytes:,d}", "0")
+            stored = store.describe(key)
+            assert stored is not None and stored.meta is not None
+            row = ("", key[:12], str(stored.meta.num_tokens), stored.text, f"{stored.num_bytes:,d}", "0")
             assert objects(app).texts(index)[:6] == row and objects(app).texts(index)[7:] == ("0", "")
             assert re.fullmatch(r"\d+ (s|min)", objects(app).texts(index)[6])
         assert "3 objects" in screen_text(app)
@@ -133,13 +133,13 @@ def test_objects_that_come_and_go_are_seen(store: Store, keys: dict[str, str]) -
     async def scenario(pilot: Pilot[None]) -> None:
         app = make_app_of(pilot)
         await press(pilot, "end")
-        at = home(app).rows[objects(app).cursor].key
+        at = home(app).listed[objects(app).cursor].key
         store.path(sorted(keys.values())[0]).unlink()
         new = put_object(store, "quince came later.", 4)
         app.home.refresh_store()
         await settle(pilot)
         assert set(shown_keys(app)) == {new, *sorted(keys.values())[1:]}
-        assert home(app).rows[objects(app).cursor].key == at  # the cursor stays on its object
+        assert home(app).listed[objects(app).cursor].key == at  # the cursor stays on its object
 
     drive(make_app(store), scenario)
 
@@ -153,10 +153,10 @@ def test_an_object_that_is_gone_or_damaged_is_said_and_not_shown(store: Store, k
         data[40] ^= 1
         store.path(second).write_bytes(data)  # in place: nothing tells, until it is opened
         await press(pilot, "enter")
-        assert app.screen is home(app) and any("no such object" in one.message for one in app._notifications)
+        assert app.screen is home(app) and any("no such object" in notice.message for notice in app._notifications)
         assert first not in shown_keys(app)
         await press(pilot, "enter")
-        assert app.screen is home(app) and any("damaged" in one.message for one in app._notifications)
+        assert app.screen is home(app) and any("damaged" in notice.message for notice in app._notifications)
 
     drive(make_app(store), scenario)
 
@@ -165,7 +165,7 @@ def test_damaged_objects_are_listed_as_such(store: Store, keys: dict[str, str]) 
     store.path(keys["fig"]).write_bytes(b"nonsense of some length")
 
     async def scenario(pilot: Pilot[None]) -> None:
-        row = next(i for i, one in enumerate(home(make_app_of(pilot)).rows) if one.key == keys["fig"])
+        row = next(i for i, entry in enumerate(home(make_app_of(pilot)).listed) if entry.key == keys["fig"])
         assert objects(make_app_of(pilot)).texts(row)[3].startswith("DAMAGED: ")
         await press(pilot, *"ssssssss")  # every order copes with it
 
@@ -173,7 +173,7 @@ def test_damaged_objects_are_listed_as_such(store: Store, keys: dict[str, str]) 
 
 
 def test_traces_open_are_marked_and_compared(store: Store, keys: dict[str, str]) -> None:
-    traces = [opened(make_trace(rows), f"{i}.trace") for i, rows in enumerate([((2,), (), ()), ((3,), (), ())])]
+    traces = [load(make_trace(rows), f"{i}.trace") for i, rows in enumerate([((2,), (), ()), ((3,), (), ())])]
 
     async def scenario(pilot: Pilot[None]) -> None:
         app = make_app_of(pilot)
@@ -183,7 +183,7 @@ def test_traces_open_are_marked_and_compared(store: Store, keys: dict[str, str])
         await press(pilot, "space", "space", "c")
         assert isinstance(app.screen, CompareScreen)
         await press(pilot, "escape", "enter")
-        assert isinstance(app.screen, TraceScreen) and app.screen.opened.name == "1.trace"
+        assert isinstance(app.screen, TraceScreen) and app.screen.loaded.name == "1.trace"
 
     drive(make_app(store, traces), scenario)
 
@@ -197,11 +197,11 @@ def test_links_count_the_traces_that_have_an_object(store: Store) -> None:
         await press(pilot, "escape")
         assert objects(make_app_of(pilot)).texts(0)[-1] == "1"
 
-    drive(make_app(store, [opened(trace)]), scenario)
+    drive(make_app(store, [load(trace)]), scenario)
 
 
 def test_a_trace_opens_by_its_path_and_a_corrupt_one_does_not(store: Store) -> None:
-    opened(make_trace(), "good.trace")
+    load(make_trace(), "good.trace")
     data = bytearray(Path("good.trace").read_bytes())
     data[-3] ^= 1
     Path("bad.trace").write_bytes(data)
@@ -210,7 +210,7 @@ def test_a_trace_opens_by_its_path_and_a_corrupt_one_does_not(store: Store) -> N
         app = make_app_of(pilot)
         await press(pilot, "o", *"bad.trace", "enter")
         assert app.screen is home(app) and not app.traces
-        assert any("bad.trace: does not match its checksum" in one.message for one in app._notifications)
+        assert any("bad.trace: does not match its checksum" in notice.message for notice in app._notifications)
         await press(pilot, "o", *"good.trace", "enter")
         assert isinstance(app.screen, TraceScreen) and len(app.traces) == 1
 
@@ -233,7 +233,7 @@ def test_help_palette_and_leaving(store: Store) -> None:
         await press(pilot, "question_mark")
         assert isinstance(app.screen, HelpScreen) and "filter" in screen_text(app)
         await press(pilot, "escape")
-        titles = {one.title for one in app.get_system_commands(app.screen)}
+        titles = {command.title for command in app.get_system_commands(app.screen)}
         assert {"filter", "sort", "link", "compare", "open a trace", "export", "help"} <= titles
         await press(pilot, "ctrl+p", *"open a trace")
         await pilot.pause(1)
@@ -261,9 +261,9 @@ def test_the_listing_as_json(store: Store, keys: dict[str, str]) -> None:
 def test_a_thread_that_asks_while_the_program_ends(store: Store, keys: dict[str, str]) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         screen = home(make_app_of(pilot))
-        assert screen.seen_keys() == sorted(keys.values())
+        assert screen.visible_keys() == sorted(keys.values())
         await screen.query("#objects").remove()
-        assert screen.seen_keys() == []
-        screen.show_rows()
+        assert screen.visible_keys() == []
+        screen.show_objects()
 
     drive(make_app(store), scenario)

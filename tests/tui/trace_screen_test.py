@@ -1,9 +1,10 @@
-"""The trace view: every key, the mouse, search, what the model answers or refuses, export."""
+"""The trace screen: every key, the mouse, search, what the model answers or refuses, export, and its words."""
 
 from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +15,20 @@ from traces import make_trace
 
 from pictool.errors import TraceError
 from pictool.store.store import Store
-from pictool.tui.shades import Choice, shade_of
-from pictool.tui.trace_screen import TraceScreen
+from pictool.trace.counts import count_rows
+from pictool.tui.token_colors import ColorBy, token_colors
+from pictool.tui.trace_screen import TraceScreen, initial_shares, part_rows, token_line
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.table import RowTable
-from pictool.tui.widgets.tokens import TokensView
-from tui.drive import FakeJob, drive, make_app, make_look, opened, press, screen_text, settle
+from pictool.tui.widgets.token_text import TokensView
+from tui.drive import FakeJob, drive, load, make_analysis, make_app, press, screen_text, settle
 
 TRACE = make_trace([(1, 2, 5), (2, 5), (5,)], scores=np.arange(10, dtype=np.float32))
-LOOK = make_look(TRACE)
+ANALYSIS = make_analysis(TRACE)
+ATTENTION = ANALYSIS.attention
+assert ATTENTION is not None
+WEIGHTS = np.exp(ATTENTION.scores) / np.exp(ATTENTION.scores).sum(-1, keepdims=True)
 
 
 def screen(pilot: Pilot[None]) -> TraceScreen:
@@ -56,20 +61,20 @@ def test_the_cursor_tells_the_token_under_it(store: Store) -> None:
         await press(pilot, "pageup")
         assert tokens(pilot).cursor <= 1
 
-    drive(make_app(store, [opened(TRACE)]), scenario)
+    drive(make_app(store, [load(TRACE)]), scenario)
 
 
 def test_parts_are_gone_through(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
-        seen = []
+        starts = []
         for _ in range(5):
             await press(pilot, "]")
-            seen.append(tokens(pilot).cursor)
-        assert seen == [1, 4, 8, 10, 10]
+            starts.append(tokens(pilot).cursor)
+        assert starts == [1, 4, 8, 10, 10]
         await press(pilot, "[")
         assert tokens(pilot).cursor == 8
 
-    drive(make_app(store, [opened(TRACE)]), scenario)
+    drive(make_app(store, [load(TRACE)]), scenario)
 
 
 def test_a_click_on_a_token_a_cell_and_a_slider(store: Store) -> None:
@@ -79,33 +84,33 @@ def test_a_click_on_a_token_a_cell_and_a_slider(store: Store) -> None:
         assert tokens(pilot).cursor == 2
         await pilot.click(HeatMap, offset=(9 + 5, 1))
         await settle(pilot)
-        assert tokens(pilot).cursor == 5 and screen(pilot).choice.layer == 1
+        assert tokens(pilot).cursor == 5 and screen(pilot).color_by.layer == 1
         await pilot.click("#layer", offset=(1 + len("layer ‹") + 11, 0))
         await settle(pilot)
-        assert screen(pilot).choice.layer == 2
+        assert screen(pilot).color_by.layer == 2
         await pilot.click("#layer", offset=(2, 0))  # the left half: less
         await settle(pilot)
-        assert screen(pilot).choice.layer == 1
+        assert screen(pilot).color_by.layer == 1
 
-    drive(make_app(store, [opened(TRACE)]), scenario)
+    drive(make_app(store, [load(TRACE)]), scenario)
 
 
 def test_layers_and_modes_by_key(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         for layer in (0, 1, 2, 2):
             await press(pilot, "l")
-            assert screen(pilot).choice.layer == layer
-            wanted = shade_of(TRACE, None, Choice(layer=layer))
-            assert (tokens(pilot)._steps == wanted.steps).all() and screen(pilot).shade.row == layer
+            assert screen(pilot).color_by.layer == layer
+            expected = token_colors(TRACE, None, ColorBy(layer=layer))
+            assert (tokens(pilot)._steps == expected.steps).all() and screen(pilot).token_colors.row == layer
         await press(pilot, "L", "L", "L")
-        assert screen(pilot).choice.layer is None
+        assert screen(pilot).color_by.layer is None
         await press(pilot, "m")
-        assert screen(pilot).choice.mode == "score" and "the policy's score" in screen_text(screen(pilot).pic)
+        assert screen(pilot).color_by.mode == "score" and "the policy's score" in screen_text(screen(pilot).pic)
         await press(pilot, "m", "h")
-        assert screen(pilot).choice.mode == "computed"
-        assert any("no head to choose here" in one.message for one in pilot.app._notifications)
+        assert screen(pilot).color_by.mode == "computed"
+        assert any("no head to choose here" in notice.message for notice in pilot.app._notifications)
 
-    drive(make_app(store, [opened(TRACE)]), scenario)
+    drive(make_app(store, [load(TRACE)]), scenario)
 
 
 def test_the_map_is_moved_in_and_zoomed(store: Store) -> None:
@@ -115,13 +120,13 @@ def test_the_map_is_moved_in_and_zoomed(store: Store) -> None:
         heat = screen(pilot).query_one(HeatMap)
         heat.focus()
         await press(pilot, "right", "right", "down")
-        assert (heat.column, heat.row) == (2, 0) and screen(pilot).choice.layer == 0 and tokens(pilot).cursor == 2
+        assert (heat.column, heat.row) == (2, 0) and screen(pilot).color_by.layer == 0 and tokens(pilot).cursor == 2
         await press(pilot, "up", "left")
-        assert (heat.column, heat.row) == (1, None) and screen(pilot).choice.layer is None
+        assert (heat.column, heat.row) == (1, None) and screen(pilot).color_by.layer is None
         await press(pilot, "plus", "minus")
         assert heat.window == (0, 12)
 
-    drive(make_app(store, [opened(trace)]), scenario)
+    drive(make_app(store, [load(trace)]), scenario)
 
 
 def test_search(store: Store) -> None:
@@ -136,49 +141,51 @@ def test_search(store: Store) -> None:
         assert tokens(pilot).cursor == 10
         await press(pilot, "slash", "escape", "n")
         assert not tokens(pilot)._is_match.any()
-        assert any("search with /" in one.message for one in pilot.app._notifications)
+        assert any("search with /" in notice.message for notice in pilot.app._notifications)
 
-    drive(make_app(store, [opened(TRACE)]), scenario)
+    drive(make_app(store, [load(TRACE)]), scenario)
 
 
 def test_the_model_is_asked_and_its_answer_shown(store: Store) -> None:
-    job = FakeJob(LOOK)
+    job = FakeJob(ANALYSIS)
 
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "a")
-        assert job.asked == [("hand.trace", None)] and screen(pilot).choice.mode == "attention"
+        assert job.requests == [("hand.trace", None)] and screen(pilot).color_by.mode == "attention"
         await press(pilot, "l", "h", "h", "r")
-        assert screen(pilot).choice == Choice("attention", 0, 1, 0)
-        wanted = shade_of(TRACE, LOOK, Choice("attention", 0, 1, 0))
-        assert np.array_equal(screen(pilot).shade.values, wanted.values, equal_nan=True)
+        assert screen(pilot).color_by == ColorBy("attention", 0, 1, 0)
+        expected = token_colors(TRACE, ANALYSIS, ColorBy("attention", 0, 1, 0))
+        assert np.array_equal(screen(pilot).token_colors.values, expected.values, equal_nan=True)
         await press(pilot, "H", "R", "t")
-        assert screen(pilot).choice == Choice("attention", 0, 0, None)
+        assert screen(pilot).color_by == ColorBy("attention", 0, 0, None)
         assert screen(pilot).query_one(TabbedContent).active == "tab-parts"
-        assert LOOK.attention is not None
-        drawn = 100 * LOOK.attention.initial(4)[0, 0].mean(0)
+        assert ANALYSIS.attention is not None
+        drawn = 100 * ANALYSIS.attention.initial_share(4)[0, 0].mean(0)
         texts = [screen(pilot).query_one("#parts", RowTable).texts(row)[5] for row in range(3)]
-        assert texts == [f"{one:.1f}" for one in drawn]
+        assert texts == [f"{share:.1f}" for share in drawn]
         for mode in ("minmax", "kv", "attention-dev", "computed"):
             await press(pilot, "m")
-            assert screen(pilot).choice.mode == mode
+            assert screen(pilot).color_by.mode == mode
 
-    drive(make_app(store, [opened(TRACE)], job), scenario)
+    drive(make_app(store, [load(TRACE)], job), scenario)
 
 
 def test_the_attention_of_one_layer_is_not_shown_as_another_s(store: Store) -> None:
-    assert LOOK.attention is not None
-    seen = LOOK.attention
-    one_layer = type(LOOK)(type(seen)(seen.scores[[1]], (1,), seen.starts, seen.num_prompt), LOOK.against, LOOK.choices)
+    assert ANALYSIS.attention is not None
+    attention = ANALYSIS.attention
+    one_layer = type(ANALYSIS)(
+        replace(attention, scores=attention.scores[[1]], layers=(1,)), ANALYSIS.deviation, ANALYSIS.choices
+    )
     job = FakeJob(one_layer)
 
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "l", "l", "A")
-        assert job.asked == [("hand.trace", 1)] and screen(pilot).choice == Choice("attention")
+        assert job.requests == [("hand.trace", 1)] and screen(pilot).color_by == ColorBy("attention")
         await press(pilot, "l")  # layer 0
-        assert screen(pilot).choice.layer is None and screen(pilot).query_one("#layer", Picker).value is None
-        assert any("was not asked for" in one.message for one in pilot.app._notifications)
+        assert screen(pilot).color_by.layer is None and screen(pilot).query_one("#layer", Picker).value is None
+        assert any("was not asked for" in notice.message for notice in pilot.app._notifications)
 
-    drive(make_app(store, [opened(TRACE)], job), scenario)
+    drive(make_app(store, [load(TRACE)], job), scenario)
 
 
 def test_another_model_is_refused_in_words(store: Store) -> None:
@@ -186,30 +193,30 @@ def test_another_model_is_refused_in_words(store: Store) -> None:
 
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "a")
-        assert screen(pilot).look is None and screen(pilot).choice.mode == "computed"
-        assert any("traced with model aaaa" in one.message for one in pilot.app._notifications)
-        job.answer = LOOK
+        assert screen(pilot).analysis is None and screen(pilot).color_by.mode == "computed"
+        assert any("traced with model aaaa" in notice.message for notice in pilot.app._notifications)
+        job.answer = ANALYSIS
         await press(pilot, "a")
-        assert screen(pilot).look is LOOK or screen(pilot).look is not None
+        assert screen(pilot).analysis is ANALYSIS or screen(pilot).analysis is not None
 
-    drive(make_app(store, [opened(TRACE)], job), scenario)
+    drive(make_app(store, [load(TRACE)], job), scenario)
 
 
 def test_a_question_is_cancelled_by_escape(store: Store) -> None:
-    job = FakeJob(LOOK, waits=True)
+    job = FakeJob(ANALYSIS, waits=True)
 
     async def scenario(pilot: Pilot[None]) -> None:
         await pilot.press("a")
         await pilot.pause(0.2)
-        assert screen(pilot).asking.is_running and "escape cancels" in screen_text(screen(pilot).pic)
+        assert screen(pilot).request.is_running and "escape cancels" in screen_text(screen(pilot).pic)
         await pilot.press("a")  # one at a time
         await press(pilot, "escape")
-        assert screen(pilot).look is None and not screen(pilot).asking.is_running
-        assert len(job.asked) == 1
+        assert screen(pilot).analysis is None and not screen(pilot).request.is_running
+        assert len(job.requests) == 1
         await press(pilot, "escape")
         assert not isinstance(pilot.app.screen, TraceScreen)
 
-    drive(make_app(store, [opened(TRACE)], job), scenario)
+    drive(make_app(store, [load(TRACE)], job), scenario)
 
 
 def test_tabs_have_the_numbers_of_the_view(store: Store) -> None:
@@ -224,7 +231,7 @@ def test_tabs_have_the_numbers_of_the_view(store: Store) -> None:
         assert answers.texts(0) == ("first token", " yes", f"{share:.4f}")
         assert answers.texts(5) == ("time", "first token", "4.0 ms")
 
-    drive(make_app(store, [opened(TRACE)]), scenario)
+    drive(make_app(store, [load(TRACE)]), scenario)
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "json"])
@@ -232,7 +239,7 @@ def test_export(store: Store, suffix: str) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "a", "e", "ctrl+u", *f"out.{suffix}", "enter")
 
-    drive(make_app(store, [opened(TRACE)], FakeJob(LOOK)), scenario)
+    drive(make_app(store, [load(TRACE)], FakeJob(ANALYSIS)), scenario)
     data = Path(f"out.{suffix}").read_bytes()
     if suffix == "svg":
         words = "".join(ElementTree.fromstring(data).itertext()).replace("\xa0", " ")
@@ -243,11 +250,11 @@ def test_export(store: Store, suffix: str) -> None:
         width, height = Image.open("out.png").size
         assert (width % 100, height % 34) == (0, 0)
     else:
-        found = json.loads(data)
-        assert found["layers"] == [3, 2, 1] and found["pieces"][1] == "a"
-        assert LOOK.attention is not None and LOOK.against is not None
-        assert np.allclose(found["attention"]["share"], LOOK.attention.share())
-        assert np.allclose(found["against"]["key"], LOOK.against.kv.key)
+        exported = json.loads(data)
+        assert exported["layers"] == [3, 2, 1] and exported["pieces"][1] == "a"
+        assert ANALYSIS.attention is not None and ANALYSIS.deviation is not None
+        assert np.allclose(exported["attention"]["share"], ANALYSIS.attention.share())
+        assert np.allclose(exported["against"]["key"], ANALYSIS.deviation.kv.key)
 
 
 @pytest.mark.parametrize("name", ["out.pdf", "no/such\0", "."])
@@ -258,4 +265,34 @@ def test_what_cannot_be_written_is_said(store: Store, name: str) -> None:
         assert pilot.app._notifications
 
     Path("no").write_text("a file, and no directory")
-    drive(make_app(store, [opened(TRACE)]), scenario)
+    drive(make_app(store, [load(TRACE)]), scenario)
+
+
+@pytest.mark.parametrize(("layer", "head", "row"), [(None, None, None), (2, 1, None), (0, None, 1)])
+def test_shares_of_the_initial_tokens_of_every_part(layer: int | None, head: int | None, row: int | None) -> None:
+    assert ATTENTION is not None
+    drawn, even = initial_shares(ATTENTION, ColorBy("attention", layer, head, row), 2)
+    picked = WEIGHTS[slice(None) if layer is None else [layer]][:, slice(None) if head is None else [head]]
+    rows = range(3) if row is None else [row]
+    expected = [np.mean([picked[:, :, r, a:b].sum(-1).mean() for r in rows]) for a, b in ((0, 1), (1, 3), (4, 6))]
+    assert np.allclose(drawn, expected, atol=1e-6)
+    assert np.allclose(even, [np.mean([size / (8 + r + 1) for r in rows]) for size in (1, 2, 2)])
+
+
+def test_words_of_a_token() -> None:
+    trace = replace(TRACE, scores=np.arange(10, dtype=np.float32) - 3)
+    colors = token_colors(trace, ANALYSIS, ColorBy("attention"))
+    line = token_line(trace, ANALYSIS, colors, 5).plain
+    assert line.startswith("2+1 «e»  id 5, position 5, computed at 3 of 3 layers, score 2, |d(K,V)| ")
+    assert line.endswith(f"share of attention: {colors.values[5]:.4g}")
+    line = token_line(trace, ANALYSIS, colors, 11).plain
+    assert line.startswith(
+        "answer+1 «</s>»  id 1, logprob -0.01, KL 0.5, p 0.2500, under full 0.7500, full's choice ' no'"
+    )
+
+
+def test_parts_of_one_layer() -> None:
+    rows = part_rows(count_rows(TRACE), None, ColorBy(layer=1))
+    assert [row[:4] for row in rows] == [
+        ("head", "0", "1", "0.0"), ("1", "1", "3", "1.0"), ("2", "4", "4", "1.0"), ("tail", "8", "2", "2.0"),
+    ]  # fmt: skip

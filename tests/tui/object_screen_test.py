@@ -15,7 +15,7 @@ from pictool.errors import ForeignObjectError, StoreError
 from pictool.store.store import Store
 from pictool.tui.object_screen import ObjectScreen
 from pictool.tui.widgets.table import RowTable
-from tui.drive import FakeJob, drive, make_app, make_profile, press, put_object, screen_text
+from tui.drive import FakeJob, drive, make_app, make_sinks, press, put_object, screen_text
 
 
 def screen(pilot: Pilot[None]) -> ObjectScreen:
@@ -28,9 +28,9 @@ def test_header_text_and_search(store: Store) -> None:
 
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "enter")
-        seen = screen_text(screen(pilot).pic)
-        assert key in seen and "5 (compiled behind 4 dummy tokens)" in seen
-        assert "2 layers, 1 KV heads of 4, float32" in seen and "quiet. It holds" in seen
+        shown = screen_text(screen(pilot).pic)
+        assert key in shown and "5 (compiled behind 4 dummy tokens)" in shown
+        assert "2 layers, 1 KV heads of 4, float32" in shown and "quiet. It holds" in shown
         await press(pilot, "slash", *"it holds", "enter")
         assert screen(pilot).views[0].cursor == 4
 
@@ -81,37 +81,37 @@ def test_layers_of_an_object_that_changed_meanwhile(store: Store, what: str) -> 
 
 
 def test_sinks_are_asked_of_the_model_once(store: Store) -> None:
-    key, profile = put_object(store, "text", 5), make_profile()
-    job = FakeJob(profile)
+    key, sinks = put_object(store, "text", 5), make_sinks()
+    job = FakeJob(sinks)
 
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "enter", "t", "t", "t")
         assert screen(pilot).query_one(TabbedContent).active == "tab-sinks"
-        assert "a asks the model" in screen_text(screen(pilot).pic) and not job.asked
+        assert "a asks the model" in screen_text(screen(pilot).pic) and not job.requests
         await press(pilot, "a")
         table = screen(pilot).query_one("#sinks", RowTable)
-        share = 100 * profile.share
+        share = 100 * sinks.initial_share
         assert f"draw {share.mean():.1f} % of the attention of the 3 behind (40.0" in screen_text(screen(pilot).pic)
         assert table.count == 7 and table.texts(0)[:3] == ("all", "", f"{share.mean():.1f}")
         for row in range(6):
             texts = table.texts(1 + row)
             assert texts[:3] == (str(row // 3), str(row % 3), f"{share[row // 3, row % 3]:.1f}")
             assert texts[3] == "█" * round(share[row // 3, row % 3] / 10)
-            assert texts[4] == f"{100 * profile.dummies[row // 3, row % 3]:.1f}"
-            drawn = [f"{100 * one:.1f}" for one in profile.by_offset[row // 3, row % 3]]
+            assert texts[4] == f"{100 * sinks.dummy_share[row // 3, row % 3]:.1f}"
+            drawn = [f"{100 * share:.1f}" for share in sinks.share_by_offset[row // 3, row % 3]]
             assert texts[5:] == (*drawn, *[""] * 7)
         await press(pilot, "e", "ctrl+u", *"out.json", "enter")
         await press(pilot, "escape", "enter", "a")  # the answer is kept
         assert screen(pilot).query_one("#sinks", RowTable).count == 7
 
     drive(make_app(store, job=job), scenario)
-    assert job.asked == [key]
-    assert np.allclose(json.loads(Path("out.json").read_text())["sink_profile"]["share"], profile.share)
+    assert job.requests == [key]
+    assert np.allclose(json.loads(Path("out.json").read_text())["sink_profile"]["share"], sinks.initial_share)
 
 
 def test_asking_for_sinks_is_cancelled_or_refused(store: Store) -> None:
     put_object(store, "text", 5)
-    job = FakeJob(make_profile(), waits=True)
+    job = FakeJob(make_sinks(), waits=True)
 
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "enter")
@@ -122,15 +122,15 @@ def test_asking_for_sinks_is_cancelled_or_refused(store: Store) -> None:
         assert screen(pilot).query_one("#sinks", RowTable).count == 0 and "a asks" in screen_text(screen(pilot).pic)
         job.answer, job.waits, job._is_cancelled = ForeignObjectError("x: made for model aaaa"), False, False
         await press(pilot, "a")
-        assert any("made for model aaaa" in one.message for one in pilot.app._notifications)
+        assert any("made for model aaaa" in notice.message for notice in pilot.app._notifications)
         await press(pilot, "escape")
         assert not isinstance(pilot.app.screen, ObjectScreen)
 
     drive(make_app(store, job=job), scenario)
 
 
-def test_looking_is_no_use(store: Store) -> None:
-    """What people look at here is neither a hit nor just used."""
+def test_browsing_is_no_use(store: Store) -> None:
+    """An object that is shown here counts neither as hit nor as used."""
     key = put_object(store, "text", 5)
     os.utime(store.path(key), ns=(10**18, 10**18))
 
@@ -149,8 +149,8 @@ def test_json(store: Store) -> None:
         await press(pilot, "enter", "e", "ctrl+u", *"out.json", "enter")
 
     drive(make_app(store), scenario)
-    found = json.loads(Path("out.json").read_text())
-    assert (found["tokens"], found["text"], found["layer_stats"][0]["key"]["max"]) == (3, "text", 11)
+    exported = json.loads(Path("out.json").read_text())
+    assert (exported["tokens"], exported["text"], exported["layer_stats"][0]["key"]["max"]) == (3, "text", 11)
 
 
 def test_an_object_that_is_not_there(store: Store) -> None:

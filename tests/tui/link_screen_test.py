@@ -51,15 +51,15 @@ def test_a_link_streams_writes_its_trace_and_opens_it(store: Store) -> None:
         job._go.set()
         await settle(pilot)
         await settle(pilot)
-        assert isinstance(pilot.app.screen, TraceScreen) and pilot.app.screen.opened.name == "link-1.trace"
+        assert isinstance(pilot.app.screen, TraceScreen) and pilot.app.screen.loaded.name == "link-1.trace"
         await press(pilot, "escape")
         assert screen(pilot).query_one("#trace", Input).value == "link-2.trace"
 
     drive(make_app(store, job=job), scenario, SIZE)
-    wanted = LinkForm(
+    expected = LinkForm(
         ("a.txt", "b c.txt"), "Does it?", "cacheblend", ("ratio=0.15", "on=v"), "link-1.trace", 7, None
     )  # fmt: skip
-    assert job.asked == [wanted]
+    assert job.requests == [expected]
 
 
 def test_several_policies_are_linked_one_after_the_other_and_compared(store: Store) -> None:
@@ -69,19 +69,23 @@ def test_several_policies_are_linked_one_after_the_other_and_compared(store: Sto
         await press(pilot, "l")
         fill(pilot, documents="a.txt", query="Does it?", others="none; cacheblend")
         await press(pilot, "ctrl+s")
-        assert "no policy 'none': must be one of legolink, cacheblend" in note(pilot) and not job.asked
+        assert "no policy 'none': must be one of legolink, cacheblend" in note(pilot) and not job.requests
         fill(pilot, others="cacheblend ratio=0.5; legolink k=1 ;")
         await press(pilot, "ctrl+s")
         await settle(pilot)
         assert isinstance(pilot.app.screen, CompareScreen)
-        assert [one.name for one in pilot.app.screen.opened] == ["link-1.trace", "link-1-2.trace", "link-1-3.trace"]
+        assert [loaded.name for loaded in pilot.app.screen.loaded] == [
+            "link-1.trace",
+            "link-1-2.trace",
+            "link-1-3.trace",
+        ]
         await press(pilot, "escape")
         assert screen(pilot)._answer == "legolink:  yes, it does\ncacheblend:  yes, it does\nlegolink:  yes, it does"
         assert "wrote link-1.trace, link-1-2.trace, link-1-3.trace" in note(pilot)
 
     drive(make_app(store, job=job), scenario, SIZE)
-    asked = [(one.algo, one.fields, one.trace) for one in job.asked]
-    assert asked == [
+    forms = [(form.algo, form.fields, form.trace) for form in job.requests]
+    assert forms == [
         ("legolink", ("k=16",), "link-1.trace"), ("cacheblend", ("ratio=0.5",), "link-1-2.trace"),
         ("legolink", ("k=1",), "link-1-3.trace"),
     ]  # fmt: skip
@@ -92,7 +96,7 @@ def test_what_was_linked_before_a_cancel_is_kept(store: Store) -> None:
         """Waits from the second request on."""
 
         def link(self, form: LinkForm, listener: Listener) -> Path:
-            self.waits = bool(self.asked)
+            self.waits = bool(self.requests)
             return super().link(form, listener)
 
     job = Second(make_trace())
@@ -105,7 +109,7 @@ def test_what_was_linked_before_a_cancel_is_kept(store: Store) -> None:
         bar = screen(pilot).query_one(ProgressBar)
         assert (bar.progress, bar.total) == (1, 3)
         await press(pilot, "ctrl+g")
-        assert "cancelled; wrote link-1.trace" in note(pilot) and len(job.asked) == 2
+        assert "cancelled; wrote link-1.trace" in note(pilot) and len(job.requests) == 2
         assert [path.name for path in Path.cwd().glob("*.trace")] == ["link-1.trace"]
 
     drive(make_app(store, job=job), scenario, SIZE)
@@ -142,7 +146,7 @@ def test_what_goes_wrong_is_said_and_the_form_stays(store: Store) -> None:
         assert "No closing quotation" in note(pilot)
         fill(pilot, documents="a.txt", max="none")
         await press(pilot, "ctrl+s")
-        assert "must be a number from 1" in note(pilot) and not job.asked
+        assert "must be a number from 1" in note(pilot) and not job.requests
         fill(pilot, max="3")
         await press(pilot, "ctrl+s")
         assert "a.txt: no such file" in note(pilot) and not screen(pilot).is_linking
