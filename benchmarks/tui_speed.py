@@ -104,7 +104,8 @@ async def moves(path: Path, store: Path) -> dict[str, Any]:
     from pictool.commands.settings import Settings
     from pictool.commands.tui import open_app
 
-    app, found = open_app([str(path)], Settings().override(store=str(store)), _NoJob()), {}
+    no_job: Any = _NoJob()
+    app, found = open_app([str(path)], Settings().override(store=str(store)), no_job), {}
     async with app.run_test(size=SIZE) as pilot:
         await app.workers.wait_for_complete()
         await pilot.pause(1)

@@ -154,7 +154,7 @@ class _Command(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None and parameter.param_type_name == "argument":
-                sections["Arguments"].append((parameter.metavar, record[1]))
+                sections["Arguments"].append((parameter.metavar or "", record[1]))
             elif record is not None:
                 sections[getattr(parameter, "rich_help_panel", None) or OPTIONS].append(record)
         for heading, records in sections.items():

@@ -89,9 +89,8 @@ def test_interrupted_it_removes_its_objects(tmp_path: Path, monkeypatch: pytest.
     assert seen[0].parent == tmp_path and not seen[0].exists()
 
 
-def test_defaults_measure_the_usual_policies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "DEFAULT_SHAPE", "tiny")
-    with open_subject(BenchOptions(), Settings(), bench.DEFAULT_SHAPE, bench.BREAKDOWN_ALGOS, 0) as subject:
+def test_defaults_measure_the_usual_policies() -> None:
+    with open_subject(BenchOptions(), Settings(), "tiny", bench.BREAKDOWN_ALGOS, 0) as subject:
         assert [policy.label for policy in subject.policies] == list(bench.BREAKDOWN_ALGOS)
         assert subject.model.name == "random tiny"
 

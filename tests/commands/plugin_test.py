@@ -78,8 +78,8 @@ def ran(packages: str, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     for name in "ab":
         write(root / f"{name}.txt", TEXT)
     link = ("link", "a.txt", "b.txt", "-q", "Who knows why?", "--max-new-tokens", 2, "-m", str(model), "--json")
-    bench = ("--shape", "tiny", "--device", "cpu", "--repeats", 1, "--chunk-tokens", 8, "--tail-tokens", 4, "--json")
-    bench += ("--algo", "strided-50")
+    bench = ("--shape", "tiny", "--device", "cpu", "--repeats", 1, "--chunk-tokens", 8, "--tail-tokens", 4, "--algo",
+             "strided-50", "--json")  # fmt: skip
     commands: dict[str, tuple[Any, ...]] = {
         "link": (*link, "--algo", "strided", "--ratio", 0.5, "--compare", "--trace", "a.trace"),
         "other link": (*link, "--algo", "naive", "--trace", "b.trace"),
