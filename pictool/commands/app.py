@@ -29,15 +29,18 @@ COMMANDS = {
 class _Commands(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = {name: _Lazy(name, help=text) for name, text in COMMANDS.items()}
+        self.commands = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}  # until they are used
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        command = typer.main.get_command(importlib.import_module(f"pictool.commands.{cmd_name}").app)
+        command.name = cmd_name
+        return command
 
-class _Lazy(TyperCommand):
-    """Stands for a command until it is used."""
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        module = importlib.import_module(f"pictool.commands.{self.name}")
-        return typer.main.get_command(module.app).make_context(info_name, args, parent, **extra)
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([*COMMANDS.items()])
 
 
 app = typer.Typer(

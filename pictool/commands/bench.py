@@ -63,7 +63,7 @@ def sync(
     One request comes after another; beside the policies, full recompute and transformers' generate are measured.
 
     \b
-      pic bench sync --shape tiny --algo legolink-16 --algo cacheblend:ratio=.05,.15
+      pic bench sync --shape tiny --algo full --algo cacheblend:ratio=.05,.15
     """
     prompt = PromptOptions(
         chunks=chunks, chunk_tokens=chunk_tokens, tail_tokens=tail_tokens, new_tokens=new_tokens, repeats=repeats,

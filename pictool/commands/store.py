@@ -77,7 +77,11 @@ def object_json(entry: StoredObject) -> dict[str, Any]:
 
 @command(app, "show", "store")
 def run_show(settings: Settings, keys: KeysArgument, as_json: JsonOption = False) -> None:
-    """Show objects: what they are, their text, when they were used."""
+    """Show objects: what they are, their text, when they were used.
+
+    \b
+      pic store show 3f9a 81c2
+    """
     from pictool.commands.inspect import describe
     from pictool.store.eviction import pinned
 
@@ -97,7 +101,11 @@ def run_show(settings: Settings, keys: KeysArgument, as_json: JsonOption = False
 
 @command(app, "stats", "store")
 def run_stats(settings: Settings, as_json: JsonOption = False) -> None:
-    """Count objects and bytes, hits and misses."""
+    """Count objects and bytes, hits and misses.
+
+    \b
+      pic store stats --json
+    """
     from pictool.store.upkeep import stats
 
     report = stats(open_store(settings))
@@ -135,7 +143,11 @@ def run_verify(
     repair: Annotated[bool, option("--repair", None, "Remove damaged objects.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read every object and check it."""
+    """Read every object and check it.
+
+    \b
+      pic store verify --repair
+    """
     from pictool.store.upkeep import verify
 
     store = open_store(settings)
@@ -218,7 +230,11 @@ def run_expire(
 
 @command(app, "pin", "store")
 def run_pin(settings: Settings, keys: KeysArgument) -> None:
-    """Keep objects from being evicted or expired."""
+    """Keep objects from being evicted or expired.
+
+    \b
+      pic store pin 3f9a
+    """
     from pictool.store.upkeep import pin
 
     store = open_store(settings)
@@ -229,7 +245,11 @@ def run_pin(settings: Settings, keys: KeysArgument) -> None:
 
 @command(app, "unpin", "store")
 def run_unpin(settings: Settings, keys: KeysArgument) -> None:
-    """Let pinned objects go again."""
+    """Let pinned objects go again.
+
+    \b
+      pic store unpin 3f9a
+    """
     from pictool.store.upkeep import unpin
 
     store = open_store(settings)
@@ -248,7 +268,11 @@ def run_export(
     keys: Annotated[Optional[list[str]], argument("KEY", "Keys, or their beginnings; none: all.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write objects to an archive."""
+    """Write objects to an archive.
+
+    \b
+      pic store export all.kva
+    """
     from pictool.store.bundles import export_archive
 
     store = open_store(settings)
@@ -268,7 +292,11 @@ def run_import(
     archive: Annotated[str, argument("ARCHIVE", "An archive that export wrote.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Add the objects of an archive."""
+    """Add the objects of an archive.
+
+    \b
+      pic store import all.kva
+    """
     from pictool.store.bundles import import_archive
 
     done = import_archive(open_store(settings), Path(archive))
@@ -303,7 +331,11 @@ def run_push(
 def run_pull(
     settings: Settings, keys: Annotated[list[str], argument("KEY", "Whole keys.")], as_json: JsonOption = False
 ) -> None:
-    """Fetch objects from the remote."""
+    """Fetch objects from the remote.
+
+    \b
+      pic store pull KEY --remote https://host/store
+    """
     from pictool.store.transfer import pull
 
     with progress("pulling", len(keys)) as advance:
