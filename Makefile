@@ -36,10 +36,11 @@ fixtures: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.link_speed --out benchmarks/results
 
-$(READY): pyproject.toml
+# The version of the package is in pictool/__init__.py; constraints.txt pins what is installed.
+$(READY): pyproject.toml constraints.txt pictool/__init__.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:

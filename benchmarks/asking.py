@@ -13,7 +13,9 @@ from torch import Tensor
 
 from pictool import Chunk, Linked, Model, Policy, Store, link
 from pictool.runtime.attention import Run
-from pictool.runtime.stack import LayerStack, Tables
+from pictool.runtime.caches import PrefixedCache
+from pictool.runtime.rope import tables_at
+from pictool.runtime.stack import LayerStack
 from pictool.runtime.template import make_frame
 from pictool.world.generate import Question
 
@@ -67,26 +69,11 @@ def _run(stack: LayerStack, linked: Linked, sequences: Sequence[Sequence[int]]) 
     """Hidden states [sequences, longest, hidden] of token sequences that stand behind the context."""
     start, longest = linked.image.layout.num_context, max(map(len, sequences))
     tokens = torch.tensor([[*one, *[one[-1]] * (longest - len(one))] for one in sequences])
-    tables = stack.tables(torch.arange(start + longest))
-    rows = {kind: (cos[:, start:], sin[:, start:]) for kind, (cos, sin) in tables.items()}
-    cache, hidden = _Context(stack, linked, rows, len(sequences)), stack.embed(tokens)
-    for layer in range(stack.num_layers):
-        hidden = stack.layer(layer, hidden, cache, rows, (Run(0, start, start + longest),))
-    return hidden
-
-
-class _Context:
-    """The cache interface of a decoder layer: a linked context, and the sequences that stand behind it."""
-
-    def __init__(self, stack: LayerStack, linked: Linked, tables: Tables, count: int) -> None:
-        self._stack, self._image, self._tables, self._count = stack, linked.image, tables, count
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        end = self._image.layout.num_context
-        held = (
-            one[:, :, :end].expand(self._count, -1, -1, -1)
-            for one in (self._image.key(layer), self._image.value(layer))
-        )
-        fresh = self._stack.rope.rotate(key, self._stack.table(self._tables, layer)), value
-        keys, values = (torch.cat(pair, 2) for pair in zip(held, fresh, strict=True))
-        return keys, values
+    tables = stack.rotary_tables(torch.arange(start + longest))
+    rows = tables_at(tables, slice(start, None))
+    image = linked.image
+    context = {
+        layer: (image.key(layer)[:, :, :start], image.value(layer)[:, :, :start]) for layer in range(stack.num_layers)
+    }
+    runs = (Run(0, start, start + longest),)
+    return stack.layers(stack.embed(tokens), PrefixedCache(stack, rows, context), rows, runs)

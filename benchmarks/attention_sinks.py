@@ -86,13 +86,13 @@ def _measure(
     return {
         "right": float(said == answer), "kv_first": float(initial), "kv_all": float(every),
         **{f"first_{first}": _drawn(seen, first) for first in FIRST},
-        **{f"even_{first}": float(seen.initial_if_even(first)[:, 1:].sum(1).mean()) for first in FIRST},
+        **{f"even_{first}": float(seen.uniform_initial_share(first)[:, 1:].sum(1).mean()) for first in FIRST},
     }  # fmt: skip
 
 
 def _drawn(seen: AttentionMap, first: int) -> Any:
     """[layers, heads]."""
-    return seen.initial(first)[..., 1:].sum(-1).mean(2)
+    return seen.initial_share(first)[..., 1:].sum(-1).mean(2)
 
 
 def _mean(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -77,9 +77,9 @@ def rotated(model: Model, layers: list[Layer]) -> list[Layer]:
     """The same KV with keys rotated to the positions of their tokens, as a cache that stores them so would have it."""
     found = []
     for index, (key, value) in enumerate(layers):
-        tables = model.stack.tables(torch.arange(key.shape[1]))
-        table = model.stack.table(tables, index % model.geometry.layers)
-        found.append((model.stack.rope.rotate(key.float()[None], table)[0].bfloat16(), value))
+        tables = model.stack.rotary_tables(torch.arange(key.shape[1]))
+        moved = model.stack.rotate(key.float()[None], tables, index % model.geometry.layers)
+        found.append((moved[0].bfloat16(), value))
     return found
 
 

@@ -27,12 +27,12 @@ from torch import Tensor
 from benchmarks.asking import ask, kl
 from benchmarks.fixups import SIZES, Record, opened, prompt_of, questions_of, summarise
 from pictool import Chunk, Model, Store, link, make_policy
-from pictool.compiler.fixups import PROBE_TOKENS
+from pictool.compiler.sensitivity import PROBE_TOKENS
 from pictool.linker.policies.base import Policy, Prompt, Selection, count_of, highest
 from pictool.runtime.align import map_scores, tokenize
 from pictool.runtime.attention import Run
+from pictool.runtime.caches import CapturingCache
 from pictool.runtime.machine import machine
-from pictool.runtime.prefill import Capture
 from pictool.runtime.sensitivity import Probes, cut_at_lines, fixup_tables, probes_from, probes_of, write_texts
 from pictool.world.generate import KINDS, Shape, write_prompt
 
@@ -87,8 +87,8 @@ def texts(source: str, count: int, length: int) -> Probes:
 def prefill(model: Model, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Un-rotated K and V [layers, batch, heads, n, dim], and log-probabilities [batch, n, vocab]."""
     stack, length = model.stack, tokens.shape[1]
-    tables = stack.tables(torch.arange(length))
-    keep, hidden = Capture(stack, tables), stack.embed(tokens)
+    tables = stack.rotary_tables(torch.arange(length))
+    keep, hidden = CapturingCache(stack, tables), stack.embed(tokens)
     for layer in range(stack.num_layers):
         hidden = stack.layer(layer, hidden, keep, tables, (Run(0, 0, length),))
     keys, values = (torch.stack([pair[i] for pair in keep.layers]) for i in (0, 1))

@@ -28,12 +28,12 @@ from benchmarks.asking import ask, kl
 from benchmarks.fixup_ablations import Given
 from benchmarks.fixups import Record, opened, prompt_of, questions_of, summarise
 from pictool import Chunk, Model, Store, make_policy
-from pictool.compiler.fixups import PROBE_TOKENS, PROBES
+from pictool.compiler.sensitivity import PROBE_TOKENS, PROBES
 from pictool.linker.policies.base import Policy, count_of, highest
 from pictool.runtime.align import map_scores, tokenize
 from pictool.runtime.attention import Run
+from pictool.runtime.caches import CapturingCache
 from pictool.runtime.machine import machine
-from pictool.runtime.prefill import Capture
 from pictool.runtime.sensitivity import probes_of
 from pictool.world.generate import KINDS
 
@@ -52,8 +52,8 @@ def read_twice(model: Model, count: int, chunk: Sequence[int]) -> tuple[Tensor, 
     start, end = probes.length, probes.length + len(chunk)
     behind = torch.tensor([[*chunk, *model.encode(OPENING), *chunk]]).expand(count, -1)
     tokens = torch.cat([probes.tokens, behind], 1)
-    tables = stack.tables(torch.arange(tokens.shape[1]))
-    keep, hidden, read = Capture(stack, tables), stack.embed(tokens), []
+    tables = stack.rotary_tables(torch.arange(tokens.shape[1]))
+    keep, hidden, read = CapturingCache(stack, tables), stack.embed(tokens), []
     for layer in range(stack.num_layers):
         seen: list[Tensor] = []
         hidden = stack.layer(layer, hidden, keep, tables, (Run(0, 0, tokens.shape[1]),), seen.append)

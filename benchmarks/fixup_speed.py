@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.link_speed import TAIL, medians, random_chunks
 from pictool import Chunk, Model, Store, compile, link, load_model, make_policy, wrap_model
-from pictool.compiler.fixups import probe_tokens
+from pictool.compiler.sensitivity import probe_tokens
 from pictool.runtime.machine import machine
 from pictool.runtime.sensitivity import probes_of
 

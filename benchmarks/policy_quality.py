@@ -28,8 +28,8 @@ from scipy.stats import bootstrap
 
 from pictool import Chunk, Linked, Model, Policy, Sampling, Store, generate, link, load_model, make_policy
 from pictool.engines.base import first_token_kl
+from pictool.runtime.activations import hidden_norms
 from pictool.runtime.machine import machine
-from pictool.runtime.observe import hidden_norms
 from pictool.runtime.template import make_frame
 from pictool.trace.deviation import attention_deviation, kv_deviation, neighbour_correlation
 from pictool.trace.overlap import layer_overlap, model_overlap

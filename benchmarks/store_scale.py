@@ -23,7 +23,7 @@ import numpy as np
 
 from pictool.core import Geometry, Target
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
-from pictool.store.index import FILE
+from pictool.store.index import INDEX_FILE
 from pictool.store.store import Store
 from pictool.store.upkeep import gc
 
@@ -72,7 +72,7 @@ def measure_many(store: Store, count: int) -> dict[str, Any]:
         "ls_all_index_from_files_s": timed(lambda: list(store.objects())),
         "ls_first_page_s": timed(lambda: list(islice(store.objects(), PAGE))),
         "ls_all_s": timed(lambda: list(store.objects())),
-        "index_mb": (store.root / FILE).stat().st_size / 1e6,
+        "index_mb": (store.root / INDEX_FILE).stat().st_size / 1e6,
         "gc_s": timed(lambda: gc(store)),
     }
     held = sum(store.path(key).stat().st_size for key in store.keys())

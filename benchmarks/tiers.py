@@ -78,7 +78,7 @@ def round_of(model: Model, far: Store, url: str, chunks: list[Chunk], policy: Po
     with tempfile.TemporaryDirectory(dir=".") as directory:
         near = Store(directory, remote=url)
         found = {"memory": run(warm), BASE: run(far), "remote, first": run(near)}
-        near.settle()
+        near.drain()
         found["remote, second"] = run(near)
     drop_page_cache(map(far.path, far.keys()))
     return found | {"disk, cold": run(far)}

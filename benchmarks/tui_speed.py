@@ -36,7 +36,7 @@ import numpy as np
 from pictool.core import Geometry, Layout, Target
 from pictool.store.format import CompiledChunk, ObjectMeta, write_object
 from pictool.store.store import Store
-from pictool.trace.format import Candidate, Trace, TracedChunk, TracedToken, write_trace
+from pictool.trace.format import Candidate, GeneratedToken, Trace, TracedChunk, write_trace
 
 TOKENS, CHUNKS, LAYERS, OBJECTS = 32_768, 64, 28, 10_000
 SIZE = (160, 50)
@@ -65,8 +65,8 @@ def long_trace() -> Trace:
     return Trace(
         Target("llama", "a" * 64, "b" * 64, "float32", Geometry(LAYERS, 2, 4)),
         Layout(np.zeros(TOKENS, dtype=np.int32), starts), rows, draw.normal(size=32_000).astype(np.float32),
-        draw.random(TOKENS).astype(np.float32), ("",) * (CHUNKS + 2), chunks, pieces, (TracedToken(3, " yes", -0.5),),
-        (Candidate(3, " yes"),), report,
+        draw.random(TOKENS).astype(np.float32), ("",) * (CHUNKS + 2), chunks, pieces,
+        (GeneratedToken(3, " yes", -0.5),), (Candidate(3, " yes"),), report,
     )  # fmt: skip
 
 

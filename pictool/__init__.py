@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     Request = Spec  # as 0.1 called it
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Answer": "engines.base", "Chunk": "core", "CompileOptions": "core", "Compiled": "compiler.compile",

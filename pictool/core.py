@@ -1,4 +1,4 @@
-"""The words of the design as frozen dataclasses, shared by every layer. Knows neither torch nor files."""
+"""The nouns of docs/design.md §1 as frozen dataclasses, shared by every layer. Knows no torch and no files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     TokenIds = NDArray[np.int32]
     RowMask = NDArray[np.bool_]
     FixupTable = NDArray[np.float16]
-else:  # numpy is not imported before numbers are needed: the screens of `pic tui` stand without it
+else:  # numpy is not imported before numbers are needed: the screens of `pic tui` do without it
     TokenIds = RowMask = FixupTable = Any
 
 
@@ -32,7 +32,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Target:
-    """What an object is compiled for. Two objects may stand in one prompt only if these are equal.
+    """What an object is compiled for. Two objects can be in one prompt only if these are equal.
 
     `model` and `tokenizer` are fingerprints of content (hex), `dtype` the dtype of computation (``float32``, …).
     """
@@ -46,7 +46,7 @@ class Target:
     def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "") -> str:
         """The key of the object of `tokens`: sha256 over everything that determines its content, and the tenant's salt.
 
-        The salt stands in no object; who does not know it cannot tell the key.
+        No object holds the salt; who does not know it cannot compute the key.
         """
         return self._digest({"sinks": sinks, "codec": codec}, tokens, salt)
 
@@ -73,7 +73,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Chunk:
-    """An immutable run of tokens that is compiled on its own. `source` says for people where it came from."""
+    """An immutable run of tokens that is compiled on its own. `source` is where it came from, for people."""
 
     text: str
     tokens: tuple[int, ...]
@@ -128,14 +128,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything stands in a prompt: `starts` are those of the head, each chunk and the tail."""
+    """Where the parts of a prompt are: `starts` are those of the head, each chunk and the tail."""
 
     tokens: TokenIds  # [n]
     starts: tuple[int, ...]  # [chunks + 2]
 
     @classmethod
     def of(cls, head: Sequence[int], chunks: Sequence[Sequence[int]], tail: Sequence[int]) -> Layout:
-        """Concatenate head + chunks + tail (DESIGN §2 rule 1)."""
+        """Concatenate head + chunks + tail (docs/design.md §2, rule 1)."""
         import numpy as np
 
         parts = [head, *chunks, tail]

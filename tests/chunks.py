@@ -43,3 +43,23 @@ def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
     path.write_bytes(data)
+
+
+def size_of_one(store: Store) -> int:
+    """Bytes of any one object; `put_many` makes them equal."""
+    return store.path(store.keys()[0]).stat().st_size
+
+
+def content(store: Store) -> dict[str, bytes]:
+    """The bytes of every object's file."""
+    return {key: store.path(key).read_bytes() for key in store.keys()}
+
+
+def litter(store: Store) -> list[Path]:
+    """Temp files."""
+    return list((store.root / "tmp").iterdir()) if (store.root / "tmp").is_dir() else []
+
+
+def files(root: Path) -> list[Path]:
+    """All files under a directory, but for a store's lock."""
+    return [path for path in root.rglob("*") if not path.is_dir() and path.name != "lock"]

@@ -9,7 +9,6 @@ import torch
 from served import Server, serving
 from transformers.utils import logging
 
-from pictool.store.remote import STOP
 from pictool.store.store import Store
 
 logging.set_verbosity_error()
@@ -17,7 +16,7 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's own settings, store or caches."""
     for name in (
         "PIC_MODEL", "PIC_STORE", "PIC_DEVICE", "PIC_DTYPE", "PIC_CODEC", "PIC_MAX_SIZE", "PIC_SALT", "PIC_REMOTE",
@@ -26,8 +25,6 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    yield
-    STOP.clear()  # an interrupt within `pic` ends with the process; here the process goes on
 
 
 @pytest.fixture

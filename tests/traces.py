@@ -1,14 +1,16 @@
-"""Traces made by hand, for what reads them without a model."""
+"""Traces for tests: made by hand, for what reads them without a model, and of links by a tiny model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pictool.core import Geometry, Layout, Target
-from pictool.trace.format import Candidate, Trace, TracedChunk, TracedToken
+from pictool.store.store import Store
+from pictool.trace.format import Candidate, GeneratedToken, Trace, TracedChunk
 
 LAYERS, VOCAB = 3, 7
 
@@ -29,7 +31,7 @@ def make_trace(rows: Sequence[Sequence[int]] = ((2, 3), (2,), ()), **changes: An
         "texts": ("<s>", "a bc", "def g", " h?"),
         "chunks": (TracedChunk("a.txt", "1" * 64, 0), TracedChunk("b.txt", "2" * 64, 4)),
         "pieces": ("<s>", "a", " b", "c", "d", "e", "f", " g", " h", "?"),
-        "generated": (TracedToken(3, " yes", -0.5), TracedToken(1, "</s>", -0.01)),
+        "generated": (GeneratedToken(3, " yes", -0.5), GeneratedToken(1, "</s>", -0.01)),
         "top": (Candidate(3, " yes"), Candidate(2, " no")),
         "report": report(computed),
     }
@@ -44,3 +46,16 @@ def report(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
         "timing": {"load_s": 0.001, "select_s": 0.0, "recompute_s": 0.003, "ttft_s": 0.004, "decode_s": 0.002},
         "compare": None,
     }  # fmt: skip
+
+
+def trace_of_link(store: Store, policy: str, architecture: str = "llama") -> Trace:
+    """Link two documents by the tiny model of an architecture, and return the trace."""
+    from subjects import default_policy, subject
+
+    from pictool.api import answer
+    from pictool.linker.spec import Spec
+
+    for name, text in (("a.txt", "The harbour was quiet. It holds a festival."), ("b.txt", "Words: 1,024 and 3.14.")):
+        Path(name).write_text(text)
+    spec = Spec("why?", ["a.txt", "b.txt"], default_policy(policy), max_new_tokens=6)
+    return answer(subject(architecture).model, store, spec).trace()

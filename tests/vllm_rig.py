@@ -26,7 +26,8 @@ from transformers import (
 from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import object_key
-from pictool.core import Chunk, CompileOptions
+from pictool.core import Chunk, CompileOptions, TokenIds
+from pictool.engines.vllm.matching import Match
 from pictool.linker.grid import parse_grid
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy as make_policy
@@ -36,7 +37,7 @@ from pictool.store.store import Store
 
 TOLERANCE = 1e-4
 HEAD, TAIL = "<s>You are a harbour.", " Numbers? She asked why."
-LENGTHS = (37, 5, 70, 33, 37)  # none aligned to blocks; one is shorter than k, one stands twice
+LENGTHS = (37, 5, 70, 33, 37)  # none aligned to blocks; one is shorter than k, one is there twice
 MODULE = "pictool.engines.vllm.connector"
 
 SIZE: dict[str, Any] = {
@@ -77,6 +78,18 @@ def policy_of(spec: str) -> Policy:
     return parse_grid([spec])[0].policy
 
 
+def ids(*tokens: int) -> TokenIds:
+    return np.asarray(tokens, dtype=np.int32)
+
+
+def match(key: str, start: int, *tokens: int) -> Match:
+    return Match(key, start, ids(*tokens))
+
+
+def chunk(*tokens: int) -> Chunk:
+    return Chunk(str(tokens), tokens, "test")
+
+
 def random_chunks(lengths: Sequence[int], seed: int = 0) -> list[Chunk]:
     """Random chunks; equal lengths are the same chunk."""
     made = {}
@@ -94,7 +107,7 @@ def text_chunks(model: Model) -> list[Chunk]:
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt of documents as our own engine links it; `params` say the same to vLLM."""
+    """A prompt of documents as the torch engine links it; `params` ask vLLM for the same."""
 
     tokens: list[int]
     params: dict[str, Any] | None
@@ -111,7 +124,7 @@ class Case:
 
 @dataclass(frozen=True)
 class World:
-    """A model directory, the store of its objects, and our own engine."""
+    """A model directory, the store of its objects, and the model for the torch engine."""
 
     directory: Path
     store: Store
@@ -121,7 +134,7 @@ class World:
         self, spec: str | Policy, lengths: Sequence[int] = LENGTHS, *, chunks: Sequence[Chunk] | None = None,
         seed: int = 0, head: str = HEAD, tail: str = TAIL,
     ) -> Case:  # fmt: skip
-        """Compile chunks (random ones of these lengths), link them by our engine, and name them to vLLM."""
+        """Compile chunks (random ones of these lengths), link them by the torch engine, and name them to vLLM."""
         policy = policy_of(spec) if isinstance(spec, str) else spec
         chunks = random_chunks(lengths, seed) if chunks is None else chunks
         compile(self.model, self.store, chunks, sinks=policy.needs.sinks)
@@ -135,7 +148,7 @@ class World:
 
 
 def case_of(world: World, linked: Linked, chunks: Sequence[Chunk], sinks: int) -> Case:
-    """What a link did, to be asked of vLLM: chunks by key and start."""
+    """A link as a case for vLLM: chunks by key and start."""
     layout, policy = linked.image.layout, linked.policy
     keys = [object_key(world.model, chunk, CompileOptions(sinks)) for chunk in chunks]
     places = [{"key": key, "start": start} for key, (start, _) in zip(keys, layout.chunks, strict=True)]
@@ -154,7 +167,7 @@ def make_world(directory: Path, name: str = "llama", seed: int = 0) -> World:
 
 @dataclass(frozen=True)
 class Answer:
-    """What vLLM said: tokens, their log-probabilities over the vocabulary, and the connector's report."""
+    """What vLLM answered: tokens, their log-probabilities over the vocabulary, and the connector's report."""
 
     tokens: list[int]
     logprobs: torch.Tensor
@@ -188,12 +201,11 @@ class Engine:
             )
             for case in cases
         ]  # fmt: skip
-        return [_answer(one) for one in self.llm.generate(prompts, params, use_tqdm=False)]
+        return [_answer(output) for output in self.llm.generate(prompts, params, use_tqdm=False)]
 
     def metric(self, name: str) -> float:
         """A counter of vLLM's metrics."""
-        found = [one for one in self.llm.get_metrics() if one.name == f"vllm:{name}"]
-        return float(sum(one.value for one in found))
+        return float(sum(metric.value for metric in self.llm.get_metrics() if metric.name == f"vllm:{name}"))
 
     def close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
@@ -211,13 +223,13 @@ def default_options() -> dict[str, Any]:
 
 
 def _answer(output: Any) -> Answer:
-    (one,) = output.outputs
-    logprobs = torch.full((len(one.token_ids), tiny.VOCAB), float("nan"), dtype=torch.float64)
-    for row, entries in zip(logprobs, one.logprobs, strict=True):
+    (completion,) = output.outputs
+    logprobs = torch.full((len(completion.token_ids), tiny.VOCAB), float("nan"), dtype=torch.float64)
+    for row, entries in zip(logprobs, completion.logprobs, strict=True):
         for token, entry in entries.items():
             row[token] = entry.logprob
     assert not logprobs.isnan().any()
-    return Answer(list(one.token_ids), logprobs, (output.kv_transfer_params or {}).get("pic"))
+    return Answer(list(completion.token_ids), logprobs, (output.kv_transfer_params or {}).get("pic"))
 
 
 def difference(case: Case, answer: Answer) -> float:
@@ -236,7 +248,7 @@ def small_environment() -> None:
 
 
 def set_chat_template(world: World) -> None:
-    """A template by which a user's message stands between `<s>user:` and `assistant:`."""
+    """A template that puts a user's message between `<s>user:` and `assistant:`."""
     tokenizer = load_model(str(world.directory), "cpu").tokenizer
     template = "{{ bos_token }}user:{% for m in messages %}{{ m['content'] }}{% endfor %}assistant:"
     tokenizer.chat_template = template
@@ -244,7 +256,7 @@ def set_chat_template(world: World) -> None:
 
 
 def link_tokens(world: World, chunks: Sequence[Chunk], last: Chunk) -> torch.Tensor:
-    """Log-probabilities behind a prompt whose last chunk is reused but for its last token, computed by our runtime."""
+    """Log-probabilities after a prompt whose last chunk is reused but for its last token, computed by our runtime."""
     cut = Chunk("", last.tokens[:-1], "cut")
     compile(world.model, world.store, [*chunks, cut])
     linked = link(world.model, world.store, [*chunks, cut], TAIL, policy_of("naive"), head=HEAD)

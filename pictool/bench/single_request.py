@@ -19,7 +19,7 @@ from pictool.controller.calibration import drop_page_cache
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Policy, Stage, no_stage
 from pictool.runtime.decode import generate
-from pictool.runtime.memory import PeakMemory
+from pictool.runtime.machine import PeakMemory
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

@@ -13,7 +13,7 @@ from pictool.bench.prompts import num_variants
 from pictool.bench.queueing import Load, Seconds
 from pictool.bench.users import User, UserSet, compile_users
 from pictool.compiler.compile import CODEC
-from pictool.compiler.fixups import PROBES
+from pictool.compiler.sensitivity import PROBES
 from pictool.core import CompileOptions
 from pictool.errors import InputError
 from pictool.linker.grid import Labelled

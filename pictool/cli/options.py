@@ -17,7 +17,7 @@ StoreOption = Annotated[Optional[str], typer.Option("--store", help="Directory o
 RemoteOption = Annotated[Optional[str], typer.Option("--remote", help="URL of a store to ask too (PIC_REMOTE).")]
 DeviceOption = Annotated[Optional[str], typer.Option("--device", help="auto, cpu or cuda.")]
 DtypeOption = Annotated[Optional[str], typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
-EngineOption = Annotated[str, typer.Option("--engine", help="torch, or vllm (docs/vllm.md).")]
+EngineOption = Annotated[str, typer.Option("--engine", help="torch, or vllm (docs/guides/vllm.md).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DepfileOption = Annotated[bool, typer.Option("--depfile", help="Write what -o depends on beside it, for make (OUT.d).")]
 CodecOption = Annotated[Optional[str], typer.Option("--codec", help="How KV is kept: none, zstd, int8, int4 or fp8.")]
@@ -52,9 +52,9 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _give_up_fetching() -> None:
-    """What comes from a remote is not waited for."""
-    if remote := sys.modules.get("pictool.store.remote"):
-        remote.STOP.set()
+    """Do not wait for what is being fetched from a remote."""
+    if common := sys.modules.get("pictool.commands.common"):
+        common.cancel_fetching()
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -6,14 +6,18 @@ import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from pictool.commands.config import setting
 from pictool.commands.units import parse_size
 from pictool.errors import InputError, PicError
+from pictool.store.remote import Remote
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+
+_remotes: WeakSet[Remote] = WeakSet()  # of the stores that were opened
 
 
 class UsageError(PicError):
@@ -32,7 +36,15 @@ def open_store(root: str | None, remote: str | None = None) -> Store:
     )  # fmt: skip
     if store.root.exists() and not store.root.is_dir():
         raise InputError(f"{store.root}: is no directory, so no store; name another with --store")
+    if store.remote is not None:
+        _remotes.add(store.remote)
     return store
+
+
+def cancel_fetching() -> None:
+    """Give up what opened stores are fetching, so that the process does not wait for it. Later stores do fetch."""
+    for remote in list(_remotes):
+        remote.cancel()
 
 
 def codec_setting(given: str | None) -> str:

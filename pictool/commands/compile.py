@@ -12,7 +12,7 @@ from pictool.commands.engine import find_engine
 from pictool.commands.outputs import depfile_path, model_files, output_path, write_depfile
 from pictool.commands.progress import progress
 from pictool.compiler.compile import Compiled, chunks_of_files
-from pictool.compiler.fixups import PROBES
+from pictool.compiler.sensitivity import PROBES
 from pictool.core import CompileOptions
 from pictool.runtime.speculative import open_speculative
 from pictool.store.bundles import write_object_list

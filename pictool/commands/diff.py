@@ -8,7 +8,7 @@ from pictool.commands.common import print_json
 from pictool.commands.inspect import check_plot
 from pictool.core import RowMask
 from pictool.trace.diff import TraceDiff, diff_traces
-from pictool.trace.format import Trace, TracedToken, read_trace
+from pictool.trace.format import GeneratedToken, Trace, read_trace
 
 MOST_LISTED = 24  # tokens
 
@@ -65,12 +65,12 @@ def _print(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> None:
 
 
 def _listed(trace: Trace, mask: RowMask) -> str:
-    """Tokens by their text and where they stand (see `part_at`), as many as are readable."""
+    """Tokens by their text and where they stand (see `position_label`), as many as are readable."""
     from pictool.commands.screen import short
-    from pictool.trace.labels import part_at
+    from pictool.trace.labels import position_label
 
     found = [int(at) for at in mask.nonzero()[0]]
-    shown = ", ".join(f'"{short(trace.pieces[at], 16)}" {part_at(trace, at)}' for at in found[:MOST_LISTED])
+    shown = ", ".join(f'"{short(trace.pieces[at], 16)}" {position_label(trace, at)}' for at in found[:MOST_LISTED])
     return shown + (f", and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else "")
 
 
@@ -81,7 +81,7 @@ def _parting(diff: TraceDiff) -> str:
     return f"{diff.common} tokens in common, then A says {a} and B says {b}"
 
 
-def _quoted(token: TracedToken | None) -> str:
+def _quoted(token: GeneratedToken | None) -> str:
     from pictool.commands.screen import visible
 
     return "nothing" if token is None else f'"{visible(token.text)}" ({token.logprob:.3g} nats)'

@@ -11,7 +11,7 @@ from pictool.commands.outputs import output_path
 from pictool.commands.progress import progress
 from pictool.commands.units import parse_age, parse_size, show_size
 from pictool.store import upkeep as life
-from pictool.store.bundles import export, import_archive
+from pictool.store.bundles import export_archive, import_archive
 
 
 def run_gc(*, store: str | None, max_size: str | None, as_json: bool) -> None:
@@ -51,7 +51,7 @@ def run_export(output: str, keys: Sequence[str], *, store: str | None, as_json: 
     wanted = [opened.resolve(key) for key in keys] if keys else opened.keys()
     path = output_path("export", output, [opened.path(key) for key in wanted])
     with progress("exporting", len(wanted)) as advance:
-        size = export(opened, wanted, path, lambda _: advance())
+        size = export_archive(opened, wanted, path, lambda _: advance())
     if as_json:
         print_json({"path": output, "objects": len(set(wanted)), "bytes": size})
     else:

@@ -90,7 +90,7 @@ def run_link(
         print_json(result.report())
     elif output is None:
         print_result(result.report())
-    to.settle()
+    to.drain()
 
 
 def input_files(options: LinkOptions, script: LinkScript) -> list[Path]:

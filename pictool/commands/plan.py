@@ -142,7 +142,7 @@ def make_tiers(model: Model, store: Store, entries: Sequence[TierEntry], again: 
         assert entry.read_gb_s is not None
         latency = entry.latency_ms / 1e3
         device = Speed(1 / (entry.read_gb_s * 1e9), latency * model.geometry.layers, latency * _OPEN_READS)
-        return own.warm.behind(device)
+        return own.warm.after(device)
 
     return [Tier(entry.name, entry.price, speed(entry)) for entry in entries]
 

@@ -13,7 +13,7 @@ from pictool.commands.units import show_size
 from pictool.errors import ObjectError
 from pictool.store.eviction import pinned
 from pictool.store.store import StoredObject
-from pictool.store.upkeep import Usage, Verified, usage, verify
+from pictool.store.upkeep import StoreStats, Verified, stats, verify
 
 
 def run_ls(*, store: str | None, limit: int | None, after: str, chains: bool, as_json: bool) -> None:
@@ -82,7 +82,7 @@ def report_problems(found: Verified) -> None:
 
 
 def run_stats(*, store: str | None, as_json: bool) -> None:
-    found = usage(open_store(store))
+    found = stats(open_store(store))
     if as_json:
         print_json(asdict(found) | {"counts": found.counts.report()})
         return
@@ -90,7 +90,7 @@ def run_stats(*, store: str | None, as_json: bool) -> None:
         print(f"{name:<14}{value}")
 
 
-def stats_lines(found: Usage) -> list[tuple[str, str]]:
+def stats_lines(found: StoreStats) -> list[tuple[str, str]]:
     counts = found.counts
     rate = "" if counts.hit_rate is None else f" ({counts.hit_rate:.1%})"
     size = show_size(found.num_bytes) + (f" of {show_size(found.max_bytes)}" if found.max_bytes is not None else "")

@@ -1,98 +1,100 @@
-"""What `--json` prints of traces, of what the model shows behind them, and of two traces compared."""
+"""The JSON of `pic inspect TRACE` and `pic diff`."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pictool.trace.counts import TraceView
+from pictool.trace.counts import TraceCounts
 from pictool.trace.diff import TraceDiff
 from pictool.trace.format import Trace
 
 if TYPE_CHECKING:
     from pictool.commands.inspect import InspectOptions
-    from pictool.trace.analysis import Look
+    from pictool.trace.analysis import TraceAnalysis
     from pictool.trace.attention import AttentionMap
-    from pictool.trace.deviation import Against
+    from pictool.trace.deviation import DeviationFromFull
 
 
-def trace_json(path: str, trace: Trace, view: TraceView, has_text: bool) -> dict[str, Any]:
-    """Everything that the trace alone says; the tokens one by one only if asked."""
+def trace_json(path: str, trace: Trace, counts: TraceCounts, has_text: bool) -> dict[str, Any]:
+    """Return what the trace alone says; token by token only with `has_text`."""
     parts = [
         {
             "source": part.source, "start": part.start, "end": part.end, "computed": part.computed,
             "per_layer": part.per_layer.tolist(),
             "score_mean": part.score and part.score[0], "score_max": part.score and part.score[1],
         }
-        for part in view.parts
+        for part in counts.parts
     ]  # fmt: skip
     for part, chunk in zip(parts[1:-1], trace.chunks, strict=True):
         part |= {"key": chunk.key, "sinks": chunk.sinks}
-    found = {
-        "path": path, **trace.report, "target": asdict(trace.target), "parts": parts, "layers": view.layers.tolist(),
-        "generated": [asdict(one) for one in trace.generated], "candidates": [asdict(one) for one in view.candidates],
+    whole = {
+        "path": path, **trace.report, "target": asdict(trace.target), "parts": parts,
+        "layers": counts.rows_per_layer.tolist(), "generated": [asdict(token) for token in trace.generated],
+        "candidates": [asdict(candidate) for candidate in counts.candidates],
     }  # fmt: skip
     if not has_text:
-        return found
+        return whole
     scores = None if trace.scores is None else trace.scores.tolist()
-    return found | {"pieces": trace.pieces, "computed_layers": view.depth.tolist(), "scores": scores}
+    return whole | {"pieces": trace.pieces, "computed_layers": counts.layers_per_token.tolist(), "scores": scores}
 
 
-def look_json(trace: Trace, look: Look, options: InspectOptions) -> dict[str, Any]:
-    """What was asked of the model."""
-    from pictool.commands.inspect_trace import first_of
+def analysis_json(trace: Trace, analysis: TraceAnalysis, options: InspectOptions) -> dict[str, Any]:
+    """Return the parts of an analysis that the options name."""
+    from pictool.commands.inspect_trace import num_initial
 
-    found: dict[str, Any] = {}
-    if look.attention is not None and options.sinks:
-        found["sink_profile"] = _sinks(look.attention, first_of(options))
-    if look.attention is not None and options.attention:
-        found["attention"] = _attention(trace, look.attention, options)
-    if look.against is not None:
-        found["against"] = _against(look.against, look.choices)
-    return found
+    parts: dict[str, Any] = {}
+    if analysis.attention is not None and options.sinks:
+        parts["sink_profile"] = _attention_sinks(analysis.attention, num_initial(options))
+    if analysis.attention is not None and options.attention:
+        parts["attention"] = _attention(trace, analysis.attention, options)
+    if analysis.deviation is not None:
+        parts["against"] = _deviation(analysis.deviation, analysis.choices)
+    return parts
 
 
-def _sinks(seen: AttentionMap, first: int) -> dict[str, Any]:
-    from pictool.trace.sinks import OFFSETS
+def _attention_sinks(attention: AttentionMap, num_initial: int) -> dict[str, Any]:
+    from pictool.trace.attention_sinks import NUM_OFFSETS
 
-    by_offset = seen.by_offset(OFFSETS)
+    by_offset = attention.share_by_offset(NUM_OFFSETS)
     return {
-        "first": first, "layers": seen.layers, "drawn": seen.initial(first).mean(2).tolist(),
-        "if_even": seen.initial_if_even(first).mean(0).tolist(),
+        "first": num_initial, "layers": attention.layers,
+        "drawn": attention.initial_share(num_initial).mean(2).tolist(),
+        "if_even": attention.uniform_initial_share(num_initial).mean(0).tolist(),
         "by_offset": [[None if x != x else x for x in row] for row in by_offset.tolist()],
     }  # fmt: skip
 
 
-def _attention(trace: Trace, seen: AttentionMap, options: InspectOptions) -> dict[str, Any]:
+def _attention(trace: Trace, attention: AttentionMap, options: InspectOptions) -> dict[str, Any]:
     from pictool.trace.labels import row_labels
 
     return {
-        "layers": seen.layers, "layer": options.layer, "head": options.head,
-        "rows": [{"position": int(at), "text": text}
-                 for at, text in zip(seen.positions, row_labels(trace, seen), strict=True)],
-        "share": seen.share(options.layer, options.head).tolist(),
+        "layers": attention.layers, "layer": options.layer, "head": options.head,
+        "rows": [{"position": int(position), "text": text}
+                 for position, text in zip(attention.positions, row_labels(trace, attention), strict=True)],
+        "share": attention.share(options.layer, options.head).tolist(),
     }  # fmt: skip
 
 
-def _against(against: Against, choices: tuple[str, ...]) -> dict[str, Any]:
-    kv, attention = against.kv, against.attention
+def _deviation(deviation: DeviationFromFull, choices: tuple[str, ...]) -> dict[str, Any]:
+    kv, attention = deviation.kv, deviation.attention
     return {
         "key": kv.key.tolist(), "value": kv.value.tolist(), "cosine": kv.cosine.tolist(),
         "attention_layers": attention.layers.tolist(), "attention_tokens": attention.tokens.tolist(),
         "attention_gained": attention.gained.tolist(),
-        "neighbour_correlation": [None if x != x else x for x in against.correlation.layers.tolist()],
-        "generated": [asdict(one) | {"choice_text": text}
-                      for one, text in zip(against.generated, choices, strict=True)],
+        "neighbour_correlation": [None if x != x else x for x in deviation.correlation.layers.tolist()],
+        "generated": [asdict(token) | {"choice_text": text}
+                      for token, text in zip(deviation.generated, choices, strict=True)],
     }  # fmt: skip
 
 
 def diff_json(names: tuple[str, str], diff: TraceDiff) -> dict[str, Any]:
-    """Two traces compared."""
+    """Return a comparison of two traces."""
     selection = diff.selection
     return {
         "a": names[0], "b": names[1], "jaccard": selection.overall, "jaccard_layers": selection.jaccard.tolist(),
         "tokens": {name: getattr(selection, name).nonzero()[0].tolist() for name in ("both", "only_a", "only_b")},
         "kl": {"a_b": diff.kl[0], "b_a": diff.kl[1]}, "max_logit": diff.max_logit, "same_answer": diff.same_answer,
-        "common": diff.common, "parting": [None if one is None else asdict(one) for one in diff.parting],
-        "candidates": [asdict(one) for one in diff.candidates], "other_objects": diff.other_objects,
+        "common": diff.common, "parting": [None if token is None else asdict(token) for token in diff.parting],
+        "candidates": [asdict(candidate) for candidate in diff.candidates], "other_objects": diff.other_objects,
     }  # fmt: skip

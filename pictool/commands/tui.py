@@ -1,4 +1,4 @@
-"""`pic tui [STORE|TRACE…]`: opens the screens, and gives them what they may not know themselves."""
+"""`pic tui [STORE|TRACE…]`: open the screens, with the services that they may not import themselves."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from pictool.errors import InputError
 if TYPE_CHECKING:
     from pictool.store.format import ObjectFile
     from pictool.store.store import StoredObject
-    from pictool.trace.analysis import Look
-    from pictool.trace.counts import TraceView
-    from pictool.trace.format import Trace
-    from pictool.trace.sinks import SinkProfile
+    from pictool.trace.analysis import TraceAnalysis
+    from pictool.trace.attention_sinks import AttentionSinks
     from pictool.tui.app import PicApp
-    from pictool.tui.services import Exports
+    from pictool.tui.services import Exports, LoadedTrace
 
 
 def run_tui(
@@ -34,22 +32,21 @@ def run_tui(
 
 
 def make_app(names: Sequence[str], store: str | None, job: Any) -> PicApp:
-    """The app; every trace that is named is read first.
+    """Make the app; every trace that is named is read first.
 
     Raises:
-        PicError: a trace that cannot be read, or a store that is none.
+        PicError: a trace that cannot be read, or a directory that is no store.
     """
     from pictool.tui.app import PicApp
-    from pictool.tui.opened import Opened
-    from pictool.tui.services import Services
+    from pictool.tui.services import LoadedTrace, Services
 
-    opened = open_store(named_store(names, store))
-    traces = [Opened.read(Path(name)) for name in names if not Path(name).is_dir()]
-    return PicApp(opened, traces, Services(job, make_exports()))
+    opened_store = open_store(named_store(names, store))
+    traces = [LoadedTrace.read(Path(name)) for name in names if not Path(name).is_dir()]
+    return PicApp(opened_store, traces, Services(job, make_exports()))
 
 
 def named_store(names: Sequence[str], store: str | None) -> str | None:
-    """The one store that is named, by --store or as a directory."""
+    """Return the store that is named, by --store or as a directory."""
     directories = [name for name in names if Path(name).is_dir()]
     if store is not None:
         directories.append(store)
@@ -66,36 +63,37 @@ def require_textual() -> None:
 
 
 def make_exports() -> Exports:
-    """The views as JSON, as the commands have it."""
+    """Return the views' JSON, which is that of the commands."""
     from pictool.tui.services import Exports
 
     return Exports(_trace, _diff, _object, _listing)
 
 
-def _diff(names: tuple[str, str], a: Trace, b: Trace) -> Mapping[str, Any]:
+def _trace(loaded: LoadedTrace, analysis: TraceAnalysis | None) -> Mapping[str, Any]:
+    from pictool.commands.inspect import InspectOptions
+    from pictool.commands.trace_json import analysis_json, trace_json
+
+    of_trace = trace_json(loaded.name, loaded.trace, loaded.counts, has_text=True)
+    options = InspectOptions(text=True, sinks=True, attention=True, against="full")
+    return of_trace if analysis is None else of_trace | analysis_json(loaded.trace, analysis, options)
+
+
+def _diff(a: LoadedTrace, b: LoadedTrace) -> Mapping[str, Any]:
     from pictool.commands.trace_json import diff_json
     from pictool.trace.diff import diff_traces
 
-    return diff_json(names, diff_traces(a, b, names))
+    names = a.name, b.name
+    return diff_json(names, diff_traces(a.trace, b.trace, names))
 
 
-def _listing(found: Sequence[StoredObject]) -> Sequence[Mapping[str, Any]]:
-    from pictool.commands.store import row
-
-    return [row(one) for one in found]
-
-
-def _trace(path: Path, trace: Trace, view: TraceView, look: Look | None) -> Mapping[str, Any]:
-    from pictool.commands.inspect import InspectOptions
-    from pictool.commands.trace_json import look_json, trace_json
-
-    found = trace_json(str(path), trace, view, has_text=True)
-    options = InspectOptions(text=True, sinks=True, attention=True, against="full")
-    return found if look is None else found | look_json(trace, look, options)
-
-
-def _object(file: ObjectFile, profile: SinkProfile | None) -> Mapping[str, Any]:
+def _object(file: ObjectFile, sinks: AttentionSinks | None) -> Mapping[str, Any]:
     from pictool.commands.inspect_object import object_json, sinks_json
 
-    found = object_json(file)
-    return found if profile is None else found | {"sink_profile": sinks_json(profile)}
+    of_object = object_json(file)
+    return of_object if sinks is None else of_object | {"sink_profile": sinks_json(sinks)}
+
+
+def _listing(objects: Sequence[StoredObject]) -> Sequence[Mapping[str, Any]]:
+    from pictool.commands.store import row
+
+    return [row(stored) for stored in objects]

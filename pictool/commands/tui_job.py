@@ -1,6 +1,6 @@
-"""The model's side of `pic tui`: a process of its own, so that the screens never wait for it and cancelling ends it.
+"""The job of `pic tui`: run models in another process, so that the screens never wait and cancelling ends the run.
 
-Requests and replies are pickles over its pipes; it is this program, started by this one, and nobody else's.
+Requests and replies are pickles over pipes, between two processes of this program alone.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pictool.errors import PicError
 from pictool.tui.services import Cancelled, LinkForm, Listener, PolicyChoice
 
 if TYPE_CHECKING:
-    from pictool.trace.analysis import Look
+    from pictool.trace.analysis import TraceAnalysis
+    from pictool.trace.attention_sinks import AttentionSinks
     from pictool.trace.format import Trace
-    from pictool.trace.sinks import SinkProfile
 
 
 class WorkerJob:
-    """A `Job` that runs in another process, which starts with the first request and keeps its models.
+    """A `Job` in another process, which starts at the first request and keeps its models.
 
     Args:
         setup: the store, model, device and dtype of the command line.
@@ -46,39 +46,39 @@ class WorkerJob:
             self._process.wait()
 
     def policies(self) -> Sequence[PolicyChoice]:
-        return cast("Sequence[PolicyChoice]", self._ask("policies", (), None))
+        return cast("Sequence[PolicyChoice]", self._request("policies", (), None))
 
     def link(self, form: LinkForm, listener: Listener) -> Path:
-        return cast("Path", self._ask("link", (form,), listener))
+        return cast("Path", self._request("link", (form,), listener))
 
-    def look(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> Look:
-        return cast("Look", self._ask("look", (trace, name, layer), listener))
+    def analyse(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> TraceAnalysis:
+        return cast("TraceAnalysis", self._request("analyse", (trace, name, layer), listener))
 
-    def sinks(self, key: str, listener: Listener) -> SinkProfile:
-        return cast("SinkProfile", self._ask("sinks", (key,), listener))
+    def attention_sinks(self, key: str, listener: Listener) -> AttentionSinks:
+        return cast("AttentionSinks", self._request("attention_sinks", (key,), listener))
 
     def cancel(self) -> None:
-        """Kill the process; the store and traces are written whole or not at all."""
+        """Kill the process; objects and traces are written whole or not at all."""
         self._is_cancelled = True
         if self._process is not None:
             self._process.kill()
 
-    def _ask(self, name: str, arguments: tuple[Any, ...], listener: Listener | None) -> Any:
+    def _request(self, name: str, arguments: tuple[Any, ...], listener: Listener | None) -> Any:
         with self._lock:
             self._is_cancelled = False
-            process = self._started()
+            process = self._running_process()
             assert process.stdin is not None and process.stdout is not None
             try:
                 pickle.dump((name, arguments), process.stdin)
                 process.stdin.flush()
-                return self._answer(process.stdout, listener)
+                return self._read_reply(process.stdout, listener)
             except (EOFError, OSError, pickle.UnpicklingError) as error:
                 code = process.wait()
                 if self._is_cancelled:
                     raise Cancelled from error
                 raise PicError(f"the model's process ended (code {code}): {self._last_error()}") from error
 
-    def _answer(self, replies: IO[bytes], listener: Listener | None) -> Any:
+    def _read_reply(self, replies: IO[bytes], listener: Listener | None) -> Any:
         while True:
             kind, value = pickle.load(replies)
             if kind == "done":
@@ -88,7 +88,7 @@ class WorkerJob:
             if listener is not None:
                 (listener.note if kind == "note" else listener.text)(value)
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _running_process(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process may write)
             self._process = subprocess.Popen(

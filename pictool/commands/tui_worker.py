@@ -1,4 +1,4 @@
-"""The process behind `WorkerJob`: reads requests from its standard input until that ends, and answers each."""
+"""The process of `WorkerJob`: read requests from standard input until it ends, and reply to each."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pictool.tui.services import LinkForm, PolicyChoice
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.runtime.model import Model
-    from pictool.trace.analysis import Look
+    from pictool.trace.analysis import TraceAnalysis
+    from pictool.trace.attention_sinks import AttentionSinks
     from pictool.trace.format import Trace
-    from pictool.trace.sinks import SinkProfile
 
-Say = Callable[[str, Any], None]
+Say = Callable[[str, Any], None]  # a kind of reply and its value
 
 
 class Worker:
-    """Does what is asked, and keeps the models that it has loaded."""
+    """Runs requests, and keeps the models that it has loaded."""
 
     def __init__(
         self, say: Say, *, store: str | None, model: str | None, device: str | None, dtype: str | None
@@ -34,13 +34,13 @@ class Worker:
         self._models: dict[tuple[str | None, str | None], Model] = {}
 
     def policies(self) -> Sequence[PolicyChoice]:
-        """Every policy with the defaults of its fields; those without a default are left out."""
+        """List every policy with the defaults of its fields; a field without a default is left out."""
         from dataclasses import MISSING, fields
 
         from pictool.linker.policies import policies
 
         return [
-            PolicyChoice(name, {one.name: one.default for one in fields(policy) if one.default is not MISSING})
+            PolicyChoice(name, {field.name: field.default for field in fields(policy) if field.default is not MISSING})
             for name, policy in policies().items()
         ]
 
@@ -63,17 +63,17 @@ class Worker:
             engine.answer(spec, on_text=self._text, on_compile=self._compiled).write_trace(path)
         return path
 
-    def look(self, trace: Trace, name: str, layer: int | None) -> Look:
-        from pictool.trace.analysis import look_behind
+    def analyse(self, trace: Trace, name: str, layer: int | None) -> TraceAnalysis:
+        from pictool.trace.analysis import analyse_trace
 
         model = self._open(self._model or trace.report["model"], self._dtype or trace.target.dtype)
         self._say("note", "linking again, and in full")
-        return look_behind(model, self._store, trace, name, layer=layer, on_compile=self._compiled)
+        return analyse_trace(model, self._store, trace, name, layer=layer, on_compile=self._compiled)
 
-    def sinks(self, key: str) -> SinkProfile:
+    def attention_sinks(self, key: str) -> AttentionSinks:
         from pictool.commands.inspect_object import profile_of
 
-        with self._store.look(key) as file:
+        with self._store.peek(key) as file:
             model = self._open(self._model, self._dtype or file.meta.target.dtype)
             self._say("note", f"reading its {file.meta.num_tokens} tokens alone")
             return profile_of(file, model)
@@ -92,7 +92,7 @@ class Worker:
 
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
-    """Answer requests until there are no more."""
+    """Reply to requests until there are no more."""
 
     def say(kind: str, value: Any) -> None:
         pickle.dump((kind, value), replies, protocol=pickle.HIGHEST_PROTOCOL)
@@ -109,12 +109,12 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
             say("done", getattr(worker, name)(*arguments))
         except PicError as error:
             say("failed", type(error)(str(error)))
-        except Exception as error:  # the TUI lives on, and says what went wrong
+        except Exception as error:  # the TUI shows it and goes on
             say("failed", PicError(f"{type(error).__name__}: {error}"))
 
 
 def main() -> None:
-    """Replies go to what was standard output; what else is printed goes to standard error."""
+    """Send replies to standard output, and everything else that is printed there to standard error."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     serve(sys.stdin.buffer, replies)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pictool.compiler.chunking import make_chunk, make_chunks, read_text
-from pictool.compiler.fixups import Measurer
+from pictool.compiler.sensitivity import TableMaker
 from pictool.core import Chunk, CompileOptions
 from pictool.errors import InputError, PicError
 from pictool.store.codecs import require_codec
@@ -35,7 +35,7 @@ class Compiled:
 
 
 def head_codec(codec: str) -> str:
-    """How the KV of a head is kept if that of documents is kept so: always without loss, it is exact everywhere."""
+    """The codec of the head of documents with this one: always lossless, since the head is exact under every policy."""
     return codec if require_codec(codec).is_lossless else CODEC
 
 
@@ -64,8 +64,8 @@ def compile_chunks(
     """Compile chunks (or texts) to objects. What the store already has costs no model run.
 
     Args:
-        options: sinks, codec, probes. An object that is there without the table that is needed is compiled again.
-        force: compute and replace also what is there.
+        options: sinks, codec, probes. An object in the store without the table that is needed is compiled again.
+        force: compute and replace also what the store has.
         alone: each chunk in a forward of its own, so that its last bits do not depend on what is compiled with it.
         probe_model: measures the chunks, by their text; the target's speculative model if it is known, else the target.
         on_done: called for each chunk as soon as its object is in the store.
@@ -80,55 +80,55 @@ def compile_chunks(
     require_codec(options.codec)
     _require_room(model, listed, options.sinks)
     keys = [object_key(model, chunk, options) for chunk in listed]
-    measurer = Measurer.of(model, options.probes, probe_model)
+    table_maker = TableMaker.of(model, options.probes, probe_model)
     missing = dict(zip(keys, listed, strict=True))
     if not force:
-        stored = _stored(store, keys, measurer)
+        stored = _stored(store, keys, table_maker)
         missing = {key: chunk for key, chunk in missing.items() if key not in stored}
     report = on_done or (lambda _: None)
     for key, chunk in zip(keys, listed, strict=True):
         if key not in missing:
             report(Compiled(chunk, key, store.path(key), False))
-    for done in _compute(model, store, missing, prefix, options.codec, alone, measurer):
+    for done in _compute(model, store, missing, prefix, options.codec, alone, table_maker):
         report(done)
     return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, listed, strict=True)]
 
 
-def _stored(store: Store, keys: Iterable[str], measurer: Measurer) -> set[str]:
+def _stored(store: Store, keys: Iterable[str], table_maker: TableMaker) -> set[str]:
     """The keys of those that the store has, or can fetch from its remote; some are prefetched."""
     unique, stored = list(dict.fromkeys(keys)), set()
     for at in range(0, len(unique), _PREFETCHED):
         group = unique[at : at + _PREFETCHED]
-        store.expect(group)
-        stored |= {key for key in group if _is_stored(store, key, measurer)}
+        store.prefetch(group)
+        stored |= {key for key in group if _is_stored(store, key, table_maker)}
     return stored
 
 
-def _is_stored(store: Store, key: str, measurer: Measurer) -> bool:
-    """Whether the store has the object, and with this measurer's table if one is needed."""
+def _is_stored(store: Store, key: str, table_maker: TableMaker) -> bool:
+    """Whether the store has the object, and with this maker's table if one is needed."""
     if not store.has(key):
         return False
     try:
-        with store.look(key) as file:
-            return measurer.recipe in (None, file.meta.fixups)
+        with store.peek(key) as file:
+            return table_maker.recipe in (None, file.meta.fixups)
     except PicError:  # evicted meanwhile
         return False
 
 
 def _compute(
     model: Model, store: Store, missing: Mapping[str, Chunk], prefix: Sequence[int], codec: str, alone: bool,
-    measurer: Measurer,
+    table_maker: TableMaker,
 ) -> Iterable[Compiled]:  # fmt: skip
     if not missing:
         return
     from pictool.runtime.prefill import prefill_chunks
     from pictool.runtime.tensors import to_bytes
 
-    keys, tables = list(missing), measurer.tables(missing, alone)
+    keys, tables = list(missing), table_maker.tables(missing, alone)
     for index, layers in prefill_chunks(model, [missing[key].tokens for key in keys], prefix, alone):
         key = keys[index]
         chunk, table = missing[key], tables.get(key)
-        meta = ObjectMeta(key, model.target, len(chunk), len(prefix), codec, measurer.recipe)
+        meta = ObjectMeta(key, model.target, len(chunk), len(prefix), codec, table_maker.recipe)
         pairs = [(to_bytes(k), to_bytes(v)) for k, v in layers]
         tokens, fixups = np.asarray(chunk.tokens, dtype=np.int32), None if table is None else table.tobytes()
         path = store.put(CompiledChunk(meta, chunk.text, tokens, pairs, fixups))
@@ -136,7 +136,7 @@ def _compute(
 
 
 def sink_tokens(model: Model, sinks: int) -> list[int]:
-    """The dummy tokens in front of a chunk.
+    """The dummy tokens before a chunk.
 
     Raises:
         InputError: fewer than none, or a model without BOS.

@@ -1,13 +1,13 @@
-"""Measuring for the loading controller (CacheBlend §5.1): prefill by length, loading by place, and a link as it is.
+"""Calibration of the loading controller (CacheBlend §5.1): measured once per machine, model and place, then cached.
 
-What the loading controller estimates from: measured once per machine, and kept (CacheBlend §5.1).
+What is measured: prefill by length, scattered rows, loading by place, decoding by codec.
 
 $XDG_CACHE_HOME/pictool/profiles/<sha256 of "of">.json
 {"of": {what it holds for: version, machine, model, …}, "rows": [[number, …], …]}
 
-The rows are those of `measure_compute`; with a tier and a path in "of", of `measure_loads`; with a codec, of
-`measure_decoding`. A file that is not of
-this form is measured again; a cache directory that cannot be written only costs time.
+"rows" are the measurements of `measure_compute`; with a tier and a path in "of", of `measure_loads`; with a codec, of
+`measure_decoding`. A file that is not of this form is measured again; a cache directory that cannot be written only
+costs time.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
 from pictool.linker.resolve import Part, head_part, open_objects, resolve_documents
 from pictool.linker.spec import Document, Spec
-from pictool.runtime.fingerprint import cache_dir
 from pictool.runtime.machine import cpu_name
 from pictool.runtime.tensors import to_bytes
+from pictool.runtime.user_cache import cache_dir
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
 from pictool.store.store import Store, atomic_write
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
+VERSION = 1  # of profiles
 _PREFILL_TOKENS = (64, 256, 1024, 4096, 16384)
 _LONG_S = 3.0  # what takes this long is run once, and no longer prompt is
 _MOST_SCATTERED = 1024  # tokens of context, of which some rows are computed
@@ -56,12 +57,14 @@ _LOADS = ((2, 1024), (4, 256), (16, 16))  # objects × tokens of each: many byte
 _MAX_BYTES = 1 << 28  # of random objects at a time
 _REPEATS = 3
 _TAIL, _TAIL_ROOM = "Answer:", 32
-Rows = list[list[float]]
+
+Measurements = list[list[float]]
+OnMeasure = Callable[[str], None]  # called with what is measured next, which takes a while
 
 
 @dataclass(frozen=True)
 class EveryNth(Policy):
-    """Rows that stand apart, as those of a dynamic policy do: how much they cost is measured by it."""
+    """Scattered rows, as a dynamic policy computes them: what they cost more than consecutive ones."""
 
     name: ClassVar[str] = "every-nth"
     reference: ClassVar[str] = "for measuring only"
@@ -73,7 +76,7 @@ class EveryNth(Policy):
         return Selection(rows)
 
 
-def measure_compute(model: Model) -> Rows:
+def measure_compute(model: Model) -> Measurements:
     """[context, tail, runs, seconds] of full recompute by length until one takes long; then of scattered rows.
 
     What a busy moment of the machine made longer than a longer prompt is cut to that.
@@ -120,7 +123,7 @@ def _medians(runs: Sequence[Callable[[], float]]) -> list[float]:
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 
-def measure_loads(model: Model, directory: Path) -> Rows:
+def measure_loads(model: Model, directory: Path) -> Measurements:
     """[bytes, objects, then seconds: cold loading, cold opening, warm loading, warm opening] of random objects.
 
     Cold is from the device itself, as far as the system forgets what it holds of a file; warm from the page cache. The
@@ -137,7 +140,7 @@ def measure_loads(model: Model, directory: Path) -> Rows:
         raise StoreError(f"{directory}: its speed cannot be measured ({why}); make it writable") from error
 
 
-def _measure_loads(model: Model, store: Store) -> Rows:
+def _measure_loads(model: Model, store: Store) -> Measurements:
     sizes = _load_sizes(model)
     runs: list[Callable[[], float]] = []
     for count, tokens in sizes:
@@ -153,10 +156,10 @@ def _measure_loads(model: Model, store: Store) -> Rows:
     ]
 
 
-def measure_decoding(model: Model, codec: str) -> Rows:
+def measure_decoding(model: Model, codec: str) -> Measurements:
     """[bytes of KV, objects, bytes stored, then seconds of loading: plain, coded] of random objects, from memory."""
     runs: list[Callable[[], float]] = []
-    counts: Rows = []
+    counts: Measurements = []
     with tempfile.TemporaryDirectory(prefix="pic-measure-") as inside:
         store = Store(inside)
         for count, tokens in _load_sizes(model):
@@ -212,7 +215,7 @@ def measure_link(model: Model, store: Store, spec: Spec) -> Timing:
         PicError: see `link`.
     """
     link(model, store, spec)  # a warm-up, which compiles what is missing
-    store.settle()
+    store.drain()
     with ExitStack() as opened:
         paths = [part.path(model, store) for part in prompt_parts(model, store, spec, opened)]
     timings = []
@@ -266,10 +269,6 @@ def drop_page_cache(paths: Iterable[Path]) -> None:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
-
-
-VERSION = 1
-OnMeasure = Callable[[str], None]  # is told what will be measured now, which takes a while
 
 
 @dataclass(frozen=True)
@@ -328,13 +327,18 @@ def machine(model: Model) -> dict[str, Any]:
 
 def nearest_directory(path: Path) -> Path:
     """The directory itself, or the first of its parents that exists."""
-    return next(one for one in (path, *path.absolute().parents) if one.is_dir())
+    return next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
 
 
 def _kept(
-    of: dict[str, Any], width: int, measure: Callable[[], Rows], what: str, again: bool, on_measure: OnMeasure | None
-) -> Rows:
-    """The rows [points, width] of the profile `of`: as kept, or else measured."""
+    of: dict[str, Any],
+    width: int,
+    measure: Callable[[], Measurements],
+    what: str,
+    again: bool,
+    on_measure: OnMeasure | None,
+) -> Measurements:
+    """The measurements [points, width] of the profile `of`: from the cache, or made now."""
     path = cache_dir() / "profiles" / f"{hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()}.json"
     if not again and (rows := _read(path, of, width)) is not None:
         return rows
@@ -346,8 +350,8 @@ def _kept(
     return rows
 
 
-def _read(path: Path, of: dict[str, Any], width: int) -> Rows | None:
-    """The rows of a kept profile; None if there is none, or it is damaged or old."""
+def _read(path: Path, of: dict[str, Any], width: int) -> Measurements | None:
+    """The measurements of a cached profile; None if there is none, or it is damaged or old."""
     try:
         data = json.loads(path.read_bytes())
         rows = [[float(value) for value in row] for row in data["rows"]]
@@ -405,7 +409,7 @@ def _stored_bytes(model: Model, store: Store, part: Part) -> int | None:
 
 
 def coded_size(size: PromptSize, cost: Decoding) -> PromptSize:
-    """A prompt whose objects are all kept in one codec, of which none has to be there."""
+    """The size of a prompt whose objects have one codec; none of them needs to exist."""
     return replace(
         size, coded_bytes=round(cost.stored * size.num_bytes), decode_s=cost.seconds(size.num_bytes, size.objects)
     )

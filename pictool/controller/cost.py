@@ -1,20 +1,18 @@
 """The delay estimators of the loading controller (CacheBlend §5.1): T_recompute and T_load.
 
-Pure functions over what was measured (`profile.py`): nothing here reads a clock or a file. Times are of a whole prompt,
-all layers together; the paper's are per layer, which is the same comparison.
+Pure functions over what was measured (`calibration.py`): nothing here reads a clock or a file. Times are of a whole
+prompt, all layers together; the paper's are per layer, which is the same comparison.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-_LEAST_GAIN = 1e-6  # of the squared relative error: a further coefficient must explain more than rounding
+from pictool.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -87,14 +85,14 @@ class Speed:
         byte_s, object_s = fit_nonnegative([sizes, objects], load)
         return cls(byte_s, object_s, *fit_nonnegative([objects], open))
 
-    def behind(self, device: Speed) -> Speed:
-        """This loader with its own work (checking, copying, relocating) behind another device: one after the other."""
+    def after(self, device: Speed) -> Speed:
+        """The speed of reading from `device` and then doing this loader's own work (check, copy, relocate)."""
         return Speed(self.byte_s + device.byte_s, self.object_s + device.object_s, self.open_s + device.open_s)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a policy does at one layer, in shares of computing every row there: `fixed` + `scaled` · ratio."""
+    """What a policy does at one layer, as shares of computing every row: `fixed` + `scaled` · ratio."""
 
     fixed: float
     scaled: float
@@ -104,20 +102,20 @@ class Work:
 def layer_work(num_layers: int, checked: Sequence[int] = (), projection: float = 0.0) -> tuple[Work, ...]:
     """The work of a policy that checks these layers; of a static one by default.
 
-    Every row is computed up to the first checked layer, which needs no cache till there. At a checked layer the rows
-    that came so far are projected (to Q, K and V, the share `projection` of the layer) before fewer go on.
+    Every row is computed up to the first checked layer, which needs no cache until then. At a checked layer the rows
+    that are still computed are projected (to Q, K and V, the share `projection` of the layer) before fewer go on.
     """
     if not checked:
         return (Work(0.0, 1.0, True),) * num_layers
     before = [Work(1.0, 0.0, False)] * checked[0]
     first = Work(projection, 1.0, True)
-    behind = [Work(0.0, 1.0 + projection * (layer in checked), True) for layer in range(checked[0] + 1, num_layers)]
-    return (*before, first, *behind)
+    later = [Work(0.0, 1.0 + projection * (layer in checked), True) for layer in range(checked[0] + 1, num_layers)]
+    return (*before, first, *later)
 
 
 @dataclass(frozen=True)
 class Computed:
-    """One measured computation of a prompt: of all rows (`runs` 1), or of the tail and `runs` rows that stand apart."""
+    """One measured computation of a prompt: of all rows (`runs` 1), or of the tail and `runs` scattered rows."""
 
     size: PromptSize
     runs: int
@@ -140,15 +138,15 @@ class Estimator:
     @classmethod
     def fit(cls, measured: Sequence[Computed], work: tuple[Work, ...]) -> Estimator:
         """The least relative error over the prefills; what they leave unexplained of the others is that of the runs."""
-        prefills = [one for one in measured if one.runs == 1]
-        lengths = [one.size.num_tokens for one in prefills]
+        prefills = [run for run in measured if run.runs == 1]
+        lengths = [run.size.num_tokens for run in prefills]
         terms = [lengths, [1] * len(lengths), [length**2 for length in lengths]]
-        token, constant, pair = fit_nonnegative(terms, [one.seconds for one in prefills])
+        token, constant, pair = fit_nonnegative(terms, [run.seconds for run in prefills])
         smooth = cls(token, constant, pair, 0.0, layer_work(1))
-        apart = [one for one in measured if one.runs > 1]
-        left = [one.seconds - smooth.recompute_s(one.runs / one.size.context, one.size) for one in apart]
-        (run,) = fit_nonnegative([[one.runs for one in apart]], left)
-        return cls(token, constant, pair, run, work)
+        scattered = [run for run in measured if run.runs > 1]
+        left = [run.seconds - smooth.recompute_s(run.runs / run.size.context, run.size) for run in scattered]
+        (per_run,) = fit_nonnegative([[run.runs for run in scattered]], left)
+        return cls(token, constant, pair, per_run, work)
 
     def prefill_s(self, tokens: int) -> float:
         """Prefill(L): seconds to compute a prompt of so many tokens."""
@@ -159,7 +157,7 @@ class Estimator:
 
         Footnote 5 has r · Prefill(L). Of that only what grows with L is scaled: the constant is paid once for any r,
         and so is the tail, whose rows attend to the whole context: Prefill(L + tail) - Prefill(L). Runs come on top:
-        of r · L rows that are chosen at random, the share 1 - r begins one.
+        of r · L rows that are chosen at random, the share 1 - r begins a run.
         """
         return self.constant_s + sum(self._layers_s(ratio, size))
 
@@ -213,26 +211,20 @@ class Estimator:
 def fit_nonnegative(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
     """The coefficients >= 0 of `terms` [terms, points] with the least squared relative error of `seconds` [points].
 
-    All subsets of the terms are tried, from small to large, in the order given; a set has no more terms than there are
-    points, and a later one must explain more. A point of 0 s says nothing.
+    A point of 0 s says nothing. Terms may differ by many digits: each is scaled to its largest value.
+
+    Raises:
+        InputError: scipy is not installed.
     """
+    try:
+        from scipy.optimize import nnls
+    except ImportError as error:
+        raise InputError("the controller's cost model needs scipy; pip install 'pictool[eval]'") from error
     used = [index for index, value in enumerate(seconds) if value > 0]
+    if not used:
+        return [0.0] * len(terms)
     columns = np.array([[term[index] / seconds[index] for index in used] for term in terms])
-    best, least = np.zeros(len(terms)), np.inf
-    for count in range(1, min(len(terms), len(used)) + 1):
-        for chosen in map(list, itertools.combinations(range(len(terms)), count)):
-            found = _solve(columns[chosen])
-            error = float(((found @ columns[chosen] - 1) ** 2).sum())
-            if (found >= 0).all() and error < least - _LEAST_GAIN:
-                best, least = np.zeros(len(terms)), error
-                best[chosen] = found
-    return [float(value) for value in best]
-
-
-def _solve(columns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Coefficients [terms] of columns [terms, points] whose sum is nearest to 1; terms may differ by many digits."""
     scale = columns.max(axis=1)
     scale[scale == 0] = 1.0
-    solved, *_ = np.linalg.lstsq((columns / scale[:, None]).T, np.ones(columns.shape[1]))
-    found: NDArray[np.float64] = solved / scale
-    return found
+    solved, _ = nnls((columns / scale[:, None]).T, np.ones(len(used)))
+    return [float(value) for value in solved / scale]

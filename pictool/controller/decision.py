@@ -1,6 +1,6 @@
 """The loading controller (CacheBlend §5.1): how much to recompute for a storage tier, and on which tier to store.
 
-Pure functions over the estimates of `estimate.py`.
+Pure functions over the estimates of `cost.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def choose_ratio(
 ) -> RatioChoice:
     """The larger of `minimum` and the ratio whose recompute takes as long as loading, at most 1, in hundredths (§5.1).
 
-    `minimum` where there is no context, or the speed is unknown.
+    `minimum` if there is no context, or the speed is unknown.
     """
     prefill = estimator.prefill_s(size.context)
     if speed is None:
@@ -71,9 +71,9 @@ def choose_tier(estimator: Estimator, size: PromptSize, tiers: Sequence[Tier], r
     known = [(tier, estimator.load_s(size, tier.speed)) for tier in tiers if tier.speed is not None]
     hidden = [(tier, load) for tier, load in known if load <= recompute]
     if hidden:
-        return TierChoice(min(hidden, key=lambda one: (one[0].price, one[1]))[0], True)
+        return TierChoice(min(hidden, key=lambda pair: (pair[0].price, pair[1]))[0], True)
     if known:
-        return TierChoice(min(known, key=lambda one: (one[1], one[0].price))[0], False)
+        return TierChoice(min(known, key=lambda pair: (pair[1], pair[0].price))[0], False)
     return TierChoice(None, False)
 
 
@@ -90,7 +90,7 @@ class TierPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The two answers of §5.1: a tier for a given ratio, and a ratio for every tier."""
+    """The two decisions of CacheBlend §5.1: a tier for a ratio, and a ratio for every tier."""
 
     size: PromptSize
     ratio: float

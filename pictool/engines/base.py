@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pictool.core import Chunk, CompileOptions, Layout
 from pictool.errors import InputError, TraceError
@@ -39,7 +39,7 @@ class LinkResult:
 
     Fields:
         recomputed: mean number of context rows that were computed per layer.
-        bytes_read: of KV, from objects.
+        bytes_read: of KV, from objects; 0 from an engine that does not count them.
         logits: of the first token, float32 [vocab], up to a constant (vLLM gives log-probabilities); None if the
             engine was not asked for them.
         linked: the image and all that the link did, of an engine that shows traces.
@@ -145,9 +145,9 @@ class Answer:
 
     def trace(self) -> Trace:
         """What this link did. Raises TraceError as `linked` does."""
-        from pictool.trace.replay import trace_of
+        from pictool.trace.replay import record_trace
 
-        return trace_of(self.loaded, self.linked, self.logits, self.generated, self.report())
+        return record_trace(self.loaded, self.linked, self.logits, self.generated, self.report())
 
 
 class Engine(ABC):
@@ -165,7 +165,7 @@ class Engine(ABC):
     def __init__(self, model: Model, store: Store) -> None:
         self.model, self.store = model, store
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -240,7 +240,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def warm_up(self, spec: Spec) -> None:
+    def warm_up(self, spec: Spec, on_compile: Callable[[Compiled], None] | None = None) -> None:
         """Run what the first answer would set up, so that neither side of a comparison is timed with it."""
 
     def answer(
@@ -265,7 +265,7 @@ class Engine(ABC):
 
         self.require_supported(spec)
         if compare:
-            self.warm_up(spec)
+            self.warm_up(spec, on_compile)
         answer = self.run(spec, on_text=on_text, on_compile=on_compile, wants_logits=compare)
         if not compare:
             return answer

@@ -56,6 +56,6 @@ class TorchEngine(Engine):
         generated = generate(self.model, result.linked.image, spec.max_new_tokens, spec.sampling, on_text)
         return Answer(generated, result, time.perf_counter() - started, self.model, self.name)
 
-    def warm_up(self, spec: Spec) -> None:
+    def warm_up(self, spec: Spec, on_compile: Callable[[Compiled], None] | None = None) -> None:
         """A first pass over the model, of a prompt without documents."""
         link(self.model, self.store, replace(spec, documents=(), policy=make_policy(BASELINE)))

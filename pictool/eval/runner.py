@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks, head_codec
-from pictool.compiler.fixups import PROBES
+from pictool.compiler.sensitivity import PROBES
 from pictool.core import Chunk, CompileOptions
 from pictool.errors import ModelError
 from pictool.eval.algorithms import FULL, Algorithm
@@ -21,7 +21,7 @@ from pictool.eval.results import CaseResult
 from pictool.linker.policies import object_kinds
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
-from pictool.runtime.memory import PeakMemory
+from pictool.runtime.machine import PeakMemory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:

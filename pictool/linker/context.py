@@ -98,7 +98,7 @@ class ObjectContext:
         """An object that was read while it came from a remote is compiled here instead."""
         if not isinstance(error, RemoteError):
             return False
-        self._store.refuse(error)
+        self._store.skip_remote(error)
         return True
 
 

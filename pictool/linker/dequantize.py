@@ -1,6 +1,6 @@
-"""Quantized layers to numbers in torch, on the device where they are wanted: what is carried there is the codes.
+"""Dequantize layers with torch, on the image's device: codes are transferred there, which are small.
 
-The same numbers as the codec's own decoder gives, bit for bit.
+The numbers equal those of the codec's own decoder, bit for bit.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def _fill(target: torch.Tensor, piece: Piece, is_fp8: bool) -> None:
     if target.dtype == torch.bfloat16 and piece.offset is None:  # codes and scales are bfloat16: rounded once
         target.copy_(numbers).mul_(scale.bfloat16())
         return
-    found = numbers.float().mul_(scale)
+    values = numbers.float().mul_(scale)
     if piece.offset is not None:
-        found.add_(torch.from_numpy(piece.offset).to(target.device))
-    target.copy_(found)
+        values.add_(torch.from_numpy(piece.offset).to(target.device))
+    target.copy_(values)
 
 
 def _from_fp8(codes: torch.Tensor) -> torch.Tensor:

@@ -31,8 +31,9 @@ def make(cls: type[T], name: str, values: Mapping[str, Any]) -> T:
         if field not in known:
             has = f"its fields are {', '.join(known)}" if known else "it has no fields"
             raise InputError(f"{name} has no field {field!r}; {has}")
-    for field, one in known.items():
-        if field not in values and one.default is MISSING and one.default_factory is MISSING:
+    for field, known_field in known.items():
+        has_default = known_field.default is not MISSING or known_field.default_factory is not MISSING
+        if field not in values and not has_default:
             raise InputError(f"{name}: {field}=… must be given")
     return cls(**{field: _convert(name, field, types[field], value) for field, value in values.items()})
 
@@ -40,7 +41,7 @@ def make(cls: type[T], name: str, values: Mapping[str, Any]) -> T:
 def _convert(name: str, field: str, kind: Any, value: Any) -> Any:
     try:
         if typing.get_origin(kind) is tuple:
-            return tuple(_scalar(typing.get_args(kind)[0], one) for one in _items(value))
+            return tuple(_scalar(typing.get_args(kind)[0], item) for item in _items(value))
         return _scalar(kind, value)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{name}: {field}={value!r} must be {_name_of(kind)}") from error

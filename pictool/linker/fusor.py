@@ -1,4 +1,4 @@
-"""The fusor (CacheBlend §5.1): computes the rows that a policy wants, layer by layer, over what the loader brings."""
+"""The fusor (CacheBlend §5.1): computes the rows that a policy selects, layer by layer, over the KV that is loaded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Fusor:
         return always
 
     def prefill_layer(self, layer: int) -> None:
-        """Compute one layer; cached K and V of the rows that are not computed stand in the image already."""
+        """Compute one layer; cached K and V of the other rows are in the image already."""
         self.rows[layer] = self._narrowing.on
         if layer in self._checked:
             with self._stage("check"):
@@ -56,11 +56,11 @@ class Fusor:
         self._image.logits = self._image.stack.logits(self._hidden[0, -1:])[0]
 
     def _narrow(self, layer: int) -> None:
-        """Compare fresh K and V with the cached ones, keep the fresh ones, go on with the rows the policy wants."""
+        """Compare fresh K and V with the cached ones, keep the fresh ones, narrow the rows."""
         key, value = self._image.project(layer, self._hidden, self._rows)
-        apart = self._image.deviation(layer, key, value, self._rows)
+        deviation = self._image.deviation(layer, key, value, self._rows)
         self._image.write(layer, key, value, self._rows)
-        stay = self._narrowing.narrow(layer, *(one.cpu().numpy() for one in apart))
+        stay = self._narrowing.narrow(layer, *(part.cpu().numpy() for part in deviation))
         self._hidden = self._hidden[:, torch.from_numpy(stay).to(self._hidden.device)]
         self._rows = _rows_of(self._narrowing.on, self._image)
 

@@ -32,23 +32,23 @@ def parse_grid(specs: Sequence[str]) -> list[Labelled]:
     Raises:
         InputError: no such policy or field, or a value that does not fit.
     """
-    found = {label_of(policy): policy for spec in specs for policy in _parse(spec)}
-    return [Labelled(label, policy) for label, policy in found.items()]
+    labelled = {label_of(policy): policy for spec in specs for policy in _parse(spec)}
+    return [Labelled(label, policy) for label, policy in labelled.items()]
 
 
 def parse_repeatable(specs: Sequence[str]) -> list[Labelled]:
-    """As `parse_grid`, for measurements that are to come out the same whatever was asked before.
+    """As `parse_grid`, for measurements that must not depend on earlier requests.
 
     Raises:
-        InputError: a policy whose work depends on that; it is exact, so there is nothing to compare but time.
+        InputError: a policy whose work depends on them; it is exact, so that only its time could be compared.
     """
-    found = parse_grid(specs)
-    for one in found:
-        if one.policy.needs.chain_block:
+    grid = parse_grid(specs)
+    for labelled in grid:
+        if labelled.policy.needs.chain_block:
             raise InputError(
-                f"{one.label}: what it reuses depends on what was asked before; see it with pic link --json"
+                f"{labelled.label}: what it reuses depends on earlier requests; see it with pic link --json"
             )
-    return found
+    return grid
 
 
 def label_of(policy: Policy) -> str:
@@ -70,8 +70,8 @@ def _number(policy: Policy) -> str | None:
 
 
 def _parse(spec: str) -> Iterable[Policy]:
-    name, *given = spec.split(":")
-    values = dict(_values(spec, one) for one in given)
+    name, *fields = spec.split(":")
+    values = dict(_values(spec, field) for field in fields)
     if name not in policies() and "-" in name:
         stem, _, number = name.rpartition("-")
         values = {**_main_field(spec, stem, number), **values}
@@ -80,11 +80,11 @@ def _parse(spec: str) -> Iterable[Policy]:
         yield make_policy(name, dict(zip(values, chosen, strict=True)))
 
 
-def _values(spec: str, given: str) -> tuple[str, list[str]]:
-    field, equals, value = given.partition("=")
+def _values(spec: str, text: str) -> tuple[str, list[str]]:
+    field, equals, value = text.partition("=")
     if not equals or not field or not value:
-        raise InputError(f"{spec}: {given!r} must be FIELD=VALUE or FIELD=VALUE,VALUE")
-    return field, [one.replace("+", ",") if _NUMBERS.fullmatch(one) else one for one in value.split(",")]
+        raise InputError(f"{spec}: {text!r} must be FIELD=VALUE or FIELD=VALUE,VALUE")
+    return field, [item.replace("+", ",") if _NUMBERS.fullmatch(item) else item for item in value.split(",")]
 
 
 def _main_field(spec: str, name: str, number: str) -> Mapping[str, list[Any]]:

@@ -87,7 +87,7 @@ def link(
     while True:
         try:
             return _link(model, store, spec, context, clock, stage)
-        except ObjectError as error:  # of what was found damaged, or lost, while it was read
+        except ObjectError as error:  # something turned out damaged, or lost, while it was read
             if not context.recover(error):
                 raise
             clock.load_s += clock.lap()
@@ -165,7 +165,7 @@ class _Clock:
 
 
 def _first_layer(policy: Policy, num_layers: int, selection: Selection | None) -> int:
-    """The first layer at which anything cached is used: the first checked one, if all rows are computed till there."""
+    """The first layer at which anything cached is used: the first checked one, if all rows are computed until then."""
     checked = policy.check_layers(num_layers)
     return checked[0] if checked and selection is not None and selection.rows.all() else 0
 

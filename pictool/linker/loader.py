@@ -1,7 +1,7 @@
-"""The pipelined loader: KV of reused chunks, brought into an image layer by layer while other layers are computed.
+"""The pipelined loader: loads the KV of reused chunks into an image, layer by layer, while other layers are computed.
 
-CacheBlend §6 names the interface: `fetch_kv` starts to bring a layer, `synchronize` waits until it stands in the
-image; `prefill_layer` (in `fusor.py`) computes. Reading, checking, decoding and relocating are the loader's work.
+CacheBlend §6 names the interface: `fetch_kv` starts to load a layer, `synchronize` waits until it is in the image;
+`prefill_layer` (in `fusor.py`) computes. To load is to read, check, decode, copy and relocate.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pictool.runtime.image import Image
 from pictool.store.format import ObjectFile
 from pictool.store.memory import LayerMemory
 
-LOOK_AHEAD = 2  # layers that are asked for ahead; one thread brings them, so that most cores are left to compute
-# Handing a small layer to a thread costs more than bringing it: threads are used from so many bytes a layer on, or as
-# soon as one layer took longer than this.
+PREFETCHED_LAYERS = 2  # by one thread, so that most cores are left to compute
+# To hand a small layer to a thread costs more than to load it: a thread loads layers of at least so many bytes, and all
+# that follow one which took longer than `PATIENCE_S`.
 SMALL_LAYER_BYTES = 4 << 20
 PATIENCE_S = 0.002
 
@@ -37,13 +37,13 @@ class Placed:
 
 
 class Loader:
-    """Brings the layers from `first` on into an image, `LOOK_AHEAD` of them at a time. A context manager.
+    """Loads the layers from `first` on into an image, `PREFETCHED_LAYERS` of them at a time. A context manager.
 
-    `overlaps` says that the caller has other work to do before it wants the first layer.
+    `overlaps`: the caller has other work to do before it needs the first layer.
 
     Nothing of an object is used before its checksum holds. Beside the image, memory holds two buffers of one chunk's
     layer. On CUDA these are pinned, and copies and rotations run on a stream of their own. Layers that `memory` holds
-    are not read; they are kept decoded (on CUDA quantized ones coded, as they are carried), and nothing writes to them.
+    are not read; they are kept decoded (on CUDA quantized ones coded, as they are transferred), never written to.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Loader:
         self._image, self._placed, self._first, self._memory = image, placed, first, memory
         self._read: list[int] = []  # bytes, of each layer that was read
         self._resources = ExitStack()
-        for one in placed:
-            self._resources.callback(one.file.close)
+        for part in placed:
+            self._resources.callback(part.file.close)
         self._layers: dict[int, Future[torch.cuda.Event | None]] = {}
         self._busy = BusyTime()
         self._stream: torch.cuda.Stream | None = None
@@ -64,9 +64,9 @@ class Loader:
             self._resources.callback(self._stream.synchronize)
         self._threads = self._resources.enter_context(ThreadPoolExecutor(1, "pic-loader"))
         self._staging = threading.local()
-        self._uses_threads = overlaps or sum(one.file.layer_bytes for one in placed) >= SMALL_LAYER_BYTES
+        self._uses_threads = overlaps or sum(part.file.layer_bytes for part in placed) >= SMALL_LAYER_BYTES
         if self._uses_threads:
-            self._look_ahead(first)
+            self._prefetch(first)
 
     def __enter__(self) -> Loader:
         return self
@@ -89,30 +89,30 @@ class Loader:
         return self._busy.seconds
 
     def fetch_kv(self, layer: int) -> None:
-        """Start to bring a layer."""
-        self._layers[layer] = self._threads.submit(self._bring, layer)
+        """Start to load a layer."""
+        self._layers[layer] = self._threads.submit(self._load, layer)
 
     def synchronize(self, layer: int) -> float:
-        """Wait until a layer stands in the image; the next one is started. Returns the seconds waited."""
+        """Wait until a layer is in the image, and prefetch the next ones. Returns the seconds waited."""
         started = time.perf_counter()
         if not self._placed or layer < self._first:
             return 0.0
         future = self._layers.pop(layer, None)
-        event = future.result() if future is not None else self._bring(layer)
+        event = future.result() if future is not None else self._load(layer)
         if event is not None:
             torch.cuda.current_stream(self._image.stack.device).wait_event(event)
         waited = time.perf_counter() - started
         self._uses_threads = self._uses_threads or waited > PATIENCE_S
         if self._uses_threads:
-            self._look_ahead(layer + 1)
+            self._prefetch(layer + 1)
         return waited
 
-    def _look_ahead(self, layer: int) -> None:
-        for one in range(layer, min(layer + LOOK_AHEAD, self._image.stack.num_layers)):
-            if one not in self._layers:
-                self.fetch_kv(one)
+    def _prefetch(self, layer: int) -> None:
+        for ahead in range(layer, min(layer + PREFETCHED_LAYERS, self._image.stack.num_layers)):
+            if ahead not in self._layers:
+                self.fetch_kv(ahead)
 
-    def _bring(self, layer: int) -> torch.cuda.Event | None:
+    def _load(self, layer: int) -> torch.cuda.Event | None:
         with self._busy:
             if self._stream is None:
                 self._place(layer)
@@ -124,9 +124,9 @@ class Loader:
             return done
 
     def _place(self, layer: int) -> None:
-        for one in self._placed:
-            self._image.place(layer, one.start, *self._numbers(one.file, layer))
-            if self._stream is not None and self._memory is None and not is_quantized(one.file):
+        for part in self._placed:
+            self._image.place(layer, part.start, *self._numbers(part.file, layer))
+            if self._stream is not None and self._memory is None and not is_quantized(part.file):
                 self._staging.events[0].record(self._stream)
         last = self._placed[-1]
         self._image.relocate(layer, self._placed[0].start, last.start + last.file.meta.num_tokens)
@@ -141,7 +141,7 @@ class Loader:
         return parts.to(stack.device, non_blocking=True)
 
     def _coded(self, file: ObjectFile, layer: int) -> memoryview:
-        """A layer as it stands in its file, checked."""
+        """A layer as it is in its file, checked."""
 
         def read() -> memoryview:
             self._read.append(file.stored_bytes(layer))
@@ -149,8 +149,8 @@ class Loader:
 
         if self._memory is None:
             return read()
-        found: memoryview = self._memory.get(file.checksums["layers"][layer], file.stored_bytes(layer), read)
-        return found
+        coded: memoryview = self._memory.get(file.checksums["layers"][layer], file.stored_bytes(layer), read)
+        return coded
 
     def _decoded(self, file: ObjectFile, layer: int) -> torch.Tensor:
         """Keys and values of a layer as bytes, uint8 [layer_bytes or more]; not to be written to."""
@@ -164,25 +164,25 @@ class Loader:
             return read(self._buffer(file.layer_bytes))
         is_pinned = self._stream is not None
         content = (file.checksums["layers"][layer], file.meta.codec, file.meta.shape, is_pinned)
-        found: torch.Tensor = self._memory.get(
+        decoded: torch.Tensor = self._memory.get(
             content, file.layer_bytes,
             lambda: read(torch.empty(file.layer_bytes, dtype=torch.uint8, pin_memory=is_pinned)),
         )  # fmt: skip
-        return found
+        return decoded
 
     def _buffer(self, num_bytes: int) -> torch.Tensor:
         """Memory to read to, of this thread. On CUDA there are two, so that one is read while the other is copied."""
-        mine, pinned = self._staging, self._stream is not None
-        if not hasattr(mine, "buffers"):
-            mine.buffers = [torch.empty(0, dtype=torch.uint8)] * 2
-            mine.events = [torch.cuda.Event(), torch.cuda.Event()] if pinned else []  # type: ignore[no-untyped-call]
+        staging, pinned = self._staging, self._stream is not None
+        if not hasattr(staging, "buffers"):
+            staging.buffers = [torch.empty(0, dtype=torch.uint8)] * 2
+            staging.events = [torch.cuda.Event(), torch.cuda.Event()] if pinned else []  # type: ignore[no-untyped-call]
         if pinned:
-            mine.buffers.reverse()
-            mine.events.reverse()
-            mine.events[0].synchronize()  # what was in it has been copied
-        if len(mine.buffers[0]) < num_bytes:
-            mine.buffers[0] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
-        buffer: torch.Tensor = mine.buffers[0]
+            staging.buffers.reverse()
+            staging.events.reverse()
+            staging.events[0].synchronize()  # what was in it has been copied
+        if len(staging.buffers[0]) < num_bytes:
+            staging.buffers[0] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        buffer: torch.Tensor = staging.buffers[0]
         return buffer
 
 

@@ -1,4 +1,4 @@
-"""Which rows of one prompt are still on, and how a policy narrows them at a checked layer. Shared by all engines."""
+"""Which rows of one prompt are still computed, and how a policy narrows them at a checked layer. All engines use it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pictool.linker.policies.base import Deviation, Policy, Prompt, Scores, Sele
 
 
 class Narrowing:
-    """The rows of a link on their way through the layers.
+    """The rows of a link from layer to layer.
 
     Attributes:
         on: bool [n], the rows that are computed from here on.
@@ -23,7 +23,7 @@ class Narrowing:
         self.on = self._take(selection)
 
     def narrow(self, layer: int, key: Scores, value: Scores) -> NDArray[np.int64]:
-        """Ask the policy, given how far fresh K and V of the rows that are on, [on], are from the cached ones.
+        """Let the policy narrow the rows, by how far their fresh K and V, [on], are from the cached ones.
 
         Returns:
             which of these rows stay on.
@@ -39,7 +39,7 @@ class Narrowing:
         return stay
 
     def _take(self, selection: Selection) -> RowMask:
-        """The rows [n] that go on, with those that always do; scores are kept as they were first given."""
+        """The rows [n] that go on, with those that always do; scores stay as the policy first gave them."""
         rows = self._always.copy()
         rows[: len(selection.rows)] |= selection.rows
         if selection.scores is not None and self.scores is None:

@@ -60,7 +60,7 @@ def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack)
         PicError: names the document, and what is wrong with it.
     """
     parts: list[Part] = []
-    store.expect(str(document) for document in spec.documents if is_key(str(document)))
+    store.prefetch(str(document) for document in spec.documents if is_key(str(document)))
     for document in spec.documents:
         if isinstance(document, Chunk):
             parts.append(Part(document, spec.objects))
@@ -119,7 +119,7 @@ def open_objects(
     Raises:
         PicError: an object of another model, or one that is not what its part was made of.
     """
-    store.expect(part.key(model) for part in parts if part.file is None)
+    store.prefetch(part.key(model) for part in parts if part.file is None)
     objects = {i: file for i, part in enumerate(parts) if (file := _open(model, store, part, opened))}
     started = time.perf_counter()
     for _ in range(_ATTEMPTS):
@@ -145,7 +145,7 @@ def _open(model: Model, store: Store, part: Part, opened: ExitStack) -> ObjectFi
     try:
         file = store.open(part.key(model))
     except RemoteError as error:
-        store.refuse(error)
+        store.skip_remote(error)
         return None
     except (StoreError, ObjectError):
         return None
@@ -173,7 +173,7 @@ def _compile_missing(
         for i, part in missing.items():
             if i not in objects and part.key(model) == done.key:
                 with suppress(StoreError):
-                    file = store.look(done.key)
+                    file = store.peek(done.key)
                     if part.is_served_by(file):
                         objects[i] = opened.enter_context(file)
                     else:

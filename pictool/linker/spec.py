@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.compiler.compile import CODEC, head_codec
-from pictool.compiler.fixups import PROBES
+from pictool.compiler.sensitivity import PROBES
 from pictool.core import Chunk, CompileOptions, Message, Sampling
 from pictool.linker.policies import DEFAULT, make_policy, object_kinds
 from pictool.linker.policies.base import Policy

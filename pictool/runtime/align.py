@@ -1,17 +1,17 @@
-"""Which tokens of one tokenizer stand for the text of another's: SpecCache §2.4.
+"""Alignment of two tokenizers: which tokens of one cover the text of which tokens of the other (SpecCache §2.4).
 
-Tokens are aligned by the characters they share. A fast tokenizer's offsets are nearly the characters that a token
-stands for, except that
+Tokens are aligned by the characters that they share. A fast tokenizer's offsets are nearly the characters of a token,
+except that
 
 - byte-level post-processors may trim spaces off a token (`trim_offsets`), and a token of only spaces to nothing;
 - BERT's normalizer and pre-tokenizer drop whitespace, controls and accents, SentencePiece's collapse runs of spaces;
 - where NFC composes characters, the offsets name the first one only;
 - a space that the tokenizer inserts may have no character.
 
-So what no token covers is given back: trimmed spaces to the token whose piece has them, marks and controls to the token
-before, everything else to the token after (the last token takes the rest). A token that the tokenizer inserted without
-a character shares the one before it, at the beginning of a part the first. The library itself does the same for an
-inserted "▁", and gives a character that is split into bytes to all of its pieces. Special tokens have no text.
+So characters that no token covers are assigned to a token: trimmed spaces to the one whose piece has them, marks and
+controls to the one before, everything else to the one after (the last token takes the rest). A token that the tokenizer
+inserted without a character shares the character before it, or the first of its part. The library itself does the same
+for an inserted "▁", and assigns a character that is split into bytes to all of its pieces. Special tokens have no text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Scores = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Tokenized:
-    """Token ids of the parts of a prompt, and where each stands in their joined text.
+    """Token ids of the parts of a prompt, and the characters of each token in their joined text.
 
     Attributes:
         tokens: [m].
@@ -52,10 +52,10 @@ class Tokenized:
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokenized:
-    """Tokens and spans of parts that are each tokenized on their own, without special tokens (DESIGN §2 rule 1).
+    """Tokens and spans of parts, each tokenized on its own, without special tokens (docs/design.md §2 rule 1).
 
-    Every token has text but the special ones. The unknown token has, unless the text names it; a special token that the
-    text names has none. Whitespace between two special tokens, or alone in a part, may belong to no token.
+    Every token has text but the special ones. The unknown token has text, unless the text names it; a special token
+    that the text names has none. Whitespace between two special tokens, or alone in a part, may belong to no token.
 
     Raises:
         InputError: the tokenizer gives no offsets.
@@ -131,7 +131,7 @@ def _tokenize_part(tokenizer: PreTrainedTokenizerBase, text: str, special: NDArr
 
 
 def _is_unknown(piece: str, covered: str) -> bool:
-    """Whether a special token stands for text that its model does not know, rather than for its own name."""
+    """Whether a special token replaces text that the tokenizer does not know, rather than its own name."""
     return covered.strip().casefold() != piece.strip().casefold()
 
 
@@ -144,8 +144,8 @@ def _place_inserted(spans: Spans, has_text: Mask) -> None:
 
 
 def _close_gaps(text: str, pieces: Sequence[str], spans: Spans, has_text: Mask) -> None:
-    """Share the characters that no token covers out to the tokens beside them, in place."""
-    covered = np.concatenate([[0], spans[:, 1]])  # [m + 1], end of what stands before: ends never decrease
+    """Assign the characters that no token covers to the tokens beside them, in place."""
+    covered = np.concatenate([[0], spans[:, 1]])  # [m + 1], end of the tokens before: ends never decrease
     begins = np.append(spans[:, 0], len(text))  # [m + 1], with the end of the text
     is_open = np.concatenate([[False], has_text, [False]])  # [m + 2], whether tokens i - 1 and i may take characters
     for i in np.flatnonzero(covered < begins).tolist():

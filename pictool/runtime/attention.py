@@ -1,4 +1,4 @@
-"""Exact causal attention of scattered rows (DESIGN §2 rule 5, §5), as one of transformers' attention functions.
+"""Exact causal attention of scattered rows (docs/design.md §2 rule 5), as one of transformers' attention functions.
 
 Rows come in runs: consecutive positions [start, end) of the prompt. A run attends to the keys [0, end), a causal
 rectangle whose last columns are a triangle. A bottom-right mask over all rows at once would be wrong for scattered
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pictool.runtime.rope import Rope, Table
+from pictool.runtime.rope import Rope, RotaryTable
 
 NAME = "pictool"
 _MAX_SCORES = 1 << 20  # rows × keys of one block: its mask should stay in the caches
@@ -27,7 +27,7 @@ _MAX_SCORES = 1 << 20  # rows × keys of one block: its mask should stay in the 
 
 @dataclass(frozen=True)
 class Run:
-    """Rows [row, row + end - start) of the hidden states stand at the positions [start, end)."""
+    """Consecutive rows: [row, row + end - start) of the hidden states are at the positions [start, end)."""
 
     row: int
     start: int
@@ -62,9 +62,9 @@ class Pass:
     """What the attention function must know of one pass over one layer."""
 
     rope: Rope
-    table: Table  # of the rows
+    table: RotaryTable  # of the rows
     runs: tuple[Run, ...]
-    observe: Callable[[Tensor], None] | None = None  # takes the scores, float32 [batch, heads, rows, n]
+    on_scores: Callable[[Tensor], None] | None = None  # called with the scores, float32 [batch, heads, rows, n]
 
 
 def attend(
@@ -80,14 +80,14 @@ def attend(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of un-rotated `query` over rotated `key` and `value`, whose column j stands at position j.
+    """Attention of un-rotated `query` over rotated `key` and `value`, whose column j is position j.
 
     `query` is [batch, heads, rows, head_dim], `key` and `value` are [batch, kv_heads, n, head_dim]. Returns
     [batch, rows, heads, head_dim], as transformers' attention functions do.
     """
     query = pic.rope.rotate(query, pic.table)
-    if pic.observe is not None:
-        pic.observe(_all_scores(query, key, pic.runs, scaling, sliding_window, softcap))
+    if pic.on_scores is not None:
+        pic.on_scores(_all_scores(query, key, pic.runs, scaling, sliding_window, softcap))
     out = torch.empty_like(query)
     for block in _blocks(pic.runs, sliding_window, softcap is not None):
         rows = slice(block[0].row, block[-1].row + block[-1].end - block[-1].start)
@@ -110,25 +110,26 @@ def _blocks(runs: tuple[Run, ...], window: int | None, has_softcap: bool) -> Ite
         if run.start == 0 and not has_softcap and (not window or run.end <= window):
             yield [run]  # the first of all runs: nothing is before it
             continue
-        for piece in _pieces(run, window):
-            if block and not _fits(block, piece, window):
+        for part in _cut(run, window):
+            if block and not _fits(block, part, window):
                 yield block
                 block = []
-            block.append(piece)
+            block.append(part)
     if block:
         yield block
 
 
-def _pieces(run: Run, window: int | None) -> Iterator[Run]:
+def _cut(run: Run, window: int | None) -> Iterator[Run]:
+    """Parts of a run that are short enough for a block."""
     step = _most_rows(min(run.end, window + 128) if window else run.end)
     for start in range(run.start, run.end, step):
         yield Run(run.row + start - run.start, start, min(start + step, run.end))
 
 
-def _fits(block: list[Run], piece: Run, window: int | None) -> bool:
-    """Whether a piece may join a block: few rows, and in a window few keys that no row of it sees."""
-    num_rows = piece.row + piece.end - piece.start - block[0].row
-    num_keys = piece.end - _first_key(block[0].start, window)
+def _fits(block: list[Run], part: Run, window: int | None) -> bool:
+    """Whether a part may join a block: few rows, and in a window few keys that no row of it sees."""
+    num_rows = part.row + part.end - part.start - block[0].row
+    num_keys = part.end - _first_key(block[0].start, window)
     return num_rows <= _most_rows(num_keys) and (not window or num_keys <= 2 * window + 128)
 
 
@@ -140,7 +141,7 @@ def _rectangle(
     query: Tensor, key: Tensor, value: Tensor, spans: list[tuple[int, int]],
     scaling: float | None, window: int | None, softcap: float | None,
 ) -> Tensor:  # fmt: skip
-    """[batch, heads, rows, head_dim] of rows that stand at the `spans` of the keys; the last one is the last key."""
+    """Attention [batch, heads, rows, head_dim] of rows at the `spans` of the keys; the last row is at the last key."""
     rows, num_keys = query.shape[2], key.shape[2]
     if spans[0][0] == 0 and rows == num_keys and softcap is None and (not window or num_keys <= window):
         return scaled_dot_product_attention(query, key, value, is_causal=rows > 1, scale=scaling, enable_gqa=True)
@@ -158,7 +159,7 @@ def _attend_by_group(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
         folded = query.reshape(batch, key.shape[1], group * rows, dim)
         return scaled_dot_product_attention(folded, key, value, scale=scaling).view(query.shape)
     apart = query.reshape(batch, key.shape[1], group, rows, dim).transpose(1, 2).flatten(0, 1)
-    key, value = (one[:, None].expand(-1, group, -1, -1, -1).flatten(0, 1) for one in (key, value))
+    key, value = (tensor[:, None].expand(-1, group, -1, -1, -1).flatten(0, 1) for tensor in (key, value))
     out = scaled_dot_product_attention(apart, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(batch, group, -1, rows, dim).transpose(1, 2).reshape(query.shape)
 
@@ -176,7 +177,7 @@ def _mask(spans: list[tuple[int, int]], num_keys: int, window: int | None, like:
 
 
 def _positions(spans: list[tuple[int, int]], device: torch.device) -> Tensor:
-    """What stands in the spans, int64 [rows]."""
+    """The positions in the spans, int64 [rows]."""
     starts, ends = np.asarray(spans).T
     lengths = ends - starts
     first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
@@ -204,7 +205,7 @@ def _all_scores(
     query: Tensor, key: Tensor, runs: tuple[Run, ...],
     scaling: float | None, window: int | None, softcap: float | None,
 ) -> Tensor:  # fmt: skip
-    """Whose softmax `attend` weighs the values with, computed in float32; -inf at the keys that a row does not see."""
+    """The scores whose softmax `attend` weighs values with, in float32; -inf at keys that a row does not see."""
     batch, heads, rows, dim = query.shape
     query, key = query.float(), key.float()
     out = query.new_full((batch, heads, rows, key.shape[2]), float("-inf"))

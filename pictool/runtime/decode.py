@@ -64,8 +64,8 @@ class TextStream:
         """Add a token; returns the text that has become certain."""
         self._tokens.append(token)
         self.text = str(self._tokenizer.decode(self._tokens, skip_special_tokens=True))
-        if found := [at for stop in self._stop if (at := self.text.find(stop)) >= 0]:
-            self.text, self.is_stopped = self.text[: min(found)], True
+        if starts := [start for stop in self._stop if (start := self.text.find(stop)) >= 0]:
+            self.text, self.is_stopped = self.text[: min(starts)], True
             return self._show(len(self.text))
         return self._show(len(self.text) - self._uncertain())
 
@@ -77,8 +77,8 @@ class TextStream:
         """Characters at the end that the next token may change (an incomplete character) or turn into a stop string."""
         if self.text.endswith("\ufffd"):
             return len(self.text) - len(self.text.rstrip("\ufffd"))
-        starts = (n for stop in self._stop for n in range(len(stop) - 1, 0, -1) if self.text.endswith(stop[:n]))
-        return max(starts, default=0)
+        lengths = (n for stop in self._stop for n in range(len(stop) - 1, 0, -1) if self.text.endswith(stop[:n]))
+        return max(lengths, default=0)
 
     def _show(self, end: int) -> str:
         new = self.text[self._shown : end]
@@ -101,7 +101,7 @@ def generate(
     Raises:
         InputError: the prompt and `max_new_tokens` cross the length at which long RoPE changes its frequencies.
     """
-    _require_one_rope(model, image, max_new_tokens)
+    _require_same_rope(model, image, max_new_tokens)
     stream = TextStream(model.tokenizer, sampling.stop)
     tokens, logprobs = [], []
     show = on_text or (lambda _: None)
@@ -132,7 +132,7 @@ def _logprob(logits: Tensor, token: int) -> float:
     return float(logits[token] - logits.logsumexp(-1))
 
 
-def _require_one_rope(model: Model, image: Image, max_new_tokens: int) -> None:
+def _require_same_rope(model: Model, image: Image, max_new_tokens: int) -> None:
     switch = rope_switch(model.config)
     end = image.num_tokens + max_new_tokens
     if switch is not None and image.num_tokens <= switch < end - 1:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,21 +17,18 @@ from typing import TYPE_CHECKING, Any
 from blake3 import blake3
 
 from pictool.errors import ModelError
+from pictool.runtime.user_cache import cache_dir, write_cache_file
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-# What does not change the numbers that a model computes.
+# Configuration fields that do not change the numbers that a model computes.
 _IRRELEVANT = {
     "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "_attn_implementation",
     "output_attentions", "output_hidden_states", "return_dict", "architectures", "bos_token_id", "eos_token_id",
     "pad_token_id", "attn_implementation", "id2label", "label2id", "problem_type",
 }  # fmt: skip
-
-
-def cache_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pictool"
 
 
 def _digest(config: PretrainedConfig, weights: Mapping[str, str]) -> str:
@@ -83,33 +78,22 @@ def _hash_file(path: Path) -> dict[str, str]:
     try:
         return dict(json.loads(entry.read_text()))
     except (OSError, ValueError):
-        pass  # not there, or cut off: computed again
+        pass  # missing or truncated: computed again
     if path.suffix == ".safetensors":
         hashes = _hash_safetensors(path)
     else:
         digest = blake3(max_threads=blake3.AUTO)
         digest.update_mmap(path)
         hashes = {path.name: digest.hexdigest()}
-    _remember(entry, hashes)
+    write_cache_file(entry, json.dumps(hashes).encode())
     return hashes
-
-
-def _remember(entry: Path, hashes: Mapping[str, str]) -> None:
-    """Keep the hashes; a cache directory that cannot be written only costs time."""
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=entry.parent, delete=False, suffix=".tmp") as file:
-            json.dump(dict(hashes), file)
-        os.replace(file.name, entry)
-    except OSError:
-        return
 
 
 def weight_files(directory: Path) -> list[Path]:
     """The files that hold a model's weights, safetensors before pickles."""
     for pattern in ("*.safetensors", "*.bin"):
-        if found := sorted(directory.glob(pattern)):
-            return found
+        if files := sorted(directory.glob(pattern)):
+            return files
     return []
 
 
@@ -126,12 +110,12 @@ def directory_fingerprint(directory: Path, config: PretrainedConfig) -> str:
 
 def module_fingerprint(config: PretrainedConfig, state: Mapping[str, torch.Tensor]) -> str:
     """Fingerprint of a model in memory (hex)."""
-    import torch
+    from pictool.runtime.tensors import to_bytes
 
     hashes = {}
     for name, tensor in state.items():
-        raw: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        hashes[name] = blake3(f"{tensor.dtype}{list(tensor.shape)}".encode()).update(raw).hexdigest()
+        digest = blake3(f"{tensor.dtype}{list(tensor.shape)}".encode())
+        hashes[name] = digest.update(to_bytes(tensor)).hexdigest()
     return _digest(config, hashes)
 
 

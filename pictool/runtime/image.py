@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pictool.core import Layout
 from pictool.runtime.attention import Rows, Run
-from pictool.runtime.stack import LayerStack, Tables
+from pictool.runtime.caches import ImageCache, LayerKV, Projected, ProjectionCache
+from pictool.runtime.rope import tables_at
+from pictool.runtime.stack import LayerStack
 
-_GROWTH = 256
+_GROWTH = 256  # tokens that the buffers have room for after the prompt
 _MANY_RUNS = 16  # scattered rows: one indexed copy is faster than a copy per run
 
 
 class Image:
     """KV of a prompt, filled layer by layer; position j of the prompt is row j of every buffer.
 
-    Keys in the buffers are rotated to their positions. What is put in is copied: sources are never written to.
+    Keys in the buffers are rotated to their positions. `place` and `write` copy: they never write to their sources.
     Different layers may be filled by different threads.
     """
 
@@ -27,9 +28,9 @@ class Image:
         self.stack, self.layout = stack, layout
         self.num_tokens = layout.num_tokens
         positions = torch.arange(self.num_tokens, device=stack.device)
-        self._tables = stack.tables(positions)
+        self._tables = stack.rotary_tables(positions)
         shape = (1, stack.geometry.kv_heads, self.num_tokens + _GROWTH, stack.geometry.head_dim)
-        # Nothing of a buffer is read before it was written.
+        # No position of a buffer is read before it is written.
         self._keys, self._values = (
             [torch.empty(shape, dtype=stack.dtype, device=stack.device) for _ in range(stack.num_layers)]
             for _ in ("keys", "values")
@@ -58,35 +59,35 @@ class Image:
         self._values[layer][0, :, start:end] = value
 
     def relocate(self, layer: int, start: int, end: int) -> None:
-        """Rotate the keys that were placed in [start, end) to where they stand; to be called once."""
-        cos, sin = self.stack.table(self._tables, layer)
+        """Rotate the keys that were placed in [start, end) to their positions; to be called once."""
         keys = self._keys[layer][:, :, start:end]
-        keys.copy_(self.stack.rope.rotate(keys, (cos[:, start:end], sin[:, start:end])))
+        keys.copy_(self.stack.rotate(keys, tables_at(self._tables, slice(start, end)), layer))
 
     def compute(self, layer: int, hidden: Tensor, rows: Rows) -> Tensor:
-        """Run a layer on the hidden states [1, rows, hidden] of `rows`; their K and V replace what stood there."""
-        return self._run(layer, hidden, self._tables_of(rows), rows)
+        """Run a layer on the hidden states [1, rows, hidden] of `rows`; their K and V replace what was there."""
+        tables = tables_at(self._tables, rows.positions)
+        return self.stack.layer(layer, hidden, ImageCache(self, tables, rows), tables, rows.runs)
 
-    def project(self, layer: int, hidden: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    def project(self, layer: int, hidden: Tensor, rows: Rows) -> LayerKV:
         """Fresh K (rotated) and V [1, kv_heads, rows, head_dim] of `rows` at a layer; the image stays as it is.
 
-        The layer runs as far as to its projections, and is left there.
+        The layer runs as far as its projections, and ends there.
         """
-        tables, cache = self._tables_of(rows), _Projection()
+        tables = tables_at(self._tables, rows.positions)
         try:
-            self.stack.layer(layer, hidden, cache, tables, rows.runs)
-        except _Projected as done:
-            return self.stack.rope.rotate(done.key, self.stack.table(tables, layer)), done.value
+            self.stack.layer(layer, hidden, ProjectionCache(), tables, rows.runs)
+        except Projected as projected:
+            return self.stack.rotate(projected.key, tables, layer), projected.value
         raise AssertionError("a layer handed no K and V to its cache")
 
     def deviation(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Squared L2 over KV heads and dims between K, V of `rows` and what the image holds there; float32 [rows]."""
         pairs = ((key, self._keys[layer]), (value, self._values[layer]))
-        k, v = ((fresh.float() - held[:, :, rows.positions].float()).square().sum((0, 1, 3)) for fresh, held in pairs)
+        k, v = ((fresh.float() - old[:, :, rows.positions].float()).square().sum((0, 1, 3)) for fresh, old in pairs)
         return k, v
 
     def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:
-        """Put rotated `key` and `value` [1, kv_heads, rows, head_dim] where `rows` stand."""
+        """Copy rotated `key` and `value` [1, kv_heads, rows, head_dim] to the positions of `rows`."""
         if len(rows.runs) > _MANY_RUNS:
             self._keys[layer][:, :, rows.positions] = key
             self._values[layer][:, :, rows.positions] = value
@@ -96,66 +97,25 @@ class Image:
             self._keys[layer][:, :, run.start : run.end] = key[:, :, fresh]
             self._values[layer][:, :, run.start : run.end] = value[:, :, fresh]
 
-    def append(self, token: int, observe: Callable[[Tensor], None] | None = None) -> Tensor:
-        """Put one token behind the prompt and compute it through all layers; returns its logits, float32 [vocab].
+    def append(self, token: int, on_scores: Callable[[Tensor], None] | None = None) -> Tensor:
+        """Append one token and compute it through all layers; returns the logits after it, float32 [vocab].
 
         Args:
-            observe: is given each layer's attention scores, float32 [1, heads, 1, n].
+            on_scores: called with each layer's attention scores, float32 [1, heads, 1, n].
         """
         position = self.num_tokens
         self.num_tokens += 1
         self._require_room()
         at = torch.tensor([position], device=self.stack.device)
-        tables, row = self.stack.next_tables(at), Rows(at, (Run(0, position, position + 1),))
+        tables, row = self.stack.next_rotary_tables(at), Rows(at, (Run(0, position, position + 1),))
         hidden = self.stack.embed(torch.tensor([[token]], device=self.stack.device))
-        for layer in range(self.stack.num_layers):
-            hidden = self._run(layer, hidden, tables, row, observe)
+        hidden = self.stack.layers(hidden, ImageCache(self, tables, row), tables, row.runs, on_scores)
         return self.stack.logits(hidden[0])[0]
 
-    def _tables_of(self, rows: Rows) -> Tables:
-        return {kind: (cos[:, rows.positions], sin[:, rows.positions]) for kind, (cos, sin) in self._tables.items()}
-
-    def _run(
-        self, layer: int, hidden: Tensor, tables: Tables, rows: Rows,
-        observe: Callable[[Tensor], None] | None = None,
-    ) -> Tensor:  # fmt: skip
-        cache = _ImageCache(self, tables, rows)
-        return self.stack.layer(layer, hidden, cache, tables, rows.runs, observe)
-
     def _require_room(self) -> None:
-        """Let the buffers grow by whole steps when decoding has filled them."""
+        """Grow the buffers by whole steps when decoding has filled them."""
         for buffers in (self._keys, self._values):
             for layer, old in enumerate(buffers):
                 if old.shape[2] < self.num_tokens:
                     step = max(_GROWTH, old.shape[2] // 4)
                     buffers[layer] = torch.cat([old, old.new_empty(*old.shape[:2], step, old.shape[3])], dim=2)
-
-
-class _ImageCache:
-    """The cache interface of a decoder layer over an image's buffers, for one set of rows."""
-
-    def __init__(self, image: Image, tables: Tables, rows: Rows) -> None:
-        self._image, self._tables, self._rows = image, tables, rows
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        image = self._image
-        if image.fresh_keys is not None:
-            image.fresh_keys.append(key)
-        key = image.stack.rope.rotate(key, image.stack.table(self._tables, layer))
-        image.write(layer, key, value, self._rows)
-        return image.key(layer), image.value(layer)
-
-
-class _Projected(Exception):
-    """Carries K and V out of a layer that is not to go on."""
-
-    def __init__(self, key: Tensor, value: Tensor) -> None:
-        super().__init__()
-        self.key, self.value = key, value
-
-
-class _Projection:
-    """The cache interface of a decoder layer that is left as soon as K and V are known."""
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        raise _Projected(key, value)

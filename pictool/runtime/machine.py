@@ -1,17 +1,24 @@
-"""What a measurement was made on: nothing that names the machine or its user, all that its speed depends on."""
+"""What measurements need of the system: a description of the machine, and how far memory rises while something runs."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+
+_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory, GPU, threads and versions; None where the system does not tell."""
+    """All that speed depends on (processor, memory, GPU, threads, versions), and nothing that names machine or user.
+
+    None where the system does not say.
+    """
     import torch
 
     return {
@@ -59,3 +66,55 @@ def installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+class PeakMemory:
+    """A context manager: afterwards `bytes` is the growth of the peak over what was in use at the start.
+
+    Of the device's memory on CUDA, of this process's resident set on Linux; None where the system does not say.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._start: int | None = None
+        self.bytes: int | None = None
+
+    def __enter__(self) -> PeakMemory:
+        self._start = _start_on_cuda(self._device) if self._device.startswith("cuda") else _start_of_process()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._start is not None:
+            peak = _peak_on_cuda(self._device) if self._device.startswith("cuda") else _resident("VmHWM")
+            self.bytes = max(0, peak - self._start)
+
+
+def _start_on_cuda(device: str) -> int:
+    import torch
+
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _peak_on_cuda(device: str) -> int:
+    import torch
+
+    return torch.cuda.max_memory_allocated(device)
+
+
+def _start_of_process() -> int | None:
+    """The resident set, after the kernel has forgotten its peak; None where there is no such kernel."""
+    try:
+        _CLEAR_REFS.write_text("5")
+        return _resident("VmRSS")
+    except (OSError, LookupError):
+        return None
+
+
+def _resident(field: str) -> int:
+    line = re.search(rf"^{field}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+    if line is None:
+        raise LookupError(field)
+    return int(line[1]) * 1024

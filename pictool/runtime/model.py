@@ -30,7 +30,7 @@ def embedded_path(name: str) -> Path:
 
 
 class Model:
-    """A decoder and its tokenizer. What needs no weights (tokens, keys) is answered without loading them.
+    """A decoder and its tokenizer. What needs no weights (tokens, keys) does not load them.
 
     Attributes:
         name: what the user called it. device: ``cpu`` or ``cuda``. dtype: dtype of computation.
@@ -101,7 +101,7 @@ class Model:
         return module
 
     def _read_weights(self, attention: str) -> Any:
-        """The model of `directory`; what its files lack is refused (transformers would make it up at random)."""
+        """The model of `directory`. Missing weights are an error (transformers would initialise them at random)."""
         from transformers import AutoModelForCausalLM
 
         assert self.directory is not None
@@ -121,7 +121,7 @@ class Model:
 
     @cached_property
     def stack(self) -> LayerStack:
-        """The decoder layers, to be run one by one."""
+        """The decoder layers, to be run one at a time."""
         from pictool.runtime.stack import LayerStack
 
         return LayerStack(self)
@@ -179,7 +179,7 @@ def _find_directory(name: str) -> Path:
         ) from error
 
 
-def _load_parts(name: str, directory: Path) -> tuple[Any, Any]:
+def _load_config_and_tokenizer(name: str, directory: Path) -> tuple[Any, Any]:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoTokenizer
 
@@ -239,7 +239,7 @@ def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto
     """
     name = name or os.environ.get("PIC_MODEL") or "embedded"
     directory = _find_directory(name)
-    config, tokenizer = _load_parts(name, directory)
+    config, tokenizer = _load_config_and_tokenizer(name, directory)
     device = _resolve_device(device)
     dtype = _resolve_dtype(dtype, device, config)
     return Model(name, config, tokenizer, device, dtype, directory=directory, salt=salt)

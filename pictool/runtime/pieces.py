@@ -1,4 +1,4 @@
-"""The text of each token of a prompt: pieces that join to what the tokenizer decodes."""
+"""Pieces: the text of each token of a prompt. Joined, they are what the tokenizer decodes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BROKEN = "\ufffd"  # what the bytes of an incomplete character decode to
-_MOST_PENDING = 8  # tokens of one character; what is still broken then is broken
+_REPLACEMENT = "\ufffd"  # the bytes of an incomplete character decode to it
+_MAX_PENDING = 8  # tokens of one character; after so many, the bytes are no text
 
 
 def pieces_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> tuple[str, ...]:
-    """The text that each token adds, special tokens included. A character of several tokens stands at its last one."""
+    """The text that each token adds, special tokens included. A character of several tokens belongs to the last one."""
     pieces: list[str] = []
     before, done = 0, 0  # tokens [before, done) are decoded again with what follows, for the spaces between
     for end in range(1, len(tokens) + 1):
         old, new = (_decode(tokenizer, tokens[before:to]) for to in (done, end))
-        is_whole = not new.endswith(_BROKEN) or end - done >= _MOST_PENDING
+        is_whole = not new.endswith(_REPLACEMENT) or end - done >= _MAX_PENDING
         pieces.append(new[len(old) :] if is_whole else "")
         if is_whole:
             before, done = done, end

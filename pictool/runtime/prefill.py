@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pictool.runtime.attention import Run
-from pictool.runtime.stack import LayerStack, Tables
+from pictool.runtime.caches import CapturingCache, LayerKV
+from pictool.runtime.stack import LayerStack
 from pictool.runtime.support import depends_on_length
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-ChunkKV = list[tuple[Tensor, Tensor]]  # per layer: un-rotated key and value, [kv_heads, tokens, head_dim]
+ChunkKV = list[LayerKV]  # per layer: un-rotated key and value, [kv_heads, tokens, head_dim]
 
-# Tokens of one forward: enough to fill the arithmetic units; more costs a CPU its caches (docs/benchmarks.md).
+# Tokens of one forward: enough to fill the arithmetic units; more costs a CPU its caches (docs/studies/benchmarks.md).
 _BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 _MIN_FILL = 0.8  # of a batch's cells that hold tokens, not padding
-
-
-class Capture:
-    """The cache interface of a decoder layer over nothing: keeps the un-rotated K and V, returns the rotated."""
-
-    def __init__(self, stack: LayerStack, tables: Tables) -> None:
-        self._stack, self._tables = stack, tables
-        self.layers: list[tuple[Tensor, Tensor]] = []
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        self.layers.append((key, value))
-        return self._stack.rope.rotate(key, self._stack.table(self._tables, layer)), value
 
 
 def batch_tokens(model: Model) -> int:
@@ -57,9 +46,9 @@ def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 def prefill_chunks(
     model: Model, chunks: Sequence[Sequence[int]], prefix: Sequence[int] = (), alone: bool = False
 ) -> Iterator[tuple[int, ChunkKV]]:
-    """Compute each chunk on its own, from position 0 on; yields (index of the chunk, its KV) as they get ready.
+    """Compute each chunk on its own, from position 0 on; yields (index of the chunk, its KV) as they are ready.
 
-    `prefix` (sinks) stands in front of every chunk, and its KV is dropped. Padding stands behind and is never seen.
+    `prefix` (sinks) comes before every chunk, and its KV is dropped. Padding comes after a chunk, so no token sees it.
     `alone`: every chunk has a forward of its own.
     """
     lengths = [len(prefix) + len(chunk) for chunk in chunks]
@@ -72,17 +61,16 @@ def prefill_chunks(
             yield index, [(k[row, :, len(prefix) : end], v[row, :, len(prefix) : end]) for k, v in layers]
 
 
-def _prefill(stack: LayerStack, tokens: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
-    """Per layer un-rotated K and V, [batch, kv_heads, longest, head_dim]."""
+def _prefill(stack: LayerStack, tokens: Sequence[Sequence[int]]) -> list[LayerKV]:
+    """Pad sequences to the longest and run them: per layer un-rotated K and V, [batch, kv_heads, longest, head_dim]."""
     length = max(map(len, tokens))
     return prefill_padded(stack, torch.tensor([[*row, *[row[-1]] * (length - len(row))] for row in tokens]))
 
 
-def prefill_padded(stack: LayerStack, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The same for token ids of equal length, int64 [batch, length]."""
+def prefill_padded(stack: LayerStack, tokens: Tensor) -> list[LayerKV]:
+    """Run token ids of equal length, int64 [batch, length]: per layer un-rotated K and V."""
     length = tokens.shape[1]
-    tables = stack.tables(torch.arange(length, device=stack.device))
-    capture, hidden, runs = Capture(stack, tables), stack.embed(tokens.to(stack.device)), (Run(0, 0, length),)
-    for layer in range(stack.num_layers):
-        hidden = stack.layer(layer, hidden, capture, tables, runs)
-    return capture.layers
+    tables = stack.rotary_tables(torch.arange(length, device=stack.device))
+    cache = CapturingCache(stack, tables)
+    stack.layers(stack.embed(tokens.to(stack.device)), cache, tables, (Run(0, 0, length),))
+    return cache.layers

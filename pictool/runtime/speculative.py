@@ -1,4 +1,4 @@
-"""The small model that reads for a larger one: SpecCache's prompts, and chunks for tables of fixups."""
+"""The speculative model (SpecCache): a small one that reads prompts, or chunks for fixup tables, for a larger one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def speculative_name(model: Model) -> str | None:
 
 
 def open_speculative(name: str, target: Model) -> Model:
-    """Opened once per process; in the target's dtype, on its device.
+    """Load a speculative model, once per process, in the target's dtype and on its device.
 
     Raises:
         ModelError: not a model, or not supported.

@@ -21,7 +21,7 @@ def rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
 
 
 def require_supported(config: PretrainedConfig, name: str) -> None:
-    """Refuse, by name, what the exactness rules are not tested on.
+    """Refuse a model that the exactness rules (docs/design.md §2) are not tested on.
 
     Raises:
         ModelError: unsupported architecture, RoPE type or attention variant.

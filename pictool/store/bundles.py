@@ -1,19 +1,21 @@
-"""Archives: many objects as one file, what `ar` is to `.o`.
+"""Several objects as one file: archives, which hold the objects' bytes, and object lists, which name their files.
 
-archive := zstd frame (with its own checksum) of a tar, which any `tar --zstd` lists and unpacks:
-           "archive.json"  {"format": "pictool.archive", "keys": [key, …], "version": "1"}
-           key.kvo …       the objects, in this order, each byte for byte as in the store
+An archive is what `ar` makes of `.o` files: objects to carry from one store to another.
 
-The same objects give the same bytes. Nothing is taken from an archive before its checksums hold.
+    archive := zstd frame (with its own checksum) of a tar, which any `tar --zstd` lists and unpacks:
+               "archive.json"  {"format": "pictool.archive", "keys": [key, …], "version": "1"}
+               key.kvo …       the objects, in this order, each byte for byte as in the store
 
-Object lists: what `pic compile -o` writes when one text becomes several objects (a thin archive, as of `ar`).
+The same objects give the same bytes. An object is taken from an archive only once its checksums hold.
 
-list := a safetensors file without tensors, its metadata
-        {"checksum": BLAKE3 of `objects`, "format": "pictool.list", "objects": JSON list, "version": "1"}
-        where `objects` has for each member [name of a file beside the list, key of the object in it]
+An object list is a thin archive (`ar -T`): what `pic compile -o` writes when one text becomes several objects.
+
+    list := a safetensors file without tensors, its metadata
+            {"checksum": BLAKE3 of `objects`, "format": "pictool.list", "objects": JSON list, "version": "1"}
+            where `objects` has for each member [name of a file beside the list, key of the object in it]
 
 A list is accepted only as this module writes it, so that no bit of it is outside the checksum; and a member only with
-the key that the list says, so that an object written over it later is not taken for it.
+the key in the list, so that an object that was written over it later is refused.
 """
 
 from __future__ import annotations
@@ -37,10 +39,13 @@ from pictool.store.files import atomic_write
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
 
-FORMAT, VERSION, MANIFEST = "pictool.archive", "1", "archive.json"
-_MAX_MANIFEST = 1 << 28
-_BLOCK = 1 << 20
-_LEVEL = 3
+ARCHIVE_FORMAT, ARCHIVE_VERSION, MANIFEST = "pictool.archive", "1", "archive.json"
+LIST_FORMAT, LIST_VERSION = "pictool.list", "1"
+_MAX_MANIFEST_BYTES = 1 << 28
+_MAX_LIST_BYTES = 1 << 24
+_TAR_BLOCK = 1 << 20
+_ZSTD_LEVEL = 3
+_COMPILE_AGAIN = "compile its text again"
 
 
 @dataclass(frozen=True)
@@ -51,133 +56,135 @@ class Imported:
     new: tuple[str, ...]
 
 
-def export(store: Store, keys: Sequence[str], path: Path, on_object: Callable[[str], None] | None = None) -> int:
+def export_archive(
+    store: Store, keys: Sequence[str], path: Path, on_object: Callable[[str], None] | None = None
+) -> int:
     """Write objects to one archive; returns its bytes. Every object is checked before it goes in.
 
     Raises:
         PicError: an object is missing or damaged, or the archive cannot be written; nothing is written then.
     """
     keys = sorted(set(keys))
-    manifest = json.dumps({"format": FORMAT, "keys": keys, "version": VERSION}).encode()
-    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+    manifest = json.dumps({"format": ARCHIVE_FORMAT, "keys": keys, "version": ARCHIVE_VERSION}).encode()
+    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
     with (
         atomic_write(path) as file,
         compressor.stream_writer(file, closefd=False) as stream,
         tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT) as tar,
     ):
-        tar.addfile(_member(MANIFEST, len(manifest)), BytesIO(manifest))
+        tar.addfile(_tar_info(MANIFEST, len(manifest)), BytesIO(manifest))
         for key in keys:
-            with store.look_here(key) as found:
-                found.verify()
-                with open(found.fileno(), "rb", closefd=False) as content:
-                    tar.addfile(_member(f"{key}.kvo", found.num_bytes), content)
+            with store.peek_local(key) as object_file:
+                object_file.verify()
+                with open(object_file.fileno(), "rb", closefd=False) as content:
+                    tar.addfile(_tar_info(f"{key}.kvo", object_file.num_bytes), content)
             if on_object:
                 on_object(key)
     return path.stat().st_size
 
 
-def _member(name: str, size: int) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = size, 0o644
-    return info
-
-
 def import_archive(store: Store, path: Path, on_object: Callable[[str], None] | None = None) -> Imported:
-    """Take the objects of an archive into a store. What the store has whole already is left as it is.
+    """Insert the objects of an archive into a store. An intact object that the store already has stays as it is.
 
     Raises:
-        InputError: not an archive, damaged or truncated; the objects before the damage are in.
+        InputError: not an archive, damaged or truncated; the objects before the damage are in the store.
         StoreError: the store cannot be written.
     """
     new: list[str] = []
-    with _opened(path) as tar:
-        keys = _keys(path, tar)
+    with _open_archive(path) as tar:
+        keys = _read_manifest(path, tar)
         for key in keys:
-            content = _content(path, tar, f"{key}.kvo")
-            if not _is_whole(store, key):
-                store.adopt(key, content)
+            content = _next_member(path, tar, f"{key}.kvo")
+            if not _has_intact(store, key):
+                store.insert(key, content)
                 new.append(key)
             if on_object:
                 on_object(key)
         if tar.next() is not None:
-            raise _damaged(path, "holds more than it says")
+            raise _archive_error(path, "holds more than it says")
     return Imported(keys, tuple(new))
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tarfile.TarFile]:
-    """The tar in an archive, read from its beginning to its end."""
+def _open_archive(path: Path) -> Iterator[tarfile.TarFile]:
+    """The tar in an archive, to be read from its beginning to its end."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
     try:
         with (
             path.open("rb") as file,
             decompressor.stream_reader(file) as stream,
-            tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK) as tar,
+            tarfile.open(fileobj=stream, mode="r|", bufsize=_TAR_BLOCK) as tar,
         ):
             yield tar
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
-        raise _damaged(path, "not an archive, or truncated") from error
+        raise _archive_error(path, "not an archive, or truncated") from error
     except ForeignObjectError:
         raise
     except ObjectError as error:
-        raise _damaged(path, str(error)) from error
+        raise _archive_error(path, str(error)) from error
 
 
-def _keys(path: Path, tar: tarfile.TarFile) -> tuple[str, ...]:
-    """What the manifest says the archive holds."""
+def _read_manifest(path: Path, tar: tarfile.TarFile) -> tuple[str, ...]:
+    """The keys of the objects that follow."""
     try:
-        manifest = json.loads(_content(path, tar, MANIFEST).read(_MAX_MANIFEST))
+        manifest = json.loads(_next_member(path, tar, MANIFEST).read(_MAX_MANIFEST_BYTES))
         version, keys = manifest["version"], manifest["keys"]
-        is_archive = manifest["format"] == FORMAT and isinstance(keys, list) and all(map(is_key, map(str, keys)))
+        is_archive = (
+            manifest["format"] == ARCHIVE_FORMAT and isinstance(keys, list) and all(map(is_key, map(str, keys)))
+        )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(path, "its manifest cannot be read") from error
+        raise _archive_error(path, "its manifest cannot be read") from error
     if not is_archive:
-        raise _damaged(path, "its manifest is not that of an archive")
-    if version != VERSION:
-        raise ForeignObjectError(f"{path}: archive version {version}, but this pic reads version {VERSION}")
+        raise _archive_error(path, "its manifest is not that of an archive")
+    if version != ARCHIVE_VERSION:
+        raise ForeignObjectError(f"{path}: archive version {version}, but this pic reads version {ARCHIVE_VERSION}")
     return tuple(keys)
 
 
-def _content(path: Path, tar: tarfile.TarFile, name: str) -> IO[bytes]:
-    """The next member, which has to have this name."""
+def _next_member(path: Path, tar: tarfile.TarFile, name: str) -> IO[bytes]:
+    """The content of the next member, which must have this name."""
     member = tar.next()
     if member is None or not member.isreg() or member.name != name:
-        raise _damaged(path, f"{name} is not where it should be")
+        raise _archive_error(path, f"{name} is not where it should be")
     content = tar.extractfile(member)
     assert content is not None
     return content
 
 
-def _is_whole(store: Store, key: str) -> bool:
+def _tar_info(name: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    return info
+
+
+def _has_intact(store: Store, key: str) -> bool:
     try:
-        with store.look_here(key) as found:
-            found.verify()
+        with store.peek_local(key) as file:
+            file.verify()
     except PicError:
         return False
     return True
 
 
-def _damaged(path: Path, why: str) -> InputError:
+def _archive_error(path: Path, why: str) -> InputError:
     return InputError(f"{path}: the archive is damaged ({why}); export it again, or fetch it again")
 
 
-LIST_FORMAT, LIST_VERSION = "pictool.list", "1"
-_MAX_BYTES = 1 << 24
-_AGAIN = "compile its text again"
+# Object lists
 
 
 def write_object_list(path: Path, members: Sequence[str]) -> None:
     """Write a list that names its members, object files in the same directory, in order."""
-    data = _encode([(member, _key(path.parent / member)) for member in members])
+    data = _encode_list([(name, _member_key(path.parent / name)) for name in members])
     with atomic_write(path) as file:
         file.write(data)
 
 
 def is_object_list(path: Path) -> bool:
-    """Whether a file is a list (whole or damaged), told by its beginning."""
-    return f'"format": "{LIST_FORMAT}"'.encode() in _read(path, 256)
+    """Whether a file is a list (intact or damaged), as its beginning tells."""
+    return f'"format": "{LIST_FORMAT}"'.encode() in _read_file(path, 256)
 
 
 def read_object_list(path: Path) -> list[Path]:
@@ -186,29 +193,18 @@ def read_object_list(path: Path) -> list[Path]:
     Raises:
         ObjectError: a damaged list, one that names something outside its directory, or a member that is another object.
     """
-    members = _decode(path, _read(path, _MAX_BYTES))
+    members = _decode_list(path, _read_file(path, _MAX_LIST_BYTES))
     for name, key in members:
         if Path(name).name != name or name in ("", "..") or "\0" in name:
-            raise ObjectError(f"{path}: names {name!r}, which is not a file beside the list; {_AGAIN}")
-        if (found := _key(path.parent / name)) != key:
-            raise ObjectError(f"{path.parent / name}: holds the object {found[:12]}, but {path} {key[:12]}; {_AGAIN}")
+            raise ObjectError(f"{path}: names {name!r}, which is not a file beside the list; {_COMPILE_AGAIN}")
+        member = path.parent / name
+        if (member_key := _member_key(member)) != key:
+            raise ObjectError(f"{member}: holds the object {member_key[:12]}, but {path} {key[:12]}; {_COMPILE_AGAIN}")
     return [path.parent / name for name, _ in members]
 
 
-def _key(member: Path) -> str:
-    with ObjectFile(member) as file:
-        return file.meta.key
-
-
-def _read(path: Path, count: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(count)
-    except OSError as error:
-        raise ObjectError(f"{path}: cannot be opened ({error.strerror})") from error
-
-
-def _encode(members: Sequence[tuple[str, str]]) -> bytes:
+def _encode_list(members: Sequence[tuple[str, str]]) -> bytes:
+    """The bytes of a list of (name, key)."""
     objects = json.dumps(members)
     checksum = blake3(objects.encode()).hexdigest()
     metadata = {"checksum": checksum, "format": LIST_FORMAT, "objects": objects, "version": LIST_VERSION}
@@ -217,14 +213,30 @@ def _encode(members: Sequence[tuple[str, str]]) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _decode(path: Path, data: bytes) -> list[tuple[str, str]]:
+def _decode_list(path: Path, data: bytes) -> list[tuple[str, str]]:
+    """The inverse of `_encode_list`, for the file at `path`."""
     try:
         metadata = json.loads(data[8:])["__metadata__"]
         version, members = metadata["version"], [(str(name), str(key)) for name, key in json.loads(metadata["objects"])]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ObjectError(f"{path}: the object list is damaged; {_AGAIN}") from error
+        raise ObjectError(f"{path}: the object list is damaged; {_COMPILE_AGAIN}") from error
     if version != LIST_VERSION:
-        raise ForeignObjectError(f"{path}: list version {version}, but this pic reads version {LIST_VERSION}; {_AGAIN}")
-    if data != _encode(members):
-        raise ObjectError(f"{path}: the object list is damaged; {_AGAIN}")
+        raise ForeignObjectError(
+            f"{path}: list version {version}, but this pic reads version {LIST_VERSION}; {_COMPILE_AGAIN}"
+        )
+    if data != _encode_list(members):
+        raise ObjectError(f"{path}: the object list is damaged; {_COMPILE_AGAIN}")
     return members
+
+
+def _member_key(path: Path) -> str:
+    with ObjectFile(path) as file:
+        return file.meta.key
+
+
+def _read_file(path: Path, count: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise ObjectError(f"{path}: cannot be opened ({error.strerror})") from error

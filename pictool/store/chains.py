@@ -1,8 +1,8 @@
 """Prefix chains: a prompt's exact KV in blocks, each keyed by all that precedes it (`Target.chain_keys`).
 
-A block is an object with a `parent`, so that integrity, eviction and listing are those of objects. The further a block
-is from the chain's beginning, the longer ago it counts as used: evicting what was used least recently takes the tails
-of chains first, and never a block that a later one still needs (vLLM frees blocks in reverse order for the same end).
+A block is an object with a `parent`, so that integrity, eviction and listing are those of objects. The farther a block
+is from the beginning of its chain, the longer ago it counts as used: eviction takes the ends of chains first, and never
+a block that a later one still needs (vLLM frees blocks in reverse order for the same reason).
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ class Chain:
     def open(self, limit: int) -> list[ObjectFile]:
         """The longest stored beginning of at most `limit` blocks, marked as used; to be closed by the caller.
 
-        A block that is damaged ends it, and is written anew by `put`.
+        A damaged block ends it; `put` writes that block again.
         """
-        found: list[ObjectFile] = []
-        with ExitStack() as opened:
+        files: list[ObjectFile] = []
+        with ExitStack() as resources:
             for key in self._keys[:limit]:
                 try:
-                    found.append(opened.enter_context(self._store.look_here(key)))
+                    files.append(resources.enter_context(self._store.peek_local(key)))
                 except PicError:
                     break
-            opened.pop_all()
-        for depth, file in enumerate(found):
+            resources.pop_all()
+        for depth, file in enumerate(files):
             file.touch(self._used_ns(depth))
-        misses = int(len(found) < min(limit, len(self._keys)))
-        self._store.counters.add(Counts(len(found), misses, sum(file.num_bytes for file in found)))
-        return found
+        misses = int(len(files) < min(limit, len(self._keys)))
+        self._store.counters.add(Counts(len(files), misses, sum(file.num_bytes for file in files)))
+        return files
 
     def put(self, depth: int, block: CompiledChunk) -> bool:
-        """Store a block; False, and it is not stored, if a small budget has no room for it beside the one before it.
+        """Store a block; False, and it is not stored, if a small budget has no room for it beside its parent.
 
-        Nothing waits for the disk: after a power failure a block may be damaged, which is found when it is used.
+        Nothing waits for the disk: after a power failure a block may be damaged, which is noticed when it is used.
 
         Raises:
             StoreError: it cannot be written.
@@ -62,18 +62,18 @@ class Chain:
             path = self._store.put(block, self._used_ns(depth), durable=False)
             if parent is None or parent.exists():
                 return True
-            if entry := Entry.of(path):  # it was the one before it that made room
+            if entry := Entry.of(path):  # its parent was evicted to make room for it
                 remove_all(self._store.root, [entry])
         return False
 
     def find_damaged(self, count: int) -> tuple[int, str] | None:
-        """The first of `count` blocks that is damaged (or gone), and what is wrong; taken out, if that can be."""
+        """The first of `count` blocks that is damaged (or gone), and its problem; it is taken out, if possible."""
         for depth, key in enumerate(self._keys[:count]):
             try:
-                with self._store.look_here(key) as file:
+                with self._store.peek_local(key) as file:
                     file.verify()
             except PicError as error:
-                with suppress(StoreError):  # a store that may only be read
+                with suppress(StoreError):  # a read-only store
                     take_out(self._store, key)
                 return depth, str(error)
         return None

@@ -1,4 +1,4 @@
-"""What stands in a store's directory: names, sizes and times of last use, without opening an object."""
+"""The files in a store's directory: names, sizes and times of last use, without opening an object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUFFIX = ".kvo"
 
 @dataclass(frozen=True)
 class Entry:
-    """One object's file. `used_ns` is when it was last used: its mtime, which every hit moves on."""
+    """One object's file. `used_ns` is when it was last used: its mtime, which every hit updates."""
 
     key: str
     directory: str
@@ -28,12 +28,12 @@ class Entry:
 
     @classmethod
     def of(cls, path: Path) -> Entry | None:
-        """None if it is not there (any more)."""
+        """The entry of an object's file; None if there is none (any more)."""
         return cls.within(str(path.parent), path.stem)
 
     @classmethod
     def within(cls, directory: str, key: str) -> Entry | None:
-        """The same by directory and key: a store has many, and a `Path` costs more than to ask the system."""
+        """The same by directory and key: a store has many, and making a `Path` takes longer than the system call."""
         with suppress(OSError):
             status = os.stat(f"{directory}/{key}{SUFFIX}")  # noqa: PTH116
             return cls(key, directory, status.st_size, status.st_mtime_ns, status.st_ino)
@@ -41,7 +41,7 @@ class Entry:
 
 
 def is_key(name: str) -> bool:
-    """Whether this is a whole key."""
+    """Whether this is a whole key, no abbreviation."""
     return re.fullmatch("[0-9a-f]{64}", name) is not None
 
 
@@ -57,7 +57,7 @@ def shards(root: Path) -> list[str]:
 
 
 def keys_of(root: Path, shard: str) -> list[str]:
-    """The keys of one shard, sorted; strays are none."""
+    """The keys of one shard, sorted; other files are left out."""
     with suppress(FileNotFoundError, NotADirectoryError):
         names = os.listdir(root / "objects" / shard)
         return sorted(name[: -len(SUFFIX)] for name in names if name.startswith(shard) and name.endswith(SUFFIX))
@@ -79,7 +79,7 @@ def entries(root: Path) -> Iterator[Entry]:
 
 
 def litter_candidates(root: Path) -> list[Path]:
-    """Temp files: of writers that live, and of those that were killed."""
+    """Temp files: of live writers, and of those that were killed."""
     with suppress(FileNotFoundError, NotADirectoryError):
         return sorted(path for path in (root / "tmp").iterdir() if not path.is_dir())
     return []

@@ -1,5 +1,6 @@
-"""The space that objects take: counted under the store's lock, kept below a budget by evicting what was used least
-recently. Objects appear and disappear only under that lock, so that none is evicted for what it was before.
+"""A store's budget: the bytes of its objects, counted under its lock, and the eviction of the least recently used.
+
+Objects appear and disappear only under that lock, so that none is evicted that was used or replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -21,69 +22,100 @@ LOCK = "lock"  # holds the bytes of all objects, as decimal text
 _DIGITS = 20
 _BATCH = 100  # objects that a gc removes before it lets others write
 _REMOVERS = 8  # threads that remove a batch
-_ROUNDS = 4  # of a gc, when objects that it wanted to remove are used meanwhile, or new ones appear
-_KEEP = 0.9  # the share of a budget that stays once it is exceeded, so that the store is rarely listed for it
+_PASSES = 4  # of a gc, when objects that it is to remove are used meanwhile, or new ones appear
+_LOW_WATER = 0.9  # the share of a budget to evict to once it is exceeded, so that the store is rarely listed for it
 
 
 @dataclass(frozen=True)
-class Amount:
-    """How many files, and their bytes."""
+class Tally:
+    """A count of files, and their bytes."""
 
     count: int = 0
     num_bytes: int = 0
 
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(self.count + other.count, self.num_bytes + other.num_bytes)
+    @classmethod
+    def of(cls, files: list[Entry]) -> Tally:
+        return cls(len(files), sum(entry.num_bytes for entry in files))
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.count + other.count, self.num_bytes + other.num_bytes)
 
 
-def publish(root: Path, temp: Path, target: Path, max_bytes: int | None, replace: bool = True) -> Amount | None:
-    """Make a complete temp file visible as an object; if the budget asks for it, others are evicted before.
+def publish(root: Path, temp: Path, target: Path, max_bytes: int | None, replace: bool = True) -> Tally | None:
+    """Make a complete temp file visible as an object; others are evicted first if the budget requires it.
 
-    Without `replace` an object that is there stays, and None is returned.
+    Returns:
+        what was evicted; None if there is an object already and `replace` is False: it stays then.
 
     Raises:
         StoreError: it cannot fit into the budget.
     """
-    size, evicted = temp.stat().st_size, Amount()
+    size, evicted = temp.stat().st_size, Tally()
     if max_bytes is not None and size > max_bytes:
         raise StoreError(f"{target}: {size:,d} bytes, but the store may hold {max_bytes:,d}; allow it more")
     with locked(root / LOCK) as fd:
         replaced = Entry.of(target)
         if replaced and not replace:
             return None
-        used = _read_used(fd, root) - (replaced.num_bytes if replaced else 0)
-        if max_bytes is not None and used + size > max_bytes:
-            _write_used(fd, None)
-            used, evicted = evict(root, int(max_bytes * _KEEP) - size, target)
-        if max_bytes is not None and used + size > max_bytes:
+        total = _read_total(fd, root) - (replaced.num_bytes if replaced else 0)
+        if max_bytes is not None and total + size > max_bytes:
+            forget_total(fd)
+            total, evicted = _evict(root, int(max_bytes * _LOW_WATER) - size, target)
+        if max_bytes is not None and total + size > max_bytes:
             raise StoreError(f"{target}: does not fit, pinned objects fill {root}; allow it more, or unpin some")
-        _write_used(fd, used + size)
+        _write_total(fd, total + size)
         os.replace(temp, target)
     return evicted
 
 
-def evict(root: Path, goal: int, spared: Path | None = None) -> tuple[int, Amount]:
-    """Remove unpinned objects, those used least recently first, until all others take `goal` bytes at most.
+def _evict(root: Path, goal: int, excluded: Path) -> tuple[int, Tally]:
+    """Remove unpinned objects, the least recently used first, until all others take `goal` bytes at most.
 
-    `spared`, about to be replaced, is neither counted nor removed. The caller holds the lock. Returns what the
-    others take, and what was removed.
+    The `excluded` object, about to be replaced, is neither counted nor removed. The caller holds the lock. Returns the
+    bytes that the others take, and what was removed.
     """
-    found = [entry for entry in entries(root) if spared is None or entry.key != spared.stem]
-    used, evicted = sum(entry.num_bytes for entry in found), Amount()
-    doomed = _least_recent(root, found)
-    while doomed and used > goal:
-        batch = _first(doomed, used - goal)
-        gone = _removed(batch)
-        del doomed[: len(batch)]
-        used, evicted = used - gone.num_bytes, evicted + gone
-    _forget_the_future(found)
-    return used, evicted
+    objects = [entry for entry in entries(root) if entry.key != excluded.stem]
+    total, evicted = Tally.of(objects).num_bytes, Tally()
+    candidates = _least_recently_used(root, objects)
+    while candidates and total > goal:
+        batch = _first_batch(candidates, total - goal)
+        removed = _remove_together(batch)
+        del candidates[: len(batch)]
+        total, evicted = total - removed.num_bytes, evicted + removed
+    _reset_future_times(objects)
+    return total, evicted
 
 
-def _least_recent(root: Path, found: list[Entry]) -> list[Entry]:
-    """The unpinned ones, what was used least recently first."""
-    kept = pinned(root)
-    return sorted((one for one in found if one.key not in kept), key=lambda one: (one.used_ns, one.key))
+def shrink(root: Path, max_bytes: int | None) -> tuple[int, Tally]:
+    """Evict down to `max_bytes`, and count the bytes of the store again. Others may write between two batches.
+
+    Returns the bytes that are left, and what was evicted.
+    """
+    total, evicted = 0, Tally()
+    for _ in range(_PASSES if root.is_dir() else 0):
+        with locked(root / LOCK) as fd:
+            objects = list(entries(root))
+            total = Tally.of(objects).num_bytes
+            _write_total(fd, total)
+        if max_bytes is None or total <= max_bytes:
+            break
+        candidates = _least_recently_used(root, objects)
+        while candidates and total > max_bytes:
+            batch = _first_batch(candidates, total - max_bytes)
+            removed = remove_all(root, batch)
+            del candidates[: len(batch)]
+            total, evicted = total - removed.num_bytes, evicted + removed
+        _reset_future_times(objects)
+    return total, evicted
+
+
+def remove_all(root: Path, objects: list[Entry]) -> Tally:
+    """Remove these objects, at least one, except those that were used meanwhile."""
+    with locked(root / LOCK) as fd:
+        total = _read_total(fd, root)
+        removed = _remove_together(objects)
+        _write_total(fd, max(0, total - removed.num_bytes))
+    return removed
 
 
 def remove(entry: Entry) -> bool:
@@ -96,87 +128,57 @@ def remove(entry: Entry) -> bool:
     return False
 
 
-def _removed(found: list[Entry]) -> Amount:
-    """Remove objects side by side. The caller holds the lock.
-
-    A file system may make each removal wait for its journal or a timer; the waits overlap.
-    """
-    with ThreadPoolExecutor(min(_REMOVERS, len(found)), "pic-evict") as threads:
-        gone = [entry for entry, is_gone in zip(found, threads.map(remove, found), strict=True) if is_gone]
-    return Amount(len(gone), sum(entry.num_bytes for entry in gone))
+def _remove_together(objects: list[Entry]) -> Tally:
+    """Remove objects in parallel, as a file system may make each removal wait. The caller holds the lock."""
+    with ThreadPoolExecutor(min(_REMOVERS, len(objects)), "pic-evict") as threads:
+        are_removed = threads.map(remove, objects)
+        return Tally.of([entry for entry, is_removed in zip(objects, are_removed, strict=True) if is_removed])
 
 
-def _forget_the_future(found: list[Entry]) -> None:
-    """What a wrong clock marked as used later than now is used now: else it could never be evicted."""
+def _least_recently_used(root: Path, objects: list[Entry]) -> list[Entry]:
+    """The unpinned ones, in the order in which they are evicted."""
+    pins = pinned(root)
+    return sorted((entry for entry in objects if entry.key not in pins), key=lambda entry: (entry.used_ns, entry.key))
+
+
+def _first_batch(candidates: list[Entry], excess: int) -> list[Entry]:
+    """As many as take `excess` bytes, but at most a batch."""
+    sizes = list(itertools.accumulate(entry.num_bytes for entry in candidates[:_BATCH]))
+    return candidates[: bisect.bisect_left(sizes, excess) + 1][:_BATCH]
+
+
+def _reset_future_times(objects: list[Entry]) -> None:
+    """An object that a wrong clock marked as used later than now counts as used now: else it is never evicted."""
     now = time.time_ns()
-    for entry in found:
+    for entry in objects:
         if entry.used_ns > now:
             with suppress(FileNotFoundError):
                 os.utime(entry.path)
 
 
-def collect_space(root: Path, max_bytes: int | None) -> tuple[int, Amount]:
-    """Evict down to `max_bytes`, and count anew what the store holds. Others may write between two batches."""
-    used, evicted = 0, Amount()
-    for _ in range(_ROUNDS if root.is_dir() else 0):
-        with locked(root / LOCK) as fd:
-            found = list(entries(root))
-            used = sum(entry.num_bytes for entry in found)
-            _write_used(fd, used)
-        if max_bytes is None or used <= max_bytes:
-            break
-        doomed = _least_recent(root, found)
-        while doomed and used > max_bytes:
-            batch = _first(doomed, used - max_bytes)
-            gone = remove_all(root, batch)
-            del doomed[: len(batch)]
-            used, evicted = used - gone.num_bytes, evicted + gone
-        _forget_the_future(found)
-    return used, evicted
+# The bytes of all objects, in the lock's file
 
 
-def _first(doomed: list[Entry], excess: int) -> list[Entry]:
-    """As many as take `excess` bytes, but a batch at most."""
-    sizes = list(itertools.accumulate(entry.num_bytes for entry in doomed[:_BATCH]))
-    return doomed[: bisect.bisect_left(sizes, excess) + 1][:_BATCH]
+def forget_total(fd: int) -> None:
+    """Make the next reader of the total list the store. `fd` is that of the lock."""
+    os.ftruncate(fd, 0)
 
 
-def remove_all(root: Path, found: list[Entry]) -> Amount:
-    """Remove these objects, at least one, but for those that were used meanwhile."""
-    with locked(root / LOCK) as fd:
-        used = _read_used(fd, root)
-        gone = _removed(found)
-        _write_used(fd, max(0, used - gone.num_bytes))
-    return gone
-
-
-def _count(root: Path) -> int:
-    return sum(entry.num_bytes for entry in entries(root))
-
-
-def _read_used(fd: int, root: Path) -> int:
-    """The count; if none was written, or its writer was killed between two counts, the store is listed."""
+def _read_total(fd: int, root: Path) -> int:
+    """The store is listed if no total was written, or its writer was killed while it evicted."""
     data = os.pread(fd, _DIGITS + 1, 0)
-    return int(data) if len(data) == _DIGITS and data.isdigit() else _count(root)
+    return int(data) if len(data) == _DIGITS and data.isdigit() else sum(entry.num_bytes for entry in entries(root))
 
 
-def forget_count(fd: int) -> None:
-    """The next who needs the count lists the store. `fd` is that of the lock."""
-    _write_used(fd, None)
-
-
-def _write_used(fd: int, used: int | None) -> None:
-    """None: it is unknown until it is written again."""
-    if used is None:
-        os.ftruncate(fd, 0)
-    else:
-        os.pwrite(fd, b"%0*d" % (_DIGITS, used), 0)
+def _write_total(fd: int, total: int) -> None:
+    os.pwrite(fd, b"%0*d" % (_DIGITS, total), 0)
 
 
 # Pins: an empty file each, named by the key
 
 
 def pinned(root: Path) -> frozenset[str]:
+    """The keys of all pinned objects."""
     with suppress(FileNotFoundError, NotADirectoryError):
         return frozenset(os.listdir(root / "pins"))
     return frozenset()
@@ -193,6 +195,7 @@ def pin(root: Path, key: str) -> None:
 
 
 def unpin(root: Path, key: str) -> None:
+    """Let an object be evicted and expired again."""
     try:
         (root / "pins" / key).unlink(missing_ok=True)
     except OSError as error:

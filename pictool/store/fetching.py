@@ -1,22 +1,21 @@
-"""Objects on their way from a remote: read while they come, taken into the store once they are whole.
+"""Objects that are fetched from a remote: read while they are fetched, moved into the store once they are whole.
 
     remote --- ranges, several at a time ---> sparse temp file in tmp/ --- every checksum holds ---> objects/
                                                      |
                                            readers, each waiting for the blocks that it needs next
 
-What is wanted first is fetched first: the beginnings of all objects, then what follows. A reader that needs a block
-which nobody fetches yet fetches it itself. What no reader needs comes too, behind the link, so that the next one has it
-here; a process ends when all has come. One that is killed leaves a temp file, which the next gc removes.
-
-The objects that a process is fetching from a remote, and the threads that do it. How one comes is `arrival.py`.
+The first blocks of all objects are fetched first, then what follows, in order. A reader that needs a block which no
+thread fetches yet fetches it itself. Blocks that no reader needs are fetched in the background, so that the next link
+finds the whole object here; a process ends when all is fetched. One that is killed leaves a temp file, which the next
+gc removes.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import json
 import os
+import queue
 import struct
 import threading
 import time
@@ -30,41 +29,57 @@ from pathlib import Path
 from pictool.errors import ForeignObjectError, ObjectError, PicError, RemoteError, UnreadableObjectError
 from pictool.store.entries import object_path
 from pictool.store.files import Publish, atomic_write
-from pictool.store.format import ObjectFile
-from pictool.store.remote import STOP, Remote
+from pictool.store.format import MAX_HEADER, ObjectFile
+from pictool.store.remote import Remote
 
 BLOCK = 1 << 20  # bytes of a request
-_MAX_HEADER = 100_000_000
+CONNECTIONS = 8
+_SKIP_S = 60.0  # for so long an object that was damaged, or could not be fetched, is not requested again
+_FIRST, _LAST = -1.0, 2.0  # priorities: first blocks; other blocks by their relative position (0 … 1); finishing
 
 
-class Arrival:
-    """One object: a temp file that is filled block by block. Held by all who read or fetch; settled by the last."""
+@dataclass(frozen=True)
+class Destination:
+    """The store that objects are fetched to: its directory, its budget, and how it makes a whole object visible."""
 
-    def __init__(self, remote: Remote, key: str, target: Path, temp_dir: Path, publish: Publish) -> None:
+    root: Path
+    max_bytes: int | None
+    publish: Publish
+
+
+class ObjectFetch:
+    """One object that is being fetched: a temp file that is filled block by block, checked, and moved into the store.
+
+    Its readers, and the threads that fetch its blocks, hold references; who releases the last one has to `finish`.
+    """
+
+    def __init__(self, remote: Remote, key: str, destination: Destination) -> None:
         self.key, self.name = key, remote.name(key)
-        self.settled: Future[None] = Future()
+        self.finished: Future[None] = Future()  # done when the object is in the store, or discarded (with the error)
         self.error: PicError | None = None
-        self.is_told = False  # whether somebody has seen the error
-        self._is_expected = True  # who began it holds it until somebody opens it
-        self._remote, self._lock, self._holders = remote, threading.Lock(), 1
-        self._is_settling = False
+        self.is_reported = False  # whether somebody has received the error
+        self._has_prefetch_reference = True  # held since the beginning, until somebody opens the object
+        self._remote, self._max_bytes = remote, destination.max_bytes
+        self._lock, self._num_references, self._is_finishing = threading.Lock(), 1, False
         self._resources = ExitStack()
-        self._file = self._resources.enter_context(atomic_write(target, temp_dir, publish))
+        target, temp_dir = object_path(destination.root, key), destination.root / "tmp"
+        self._file = self._resources.enter_context(atomic_write(target, temp_dir, destination.publish))
         self.path = Path(self._file.name)
         self.num_bytes = 0
-        self._blocks: list[Future[None] | None] = []
+        self._blocks: list[Future[None] | None] = []  # None: no thread fetches it yet
 
-    def begin(self, first: bytes, max_bytes: int | None) -> None:
-        """Give it its size, and the bytes that came first.
+    def start(self, first: bytes) -> None:
+        """Set the size of the temp file, and write the object's first bytes to it.
 
         Raises:
-            RemoteError: not an object, or larger than what fits here.
+            RemoteError: not an object, or larger than the room for it.
         """
-        size = self._described_size(first)
-        room = os.statvfs(self.path.parent)
-        if size > (most := room.f_bavail * room.f_frsize) or (max_bytes is not None and size > max_bytes):
-            most = most if max_bytes is None else min(most, max_bytes)
-            raise RemoteError(f"{self.name}: takes {size:,d} bytes, but {most:,d} have room here; allow more", self.key)
+        size = self._size_in_header(first)
+        disk = os.statvfs(self.path.parent)
+        room = disk.f_bavail * disk.f_frsize
+        if size > room or (self._max_bytes is not None and size > self._max_bytes):
+            room = room if self._max_bytes is None else min(room, self._max_bytes)
+            raise RemoteError(f"{self.name}: takes {size:,d} bytes, but {room:,d} have room here; allow more", self.key)
         with self._writing():
             os.ftruncate(self._file.fileno(), size)
         self.num_bytes, self._blocks = size, [None] * -(-size // BLOCK)
@@ -73,11 +88,11 @@ class Arrival:
             if min((index + 1) * BLOCK, size) <= len(first):
                 self._blocks[index] = _done()
 
-    def _described_size(self, first: bytes) -> int:
+    def _size_in_header(self, first: bytes) -> int:
         """The bytes of the whole object, as its header (which is not checked yet) describes it."""
         try:
             (length,) = struct.unpack_from("<Q", first)
-            if length > _MAX_HEADER:
+            if length > MAX_HEADER:
                 raise ValueError
             if len(first) < 8 + length:
                 first += self._remote.read(self.key, len(first), 8 + length) or b""
@@ -89,24 +104,24 @@ class Arrival:
                 f"{self.name}: not an object, or its header is damaged; push it again", self.key
             ) from error
 
-    def missing(self) -> list[int]:
-        """The blocks that nobody fetches yet."""
+    def missing_blocks(self) -> list[int]:
+        """The blocks that no thread fetches yet."""
         return [index for index, block in enumerate(self._blocks) if block is None]
 
     def require(self, start: int, end: int) -> None:
         """Wait until bytes [start, end) are here. Raises RemoteError."""
         for index in range(start // BLOCK, -(-min(end, self.num_bytes) // BLOCK)):
-            self.bring(index)
+            self.fetch_block(index)
 
-    def bring(self, index: int) -> None:
-        """Fetch a block, or wait until another thread has. Raises RemoteError."""
+    def fetch_block(self, index: int) -> None:
+        """Fetch a block, or wait until the thread that fetches it has. Raises RemoteError."""
         with self._lock:
-            block, is_mine = self._blocks[index], self._blocks[index] is None
+            block, is_unclaimed = self._blocks[index], self._blocks[index] is None
             if block is None:
                 self._blocks[index] = block = Future()
-        if is_mine:
+        if is_unclaimed:
             try:
-                self._fetch(index)
+                self._read_block(index)
                 block.set_result(None)
             except PicError as error:
                 self.fail(error)
@@ -117,11 +132,9 @@ class Arrival:
                 raise
         block.result()
 
-    def _fetch(self, index: int) -> None:
+    def _read_block(self, index: int) -> None:
         if self.error is not None:
             raise self.error
-        if STOP.is_set():
-            raise RemoteError(f"{self.name}: was given up", self.key)
         start, end = index * BLOCK, min((index + 1) * BLOCK, self.num_bytes)
         data = self._remote.read(self.key, start, end)
         if data is None:
@@ -132,8 +145,8 @@ class Arrival:
         view = memoryview(data)
         with self._writing():
             while view:
-                done = os.pwrite(self._file.fileno(), view, offset)
-                view, offset = view[done:], offset + done
+                num_written = os.pwrite(self._file.fileno(), view, offset)
+                view, offset = view[num_written:], offset + num_written
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -145,46 +158,46 @@ class Arrival:
             ) from error
 
     def fail(self, error: PicError) -> None:
-        """Nothing of it is taken into the store. The first reason stays."""
+        """Keep the object out of the store. The first error stays."""
         self.error = self.error or error
 
-    def hold(self) -> bool:
-        """False if it is settled. While it is being settled it can still be read."""
+    def acquire(self) -> bool:
+        """Take a reference; False if it is finished. While it is being finished it can still be read."""
         with self._lock:
-            self._holders += not self.settled.done()
-            return not self.settled.done()
+            self._num_references += not self.finished.done()
+            return not self.finished.done()
 
-    def end_expectation(self) -> bool:
-        """True once: whoever gets it releases what the beginner held."""
+    def take_prefetch_reference(self) -> bool:
+        """True once: the caller then has to release the reference that is held since the beginning."""
         with self._lock:
-            was_expected, self._is_expected = self._is_expected, False
-        return was_expected
+            had_reference, self._has_prefetch_reference = self._has_prefetch_reference, False
+        return had_reference
 
     def release(self) -> bool:
-        """True if nobody holds it any more: it is to be settled."""
+        """Give a reference back; True if it was the last: the caller then has to `finish`."""
         with self._lock:
-            self._holders -= 1
-            return self._holders == 0
+            self._num_references -= 1
+            return self._num_references == 0
 
-    def settle(self) -> bool:
-        """Check every part of it and take it into the store; or drop it, if anything is wrong. False if it is held."""
+    def finish(self) -> bool:
+        """Check every part and move the object into the store, or discard it. False if somebody took a reference."""
         with self._lock:
-            if self._holders or self._is_settling:
+            if self._num_references or self._is_finishing:
                 return False
-            self._is_settling = True
+            self._is_finishing = True
         try:
             self._publish()
         except PicError as error:
             self.fail(error)
-            self._drop(error)
+            self._discard(error)
         except BaseException as error:
-            self._drop(error)
-            self.settled.set_exception(error)
+            self._discard(error)
+            self.finished.set_exception(error)
             raise
         if self.error is None:
-            self.settled.set_result(None)
+            self.finished.set_result(None)
         else:
-            self.settled.set_exception(self.error)
+            self.finished.set_exception(self.error)
         return True
 
     def _publish(self) -> None:
@@ -194,67 +207,67 @@ class Arrival:
             with ObjectFile(self.path, self.name) as file:
                 file.verify()
                 if file.meta.key != self.key:
-                    raise ObjectError(f"{self.name}: {_another(file.meta.key)}")
+                    raise ObjectError(f"{self.name}: {_holds_another(file.meta.key)}")
         except ObjectError as error:
             raise RemoteError(str(error), self.key) from error
         self._resources.close()
 
-    def _drop(self, error: BaseException) -> None:
-        with suppress(PicError):  # as `error` is told, or one that it becomes
+    def _discard(self, error: BaseException) -> None:
+        with suppress(PicError):  # `error` again, or what atomic_write makes of it
             self._resources.__exit__(type(error), error, error.__traceback__)
 
 
-class Arriving(ObjectFile):
-    """An object that is read while it arrives. What is wrong with it is a RemoteError, and keeps it from the store."""
+class PartialObjectFile(ObjectFile):
+    """An object that is read while it is fetched. Any problem with it is a RemoteError, and keeps it from the store."""
 
-    def __init__(self, arrival: Arrival, release: Callable[[Arrival], None]) -> None:
-        self._arrival, self._release, self._is_released = arrival, release, False
+    def __init__(self, fetch: ObjectFetch, release: Callable[[ObjectFetch], None]) -> None:
+        self._fetch, self._release, self._is_released = fetch, release, False
         try:
-            super().__init__(arrival.path, arrival.name)
+            super().__init__(fetch.path, fetch.name)
         except ForeignObjectError as error:
-            lost = self._lost(str(error))
-            self._give_back()
-            raise lost from error
-        except BaseException:  # among them UnreadableObjectError: it was just taken into the store
-            self._give_back()
+            remote_error = self._fail_fetch(str(error))
+            self._release_once()
+            raise remote_error from error
+        except BaseException:  # among them UnreadableObjectError: it was just moved into the store
+            self._release_once()
             raise
-        if self.meta.key != arrival.key:
-            lost = self._lost(f"{self.name}: {_another(self.meta.key)}")
+        if self.meta.key != fetch.key:
+            remote_error = self._fail_fetch(f"{self.name}: {_holds_another(self.meta.key)}")
             self.close()
-            raise lost
+            raise remote_error
 
     @property
-    def arrival(self) -> Arrival:
-        return self._arrival
+    def fetch(self) -> ObjectFetch:
+        return self._fetch
 
     def close(self) -> None:
         super().close()
-        self._give_back()
+        self._release_once()
 
-    def _give_back(self) -> None:
+    def _release_once(self) -> None:
         if not self._is_released:
             self._is_released = True
-            self._release(self._arrival)
+            self._release(self._fetch)
 
     def _read(self, offset: int, count: int, into: memoryview | None = None) -> memoryview:
         try:
-            self._arrival.require(offset, offset + count)
+            self._fetch.require(offset, offset + count)
         except PicError:
-            self._arrival.is_told = True
+            self._fetch.is_reported = True
             raise
         return super()._read(offset, count, into)
 
     def _fail(self, why: str) -> ObjectError:
-        return self._lost(f"{self.name}: {why}")
+        return self._fail_fetch(f"{self.name}: {why}")
 
-    def _lost(self, message: str) -> RemoteError:
-        error = RemoteError(message, self._arrival.key)
-        self._arrival.fail(error)
-        self._arrival.is_told = True
+    def _fail_fetch(self, message: str) -> RemoteError:
+        error = RemoteError(message, self._fetch.key)
+        self._fetch.fail(error)
+        self._fetch.is_reported = True
         return error
 
 
-def _another(key: str) -> str:
+def _holds_another(key: str) -> str:
     return f"holds the object {key[:12]}, not what its name says; push it again"
 
 
@@ -264,190 +277,165 @@ def _done() -> Future[None]:
     return future
 
 
-CONNECTIONS = 8
-_REFUSED_S = 60.0  # for so long an object that was damaged, or could not be had, is not asked for again
-_FIRST, _LAST = -1.0, 2.0  # ranks: beginnings; blocks by how far back in their object they stand; settling
-Begun = Future[Arrival | None]
+class Fetcher:
+    """Fetches objects by key, in threads of its own. An object that several callers request at once is fetched once.
 
-
-@dataclass(frozen=True)
-class Place:
-    """The store that objects come to: its directory, its budget, and how it makes a whole object visible."""
-
-    root: Path
-    max_bytes: int | None
-    publish: Publish
-
-
-class Arrivals:
-    """Objects by key; what many want at once comes once.
-
-    `on_lost` is told of an object that could not be taken into the store, if nobody else is.
+    `on_lost` is called with a message for an object that could not be moved into the store, if nobody received the
+    error.
     """
 
-    def __init__(self, remote: Remote, place: Place, on_lost: Callable[[str], None]) -> None:
-        self._remote, self._place, self._on_lost = remote, place, on_lost
-        self._begun: dict[str, Begun] = {}
-        self._live: set[Arrival] = set()  # not settled yet
-        self._refused: dict[str, float] = {}
+    def __init__(self, remote: Remote, destination: Destination, on_lost: Callable[[str], None]) -> None:
+        self._remote, self._destination, self._on_lost = remote, destination, on_lost
+        self._started: dict[str, Future[ObjectFetch | None]] = {}
+        self._unfinished: set[ObjectFetch] = set()
+        self._skipped_until: dict[str, float] = {}
         self._lock = threading.Lock()
-        self._threads, self._work = ThreadPoolExecutor(CONNECTIONS, "pic-remote"), _RankedWork()
+        self._threads = ThreadPoolExecutor(CONNECTIONS, "pic-remote")
+        self._tasks: queue.PriorityQueue[tuple[float, int, Callable[[], None]]] = queue.PriorityQueue()
+        self._task_numbers = itertools.count()
 
-    def expect(self, key: str) -> Begun:
-        """Begin to fetch an object; it is taken into the store once it was opened, and closed.
+    def prefetch(self, key: str) -> Future[ObjectFetch | None]:
+        """Start to fetch an object; it is moved into the store once it was opened, and closed.
 
-        The result is None if the remote has it not, or it was refused just now.
+        The result is None if the remote does not have it, or it is being skipped.
         """
         with self._lock:
-            future = self._begun.get(key)
+            future = self._started.get(key)
             if future is not None:
                 return future
             future = Future()
-            if time.monotonic() < self._refused.get(key, 0.0):
+            if time.monotonic() < self._skipped_until.get(key, 0.0):
                 future.set_result(None)
                 return future
-            self._begun[key] = future
-        self._submit(_FIRST, partial(self._begin, key, future))
+            self._started[key] = future
+        self._submit(_FIRST, partial(self._start, key, future))
         return future
 
-    def open(self, key: str) -> Arriving | None:
-        """Open an object that is fetched meanwhile; None if the remote has it not, or it is in the store by now.
+    def open(self, key: str) -> PartialObjectFile | None:
+        """Open an object while it is fetched; None if the remote does not have it, or it is in the store by now.
 
         Raises:
-            PicError: it cannot be had, is damaged, or is another object.
+            PicError: it cannot be fetched, is damaged, or is another object.
         """
-        future = self.expect(key)
+        future = self.prefetch(key)
         try:
-            arrival = future.result()
+            fetch = future.result()
         except BaseException:
             self._forget(key, future)
             raise
-        if arrival is None:
+        if fetch is None:
             self._forget(key, future)
             return None
-        if arrival.hold():
-            self._end_expectation(arrival)
+        if fetch.acquire():
+            self._release_prefetch(fetch)
             with suppress(UnreadableObjectError):
-                return Arriving(arrival, self._release)
-        arrival.settled.result()
+                return PartialObjectFile(fetch, self._release)
+        fetch.finished.result()
         return None
 
-    def bring(self, key: str) -> None:
-        """Take an object into the store, if the remote has it. Raises as `open` does, and StoreError."""
+    def fetch(self, key: str) -> None:
+        """Fetch an object into the store, if the remote has it. Raises as `open` does, and StoreError."""
         file = self.open(key)
         if file is not None:
-            file.arrival.is_told = True
+            file.fetch.is_reported = True
             file.close()
-            file.arrival.settled.result()
+            file.fetch.finished.result()
 
-    def refuse(self, key: str) -> None:
-        """Do without the remote's object for a while."""
+    def skip(self, key: str) -> None:
+        """Do not request this object for a while."""
         with self._lock:
-            self._refused[key] = time.monotonic() + _REFUSED_S
-            self._begun.pop(key, None)
+            self._skipped_until[key] = time.monotonic() + _SKIP_S
+            self._started.pop(key, None)
 
-    def settle(self) -> None:
-        """Wait until all that was begun is in the store, or lost. Readers must have been closed."""
+    def drain(self) -> None:
+        """Wait until every started object is in the store, or discarded. Readers must have been closed."""
         while True:
             with self._lock:
-                begun, live = dict(self._begun), set(self._live)
-            if not begun and not live:
+                started, unfinished = dict(self._started), set(self._unfinished)
+            if not started and not unfinished:
                 return
-            for key, future in begun.items():
+            for key, future in started.items():
                 if future.exception() or future.result() is None:
                     self._forget(key, future)
-            for arrival in live:
-                self._end_expectation(arrival)
-            wait([arrival.settled for arrival in live])
+            for fetch in unfinished:
+                self._release_prefetch(fetch)
+            wait([fetch.finished for fetch in unfinished])
 
-    def _begin(self, key: str, future: Begun) -> None:
-        arrival = None
+    def _start(self, key: str, future: Future[ObjectFetch | None]) -> None:
+        fetch = None
         try:
             first = self._remote.read(key, 0, BLOCK, at_most=True)
             if first is not None:
-                root = self._place.root
-                arrival = Arrival(self._remote, key, object_path(root, key), root / "tmp", self._place.publish)
+                fetch = ObjectFetch(self._remote, key, self._destination)
                 with self._lock:
-                    self._live.add(arrival)
-                self._fill(arrival, first)
-            future.set_result(arrival)
+                    self._unfinished.add(fetch)
+                self._fetch_rest(fetch, first)
+            future.set_result(fetch)
         except BaseException as error:
-            if arrival is not None:
-                arrival.fail(RemoteError(str(error), key))
-                arrival.is_told = True  # to whoever asked
-                self._end_expectation(arrival)
+            if fetch is not None:
+                fetch.fail(RemoteError(str(error), key))
+                fetch.is_reported = True  # by the future
+                self._release_prefetch(fetch)
             future.set_exception(error)
             if not isinstance(error, PicError):
                 raise
 
-    def _fill(self, arrival: Arrival, first: bytes) -> None:
-        """Check its header, and let what is missing be fetched."""
-        arrival.begin(first, self._place.max_bytes)
-        arrival.hold()
-        Arriving(arrival, self._release).close()
-        missing = arrival.missing()
+    def _fetch_rest(self, fetch: ObjectFetch, first: bytes) -> None:
+        """Check the header in the first block, and submit the other blocks."""
+        fetch.start(first)
+        fetch.acquire()
+        PartialObjectFile(fetch, self._release).close()
+        missing = fetch.missing_blocks()
         for index in missing:
-            arrival.hold()
-            self._submit(index / len(missing), partial(self._fetch, arrival, index))
+            fetch.acquire()
+            self._submit(index / len(missing), partial(self._fetch_block, fetch, index))
 
-    def _fetch(self, arrival: Arrival, index: int) -> None:
+    def _fetch_block(self, fetch: ObjectFetch, index: int) -> None:
         try:
-            arrival.bring(index)
+            fetch.fetch_block(index)
         except PicError:
-            pass  # it is told to the readers, or when the arrival is settled
+            pass  # the readers receive it, or `on_lost` reports it
         finally:
-            self._release(arrival)
+            self._release(fetch)
 
-    def _end_expectation(self, arrival: Arrival) -> None:
-        if arrival.end_expectation():
-            self._release(arrival)
+    def _release_prefetch(self, fetch: ObjectFetch) -> None:
+        if fetch.take_prefetch_reference():
+            self._release(fetch)
 
-    def _release(self, arrival: Arrival) -> None:
-        if arrival.release():
-            self._submit(_LAST, partial(self._settle, arrival))
+    def _release(self, fetch: ObjectFetch) -> None:
+        if fetch.release():
+            self._submit(_LAST, partial(self._finish, fetch))
 
-    def _settle(self, arrival: Arrival) -> None:
-        is_settled = True
+    def _finish(self, fetch: ObjectFetch) -> None:
+        is_finished = True
         try:
-            is_settled = arrival.settle()  # else somebody opened it again
-            if is_settled and arrival.error is not None and not arrival.is_told:
-                self._on_lost(f"{arrival.error}; it was not taken into the store")
+            is_finished = fetch.finish()  # False if somebody opened it again
+            if is_finished and fetch.error is not None and not fetch.is_reported:
+                self._on_lost(f"{fetch.error}; it was not taken into the store")
         finally:
-            if is_settled:
-                self._forget_settled(arrival)
+            if is_finished:
+                self._forget_finished(fetch)
 
-    def _forget_settled(self, arrival: Arrival) -> None:
+    def _forget_finished(self, fetch: ObjectFetch) -> None:
         with self._lock:
-            future = self._begun.get(arrival.key)
-            if future is not None and future.done() and not future.exception() and future.result() is arrival:
-                del self._begun[arrival.key]
-            self._live.discard(arrival)
+            future = self._started.get(fetch.key)
+            if future is not None and future.done() and not future.exception() and future.result() is fetch:
+                del self._started[fetch.key]
+            self._unfinished.discard(fetch)
 
-    def _forget(self, key: str, future: Begun) -> None:
+    def _forget(self, key: str, future: Future[ObjectFetch | None]) -> None:
         with self._lock:
-            if self._begun.get(key) is future:
-                del self._begun[key]
+            if self._started.get(key) is future:
+                del self._started[key]
 
-    def _submit(self, rank: float, work: Callable[[], None]) -> None:
-        self._work.push(rank, work)
+    def _submit(self, priority: float, task: Callable[[], None]) -> None:
+        """Let a thread run a task: the least number first, then in the order of submission."""
+        self._tasks.put((priority, next(self._task_numbers), task))
         try:
-            self._threads.submit(self._work.run_first)
-        except RuntimeError:  # the process is ending, and its threads take no more: this one does it
-            self._work.run_first()
+            self._threads.submit(self._run_next)
+        except RuntimeError:  # the process is ending, and its threads accept no more tasks: this one runs it
+            self._run_next()
 
-
-class _RankedWork:
-    """What is to be done, least rank first, then as it came."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._count, self._lock = itertools.count(), threading.Lock()
-
-    def push(self, rank: float, work: Callable[[], None]) -> None:
-        with self._lock:
-            heapq.heappush(self._heap, (rank, next(self._count), work))
-
-    def run_first(self) -> None:
-        with self._lock:
-            _, _, work = heapq.heappop(self._heap)
-        work()
+    def _run_next(self) -> None:
+        _, _, task = self._tasks.get_nowait()
+        task()

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whatever happens to the writer; and a lock that dies with its holder."""
+"""Files that are whole or absent, whatever happens to the writer; and a lock that ends with its holder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import BinaryIO
 
 from pictool.errors import StoreError
 
-_OTHER_FILES = 128  # that a process has open beside objects
-
 Publish = Callable[[Path, Path], None]  # makes a complete temp file visible under its name
+_OTHER_FILES = 128  # that a process has open beside objects
 
 
 @contextmanager
@@ -25,11 +24,11 @@ def atomic_write(
     """Write a file that becomes visible only when complete: temp file, fsync, rename, fsync of the directory.
 
     A symbolic link stays one: the file it names is replaced. A device or pipe (/dev/null) is written directly.
-    The temp file is locked while its writer lives, by which litter is told from work (`remove_litter`). If it need
-    not be `durable`, nothing waits for the disk, and a power failure may leave a file that is damaged.
+    The temp file is locked while its writer lives: an unlocked one is litter (`remove_litter`). Without `durable`
+    nothing waits for the disk, and a power failure may leave a file that is damaged.
 
     Raises:
-        StoreError: the disk is full, or the directory cannot be written; nothing is left behind.
+        StoreError: the disk is full, or the directory cannot be written. No temp file stays, whatever is raised.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -50,16 +49,6 @@ def atomic_write(
         raise StoreError(f"{path}: cannot be written ({error.strerror or error}); nothing was changed") from error
 
 
-def allow_open_files(count: int) -> int:
-    """Let this process have `count` files open beside a few, as far as the system lets it; returns how many it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < count + _OTHER_FILES:
-        wanted = count + _OTHER_FILES
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return count if soft == resource.RLIM_INFINITY else min(count, max(0, soft - _OTHER_FILES))
-
-
 @contextmanager
 def _temp_file(directory: Path, name: str) -> Iterator[BinaryIO]:
     """A new file, locked; it is removed at the end unless it was renamed."""
@@ -69,7 +58,7 @@ def _temp_file(directory: Path, name: str) -> Iterator[BinaryIO]:
         try:
             with temp.open("xb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                if os.fstat(file.fileno()).st_nlink:  # else a gc took it for litter before it was locked
+                if os.fstat(file.fileno()).st_nlink:  # else a gc removed it as litter before it was locked
                     yield file
                     return
         finally:
@@ -90,14 +79,14 @@ def remove_litter(temp: Path) -> int | None:
 
 def make_directory(path: Path) -> None:
     """Make a directory and what is missing above it, so that it outlives a power failure."""
-    missing = [one for one in (path, *path.parents) if not one.exists()]
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    for made in reversed(missing):
-        fsync_directory(made.parent)
+    for directory in reversed(missing):
+        fsync_directory(directory.parent)
 
 
 def open_in_order(path: Path) -> int:
-    """Open a file that is read from its beginning to its end: the system reads farther ahead. A pipe does not block."""
+    """Open a file for reading from its beginning to its end: the system reads farther ahead. A pipe does not block."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError):  # a pipe takes no advice
@@ -115,10 +104,20 @@ def fsync_directory(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold the only lock on a file, made if need be; gives its descriptor. Ends with the process, however that ends."""
+    """Hold the exclusive lock on a file (made if absent); yields its descriptor. The lock ends with the process."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
     finally:
         os.close(fd)
+
+
+def allow_open_files(count: int) -> int:
+    """Let this process have `count` files open beside a few, as far as the system allows; returns how many it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count + _OTHER_FILES:
+        limit = count + _OTHER_FILES
+        soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return count if soft == resource.RLIM_INFINITY else min(count, max(0, soft - _OTHER_FILES))

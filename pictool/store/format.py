@@ -1,8 +1,4 @@
-"""The header of an object file: what it says of an object, in canonical form. The grammar is in `format.py`.
-
-Writing an object file; its grammar is in `format.py`.
-
-The object file, `.kvo`: one valid safetensors file per compiled chunk.
+"""The object file, `.kvo`: one valid safetensors file per compiled chunk, written and read.
 
     file     := header-length(u64, little endian) header data
     header   := canonical JSON (sorted keys, no spaces), padded with spaces to a multiple of 8
@@ -20,15 +16,17 @@ The object file, `.kvo`: one valid safetensors file per compiled chunk.
     format      "pictool.kvo"
     version     "1"
     key         sha256 of what determines the content (`Target.key`)
-    architecture, model, tokenizer, dtype, layers, kv_heads, head_dim      the target; tokens, sinks, codec: their
-                number, dummy tokens in front, how KV is coded
+    architecture, model, tokenizer, dtype, layers, kv_heads, head_dim      the target
+    tokens      the number of tokens
+    sinks       the number of dummy tokens before the chunk when it was compiled
+    codec       how KV is coded
     fixups      how the table was made ("self-8x60"); only if there is one
     parent      only of a block of a prefix chain: the key of the block before it, "" for the first (`chains.py`)
     checksums   JSON: {"fixups"?: h, "layers": [h of key||value or kv, …], "text": h, "tokens": h}
     header      checksum of the header itself, written with this field empty
 
 Every checksum h is BLAKE3 (256 bit, hex). The header is accepted only in its canonical form, so that no bit of the
-file is outside a checksum. A reader checks the header when it opens a file and each part before it hands it out.
+file is outside a checksum. A reader checks the header when it opens a file, and each part before it returns it.
 """
 
 from __future__ import annotations
@@ -59,7 +57,10 @@ from pictool.store.files import open_in_order
 
 FORMAT, VERSION = "pictool.kvo", "1"
 DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
-_MAX_CHANNELS = 1 << 20  # of one token in one layer; what says more is no object
+MAX_HEADER = 100_000_000  # bytes, what safetensors itself allows
+_MAX_CHANNELS = 1 << 20  # of one token in one layer; a header that states more is no object's
+_MAX_RATIO = 400_000  # no codec makes more of a byte
+_DAMAGED = "the object is damaged; delete it, or compile it again (pic compile --force)"
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,16 @@ class ObjectMeta:
         return LayerShape.of(self.target.geometry, self.num_tokens, self.target.dtype)
 
     def require(self, target: Target, name: str) -> None:
-        """Refuse an object of another model, tokenizer, dtype or shape with a message that names both sides."""
+        """Refuse an object of another model, tokenizer, dtype or shape with a message that names both sides.
+
+        Raises:
+            ForeignObjectError: `name` says which object in the message.
+        """
         for field in ("architecture", "model", "tokenizer", "dtype", "geometry"):
-            mine, wanted = getattr(self.target, field), getattr(target, field)
-            if mine != wanted:
+            own, expected = getattr(self.target, field), getattr(target, field)
+            if own != expected:
                 raise ForeignObjectError(
-                    f"{name}: made for {field} {_short(mine)}, but this link uses {field} {_short(wanted)}; "
+                    f"{name}: made for {field} {_short(own)}, but this link uses {field} {_short(expected)}; "
                     "compile the text again with this model"
                 )
 
@@ -106,122 +111,15 @@ class CompiledChunk:
     fixups: Buffer | None = None
 
 
-def _short(value: object) -> str:
-    text = str(value)
-    return text[:12] if re.fullmatch(r"[0-9a-f]{64}", text) else text
-
-
-def token_bytes(tokens: Sequence[int] | TokenIds) -> bytes:
-    """Token ids as int32."""
-    import numpy as np
-
-    return np.asarray(tokens, dtype="<i4").tobytes()
-
-
-def tokens_of(data: Buffer) -> TokenIds:
-    """int32 [n], from its bytes."""
-    import numpy as np
-
-    return np.frombuffer(data, dtype="<i4")
-
-
-def table_of(data: Buffer) -> FixupTable:
-    """float16 [n], from its bytes."""
-    import numpy as np
-
-    return np.frombuffer(data, dtype="<f2")
-
-
-def checksum(*parts: Buffer) -> str:
-    digest = blake3()  # one thread: parts are small, and many threads cost more than they give
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def canonical(header: Mapping[str, Any]) -> bytes:
-    text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    return text + b" " * (-len(text) % 8)
-
-
-def seal(header: Mapping[str, Any]) -> str:
-    """The header's own checksum: over its canonical form with the field `header` empty."""
-    return checksum(canonical({**header, "__metadata__": {**header["__metadata__"], "header": ""}}))
-
-
-def is_sealed(raw: bytes, wanted: str) -> bool:
-    """Whether the bytes of a header, if they are canonical, have the checksum that they hold; `seal` in one pass."""
-    field = f'"header":{json.dumps(wanted)}'.encode()
-    text = raw.rstrip(b" ").replace(field, b'"header":""')
-    return raw.count(field) == 1 and checksum(text + b" " * (-len(text) % 8)) == wanted
-
-
-@lru_cache(maxsize=1 << 12)
-def layer_names(layer: int, codec: str) -> tuple[str, ...]:
-    """The tensors of a layer: key and value, or the two coded as one."""
-    parts = ("key", "value") if codec == "none" else ("kv",)
-    return tuple(f"layers.{layer:03d}.{part}" for part in parts)
-
-
-def tensor_entries(meta: ObjectMeta, text_bytes: int, coded: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """The header's entry of every tensor, in data order. `coded` are the bytes of the layers, if they are coded."""
-    geometry = meta.target.geometry
-    kv = (*DTYPES[meta.target.dtype], [geometry.kv_heads, meta.num_tokens, geometry.head_dim])
-    shapes = {"tokens": ("I32", 4, [meta.num_tokens])}
-    for layer in range(geometry.layers):
-        entry = kv if meta.codec == "none" else ("U8", 1, [coded[layer]])
-        shapes |= dict.fromkeys(layer_names(layer, meta.codec), entry)
-    if meta.fixups is not None:
-        shapes["fixups"] = ("F16", 2, [meta.num_tokens])
-    entries, offset = {}, 0
-    for name, (dtype, width, shape) in {**shapes, "text": ("U8", 1, [text_bytes])}.items():
-        end = offset + width * math.prod(shape)
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
-        offset = end
-    return entries
-
-
-def metadata_of(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str]:
-    target, geometry = meta.target, meta.target.geometry
-    values = {
-        "format": FORMAT, "version": VERSION, "key": meta.key, "architecture": target.architecture,
-        "model": target.model, "tokenizer": target.tokenizer, "dtype": target.dtype, "layers": geometry.layers,
-        "kv_heads": geometry.kv_heads, "head_dim": geometry.head_dim, "tokens": meta.num_tokens,
-        "sinks": meta.sinks, "codec": meta.codec, "checksums": json.dumps(checksums, sort_keys=True),
-    }  # fmt: skip
-    values |= {name: value for name in ("fixups", "parent") if (value := getattr(meta, name)) is not None}
-    return {name: str(value) for name, value in values.items()}
-
-
-def meta_of(fields: Mapping[str, str]) -> ObjectMeta:
-    """The inverse of `_metadata`, less the checksums."""
-    geometry = Geometry(int(fields["layers"]), int(fields["kv_heads"]), int(fields["head_dim"]))
-    target = Target(fields["architecture"], fields["model"], fields["tokenizer"], fields["dtype"], geometry)
-    sinks, optional = int(fields["sinks"]), (fields.get("fixups"), fields.get("parent"))
-    return ObjectMeta(fields["key"], target, int(fields["tokens"]), sinks, fields["codec"], *optional)
-
-
-def is_sound(meta: ObjectMeta, checksums: Mapping[str, Any], num_tensors: int) -> bool:
-    """Whether the numbers can be those of an object with so many tensors, and every part has a checksum."""
-    geometry = meta.target.geometry
-    counts = (geometry.layers, geometry.kv_heads, geometry.head_dim, meta.num_tokens, meta.sinks + 1)
-    optional = {"fixups"} if meta.fixups is not None else set()
-    if not all(0 < count < 1 << 31 for count in counts) or geometry.kv_heads * geometry.head_dim > _MAX_CHANNELS:
-        return False
-    if num_tensors != geometry.layers * len(layer_names(0, meta.codec)) + 2 + len(optional):
-        return False
-    layers = checksums["layers"]
-    has_layers = isinstance(layers, list) and len(layers) == geometry.layers
-    return has_layers and set(checksums) == {"layers", "text", "tokens"} | optional
-
-
 def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
     """Write one object; the same chunk gives the same bytes.
 
     Raises:
         InputError: KV that its codec cannot keep.
     """
-    text, tokens = chunk.text.encode(), token_bytes(chunk.tokens)
+    import numpy as np
+
+    text, tokens = chunk.text.encode(), np.asarray(chunk.tokens, dtype="<i4").tobytes()
     assert (chunk.fixups is None) == (chunk.meta.fixups is None)
     layers, tables = _coded_layers(chunk), [] if chunk.fixups is None else [chunk.fixups]
     checksums = {"layers": [checksum(*parts) for parts in layers], "text": checksum(text), "tokens": checksum(tokens)}
@@ -237,27 +135,8 @@ def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
     file.writelines([struct.pack("<Q", len(raw)) + raw, *data])
 
 
-def _coded_layers(chunk: CompiledChunk) -> list[tuple[Buffer, ...]]:
-    """What stands in the file for every layer; layers are coded side by side."""
-    assert len(chunk.layers) == chunk.meta.target.geometry.layers
-    codec, shape = codecs()[chunk.meta.codec], chunk.meta.shape
-    assert all(len(key) == len(value) == shape.num_bytes // 2 for key, value in chunk.layers)
-    if chunk.meta.codec == "none":
-        return list(chunk.layers)
-    try:
-        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(chunk.layers))) as threads:
-            return [(coded,) for coded in threads.map(lambda pair: codec.encode(pair[0], pair[1], shape), chunk.layers)]
-    except CodingError as error:
-        raise InputError(f"{chunk.text[:40]!r}: cannot be coded as {chunk.meta.codec} ({error})") from error
-
-
-_MAX_HEADER = 100_000_000  # what safetensors itself allows
-_MAX_RATIO = 400_000  # no codec makes more of a byte
-_DAMAGED = "the object is damaged; delete it, or compile it again (pic compile --force)"
-
-
 class ObjectFile:
-    """An open object. The header is checked; every part is checked before it is handed out. A context manager.
+    """An open object. The header is checked; every part is checked before it is returned. A context manager.
 
     Raises:
         ObjectError: not an object, damaged or truncated.
@@ -265,7 +144,7 @@ class ObjectFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        self.path, self.name = Path(path), name or str(Path(path))  # the name stands in messages
+        self.path, self.name = Path(path), name or str(Path(path))  # messages call it by its name
         try:
             self._fd = open_in_order(self.path)
         except OSError as error:
@@ -294,7 +173,7 @@ class ObjectFile:
             self._fd = -1
 
     def fileno(self) -> int:
-        """Its descriptor, at the beginning of the file: what is read here goes by offsets."""
+        """Its descriptor, positioned at the beginning of the file: all reads here name their offset."""
         return self._fd
 
     def touch(self, used_ns: int | None = None) -> None:
@@ -304,7 +183,9 @@ class ObjectFile:
 
     def tokens(self) -> TokenIds:
         """int32 [n]."""
-        return tokens_of(self._part("tokens", self._checksums["tokens"], "tokens"))
+        import numpy as np
+
+        return np.frombuffer(self._part("tokens", self._checksums["tokens"], "tokens"), dtype="<i4")
 
     def text(self) -> str:
         try:
@@ -314,14 +195,16 @@ class ObjectFile:
 
     def fixups(self) -> FixupTable | None:
         """The table of fixups, float16 [n]; None if the object has none."""
+        import numpy as np
+
         if self.meta.fixups is None:
             return None
-        return table_of(self._part("fixups", self._checksums["fixups"], "fixups"))
+        return np.frombuffer(self._part("fixups", self._checksums["fixups"], "fixups"), dtype="<f2")
 
     def layer(self, index: int, into: memoryview | None = None) -> tuple[memoryview, memoryview]:
         """Key and value bytes of one layer, each `[kv_heads, n, head_dim]` in the target's dtype; one read.
 
-        `into` is memory of `layer_bytes` at least that they are read (and decoded) to.
+        `into` is memory of at least `layer_bytes` that they are read (and decoded) to.
         """
         if self.meta.codec == "none":
             data = self.stored_layer(index, into)
@@ -337,12 +220,12 @@ class ObjectFile:
         return data[: len(data) // 2], data[len(data) // 2 :]
 
     def undecodable(self, layer: int, error: CodingError) -> ObjectError:
-        """What to raise for a layer whose bytes are whole, but which no encoder wrote."""
+        """The error for a layer whose checksum holds, but which no encoder wrote."""
         return self._fail(f"layer {layer} cannot be decoded ({error}); {_DAMAGED}")
 
     def stored_layer(self, index: int, into: memoryview | None = None) -> memoryview:
         """The bytes of one layer as they are in the file, checked but not decoded."""
-        names = layer_names(index, self.meta.codec)
+        names = _layer_names(index, self.meta.codec)
         return self._part(f"layer {index}", self._checksums["layers"][index], *names, into=into)
 
     @property
@@ -352,12 +235,12 @@ class ObjectFile:
 
     def stored_bytes(self, index: int) -> int:
         """Bytes that one layer takes in the file."""
-        names = layer_names(index, self.meta.codec)
+        names = _layer_names(index, self.meta.codec)
         return int(self._entries[names[-1]]["data_offsets"][1] - self._entries[names[0]]["data_offsets"][0])
 
     @property
     def checksums(self) -> dict[str, Any]:
-        """What the header says they are: BLAKE3 of the tokens, the text, and a list for the layers."""
+        """The checksums in the header: of the tokens, of the text, of the table, and a list for the layers."""
         return dict(self._checksums)
 
     def verify(self) -> None:
@@ -373,26 +256,27 @@ class ObjectFile:
         data, done = memoryview(bytearray(count)) if into is None else into[:count], 0
         while done < count:
             try:
-                got = os.preadv(self._fd, [data[done:]], offset + done)
+                num_read = os.preadv(self._fd, [data[done:]], offset + done)
             except OSError as error:
                 raise UnreadableObjectError(f"{self.name}: cannot be read ({error.strerror})") from error
-            if not got:
+            if not num_read:
                 raise self._fail(f"truncated at {offset + done} bytes; {_DAMAGED}")
-            done += got
+            done += num_read
         return data
 
     def _read_header(self) -> tuple[dict[str, Any], bytes]:
+        """The header, which matches its checksum, and its bytes."""
         if self.num_bytes < 8:
             raise self._fail("not an object file (shorter than a header)")
         (length,) = struct.unpack("<Q", self._read(0, 8))
-        if length > min(_MAX_HEADER, self.num_bytes - 8):
+        if length > min(MAX_HEADER, self.num_bytes - 8):
             raise self._fail("not an object file, or truncated within its header")
         self._data_start, raw = 8 + length, bytes(self._read(8, length))
         try:
             header = json.loads(raw)
             metadata = header["__metadata__"]
             is_object = metadata["format"] == FORMAT
-            is_intact = is_sealed(raw, str(metadata.get("header")))
+            is_intact = _is_sealed(raw, str(metadata.get("header")))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._fail("not an object file, or its header is damaged") from error
         if not is_object:
@@ -405,6 +289,7 @@ class ObjectFile:
         return dict(header), raw
 
     def _parse(self, header: Mapping[str, Any]) -> tuple[ObjectMeta, dict[str, Any]]:
+        """What the metadata says of the object, and the checksums of its parts."""
         fields = header["__metadata__"]
         for field, known in (("codec", tuple(codecs())), ("dtype", tuple(DTYPES))):
             if fields.get(field, known[0]) not in known:
@@ -414,7 +299,7 @@ class ObjectFile:
         try:
             meta, checksums = meta_of(fields), json.loads(fields["checksums"])
             is_as_written = fields == metadata_of(meta, checksums) | {"header": fields["header"]}
-            is_object = is_as_written and is_sound(meta, checksums, len(header) - 1)
+            is_object = is_as_written and _is_sound(meta, checksums, len(header) - 1)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise self._fail(f"the header is not that of an object; {_DAMAGED}") from error
         if not is_object:
@@ -423,18 +308,18 @@ class ObjectFile:
 
     def _require_tensors(self, header: Mapping[str, Any], raw: bytes) -> dict[str, dict[str, Any]]:
         """The tensors are exactly those that the metadata implies, in canonical form; the file is exactly as long."""
-        wanted = tensor_entries(self.meta, 0, self._coded_sizes(header))
-        start, end = wanted["text"]["data_offsets"][0], self.num_bytes - self._data_start
-        wanted["text"] |= {"data_offsets": [start, end], "shape": [end - start]}
-        if end < start or raw != canonical({**wanted, "__metadata__": header["__metadata__"]}):
+        expected = tensor_entries(self.meta, 0, self._coded_sizes(header))
+        start, end = expected["text"]["data_offsets"][0], self.num_bytes - self._data_start
+        expected["text"] |= {"data_offsets": [start, end], "shape": [end - start]}
+        if end < start or raw != canonical({**expected, "__metadata__": header["__metadata__"]}):
             raise self._fail(f"{self.num_bytes} bytes long, which is not what its header describes; {_DAMAGED}")
-        return wanted
+        return expected
 
     def _coded_sizes(self, header: Mapping[str, Any]) -> list[int]:
-        """The bytes of every layer, if they are coded, as the header has them; whether that is true is seen later."""
+        """The bytes of every layer that the header states, if layers are coded. Decoding tells whether that is true."""
         if self.meta.codec == "none":
             return []
-        names = (name for layer in range(self.meta.target.geometry.layers) for name in layer_names(layer, "coded"))
+        names = (name for layer in range(self.meta.target.geometry.layers) for name in _layer_names(layer, "coded"))
         try:
             sizes = [int(header[name]["shape"][0]) for name in names]
         except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
@@ -443,9 +328,115 @@ class ObjectFile:
             raise self._fail(f"the header is not that of an object; {_DAMAGED}")
         return sizes
 
-    def _part(self, name: str, wanted: str, *tensors: str, into: memoryview | None = None) -> memoryview:
+    def _part(self, name: str, expected: str, *tensors: str, into: memoryview | None = None) -> memoryview:
+        """The bytes of adjacent tensors, whose checksum is the expected one."""
         start, end = self._entries[tensors[0]]["data_offsets"][0], self._entries[tensors[-1]]["data_offsets"][1]
         data = self._read(self._data_start + start, end - start, into)
-        if checksum(data) != wanted:
+        if checksum(data) != expected:
             raise self._fail(f"{name} does not match its checksum; {_DAMAGED}")
         return data
+
+
+def checksum(*parts: Buffer) -> str:
+    """BLAKE3 of the parts, one after the other, in hex."""
+    digest = blake3()  # one thread: parts are small, and many threads cost more than they give
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def canonical(header: Mapping[str, Any]) -> bytes:
+    """The only bytes in which a header is accepted."""
+    text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def seal(header: Mapping[str, Any]) -> str:
+    """The header's own checksum: over its canonical form with the field `header` empty."""
+    return checksum(canonical({**header, "__metadata__": {**header["__metadata__"], "header": ""}}))
+
+
+def metadata_of(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str]:
+    """The header's metadata, but for its own checksum."""
+    target, geometry = meta.target, meta.target.geometry
+    values = {
+        "format": FORMAT, "version": VERSION, "key": meta.key, "architecture": target.architecture,
+        "model": target.model, "tokenizer": target.tokenizer, "dtype": target.dtype, "layers": geometry.layers,
+        "kv_heads": geometry.kv_heads, "head_dim": geometry.head_dim, "tokens": meta.num_tokens,
+        "sinks": meta.sinks, "codec": meta.codec, "checksums": json.dumps(checksums, sort_keys=True),
+    }  # fmt: skip
+    values |= {name: value for name in ("fixups", "parent") if (value := getattr(meta, name)) is not None}
+    return {name: str(value) for name, value in values.items()}
+
+
+def meta_of(fields: Mapping[str, str]) -> ObjectMeta:
+    """The inverse of `metadata_of`, less the checksums. Raises KeyError or ValueError for what it never returned."""
+    geometry = Geometry(int(fields["layers"]), int(fields["kv_heads"]), int(fields["head_dim"]))
+    target = Target(fields["architecture"], fields["model"], fields["tokenizer"], fields["dtype"], geometry)
+    sinks, optional = int(fields["sinks"]), (fields.get("fixups"), fields.get("parent"))
+    return ObjectMeta(fields["key"], target, int(fields["tokens"]), sinks, fields["codec"], *optional)
+
+
+def tensor_entries(meta: ObjectMeta, text_bytes: int, coded_bytes: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """The header's entry of every tensor, in data order. `coded_bytes` are those of each layer, if layers are coded."""
+    geometry = meta.target.geometry
+    kv = (*DTYPES[meta.target.dtype], [geometry.kv_heads, meta.num_tokens, geometry.head_dim])
+    shapes = {"tokens": ("I32", 4, [meta.num_tokens])}
+    for layer in range(geometry.layers):
+        entry = kv if meta.codec == "none" else ("U8", 1, [coded_bytes[layer]])
+        shapes |= dict.fromkeys(_layer_names(layer, meta.codec), entry)
+    if meta.fixups is not None:
+        shapes["fixups"] = ("F16", 2, [meta.num_tokens])
+    entries, offset = {}, 0
+    for name, (dtype, width, shape) in {**shapes, "text": ("U8", 1, [text_bytes])}.items():
+        end = offset + width * math.prod(shape)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    return entries
+
+
+@lru_cache(maxsize=1 << 12)
+def _layer_names(layer: int, codec: str) -> tuple[str, ...]:
+    """The tensors of a layer: key and value, or the two coded as one."""
+    parts = ("key", "value") if codec == "none" else ("kv",)
+    return tuple(f"layers.{layer:03d}.{part}" for part in parts)
+
+
+def _coded_layers(chunk: CompiledChunk) -> list[tuple[Buffer, ...]]:
+    """The bytes of every layer's tensors; layers are coded in parallel."""
+    assert len(chunk.layers) == chunk.meta.target.geometry.layers
+    codec, shape = codecs()[chunk.meta.codec], chunk.meta.shape
+    assert all(len(key) == len(value) == shape.num_bytes // 2 for key, value in chunk.layers)
+    if chunk.meta.codec == "none":
+        return list(chunk.layers)
+    try:
+        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(chunk.layers))) as threads:
+            return [(coded,) for coded in threads.map(lambda pair: codec.encode(pair[0], pair[1], shape), chunk.layers)]
+    except CodingError as error:
+        raise InputError(f"{chunk.text[:40]!r}: cannot be coded as {chunk.meta.codec} ({error})") from error
+
+
+def _is_sealed(raw: bytes, own_seal: str) -> bool:
+    """Whether the bytes of a header, if they are canonical, have the checksum that they hold; `seal` in one pass."""
+    field = f'"header":{json.dumps(own_seal)}'.encode()
+    text = raw.rstrip(b" ").replace(field, b'"header":""')
+    return raw.count(field) == 1 and checksum(text + b" " * (-len(text) % 8)) == own_seal
+
+
+def _is_sound(meta: ObjectMeta, checksums: Mapping[str, Any], num_tensors: int) -> bool:
+    """Whether the numbers can be those of an object with so many tensors, and every part has a checksum."""
+    geometry = meta.target.geometry
+    counts = (geometry.layers, geometry.kv_heads, geometry.head_dim, meta.num_tokens, meta.sinks + 1)
+    optional = {"fixups"} if meta.fixups is not None else set()
+    if not all(0 < count < 1 << 31 for count in counts) or geometry.kv_heads * geometry.head_dim > _MAX_CHANNELS:
+        return False
+    if num_tensors != geometry.layers * len(_layer_names(0, meta.codec)) + 2 + len(optional):
+        return False
+    layers = checksums["layers"]
+    has_layers = isinstance(layers, list) and len(layers) == geometry.layers
+    return has_layers and set(checksums) == {"layers", "text", "tokens"} | optional
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text[:12] if re.fullmatch(r"[0-9a-f]{64}", text) else text

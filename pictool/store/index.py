@@ -1,7 +1,7 @@
-"""The index: what the headers of objects say, so that a listing opens no file twice. A cache of the files: it holds
-nothing that they do not, follows them at every listing, and may be deleted at any time.
+"""The index of a store: what the headers of its objects say, so that a listing opens no file twice.
 
-Listing a store: what each object's header says, from the index where that knows the file.
+It is a cache (an sqlite file) that holds nothing but what is in the objects' files. Every listing brings it up to date
+with them, and it may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -17,17 +17,69 @@ from pictool.errors import PicError
 from pictool.store.entries import Entry, entries_of
 from pictool.store.format import ObjectFile, ObjectMeta, meta_of, metadata_of
 
-FILE = "index.sqlite3"
-TEXT_LENGTH = 200  # of the text, for people to know an object by
+INDEX_FILE = "index.sqlite3"
+TEXT_LENGTH = 200  # characters of the text, for people to recognise an object by
 _VERSION = 1
 _WAIT_S = 10.0
 _SCHEMA = (
     "CREATE TABLE objects (key TEXT PRIMARY KEY, inode INT, bytes INT, used INT, meta TEXT, text TEXT) WITHOUT ROWID"
 )
 
+Peek = Callable[[str], ObjectFile]  # opens an object by its key, without a trace
+
 
 @dataclass(frozen=True)
-class Described:
+class StoredObject:
+    """An object in a listing; if it cannot be read, `meta` is None and `problem` says why.
+
+    `text` is the beginning of its text, `used_ns` the time of its last use (since 1970).
+    """
+
+    key: str
+    path: Path
+    num_bytes: int
+    meta: ObjectMeta | None
+    text: str
+    problem: str | None
+    used_ns: int
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is a block of a prefix chain."""
+        return self.meta is not None and self.meta.parent is not None
+
+
+def list_shard(root: Path, index: Index, shard: str, peek: Peek) -> Iterator[StoredObject]:
+    """The objects of one shard, sorted by key. Those that the index has not are read and added to it."""
+    records, new, objects = index.records(shard), list[IndexRecord](), list[StoredObject]()
+    for entry in entries_of(root, shard):
+        record = records.pop(entry.key, None)
+        if record is not None and record.is_of(entry):
+            objects.append(_stored(entry, record.meta, record.text))
+        elif described := describe(entry, peek):
+            objects.append(described)
+            if described.meta is not None:
+                new.append(IndexRecord.of(entry, described.meta, described.text))
+    if new or records:
+        index.replace(records, new)
+    yield from objects
+
+
+def describe(entry: Entry, peek: Peek) -> StoredObject | None:
+    """An object with what its header says, or its problem; None if another process removed it meanwhile."""
+    try:
+        with peek(entry.key) as file:
+            return _stored(entry, file.meta, file.text()[:TEXT_LENGTH])
+    except PicError as error:
+        return _stored(entry, None, "", str(error)) if entry.path.exists() else None
+
+
+def _stored(entry: Entry, meta: ObjectMeta | None, text: str, problem: str | None = None) -> StoredObject:
+    return StoredObject(entry.key, entry.path, entry.num_bytes, meta, text, problem, entry.used_ns)
+
+
+@dataclass(frozen=True)
+class IndexRecord:
     """What the index has of one object, and of which file."""
 
     key: str
@@ -37,45 +89,58 @@ class Described:
     meta: ObjectMeta
     text: str
 
+    @classmethod
+    def of(cls, entry: Entry, meta: ObjectMeta, text: str) -> IndexRecord:
+        return cls(entry.key, entry.inode, entry.num_bytes, entry.used_ns, meta, text)
+
     def is_of(self, entry: Entry) -> bool:
         return (self.inode, self.num_bytes, self.used_ns) == (entry.inode, entry.num_bytes, entry.used_ns)
 
+    def columns(self) -> tuple[str, int, int, int, str, str]:
+        meta = json.dumps(metadata_of(self.meta, {}))
+        return self.key, self.inode, self.num_bytes, self.used_ns, meta, self.text[:TEXT_LENGTH]
+
 
 class Index:
-    """An open index; in memory if its file can be neither read nor made (a read-only store)."""
+    """An open index; in memory if its file can be neither read nor created (a read-only store)."""
 
     def __init__(self, root: Path) -> None:
-        self._path = root / FILE
+        self._path = root / INDEX_FILE
         self._db = self._open() or _connect(":memory:")
 
     def close(self) -> None:
         self._db.close()
 
-    def rows(self, shard: str) -> dict[str, Described]:
-        """What it has of one shard's objects, by key."""
+    def records(self, shard: str) -> dict[str, IndexRecord]:
+        """The records of one shard's objects, by key."""
         query = "SELECT * FROM objects WHERE key >= ? AND key < ?"
         try:
-            found = self._db.execute(query, (shard, shard + "g")).fetchall()
-            return {key: Described(key, a, b, c, _meta(meta), text) for key, a, b, c, meta, text in found}
+            rows = self._db.execute(query, (shard, shard + "g")).fetchall()
+            return {
+                key: IndexRecord(key, inode, num_bytes, used_ns, meta_of(json.loads(meta)), text)
+                for key, inode, num_bytes, used_ns, meta, text in rows
+            }
         except (sqlite3.DatabaseError, ValueError, KeyError, TypeError):
             self._start_again()
             return {}
 
+    def replace(self, removed: Iterable[str], new: Iterable[IndexRecord]) -> None:
+        """Remove and add records in one transaction. If that fails, the next listing does it."""
+        with suppress(sqlite3.DatabaseError), self._db:
+            self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key in removed])
+            self._db.executemany(
+                "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)", (record.columns() for record in new)
+            )
+
     def _start_again(self) -> None:
-        """What is damaged is dropped, and filled again from the files."""
+        """Drop a damaged index; it is filled again from the objects' files."""
         self._db.close()
         with suppress(OSError):
             self._path.unlink()
         self._db = self._open() or _connect(":memory:")
 
-    def replace(self, gone: Iterable[str], new: Iterable[Described]) -> None:
-        """Forget and learn, in one transaction. What cannot be written is learnt again the next time."""
-        with suppress(sqlite3.DatabaseError), self._db:
-            self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key in gone])
-            self._db.executemany("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)", map(_row, new))
-
     def _open(self) -> sqlite3.Connection | None:
-        """None if it cannot be had; one that is damaged or of another version is made anew."""
+        """None if the file cannot be used; one that is damaged or of another version is replaced."""
         with suppress(sqlite3.OperationalError):
             try:
                 return _connect(str(self._path))
@@ -110,65 +175,3 @@ def _connect(path: str) -> sqlite3.Connection:
         db.close()
         raise
     return db
-
-
-def _row(one: Described) -> tuple[str, int, int, int, str, str]:
-    meta = json.dumps(metadata_of(one.meta, {}))
-    return one.key, one.inode, one.num_bytes, one.used_ns, meta, one.text[:TEXT_LENGTH]
-
-
-def _meta(text: str) -> ObjectMeta:
-    return meta_of(json.loads(text))
-
-
-Look = Callable[[str], ObjectFile]  # opens an object by its key, and leaves no trace
-
-
-@dataclass(frozen=True)
-class StoredObject:
-    """One line of a listing; `meta` is None, and `problem` says why, if the object cannot be read.
-
-    `text` is the beginning of its text, `used_ns` the time of its last use (since 1970).
-    """
-
-    key: str
-    path: Path
-    num_bytes: int
-    meta: ObjectMeta | None
-    text: str
-    problem: str | None
-    used_ns: int
-
-    @property
-    def is_block(self) -> bool:
-        """Whether it is a block of a prefix chain."""
-        return self.meta is not None and self.meta.parent is not None
-
-
-def listed(root: Path, index: Index, shard: str, look: Look) -> Iterator[StoredObject]:
-    """The objects of one shard, sorted by key; the index learns what it did not know."""
-    known, new, found = index.rows(shard), list[Described](), list[StoredObject]()
-    for entry in entries_of(root, shard):
-        row = known.pop(entry.key, None)
-        if row is not None and row.is_of(entry):
-            found.append(_stored(entry, row.meta, row.text))
-        elif one := described(entry, look):
-            found.append(one)
-            if one.meta is not None:
-                new.append(Described(entry.key, entry.inode, entry.num_bytes, entry.used_ns, one.meta, one.text))
-    if new or known:
-        index.replace(known, new)
-    yield from found
-
-
-def described(entry: Entry, look: Look) -> StoredObject | None:
-    """An object with what its header says, or its problem; None if another process removed it meanwhile."""
-    try:
-        with look(entry.key) as found:
-            return _stored(entry, found.meta, found.text()[:TEXT_LENGTH])
-    except PicError as error:
-        return _stored(entry, None, "", str(error)) if entry.path.exists() else None
-
-
-def _stored(entry: Entry, meta: ObjectMeta | None, text: str, problem: str | None = None) -> StoredObject:
-    return StoredObject(entry.key, entry.path, entry.num_bytes, meta, text, problem, entry.used_ns)

@@ -1,4 +1,4 @@
-"""Host memory: layers that were read and checked before, kept by what is in them."""
+"""Host memory: a cache of layers that were read and checked before, keyed by their content."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class LayerMemory:
-    """Buffers of layers, at most `max_bytes` of them; those used least recently go. Thread-safe.
+    """Buffers of layers, at most `max_bytes` of them; the least recently used are evicted. Thread-safe.
 
-    A buffer is found by the checksum of the layer that was read to it (with all that says how it was decoded), never
-    by a file's name: a file that is replaced or damaged later changes nothing. Nobody writes to a buffer that is in
-    here. It can be of any kind that the caller allocates.
+    A buffer's key is the checksum of the layer that was read to it (with all that says how it was decoded), never a
+    file's name: a file that is replaced or damaged later changes nothing. Nobody writes to a buffer in this cache. It
+    can be of any kind that the caller allocates.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -23,22 +23,22 @@ class LayerMemory:
         self._lock = threading.Lock()
 
     def get(self, content: Hashable, num_bytes: int, read: Callable[[], Any]) -> Any:
-        """The buffer with this content; `read` gives it, checked, if it is not here. What `read` raises is raised.
+        """The buffer with this content; on a miss `read` returns it, checked. What `read` raises is raised.
 
-        Threads that miss at once read the same bytes; one buffer stays.
+        Threads that miss at the same time read the same bytes; one buffer stays.
         """
         with self._lock:
-            if found := self._buffers.get(content):
+            if cached := self._buffers.get(content):
                 self._buffers.move_to_end(content)
                 self.hits += 1
-                return found[0]
+                return cached[0]
             self.misses += 1
         buffer = read()
         with self._lock:
-            self._keep(content, buffer, num_bytes)
+            self._insert(content, buffer, num_bytes)
         return buffer
 
-    def _keep(self, content: Hashable, buffer: Any, num_bytes: int) -> None:
+    def _insert(self, content: Hashable, buffer: Any, num_bytes: int) -> None:
         if num_bytes > self.max_bytes or content in self._buffers:
             return
         while self.num_bytes + num_bytes > self.max_bytes:

@@ -1,7 +1,7 @@
 """A remote: objects at any URL that fsspec knows, laid out as a store is (`URL/objects/ab/KEY.kvo`).
 
-Read by ranges, with retries. Nothing that comes back is trusted: `arrival.py` checks it as a local object is checked.
-Where a file system renames, a push becomes visible whole by that; where it stores objects, by its put being one step.
+Objects are read by ranges, with retries. No answer is trusted: `fetching.py` checks it as a local object is checked. A
+push becomes visible whole: by a rename in a file system, by a put in an object storage, where that is one step.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from typing import Any, TypeVar
 from pictool.errors import InputError, RemoteError, StoreError
 from pictool.store.entries import SUFFIX
 
-STOP = threading.Event()  # set when the process was interrupted: what is on its way is given up
 _OBJECT_STORES = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "obs", "oci", "oss", "s3", "s3a", "tos"}
 _READ_ONLY = {"http", "https"}
-_PASSING = {408, 425, 429}  # HTTP statuses below 500 after which trying again helps
+_TEMPORARY = {408, 425, 429}  # HTTP statuses below 500 after which trying again helps
 _DENIED = {401, 403, 407}
-_DOWN_S = 30.0  # for so long a remote that could not be reached is not asked again
+_DOWN_S = 30.0  # for so long a remote that could not be reached gets no requests
 T = TypeVar("T")
 
 
@@ -38,42 +37,51 @@ class Retry:
     first_s: float = 0.2
     most_s: float = 5.0
 
-    def pause(self, failures: int) -> None:
-        STOP.wait(min(self.most_s, self.first_s * 2 ** (failures - 1)) * random.uniform(0.5, 1))
+    def pause_s(self, failures: int) -> float:
+        """Seconds to wait after so many failures."""
+        longest: float = min(self.most_s, self.first_s * 2 ** (failures - 1))
+        return longest * random.uniform(0.5, 1)
 
 
 class Remote:
-    """Objects at a URL: s3, gs, http, a directory, … Creating one asks nothing; the first request opens it.
+    """Objects at a URL: s3, gs, http, a directory, … It connects at the first request.
 
-    `timeout_s`, of http: how long a server may say nothing. Credentials, headers and end points are fsspec's to know
-    (`FSSPEC_S3_ENDPOINT_URL`, `~/.config/fsspec/`).
+    `timeout_s` is how long an http server may send nothing. Credentials, headers and end points are configured for
+    fsspec (`FSSPEC_S3_ENDPOINT_URL`, `~/.config/fsspec/`).
     """
 
     def __init__(self, url: str, retry: Retry = Retry(), timeout_s: float = 30.0) -> None:
         self.url, self.retry, self.timeout_s = url.rstrip("/") or "/", retry, timeout_s
         self._down_until, self._down_why = 0.0, ""
+        self._cancelled = threading.Event()
 
     def __str__(self) -> str:
         return _without_password(self.url)
 
     def name(self, key: str) -> str:
-        """What messages call an object."""
+        """The name of an object in messages."""
         return f"{self}/{_relative(key)}"
 
     def __reduce__(self) -> tuple[type[Remote], tuple[str, Retry, float]]:
-        return Remote, (self.url, self.retry, self.timeout_s)  # each process opens it anew
+        return Remote, (self.url, self.retry, self.timeout_s)  # each process connects by itself
 
     def within(self, *names: str) -> Remote:
-        """The remote of a store that stands within this one's."""
-        return Remote("/".join((self.url, *names)), self.retry, self.timeout_s)
+        """The remote of a store in a directory of this one's. It is cancelled with this one."""
+        remote = Remote("/".join((self.url, *names)), self.retry, self.timeout_s)
+        remote._cancelled = self._cancelled
+        return remote
+
+    def cancel(self) -> None:
+        """Give up: no request is sent any more. One that was sent is not tried again, and no pause is waited for."""
+        self._cancelled.set()
 
     def read(self, key: str, start: int, end: int, at_most: bool = False) -> bytes | None:
         """Bytes [start, end) of an object; None if there is no such object.
 
-        With `at_most` an object may end before, and all of it is given where the server takes no ranges.
+        With `at_most` an object may end before `end`, and a server that ignores ranges returns all of it.
 
         Raises:
-            RemoteError: it cannot be had, whatever was tried.
+            RemoteError: all attempts failed.
         """
 
         def request() -> bytes:
@@ -93,7 +101,7 @@ class Remote:
         return self._attempt(key, lambda: int(self._files.info(self._path(key))["size"]))
 
     def require_writable(self) -> None:
-        """Raises StoreError for what can only be read."""
+        """Raises StoreError if it can only be read."""
         if self._protocol in _READ_ONLY:
             raise StoreError(f"{self}: is read-only ({self._protocol}); push to the directory or bucket that it serves")
 
@@ -121,29 +129,31 @@ class Remote:
             self._files.put_file(os.fspath(path), temp)
             self._files.mv(temp, target)
         except BaseException:
-            with suppress(Exception):  # what went wrong is told already
+            with suppress(Exception):  # the first error is raised
                 self._files.rm_file(temp)
             raise
         return True
 
     def _attempt(self, key: str, request: Callable[[], T]) -> T | None:
-        """What a request gives, which is tried again after what may pass; None if nothing is there."""
+        """What a request returns, tried again after temporary problems; None if there is no such object."""
         self._require_up(key)
         for failures in range(1, self.retry.attempts + 1):
+            if self._cancelled.is_set():
+                raise RemoteError(f"{self.name(key)}: was given up", key)
             try:
                 return request()
             except FileNotFoundError as error:
                 if not isinstance(error.__cause__, Exception) or _status(error.__cause__) == 404:
                     return None
-                problem: Exception = error.__cause__  # fsspec's http says so of whatever went wrong
+                problem: Exception = error.__cause__  # fsspec's http raises it for any problem
             except InputError:
                 raise
             except Exception as error:  # whatever a file system raises
                 problem = error
-            if not _may_pass(problem) or STOP.is_set():
+            if not _is_temporary(problem):
                 break
             if failures < self.retry.attempts:
-                self.retry.pause(failures)
+                self._cancelled.wait(self.retry.pause_s(failures))
         raise self._failed(key, problem, failures) from problem
 
     def _failed(self, key: str, problem: Exception, failures: int) -> RemoteError:
@@ -167,16 +177,16 @@ class Remote:
         return f"{self._root}/{_relative(key)}"
 
     @cached_property
-    def _opened(self) -> tuple[Any, str]:
+    def _file_system(self) -> tuple[Any, str]:
         return _open_file_system(self.url, self.timeout_s)
 
     @property
     def _files(self) -> Any:
-        return self._opened[0]
+        return self._file_system[0]
 
     @property
     def _root(self) -> str:
-        return self._opened[1].rstrip("/")
+        return self._file_system[1].rstrip("/")
 
     @property
     def _protocol(self) -> str:
@@ -193,20 +203,20 @@ def _relative(key: str) -> str:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status that an error tells, if it is one."""
+    """The HTTP status of an error, if it has one."""
     status = getattr(error, "status", None)
     return status if isinstance(status, int) else None
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_temporary(error: Exception) -> bool:
     status = _status(error)
     if status is not None:
-        return status >= 500 or status in _PASSING
+        return status >= 500 or status in _TEMPORARY
     return not isinstance(error, PermissionError | NotImplementedError | TypeError | ValueError | IsADirectoryError)
 
 
 def _why(error: Exception) -> str:
-    """In one line."""
+    """The reason of an error, in one line."""
     status = _status(error)
     if status is not None:
         return f"{status} {getattr(error, 'message', '')}".strip()
@@ -230,7 +240,7 @@ def _open_file_system(url: str, timeout_s: float) -> tuple[Any, str]:
 
     protocol = fsspec.core.split_protocol(url)[0] or "file"
     try:
-        opened, root = fsspec.core.url_to_fs(url, **_options(protocol, timeout_s))
+        files, root = fsspec.core.url_to_fs(url, **_options(protocol, timeout_s))
     except ImportError as error:
         package = str(known_implementations[protocol]["class"]).split(".")[0]
         remedy = f"pip install {package}" if package != "fsspec" else str(error)
@@ -242,19 +252,19 @@ def _open_file_system(url: str, timeout_s: float) -> tuple[Any, str]:
         raise InputError(
             f"remote {name}: cannot be opened ({error}); name a directory, or a URL of fsspec's"
         ) from error
-    return opened, str(root)
+    return files, str(root)
 
 
 def _options(protocol: str, timeout_s: float) -> dict[str, Any]:
-    """What a file system is opened with, beside what the user's configuration of fsspec says."""
+    """The options for opening a file system, besides those in the user's configuration of fsspec."""
     if protocol not in ("http", "https"):
         return {}
     import aiohttp
     from fsspec.config import conf
 
-    own = conf.get(protocol, {})
+    configured = conf.get(protocol, {})
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, timeout_s), sock_read=timeout_s)
     return {
-        "timeout": own.get("timeout", timeout),
-        "headers": {"Accept-Encoding": "identity", **own.get("headers", {})},
+        "timeout": configured.get("timeout", timeout),
+        "headers": {"Accept-Encoding": "identity", **configured.get("headers", {})},
     }

@@ -1,4 +1,4 @@
-"""What is sent to a remote, and fetched from it by name."""
+"""Push and pull: objects sent to a store's remote, and fetched from it by name."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class Transferred:
 
 
 def push(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lambda: None) -> Transferred:
-    """Send objects to the store's remote. Every object is checked before; one that is there in the same size stays.
+    """Send objects to the store's remote. Every object is checked first; one that is there in the same size stays.
 
     Raises:
         InputError: the store has no remote.
         PicError: an object is missing or damaged, or the remote cannot be written; those before it are sent.
     """
-    remote, sent, present, num_bytes = _remote(store), list[str](), list[str](), 0
+    remote, sent, present, num_bytes = _require_remote(store), list[str](), list[str](), 0
     remote.require_writable()
     for key in dict.fromkeys(keys):
-        with store.look_here(key) as found:
-            found.verify()
-            size = found.num_bytes
+        with store.peek_local(key) as file:
+            file.verify()
+            size = file.num_bytes
         if remote.size(key) == size:
             present.append(key)
         else:
             remote.write(key, store.path(key))
-            if (there := remote.size(key)) != size:
-                raise StoreError(f"{remote.name(key)}: has {there} bytes after {size} were sent; push it again")
+            if (remote_size := remote.size(key)) != size:
+                raise StoreError(f"{remote.name(key)}: has {remote_size} bytes after {size} were sent; push it again")
             sent.append(key)
             num_bytes += size
         on_object()
@@ -46,22 +46,21 @@ def push(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lamb
 
 
 def pull(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lambda: None) -> Transferred:
-    """Fetch objects, named by whole keys, from the store's remote. One that is here and whole stays.
+    """Fetch objects, named by whole keys, from the store's remote. An intact one that is here already stays.
 
     Raises:
         InputError: the store has no remote, or an abbreviated key.
         PicError: an object that the remote has not (or not whole), or a damaged one here; those before it are here.
     """
-    remote, fetched, present, num_bytes = _remote(store), list[str](), list[str](), 0
+    remote, fetched, present, num_bytes = _require_remote(store), list[str](), list[str](), 0
     if abbreviated := [key for key in keys if not is_key(key)]:
         raise InputError(f"{abbreviated[0]}: give the whole key (64 hex digits); a remote cannot be searched")
-    wanted = list(dict.fromkeys(keys))
-    for key in wanted:
+    for key in dict.fromkeys(keys):
         if store.path(key).exists():
-            with store.look_here(key) as found:
-                found.verify()
+            with store.peek_local(key) as file:
+                file.verify()
             present.append(key)
-        elif store.bring(key):
+        elif store.fetch(key):
             fetched.append(key)
             num_bytes += store.path(key).stat().st_size
         else:
@@ -70,7 +69,7 @@ def pull(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lamb
     return Transferred(tuple(fetched), num_bytes, tuple(present))
 
 
-def _remote(store: Store) -> Remote:
+def _require_remote(store: Store) -> Remote:
     if store.remote is None:
         raise InputError("no remote is set; name one with --remote, PIC_REMOTE, or remote in pic.yaml")
     return store.remote

@@ -1,123 +1,80 @@
-"""The life of objects: what is collected, expired, pinned; and what the store holds in all.
-
-Reading every object of a store and checking it; and taking out what is damaged.
-"""
+"""Upkeep of a store: garbage collection, expiry, pins, statistics, and verification with repair."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pictool.errors import ForeignObjectError, ObjectError, PicError, StoreError, UnreadableObjectError
-from pictool.store import eviction as space
+from pictool.store import eviction
 from pictool.store.entries import Entry, entries, litter_candidates
-from pictool.store.eviction import Amount
+from pictool.store.eviction import Tally
 from pictool.store.files import locked, remove_litter
 from pictool.store.format import ObjectFile
-from pictool.store.index import FILE as INDEX
+from pictool.store.index import INDEX_FILE
 from pictool.store.store import Store
 from pictool.store.usage import Counts, forget_hits, read_counts
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What a gc removed: temp files that killed writers left, and objects over the size; and what stays."""
+    """What a gc removed: temp files of killed writers, and evicted objects; `num_bytes` are those of the others."""
 
-    litter: Amount
-    evicted: Amount
+    litter: Tally
+    evicted: Tally
     num_bytes: int
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a store holds, and how it was used. `chains` are the blocks of prefix chains among the objects."""
-
-    objects: int
-    num_bytes: int
-    max_bytes: int | None
-    pinned: int
-    damaged: int
-    chains: Amount
-    by_model: dict[str, Amount]
-    by_codec: dict[str, Amount]
-    counts: Counts
 
 
 def gc(store: Store, max_bytes: int | None = None) -> Collected:
-    """Remove the litter of killed writers, and evict what was used least recently until `max_bytes` are left.
+    """Remove temp files of killed writers, and evict the least recently used objects down to `max_bytes`.
 
     Raises:
         StoreError: the store cannot be written.
     """
     max_bytes = store.max_bytes if max_bytes is None else max_bytes
     try:
-        removed = [size for path in litter_candidates(store.root) if (size := remove_litter(path)) is not None]
-        used, evicted = space.collect_space(store.root, max_bytes)
+        litter = [size for path in litter_candidates(store.root) if (size := remove_litter(path)) is not None]
+        num_bytes, evicted = eviction.shrink(store.root, max_bytes)
     except OSError as error:
         raise _cannot_change(store, error) from error
     store.counters.add(Counts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
     forget_hits(store.root, store.keys)
-    return Collected(Amount(len(removed), sum(removed)), evicted, used)
+    return Collected(Tally(len(litter), sum(litter)), evicted, num_bytes)
 
 
-def expire(store: Store, keys: Sequence[str], force: bool = False) -> Amount:
+def expire(store: Store, keys: Sequence[str], force: bool = False) -> Tally:
     """Remove these objects (EPIC appendix B, `expire_cache`).
 
     Raises:
-        StoreError: one is not there, or is pinned and `force` is not given; nothing was removed then.
+        StoreError: one is not there, or is pinned and `force` is not set; nothing was removed then.
     """
-    found = [_entry(store, key) for key in dict.fromkeys(keys)]
-    kept = space.pinned(store.root)
-    if not force and (pinned := [entry.key for entry in found if entry.key in kept]):
+    objects = [_entry(store, key) for key in dict.fromkeys(keys)]
+    pins = eviction.pinned(store.root)
+    pinned = [entry.key for entry in objects if entry.key in pins]
+    if pinned and not force:
         raise StoreError(f"{pinned[0][:12]}: is pinned, and stays; unpin it first, or use --force")
-    removed = _remove(store, found)
-    for entry in found:
-        if entry.key in kept:
-            space.unpin(store.root, entry.key)
+    removed = _remove(store, objects)
+    for key in pinned:
+        eviction.unpin(store.root, key)
     return removed
 
 
-def expire_older(store: Store, seconds: float) -> Amount:
-    """Remove what was not used for so long, but for what is pinned. What a wrong clock used in the future stays."""
-    limit, kept = time.time_ns() - int(seconds * 1e9), space.pinned(store.root)
-    return _remove(store, [one for one in entries(store.root) if one.used_ns < limit and one.key not in kept])
+def expire_older(store: Store, seconds: float) -> Tally:
+    """Remove unpinned objects that were not used for so long. One that a wrong clock used in the future stays."""
+    limit, pins = time.time_ns() - int(seconds * 1e9), eviction.pinned(store.root)
+    return _remove(store, [entry for entry in entries(store.root) if entry.used_ns < limit and entry.key not in pins])
 
 
 def pin(store: Store, key: str) -> None:
     """Keep an object that is there from being evicted or expired."""
-    space.pin(store.root, _entry(store, key).key)
+    eviction.pin(store.root, _entry(store, key).key)
 
 
 def unpin(store: Store, key: str) -> None:
-    space.unpin(store.root, key)
-
-
-def usage(store: Store) -> Usage:
-    """Count what the store holds, by model and by codec, and how it was used."""
-    store.counters.flush()
-    found = list(store.objects(chains=True))
-    blocks = [one.num_bytes for one in found if one.is_block]
-    whole = [(one.meta, one.num_bytes) for one in found if one.meta is not None]
-    return Usage(
-        objects=len(found),
-        num_bytes=sum(one.num_bytes for one in found),
-        max_bytes=store.max_bytes,
-        pinned=len(space.pinned(store.root)),
-        damaged=len(found) - len(whole),
-        chains=Amount(len(blocks), sum(blocks)),
-        by_model=_grouped([(meta.target.model, size) for meta, size in whole]),
-        by_codec=_grouped([(meta.codec, size) for meta, size in whole]),
-        counts=read_counts(store.root / "stats"),
-    )
-
-
-def _grouped(sizes: list[tuple[str, int]]) -> dict[str, Amount]:
-    counts, total = Counter(name for name, _ in sizes), Counter[str]()
-    for name, size in sizes:
-        total[name] += size
-    return {name: Amount(counts[name], total[name]) for name in sorted(counts)}
+    """Let an object be evicted and expired again."""
+    eviction.unpin(store.root, key)
 
 
 def _entry(store: Store, key: str) -> Entry:
@@ -127,11 +84,11 @@ def _entry(store: Store, key: str) -> Entry:
     return entry
 
 
-def _remove(store: Store, found: list[Entry]) -> Amount:
-    if not found:
-        return Amount()
+def _remove(store: Store, objects: list[Entry]) -> Tally:
+    if not objects:
+        return Tally()
     try:
-        return space.remove_all(store.root, found)
+        return eviction.remove_all(store.root, objects)
     except OSError as error:
         raise _cannot_change(store, error) from error
 
@@ -141,8 +98,50 @@ def _cannot_change(store: Store, error: OSError) -> StoreError:
 
 
 @dataclass(frozen=True)
+class StoreStats:
+    """What a store holds, and how it was used. `chains` are the blocks of prefix chains among the objects."""
+
+    objects: int
+    num_bytes: int
+    max_bytes: int | None
+    pinned: int
+    damaged: int
+    chains: Tally
+    by_model: dict[str, Tally]
+    by_codec: dict[str, Tally]
+    counts: Counts
+
+
+def stats(store: Store) -> StoreStats:
+    """Count what the store holds, by model and by codec, and how it was used."""
+    store.counters.flush()
+    objects = list(store.objects(chains=True))
+    blocks = [stored.num_bytes for stored in objects if stored.is_block]
+    readable = [(stored.meta, stored.num_bytes) for stored in objects if stored.meta is not None]
+    return StoreStats(
+        objects=len(objects),
+        num_bytes=sum(stored.num_bytes for stored in objects),
+        max_bytes=store.max_bytes,
+        pinned=len(eviction.pinned(store.root)),
+        damaged=len(objects) - len(readable),
+        chains=Tally(len(blocks), sum(blocks)),
+        by_model=_tally_by((meta.target.model, size) for meta, size in readable),
+        by_codec=_tally_by((meta.codec, size) for meta, size in readable),
+        counts=read_counts(store.root / "stats"),
+    )
+
+
+def _tally_by(sizes: Iterable[tuple[str, int]]) -> dict[str, Tally]:
+    """From (name, bytes) of each object to a tally for each name, sorted by name."""
+    tallies: dict[str, Tally] = defaultdict(Tally)
+    for name, size in sizes:
+        tallies[name] += Tally(1, size)
+    return dict(sorted(tallies.items()))
+
+
+@dataclass(frozen=True)
 class Verified:
-    """What was read; `problems` by key, those that `repaired` names are gone."""
+    """What was read. `problems` are by key; the objects in `repaired` are gone, or have the name that is theirs."""
 
     objects: int
     num_bytes: int
@@ -153,9 +152,9 @@ class Verified:
 def verify(store: Store, repair: bool = False, on_object: Callable[[Entry], None] | None = None) -> Verified:
     """Read and check every object.
 
-    `repair` removes what is damaged, so that it is compiled again when it is next wanted. An object under another
-    one's name gets its own. What cannot be read for another reason (permission, a version of format that is not
-    known) stays, and remains a problem.
+    `repair` removes damaged objects, so that they are compiled again when they are next needed. An object under the
+    name of another gets its own. One that cannot be read for another reason (permission, an unknown version of the
+    format) stays, and remains a problem.
 
     Raises:
         StoreError: a damaged object cannot be removed.
@@ -171,35 +170,27 @@ def verify(store: Store, repair: bool = False, on_object: Callable[[Entry], None
             on_object(entry)
     repaired = tuple(key for key in problems if repair and take_out(store, key))
     if repaired:
-        (store.root / INDEX).unlink(missing_ok=True)
+        (store.root / INDEX_FILE).unlink(missing_ok=True)
     return Verified(count, num_bytes, problems, repaired)
 
 
-def _problem(store: Store, key: str) -> PicError | None:
-    try:
-        with store.look_here(key) as found:
-            found.verify()
-    except PicError as error:
-        return error
-    return None
-
-
 def take_out(store: Store, key: str) -> bool:
-    """Take a damaged object out, if it still is damaged now that nobody else changes anything.
+    """Take a damaged object out; False if, under the store's lock, it is not damaged (any more).
 
     Raises:
         StoreError: it cannot be removed.
     """
     path = store.path(key)
     try:
-        with locked(store.root / space.LOCK) as fd:
+        with locked(store.root / eviction.LOCK) as fd:
             problem = _problem(store, key)
             if not isinstance(problem, ObjectError) or isinstance(problem, UnreadableObjectError | ForeignObjectError):
                 return False
-            space.forget_count(fd)
-            if (own := _whole_under_own_name(store, key)) is not None and not store.path(own).exists():
-                store.path(own).parent.mkdir(exist_ok=True)
-                path.rename(store.path(own))
+            eviction.forget_total(fd)
+            own_key = _key_if_intact(store, key)
+            if own_key is not None and not store.path(own_key).exists():
+                store.path(own_key).parent.mkdir(exist_ok=True)
+                path.rename(store.path(own_key))
             else:
                 path.unlink()
     except OSError as error:
@@ -207,11 +198,20 @@ def take_out(store: Store, key: str) -> bool:
     return True
 
 
-def _whole_under_own_name(store: Store, key: str) -> str | None:
-    """The key of a whole object that stands under this one's name."""
+def _problem(store: Store, key: str) -> PicError | None:
     try:
-        with ObjectFile(store.path(key)) as found:
-            found.verify()
-            return found.meta.key
+        with store.peek_local(key) as file:
+            file.verify()
+    except PicError as error:
+        return error
+    return None
+
+
+def _key_if_intact(store: Store, key: str) -> str | None:
+    """The own key of the object in this file; None if it is damaged."""
+    try:
+        with ObjectFile(store.path(key)) as file:
+            file.verify()
+            return file.meta.key
     except ObjectError:
         return None

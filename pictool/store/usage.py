@@ -1,13 +1,12 @@
-"""How often each object was a hit: counted in each process, added to one sqlite file now and then (counters.py).
+"""Counts of use: how often a store had what was requested of it (hits, misses, …), and the hits of each object.
 
-A hit adds to a map in memory; nobody waits on it for a file. What is being written when a process is killed is written
-whole or not at all. A damaged file is begun anew; a power failure may cost counts, and never an object.
+    .pic/stats/00 … 15       the counts of all processes: 7 numbers (u64, little endian) a file, one file a process
+    .pic/hits.sqlite3        the hits of each object
 
-How often a store had what was asked for. Counted in each process, added to one of 16 files now and then; and how
-often each object was a hit (hits.py).
-
-No two processes meet often at one file, and none waits for another on a hit. A process that is killed takes its last
-second of counts along; in a store that cannot be written nothing is counted.
+Each process counts in memory and adds to the files about once a second, and when it ends. So a hit waits for no file,
+and few processes meet at one. A process that is killed takes its last second of counts along; what it is just writing
+is written whole or not at all. In a store that cannot be written nothing is counted. A damaged file is replaced by an
+empty one; a power failure may cost counts, and never an object.
 """
 
 from __future__ import annotations
@@ -25,79 +24,18 @@ from pathlib import Path
 
 from pictool.store.files import locked
 
-FILE = "hits.sqlite3"
+HITS_FILE = "hits.sqlite3"
+_NUM_FILES = 16
+_FLUSH_S = 1.0
+# How long to wait for another process that writes hits: to add now and then, to add at the end, to read.
+_ADD_WAIT_S, _LAST_ADD_WAIT_S, _READ_WAIT_S = 0.02, 2.0, 2.0
 _SCHEMA = "CREATE TABLE IF NOT EXISTS hits (key TEXT PRIMARY KEY, count INT NOT NULL) WITHOUT ROWID"
 _ADD = "INSERT INTO hits VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET count = count + excluded.count"
-_READ_WAIT_S = 2.0
-
-
-def add_hits(root: Path, hits: Mapping[str, int], wait_s: float) -> bool:
-    """Add to the counts of objects; False if another process held the file for `wait_s`: to be done later then.
-
-    In a store that cannot be written nothing is counted, which is True: later will not be better.
-    """
-    path = root / FILE
-    try:
-        _write(path, hits, wait_s)
-    except sqlite3.OperationalError as error:
-        return error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY
-    except sqlite3.DatabaseError:  # damaged
-        with suppress(OSError, sqlite3.Error):
-            path.unlink(missing_ok=True)
-            _write(path, hits, wait_s)
-    return True
-
-
-def _write(path: Path, hits: Mapping[str, int], wait_s: float) -> None:
-    with closing(sqlite3.connect(path, timeout=wait_s, isolation_level=None)) as db:
-        db.execute("PRAGMA synchronous = OFF")
-        db.execute("BEGIN IMMEDIATE")
-        db.execute(_SCHEMA)
-        db.executemany(_ADD, hits.items())
-        db.execute("COMMIT")
-
-
-def read_hits(root: Path) -> dict[str, int] | None:
-    """Hits by key, of what all processes have written; None if that cannot be read.
-
-    What a killed process had begun to write is rolled back first, which takes the right to write.
-    """
-    path = root / FILE
-    if not path.exists():
-        return {}
-    for mode in ("rw", "ro"):
-        with suppress(sqlite3.Error), closing(_open(path, mode)) as db:
-            return {str(key): int(count) for key, count in db.execute("SELECT key, count FROM hits")}
-    return None
-
-
-def _open(path: Path, mode: str) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=_READ_WAIT_S)
-
-
-def forget_hits(root: Path, keys: Callable[[], Iterable[str]]) -> None:
-    """Drop the counts of objects that are not among `keys`, which are listed after the counts were read."""
-    hits = read_hits(root)
-    if hits and (gone := [(key,) for key in hits.keys() - set(keys())]):
-        with suppress(sqlite3.Error), closing(sqlite3.connect(root / FILE, timeout=_READ_WAIT_S)) as db, db:
-            db.executemany("DELETE FROM hits WHERE key = ?", gone)
-
-
-def hits_stamp(root: Path) -> int:
-    """Changes whenever hits were added: when the file was changed, in nanoseconds; 0 if there is none."""
-    with suppress(OSError):
-        return (root / FILE).stat().st_mtime_ns
-    return 0
-
-
-_FILES = 16
-_FLUSH_S = 1.0
-_HITS_WAIT_S, _LAST_WAIT_S = 0.02, 2.0  # for another process that adds hits: now and then, and at the end
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Since the store was made: objects asked for that it had, and had not; written; evicted; and their bytes."""
+    """Since the store was created: objects requested that it had, and had not; written; evicted; and their bytes."""
 
     hits: int = 0
     misses: int = 0
@@ -112,18 +50,11 @@ class Counts:
 
     @property
     def hit_rate(self) -> float | None:
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else None
+        requests = self.hits + self.misses
+        return self.hits / requests if requests else None
 
     def report(self) -> dict[str, int | float | None]:
         return asdict(self) | {"hit_rate": self.hit_rate}
-
-
-_FORMAT = struct.Struct(f"<{len(fields(Counts))}Q")
-
-
-def _values(counts: Counts) -> list[int]:
-    return [getattr(counts, field.name) for field in fields(Counts)]
 
 
 class Counters:
@@ -131,17 +62,19 @@ class Counters:
 
     def __init__(self, directory: Path) -> None:
         self._pending = _Pending(directory)
-        weakref.finalize(self, self._pending.flush, _LAST_WAIT_S)
+        weakref.finalize(self, self._pending.flush, _LAST_ADD_WAIT_S)
 
     def add(self, counts: Counts, hit: str | None = None) -> None:
-        """Count; `hit` is the key of the object that was one."""
+        """Count; `hit` is the key of the object that was hit."""
         self._pending.add(counts, hit)
 
     def flush(self) -> None:
-        self._pending.flush(_LAST_WAIT_S)
+        self._pending.flush(_LAST_ADD_WAIT_S)
 
 
 class _Pending:
+    """The counts themselves, apart from `Counters` so that they can be written after it was garbage-collected."""
+
     def __init__(self, directory: Path) -> None:
         self._directory, self._lock = directory, threading.Lock()
         self._counts, self._since, self._process = Counts(), 0.0, os.getpid()
@@ -158,7 +91,7 @@ class _Pending:
                 self._hits[hit] = self._hits.get(hit, 0) + 1
             is_due = time.monotonic() - self._since > _FLUSH_S
         if is_due:
-            self.flush(_HITS_WAIT_S)
+            self.flush(_ADD_WAIT_S)
 
     def flush(self, wait_s: float) -> None:
         with self._lock:
@@ -168,24 +101,23 @@ class _Pending:
                 return
         with suppress(OSError):
             self._directory.mkdir(exist_ok=True)
-            with locked(self._directory / f"{os.getpid() % _FILES:02d}") as fd:
-                os.pwrite(fd, _FORMAT.pack(*_values(_unpack(os.pread(fd, _FORMAT.size, 0)) + counts)), 0)
+            with locked(self._directory / f"{os.getpid() % _NUM_FILES:02d}") as fd:
+                os.pwrite(fd, _pack(_unpack(os.pread(fd, _FORMAT.size, 0)) + counts), 0)
         if hits and not add_hits(self._directory.parent, hits, wait_s):
-            self._keep(hits)
+            self._return(hits)
 
-    def _keep(self, hits: dict[str, int]) -> None:
-        """For the next time, which comes with the next count."""
+    def _return(self, hits: Mapping[str, int]) -> None:
+        """Hits that could not be added: they are added with the next counts."""
         with self._lock:
             for key, count in hits.items():
                 self._hits[key] = self._hits.get(key, 0) + count
 
 
-def _unpack(data: bytes) -> Counts:
-    return Counts(*_FORMAT.unpack(data)) if len(data) == _FORMAT.size else Counts()
+_FORMAT = struct.Struct(f"<{len(fields(Counts))}Q")
 
 
 def read_counts(directory: Path) -> Counts:
-    """What all processes have written."""
+    """The counts that all processes have written."""
     total = Counts()
     with suppress(FileNotFoundError, NotADirectoryError):
         for path in directory.iterdir():
@@ -197,3 +129,77 @@ def reset_counts(directory: Path) -> None:
     with suppress(FileNotFoundError, NotADirectoryError):
         for path in directory.iterdir():
             path.unlink(missing_ok=True)
+
+
+def _values(counts: Counts) -> list[int]:
+    return [getattr(counts, field.name) for field in fields(Counts)]
+
+
+def _pack(counts: Counts) -> bytes:
+    return _FORMAT.pack(*_values(counts))
+
+
+def _unpack(data: bytes) -> Counts:
+    return Counts(*_FORMAT.unpack(data)) if len(data) == _FORMAT.size else Counts()
+
+
+# The hits of each object
+
+
+def add_hits(root: Path, hits: Mapping[str, int], wait_s: float) -> bool:
+    """Add to the hits of objects; False if another process held the file for `wait_s`: try again later.
+
+    In a store that cannot be written nothing is counted, which is True: to try again would not help.
+    """
+    path = root / HITS_FILE
+    try:
+        _write_hits(path, hits, wait_s)
+    except sqlite3.OperationalError as error:
+        return error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY
+    except sqlite3.DatabaseError:  # damaged
+        with suppress(OSError, sqlite3.Error):
+            path.unlink(missing_ok=True)
+            _write_hits(path, hits, wait_s)
+    return True
+
+
+def _write_hits(path: Path, hits: Mapping[str, int], wait_s: float) -> None:
+    with closing(sqlite3.connect(path, timeout=wait_s, isolation_level=None)) as db:
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute(_SCHEMA)
+        db.executemany(_ADD, hits.items())
+        db.execute("COMMIT")
+
+
+def read_hits(root: Path) -> dict[str, int] | None:
+    """The hits that all processes have written, by key; None if they cannot be read.
+
+    An unfinished write of a killed process is rolled back first, which needs permission to write.
+    """
+    path = root / HITS_FILE
+    if not path.exists():
+        return {}
+    for mode in ("rw", "ro"):
+        with suppress(sqlite3.Error), closing(_connect(path, mode)) as db:
+            return {str(key): int(count) for key, count in db.execute("SELECT key, count FROM hits")}
+    return None
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=_READ_WAIT_S)
+
+
+def forget_hits(root: Path, keys: Callable[[], Iterable[str]]) -> None:
+    """Drop the hits of objects that are not among `keys`, which is called after the hits were read."""
+    hits = read_hits(root)
+    if hits and (removed := [(key,) for key in hits.keys() - set(keys())]):
+        with suppress(sqlite3.Error), closing(sqlite3.connect(root / HITS_FILE, timeout=_READ_WAIT_S)) as db, db:
+            db.executemany("DELETE FROM hits WHERE key = ?", removed)
+
+
+def hits_stamp(root: Path) -> int:
+    """A number that changes whenever hits were added: when the file was changed, in nanoseconds; 0 without a file."""
+    with suppress(OSError):
+        return (root / HITS_FILE).stat().st_mtime_ns
+    return 0

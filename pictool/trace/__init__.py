@@ -1,1 +1,1 @@
-"""What the papers measure, as pure functions of images and scores that return frozen dataclasses."""
+"""Traces of links: the file format, counts, comparison, and analysis by running the model again."""

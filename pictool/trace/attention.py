@@ -1,4 +1,4 @@
-"""What the tail and the generated tokens of a linked prompt attend to, per layer and head (EPIC fig. 4 and 7)."""
+"""Attention of the tail and the generated tokens of a linked prompt, per layer and head (EPIC fig. 4 and 7)."""
 
 from __future__ import annotations
 
@@ -17,31 +17,19 @@ if TYPE_CHECKING:
     from pictool.core import Layout
     from pictool.runtime.image import Image
 
-MOST_BYTES = 1 << 30  # of a map
+MAX_BYTES = 1 << 30  # of a map
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """Given tokens, decoded behind a prompt.
-
-    Attributes:
-        logits: float32 [tokens, vocab], those that each token was chosen by.
-        scores: of every token but the last, which no layer reads: float32 [layers, heads, n], its own n.
-    """
-
-    logits: NDArray[np.float32]
-    scores: tuple[NDArray[np.float32], ...]
-
-
-@dataclass(frozen=True)
 class AttentionMap:
-    """Attention of rows over a prompt.
+    """Attention of the last rows of a prompt over all its positions.
+
+    The rows are the tail's, then the generated tokens'; the columns are the positions of the prompt and of those.
 
     Attributes:
-        scores: QKᵀ as the softmax takes it, float32 [layers, heads, rows, columns]; -inf at what a row does not see.
-            The rows are the tail's, then the generated tokens'; columns are positions of the prompt and of those.
-        layers: which layers these are.
+        scores: float32 [layers, heads, rows, columns], QKᵀ before the softmax; -inf where a row does not attend.
+        layers: the layers that the map has.
         starts: of the head, each chunk and the tail.
         num_prompt: tokens of the prompt.
     """
@@ -53,7 +41,7 @@ class AttentionMap:
 
     @cached_property
     def weights(self) -> NDArray[np.float32]:
-        """Probabilities, like `scores`. Every row sums to 1, and is 0 at what it does not see."""
+        """Attention probabilities, shaped like `scores`. Every row sums to 1."""
         weights = self.scores - self.scores.max(-1, keepdims=True)
         np.exp(weights, out=weights)
         weights /= weights.sum(-1, keepdims=True)
@@ -61,12 +49,12 @@ class AttentionMap:
 
     @property
     def num_tail(self) -> int:
-        """How many of the rows, the first ones, are the tail's."""
+        """How many rows, the first ones, are the tail's."""
         return self.num_prompt - self.starts[-1]
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Where the rows stand, int64 [rows]."""
+        """The position of each row, int64 [rows]."""
         return self.starts[-1] + np.arange(self.scores.shape[2])
 
     @property
@@ -75,61 +63,66 @@ class AttentionMap:
         return tuple(pairwise(self.starts))
 
     def share(self, layer: int | None = None, head: int | None = None) -> Floats:
-        """Attention of one layer and head, or averaged over all; float64 [rows, columns], rows sum to 1.
+        """Return attention probabilities, averaged over the layers and heads that are not given.
+
+        float64 [rows, columns]; every row sums to 1.
 
         Raises:
-            InputError: a layer that the map does not have, or no such head.
+            InputError: a layer or head that the map does not have.
         """
-        return np.asarray(self._picked(self.weights, layer, head).mean((0, 1), dtype=np.float64))
+        return np.asarray(self._select(self.weights, layer, head).mean((0, 1), dtype=np.float64))
 
-    def scaled(self, layer: int | None = None, head: int | None = None) -> Floats:
-        """Scores scaled to [0, 1] from the least to the most that a row sees (EPIC fig. 4), then averaged over heads.
+    def minmax(self, layer: int | None = None, head: int | None = None) -> Floats:
+        """Return scores scaled to [0, 1] between the minimum and maximum of a row (EPIC fig. 4).
 
-        float64 [rows, columns]; nan at what a row does not see. Every row of a head is scaled on its own.
+        Every row of a head is scaled on its own, then the layers and heads that are not given are averaged.
+        float64 [rows, columns]; nan where a row does not attend.
+
+        Raises:
+            InputError: a layer or head that the map does not have.
         """
-        picked = self._picked(self.scores, layer, head).astype(np.float64)
-        is_seen = np.isfinite(picked)
-        low = np.where(is_seen, picked, np.inf).min(-1, keepdims=True)
-        width = np.where(is_seen, picked, -np.inf).max(-1, keepdims=True) - low
-        level = np.where(is_seen, picked - low, 0.0) / np.where(width > 0, width, 1.0)
-        count = is_seen.sum((0, 1))
-        return np.asarray(np.divide(level.sum((0, 1)), count, out=np.full(count.shape, np.nan), where=count > 0))
+        scores = self._select(self.scores, layer, head).astype(np.float64)
+        is_visible = np.isfinite(scores)
+        low = np.where(is_visible, scores, np.inf).min(-1, keepdims=True)
+        width = np.where(is_visible, scores, -np.inf).max(-1, keepdims=True) - low
+        scaled = np.where(is_visible, scores - low, 0.0) / np.where(width > 0, width, 1.0)
+        count = is_visible.sum((0, 1))
+        return np.asarray(np.divide(scaled.sum((0, 1)), count, out=np.full(count.shape, np.nan), where=count > 0))
 
-    def initial(self, first: int) -> Floats:
-        """What the first `first` tokens of the head and of every chunk draw of each row.
+    def initial_share(self, num_initial: int) -> Floats:
+        """Return the share of each row's attention that goes to the initial tokens of the head and of every chunk.
 
         float64 [layers, heads, rows, chunks + 1].
         """
-        ends = [min(start + first, end) for start, end in self.spans]
-        parts = [
-            self.weights[..., start:end].sum(-1, dtype=np.float64)
-            for (start, _), end in zip(self.spans, ends, strict=True)
+        shares = [
+            self.weights[..., start : min(start + num_initial, end)].sum(-1, dtype=np.float64)
+            for start, end in self.spans
         ]
-        return np.stack(parts, -1)
+        return np.stack(shares, -1)
 
-    def initial_if_even(self, first: int) -> Floats:
-        """The same for rows that attend to all that they see alike; float64 [rows, chunks + 1]."""
-        counts = np.asarray([min(first, end - start) for start, end in self.spans])
+    def uniform_initial_share(self, num_initial: int) -> Floats:
+        """Return what `initial_share` is for rows that attend uniformly; float64 [rows, chunks + 1]."""
+        counts = np.asarray([min(num_initial, end - start) for start, end in self.spans])
         return np.asarray(counts / (self.positions[:, None] + 1.0))
 
-    def by_offset(self, count: int) -> Floats:
-        """Mean attention to the j-th token of the chunks (without the head) that have one; float64 [layers, count].
+    def share_by_offset(self, num_offsets: int) -> Floats:
+        """Return the mean attention to the j-th token of a chunk (without the head); float64 [layers, num_offsets].
 
         nan where no chunk is as long.
         """
-        rows = self.weights.mean((1, 2), dtype=np.float64)  # [layers, columns]
-        found = np.full((len(self.layers), count), np.nan)
-        for offset in range(count):
+        by_column = self.weights.mean((1, 2), dtype=np.float64)  # [layers, columns]
+        shares = np.full((len(self.layers), num_offsets), np.nan)
+        for offset in range(num_offsets):
             columns = [start + offset for start, end in self.spans[1:] if start + offset < end]
             if columns:
-                found[:, offset] = rows[:, columns].mean(1)
-        return found
+                shares[:, offset] = by_column[:, columns].mean(1)
+        return shares
 
     def require(self, layer: int | None, head: int | None) -> None:
-        """Refuse a layer that the map does not have, and a head that the model does not have.
+        """Check that the map has a layer and a head.
 
         Raises:
-            InputError: names those that there are.
+            InputError: it does not; the message names those that it has.
         """
         num_heads = self.scores.shape[1]
         if layer is not None and layer not in self.layers:
@@ -137,57 +130,71 @@ class AttentionMap:
         if head is not None and not 0 <= head < num_heads:
             raise InputError(f"head {head}: the model has the heads 0 to {num_heads - 1}")
 
-    def _picked(self, of: NDArray[np.float32], layer: int | None, head: int | None) -> NDArray[np.float32]:
+    def _select(self, values: NDArray[np.float32], layer: int | None, head: int | None) -> NDArray[np.float32]:
         self.require(layer, head)
-        of_layer = of if layer is None else of[[self.layers.index(layer)]]
+        of_layer = values if layer is None else values[[self.layers.index(layer)]]
         return of_layer if head is None else of_layer[:, [head]]
 
 
-def decode_tokens(image: Image, tokens: Sequence[int], keep_scores: bool = True) -> Decoded:
-    """Decode given tokens behind a linked prompt, as they were generated. The image grows by all but the last.
+@dataclass(frozen=True)
+class DecodedTokens:
+    """Tokens that were decoded after a prompt by teacher forcing.
 
-    To be called before any other image of the model is made: dynamic RoPE remembers the longest prompt it saw.
+    Attributes:
+        logits: float32 [tokens, vocab], the logits that each token was chosen by.
+        scores: attention scores of every token but the last, which no layer reads: float32 [layers, heads, n] each,
+            where n grows by one from token to token.
     """
-    from pictool.runtime.observe import decode_observed
+
+    logits: NDArray[np.float32]
+    scores: tuple[NDArray[np.float32], ...]
+
+
+def decode_tokens(image: Image, tokens: Sequence[int], keep_scores: bool = True) -> DecodedTokens:
+    """Decode generated tokens again after a linked prompt (teacher forcing). The image grows by all but the last.
+
+    Call it before any other image of the model is made: dynamic RoPE remembers the longest prompt that it saw.
+    """
+    from pictool.runtime.activations import decode_with_scores
 
     assert image.logits is not None and image.num_tokens == image.layout.num_tokens
     logits, scores = [image.logits.cpu().numpy()], []
-    for behind, seen in decode_observed(image, tokens[:-1]):
-        logits.append(behind.cpu().numpy())
+    for next_logits, layer_scores in decode_with_scores(image, tokens[:-1]):
+        logits.append(next_logits.cpu().numpy())
         if keep_scores:
-            scores.append(np.stack([one.cpu().numpy() for one in seen]))
-    return Decoded(np.stack(logits), tuple(scores))
+            scores.append(np.stack([score.cpu().numpy() for score in layer_scores]))
+    return DecodedTokens(np.stack(logits), tuple(scores))
 
 
-def attention_map(image: Image, decoded: Decoded, layer: int | None = None) -> AttentionMap:
-    """The attention of an image's tail and of what was decoded behind it, at all layers or one.
+def attention_map(image: Image, decoded: DecodedTokens, layer: int | None = None) -> AttentionMap:
+    """Compute the attention of an image's tail and of the tokens decoded after it, at all layers or one.
 
     Raises:
         InputError: no such layer, or a map that is too large for memory.
     """
-    from pictool.runtime.observe import scores_of_rows
+    from pictool.runtime.activations import scores_of_rows
 
     layout, num_layers = image.layout, image.stack.num_layers
     if layer is not None and not 0 <= layer < num_layers:
         raise InputError(f"layer {layer}: the model has the layers 0 to {num_layers - 1}")
-    kept = tuple(range(num_layers)) if layer is None else (layer,)
+    layers = tuple(range(num_layers)) if layer is None else (layer,)
     scores: NDArray[np.float32] | None = None
-    for index, seen in enumerate(scores_of_rows(image, np.arange(*layout.tail))):
+    for index, tail_scores in enumerate(scores_of_rows(image, np.arange(*layout.tail))):
         if scores is None:
-            scores = _empty(len(kept), seen.shape[0], layout, len(decoded.scores))
-        if index in kept:
-            scores[kept.index(index), :, : seen.shape[1], : layout.num_tokens] = seen.cpu().numpy()
+            scores = _empty_scores(len(layers), tail_scores.shape[0], layout, len(decoded.scores))
+        if index in layers:
+            scores[layers.index(index), :, : tail_scores.shape[1], : layout.num_tokens] = tail_scores.cpu().numpy()
     assert scores is not None
-    for row, seen_by in enumerate(decoded.scores, layout.num_tokens - layout.num_context):
-        scores[:, :, row, : seen_by.shape[2]] = seen_by[list(kept)]
-    return AttentionMap(scores, kept, layout.starts, layout.num_tokens)
+    for row, token_scores in enumerate(decoded.scores, layout.num_tokens - layout.num_context):
+        scores[:, :, row, : token_scores.shape[2]] = token_scores[list(layers)]
+    return AttentionMap(scores, layers, layout.starts, layout.num_tokens)
 
 
-def _empty(num_layers: int, heads: int, layout: Layout, num_decoded: int) -> NDArray[np.float32]:
+def _empty_scores(num_layers: int, num_heads: int, layout: Layout, num_decoded: int) -> NDArray[np.float32]:
     rows, columns = layout.num_tokens - layout.num_context + num_decoded, layout.num_tokens + num_decoded
-    if 4 * num_layers * heads * rows * columns > MOST_BYTES:
+    if 4 * num_layers * num_heads * rows * columns > MAX_BYTES:
         raise InputError(
-            f"the attention of {rows} rows over {columns} tokens in {num_layers} layers of {heads} heads is more than "
-            f"{MOST_BYTES >> 30} GiB; choose one layer with --layer"
+            f"the attention of {rows} rows over {columns} tokens in {num_layers} layers of {num_heads} heads is more "
+            f"than {MAX_BYTES >> 30} GiB; choose one layer with --layer"
         )
-    return np.full((num_layers, heads, rows, columns), -np.inf, dtype=np.float32)
+    return np.full((num_layers, num_heads, rows, columns), -np.inf, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""What a trace says, counted: per chunk, per layer and per token. Needs no model and no torch."""
+"""Count what one trace says: computed tokens per part and layer, and probabilities of the first token. No torch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.trace.distributions import log_softmax
 from pictool.trace.format import Trace
 
 
 @dataclass(frozen=True)
-class PartCount:
-    """The head, a chunk or the tail: [start, end) of the prompt.
+class PartCounts:
+    """Counts of the head, of one chunk or of the tail, which is [start, end) of the prompt.
 
     Attributes:
         per_layer: int64 [layers], how many of its tokens were computed at each layer.
-        score: mean and highest of the policy's scores, or None if it has none.
+        score: mean and maximum of the policy's scores, or None if it has none.
     """
 
     source: str
@@ -29,7 +28,7 @@ class PartCount:
 
     @property
     def computed(self) -> float:
-        """Mean over the layers of the tokens that were computed."""
+        """Computed tokens, the mean over the layers."""
         return float(self.per_layer.mean())
 
     @property
@@ -38,7 +37,7 @@ class PartCount:
 
 
 @dataclass(frozen=True)
-class CandidateView:
+class CandidateProbability:
     """A candidate for the first token of the answer."""
 
     id: int
@@ -47,38 +46,46 @@ class CandidateView:
 
 
 @dataclass(frozen=True)
-class TraceView:
-    """A trace, counted.
+class TraceCounts:
+    """The counts of a trace.
 
     Attributes:
-        parts: the head, each chunk, the tail.
-        layers: int64 [layers], context rows that were computed at each layer.
-        depth: int64 [n], at how many layers a token was computed.
+        parts: of the head, each chunk and the tail.
+        rows_per_layer: int64 [layers], computed context tokens at each layer.
+        layers_per_token: int64 [n], at how many layers each token was computed.
         candidates: the likeliest first.
     """
 
-    parts: tuple[PartCount, ...]
-    layers: NDArray[np.int64]
-    depth: NDArray[np.int64]
-    candidates: tuple[CandidateView, ...]
+    parts: tuple[PartCounts, ...]
+    rows_per_layer: NDArray[np.int64]
+    layers_per_token: NDArray[np.int64]
+    candidates: tuple[CandidateProbability, ...]
 
 
-def view_of(trace: Trace) -> TraceView:
-    """Count what a trace says."""
+def count_rows(trace: Trace) -> TraceCounts:
+    """Count the computed rows of a trace per part, per layer and per token."""
     starts = [*trace.layout.starts, trace.layout.num_tokens]
-    parts = [_part(trace, source, *span) for source, span in zip(trace.sources, pairwise(starts), strict=True)]
+    parts = [_count_part(trace, source, *span) for source, span in zip(trace.sources, pairwise(starts), strict=True)]
     probabilities = np.exp(log_softmax(trace.logits))
-    return TraceView(
-        tuple(parts),
-        trace.rows[:, : trace.layout.num_context].sum(1),
-        trace.rows.sum(0),
-        tuple(CandidateView(one.id, one.text, float(probabilities[one.id])) for one in trace.top),
+    return TraceCounts(
+        parts=tuple(parts),
+        rows_per_layer=trace.rows[:, : trace.layout.num_context].sum(1),
+        layers_per_token=trace.rows.sum(0),
+        candidates=tuple(
+            CandidateProbability(token.id, token.text, float(probabilities[token.id])) for token in trace.top
+        ),
     )
 
 
-def _part(trace: Trace, source: str, start: int, end: int) -> PartCount:
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the log-probabilities of logits [vocab], in double precision."""
+    shifted = logits.astype(np.float64) - float(logits.max())
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+
+
+def _count_part(trace: Trace, source: str, start: int, end: int) -> PartCounts:
     score = None
     if trace.scores is not None and start < end:
-        of_part = trace.scores[start:end].astype(np.float64)
-        score = (float(of_part.mean()), float(of_part.max()))
-    return PartCount(source, start, end, trace.rows[:, start:end].sum(1), score)
+        part_scores = trace.scores[start:end].astype(np.float64)
+        score = (float(part_scores.mean()), float(part_scores.max()))
+    return PartCounts(source, start, end, trace.rows[:, start:end].sum(1), score)

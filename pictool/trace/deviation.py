@@ -1,6 +1,6 @@
-"""How far a linked prompt is from its full recompute: KV and attention deviation (CacheBlend §4, SpecCache §1).
+"""Deviation of a linked prompt from its full recompute (CacheBlend §4, SpecCache §1).
 
-A link against full recompute of the same prompt: per token and layer, and per generated token.
+Of KV and attention per token and layer, and of the probabilities of every generated token.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pictool.errors import InputError
-from pictool.trace.attention import Decoded
-from pictool.trace.distributions import divergence, log_softmax
+from pictool.trace.attention import DecodedTokens
+from pictool.trace.counts import log_softmax
+from pictool.trace.diff import kl_divergence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KVDeviation:
-    """How far each token's K and V are from those of full recompute, per layer. All are float32 [layers, n].
+    """Deviation of each token's K and V from full recompute, per layer. All are float32 [layers, n].
 
     Attributes:
-        key, value: L2 norm over KV heads and dims of the difference of K and of V (CacheBlend §4.1, fig. 7). Both keys
-            are rotated to the same position, so their distance does not depend on it.
+        key, value: the L2 norm over KV heads and dims of the difference of K and of V (CacheBlend §4.1, fig. 7). Both
+            keys are rotated to the same position, so their distance does not depend on it.
         cosine: cosine distance of the concatenated K and V, from 0 (same direction) to 2 (SpecCache §1, fig. 2).
     """
 
@@ -40,21 +41,21 @@ class KVDeviation:
 
     @property
     def both(self) -> NDArray[np.float32]:
-        """L2 norm of the difference of the concatenated K and V, float32 [layers, n]."""
+        """The L2 norm of the difference of the concatenated K and V, float32 [layers, n]."""
         return np.hypot(self.key, self.value)
 
 
 @dataclass(frozen=True)
 class AttentionDeviation:
-    """How far the tail's attention is from that of full recompute (CacheBlend §4.1, fig. 6).
+    """Deviation of the tail's attention from full recompute (CacheBlend §4.1, fig. 6).
 
     Attributes:
-        layers: float64 [layers]. Per layer, the Frobenius norm of the difference of the two matrices of attention
-            probabilities [tail rows, n] of one head, averaged over the heads. It grows with the root of the tail's
-            length, up to √(2 · tail rows): compare it between links of the same prompt.
-        tokens: float32 [layers, n]. The same of each token: the L2 norm of its column, averaged over the heads.
-        gained: float32 [layers, n]. The share of the tail's attention that a token draws more than under full recompute
-            (less, if negative), averaged over heads and rows. Every layer sums to 0.
+        layers: float64 [layers], the Frobenius norm of the difference of the two attention matrices [tail rows, n] of
+            a head, averaged over the heads. It grows with the root of the tail's length, up to √(2 · tail rows):
+            compare it between links of the same prompt.
+        tokens: float32 [layers, n], the L2 norm of each token's column of that difference, averaged over the heads.
+        gained: float32 [layers, n], the share of the tail's attention that a token draws more than under full
+            recompute (less, if negative), averaged over heads and rows. Every layer sums to 0.
     """
 
     layers: NDArray[np.float64]
@@ -63,16 +64,16 @@ class AttentionDeviation:
 
     @property
     def mean(self) -> float:
-        """Over the layers, as fig. 6 has it."""
+        """The mean over the layers, as in fig. 6."""
         return float(self.layers.mean())
 
 
 @dataclass(frozen=True)
 class NeighbourCorrelation:
-    """Whether the tokens that deviate at one layer do so at the next (CacheBlend §4.3, fig. 8).
+    """Correlation of the tokens' deviation between neighbouring layers (CacheBlend §4.3, fig. 8).
 
     Attributes:
-        layers: float64 [layers - 1]. Spearman's rank correlation, from -1 to 1, of the tokens' deviation at the layers
+        layers: float64 [layers - 1], Spearman's rank correlation, from -1 to 1, of the tokens' deviation at the layers
             i and i + 1; nan where it is not defined.
     """
 
@@ -80,127 +81,17 @@ class NeighbourCorrelation:
 
     @property
     def mean(self) -> float:
-        """Over the pairs of layers that have a correlation; nan if none has."""
+        """The mean over the pairs of layers that have a correlation; nan if none has."""
         defined = self.layers[~np.isnan(self.layers)]
         return float(defined.mean()) if len(defined) else float("nan")
 
 
-def kv_deviation(linked: Image, full: Image) -> KVDeviation:
-    """Compare the KV of a linked prompt with that of its full recompute. Tokens decoded since are left out.
-
-    A K,V of zero length has the cosine distance 0 from another such and 1 from any other.
-
-    Raises:
-        InputError: images of different prompts, or of models whose KV has another shape.
-    """
-    _require_same_prompt(linked, full)
-    layers = [_layer_deviation(linked, full, layer) for layer in range(linked.stack.num_layers)]
-    key, value, cosine = (np.stack([layer[i] for layer in layers]) for i in range(3))
-    return KVDeviation(key, value, cosine)
-
-
-def attention_deviation(linked: Image, full: Image) -> AttentionDeviation:
-    """Compare what the tail's rows attend to in a linked prompt and in its full recompute.
-
-    Raises:
-        InputError: images of different prompts, or of models whose KV has another shape.
-    """
-    from pictool.runtime.observe import attention_of_rows
-
-    _require_same_prompt(linked, full)
-    tail = np.arange(*linked.layout.tail)
-    norms, columns, gained = [], [], []
-    for ours, theirs in zip(attention_of_rows(linked, tail), attention_of_rows(full, tail), strict=True):
-        difference = ours - theirs  # [heads, tail rows, n]
-        norms.append(float(difference.norm(dim=(1, 2)).mean()))
-        columns.append(difference.norm(dim=1).mean(0).cpu().numpy())
-        gained.append(difference.mean((0, 1)).cpu().numpy())
-    return AttentionDeviation(np.asarray(norms), np.stack(columns), np.stack(gained))
-
-
-def neighbour_correlation(
-    deviation: NDArray[np.floating[Any]], span: tuple[int, int] | None = None
-) -> NeighbourCorrelation:
-    """Rank correlation of the tokens' deviation [layers, n] between neighbouring layers.
-
-    Layer 0 depends on no context: its deviation is the rounding of floats, and the first correlation says nothing.
-    Leave it out with `deviation[1:]`.
-
-    Args:
-        span: the tokens [start, end) that count (default: all): the context's, or those behind the first chunk.
-
-    Returns:
-        nan, without a warning, where a layer's deviations are all equal (also: fewer than two tokens) or not numbers.
-
-    Raises:
-        InputError: an array of another shape.
-    """
-    if deviation.ndim != 2:
-        raise InputError(f"deviations have shape {deviation.shape}: must be [layers, tokens]")
-    tokens = deviation[:, slice(*span)] if span else deviation
-    found = [_rank_correlation(upper, lower) for upper, lower in itertools.pairwise(tokens)]
-    return NeighbourCorrelation(np.asarray(found, dtype=np.float64))
-
-
-def _rank_correlation(a: NDArray[np.floating[Any]], b: NDArray[np.floating[Any]]) -> float:
-    from scipy.stats import ConstantInputWarning, spearmanr
-
-    if len(a) < 2:
-        return float("nan")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConstantInputWarning)
-        return float(spearmanr(a, b).statistic)
-
-
-def _layer_deviation(linked: Image, full: Image, layer: int) -> tuple[NDArray[np.float32], ...]:
-    """L2 norm of the difference of K, of V, and the cosine distance; float32 [n] each."""
-    import torch
-
-    key, value = _vectors(linked, layer)
-    full_key, full_value = _vectors(full, layer)
-    cosine = _cosine_distance(torch.cat([key, value], 1), torch.cat([full_key, full_value], 1))
-    found = (key - full_key).norm(dim=1), (value - full_value).norm(dim=1), cosine
-    return tuple(x.cpu().numpy() for x in found)
-
-
-def _vectors(image: Image, layer: int) -> tuple[Tensor, Tensor]:
-    """K and V of the prompt's tokens as one vector per token, float32 [n, kv_heads · head_dim]."""
-    end = image.layout.num_tokens
-    key, value = (x[0, :, :end].float().transpose(0, 1).flatten(1) for x in (image.key(layer), image.value(layer)))
-    return key, value
-
-
-def _cosine_distance(a: Tensor, b: Tensor) -> Tensor:
-    """1 - cos of the vectors [n, size], as half the squared chord: exactly 0 for equal ones, without cancellation."""
-    import torch
-
-    length_a, length_b = a.norm(dim=1), b.norm(dim=1)
-    smallest = torch.finfo(a.dtype).tiny
-    unit_a, unit_b = a / length_a.clamp_min(smallest)[:, None], b / length_b.clamp_min(smallest)[:, None]
-    distance = (unit_a - unit_b).square().sum(1) / 2
-    return torch.where((length_a == 0) ^ (length_b == 0), torch.ones_like(distance), distance.clamp_max(2))
-
-
-def _require_same_prompt(linked: Image, full: Image) -> None:
-    ours, theirs = linked.layout, full.layout
-    if not np.array_equal(ours.tokens, theirs.tokens):
-        raise InputError(
-            f"images of different prompts ({ours.num_tokens} and {theirs.num_tokens} tokens) cannot be compared; link "
-            "the same documents and query"
-        )
-    if linked.stack.geometry != full.stack.geometry:
-        raise InputError(
-            f"images of different models cannot be compared: their KV is {linked.stack.geometry} and "
-            f"{full.stack.geometry}"
-        )
-
-
 @dataclass(frozen=True)
-class GeneratedAgainst:
-    """One generated token, by the linked prompt and by its full recompute, with the same tokens before it.
+class GeneratedDeviation:
+    """One generated token under the link and under full recompute, with the same tokens before it.
 
     Attributes:
-        kl: KL(full ‖ linked) in nats. linked, full: the probabilities of the token.
+        kl: KL(full ‖ linked) in nats. linked, full: the probability of the token under each.
         choice: the token that full recompute finds likeliest here; choice_linked, choice_full: its probabilities.
     """
 
@@ -214,8 +105,8 @@ class GeneratedAgainst:
 
 
 @dataclass(frozen=True)
-class Against:
-    """How far a link is from full recompute.
+class DeviationFromFull:
+    """The deviation of a link from full recompute.
 
     Attributes:
         kv, attention: per layer and token.
@@ -226,23 +117,138 @@ class Against:
     kv: KVDeviation
     attention: AttentionDeviation
     correlation: NeighbourCorrelation
-    generated: tuple[GeneratedAgainst, ...]
+    generated: tuple[GeneratedDeviation, ...]
 
 
-def against_full(linked: Image, full: Image, decoded: Decoded, decoded_full: Decoded, tokens: Sequence[int]) -> Against:
-    """Compare a linked prompt and what was decoded from it with full recompute, given the same tokens.
+def deviation_from_full(
+    linked: Image, full: Image, decoded: DecodedTokens, decoded_full: DecodedTokens, tokens: Sequence[int]
+) -> DeviationFromFull:
+    """Compare a linked prompt and the tokens decoded after it with full recompute of the same prompt and tokens.
 
     Raises:
         InputError: images of different prompts or models.
     """
-    kv, attention = kv_deviation(linked, full), attention_deviation(linked, full)
-    correlation = neighbour_correlation(kv.both[1:], (linked.layout.head[1], linked.layout.num_context))
+    kv = kv_deviation(linked, full)
     pairs = zip(tokens, decoded.logits, decoded_full.logits, strict=True)
-    return Against(kv, attention, correlation, tuple(_generated(*pair) for pair in pairs))
+    return DeviationFromFull(
+        kv=kv,
+        attention=attention_deviation(linked, full),
+        correlation=neighbour_correlation(kv.both[1:], (linked.layout.head[1], linked.layout.num_context)),
+        generated=tuple(_generated_deviation(*pair) for pair in pairs),
+    )
 
 
-def _generated(token: int, linked: NDArray[np.float32], full: NDArray[np.float32]) -> GeneratedAgainst:
+def kv_deviation(linked: Image, full: Image) -> KVDeviation:
+    """Compare the KV of a linked prompt with that of its full recompute. Tokens decoded after it are left out.
+
+    Two K,V of zero length have the cosine distance 0; one of them has the distance 1 from any other K,V.
+
+    Raises:
+        InputError: images of different prompts, or of models whose KV has another shape.
+    """
+    _require_same_prompt(linked, full)
+    layers = [_layer_deviation(linked, full, layer) for layer in range(linked.stack.num_layers)]
+    key, value, cosine = (np.stack([layer[i] for layer in layers]) for i in range(3))
+    return KVDeviation(key, value, cosine)
+
+
+def attention_deviation(linked: Image, full: Image) -> AttentionDeviation:
+    """Compare the attention of the tail's rows in a linked prompt and in its full recompute.
+
+    Raises:
+        InputError: images of different prompts, or of models whose KV has another shape.
+    """
+    from pictool.runtime.activations import attention_of_rows
+
+    _require_same_prompt(linked, full)
+    tail = np.arange(*linked.layout.tail)
+    norms, columns, gained = [], [], []
+    for of_linked, of_full in zip(attention_of_rows(linked, tail), attention_of_rows(full, tail), strict=True):
+        difference = of_linked - of_full  # [heads, tail rows, n]
+        norms.append(float(difference.norm(dim=(1, 2)).mean()))
+        columns.append(difference.norm(dim=1).mean(0).cpu().numpy())
+        gained.append(difference.mean((0, 1)).cpu().numpy())
+    return AttentionDeviation(np.asarray(norms), np.stack(columns), np.stack(gained))
+
+
+def neighbour_correlation(
+    deviation: NDArray[np.floating[Any]], span: tuple[int, int] | None = None
+) -> NeighbourCorrelation:
+    """Compute the rank correlation of the tokens' deviation [layers, n] between neighbouring layers.
+
+    Layer 0 does not depend on context: its deviation is rounding alone, and so is the first correlation. Leave it out
+    with `deviation[1:]`. A correlation is nan, without a warning, where a layer's deviations are all equal (also: fewer
+    than two tokens) or not numbers.
+
+    Args:
+        span: the tokens [start, end) that count (default: all), as the context's or those after the first chunk.
+
+    Raises:
+        InputError: an array of another shape.
+    """
+    if deviation.ndim != 2:
+        raise InputError(f"deviations have shape {deviation.shape}: must be [layers, tokens]")
+    tokens = deviation[:, slice(*span)] if span else deviation
+    correlations = [_rank_correlation(upper, lower) for upper, lower in itertools.pairwise(tokens)]
+    return NeighbourCorrelation(np.asarray(correlations, dtype=np.float64))
+
+
+def _rank_correlation(a: NDArray[np.floating[Any]], b: NDArray[np.floating[Any]]) -> float:
+    from scipy.stats import ConstantInputWarning, spearmanr
+
+    if len(a) < 2:
+        return float("nan")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConstantInputWarning)
+        return float(spearmanr(a, b).statistic)
+
+
+def _layer_deviation(linked: Image, full: Image, layer: int) -> tuple[NDArray[np.float32], ...]:
+    """Return the L2 norm of the difference of K and of V, and the cosine distance; float32 [n] each."""
+    import torch
+
+    key, value = _vectors(linked, layer)
+    full_key, full_value = _vectors(full, layer)
+    cosine = _cosine_distance(torch.cat([key, value], 1), torch.cat([full_key, full_value], 1))
+    by_token = (key - full_key).norm(dim=1), (value - full_value).norm(dim=1), cosine
+    return tuple(tensor.cpu().numpy() for tensor in by_token)
+
+
+def _vectors(image: Image, layer: int) -> tuple[Tensor, Tensor]:
+    """Return K and V of the prompt as one vector per token, float32 [n, kv_heads · head_dim] each."""
+    end = image.layout.num_tokens
+    key, value = (x[0, :, :end].float().transpose(0, 1).flatten(1) for x in (image.key(layer), image.value(layer)))
+    return key, value
+
+
+def _cosine_distance(a: Tensor, b: Tensor) -> Tensor:
+    """Return 1 - cos of vectors [n, size], as half the squared chord: exactly 0 for equal ones, no cancellation."""
+    import torch
+
+    length_a, length_b = a.norm(dim=1), b.norm(dim=1)
+    smallest = torch.finfo(a.dtype).tiny
+    unit_a, unit_b = a / length_a.clamp_min(smallest)[:, None], b / length_b.clamp_min(smallest)[:, None]
+    distance = (unit_a - unit_b).square().sum(1) / 2
+    return torch.where((length_a == 0) ^ (length_b == 0), torch.ones_like(distance), distance.clamp_max(2))
+
+
+def _require_same_prompt(linked: Image, full: Image) -> None:
+    of_linked, of_full = linked.layout, full.layout
+    if not np.array_equal(of_linked.tokens, of_full.tokens):
+        raise InputError(
+            f"images of different prompts ({of_linked.num_tokens} and {of_full.num_tokens} tokens) cannot be compared; "
+            "link the same documents and query"
+        )
+    if linked.stack.geometry != full.stack.geometry:
+        raise InputError(
+            f"images of different models cannot be compared: their KV is {linked.stack.geometry} and "
+            f"{full.stack.geometry}"
+        )
+
+
+def _generated_deviation(token: int, linked: NDArray[np.float32], full: NDArray[np.float32]) -> GeneratedDeviation:
+    """Compare the logits [vocab] that a token was chosen by with those of full recompute."""
     p, q = log_softmax(linked), log_softmax(full)
     choice = int(full.argmax())
-    mine, theirs, choice_mine, choice_theirs = np.exp([p[token], q[token], p[choice], q[choice]]).tolist()
-    return GeneratedAgainst(token, divergence(q, p), mine, theirs, choice, choice_mine, choice_theirs)
+    of_linked, of_full, choice_linked, choice_full = np.exp([p[token], q[token], p[choice], q[choice]]).tolist()
+    return GeneratedDeviation(token, kl_divergence(q, p), of_linked, of_full, choice, choice_linked, choice_full)

@@ -1,19 +1,19 @@
-"""Traces: what a link did, as a safetensors file for `pic inspect`, the TUI and tests. Reading one needs no torch.
+"""The trace file: what one link did, in safetensors, for `pic inspect`, the TUI and tests. Needs no torch.
 
 tokens int32 [n] · starts int32 [chunks + 2] · rows bool [layers, n] · logits float32 [vocab] · [scores float32 [n]]
 
 __metadata__ (strings; JSON unless said otherwise)
 format      "pictool.trace" (plain)            version     "2" (plain)
 answer      the answer's text (plain)          report      what `pic link --json` prints
-target      what its objects are compiled for: architecture, model, tokenizer, dtype, geometry
+target      what the objects were compiled for: architecture, model, tokenizer, dtype, geometry
 texts       of the head, each chunk and the tail
-chunks      for each: its source (for people), and its object's key, sinks and codec ("none" if it is not said)
+chunks      for each: its source (for people), and its object's key, sinks and codec ("none" if absent)
 pieces      the text of each token [n]
 generated   for each generated token: id, text, log-probability
-top         of the first token's candidates, the likeliest first: id and text
+top         candidates for the first token, the likeliest first: id and text
 checksum    BLAKE3 (plain) over everything else
 
-A trace is accepted only if the checksum holds and all of it fits together.
+A trace is read only if its checksum holds and its parts are consistent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_HEADER = 100_000_000  # what safetensors itself allows
 
 @dataclass(frozen=True)
 class TracedChunk:
-    """A chunk of the prompt: where it came from (for people), and the object that it was, or would be, compiled to."""
+    """A chunk of the prompt: its source (for people), and the object that it is, or would be, compiled to."""
 
     source: str
     key: str
@@ -46,8 +46,8 @@ class TracedChunk:
 
 
 @dataclass(frozen=True)
-class TracedToken:
-    """A generated token; `logprob` in nats, under the model's own distribution."""
+class GeneratedToken:
+    """A generated token; `logprob` is in nats, under the model's own distribution."""
 
     id: int
     text: str
@@ -56,7 +56,7 @@ class TracedToken:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A token that might have been the first of the answer."""
+    """A candidate for the first token of the answer."""
 
     id: int
     text: str
@@ -64,13 +64,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trace:
-    """What one link did. `report` is what `pic link --json` prints.
+    """What one link did.
 
     Attributes:
-        rows: bool [layers, n], whose K and V were computed at each layer.
-        logits: float32 [vocab], at the last prompt token. scores: float32 [n], what the policy chose by, or None.
+        rows: bool [layers, n], the tokens whose K and V were computed at each layer.
+        logits: float32 [vocab], at the last prompt token.
+        scores: float32 [n], the scores that the policy selected rows by, or None.
         texts: of the head, each chunk and the tail. pieces: the text of each token [n].
         top: candidates for the first token, the likeliest first.
+        report: what `pic link --json` prints.
     """
 
     target: Target
@@ -81,7 +83,7 @@ class Trace:
     texts: tuple[str, ...]
     chunks: tuple[TracedChunk, ...]
     pieces: tuple[str, ...]
-    generated: tuple[TracedToken, ...]
+    generated: tuple[GeneratedToken, ...]
     top: tuple[Candidate, ...]
     report: Mapping[str, Any]
 
@@ -91,13 +93,13 @@ class Trace:
 
     @property
     def policy(self) -> str:
-        """The policy with its fields, in one line."""
+        """The policy with all its fields, in one line."""
         params = " ".join(f"{name}={value}" for name, value in self.report["params"].items() if value != "")
         return f"{self.report['algo']} {params}".strip()
 
     @property
     def label(self) -> str:
-        """The policy with the one field that everyone sets, for titles."""
+        """The policy with the field that sets its cost, for titles."""
         params = self.report["params"]
         return " ".join(
             [self.report["algo"], *(f"{name}={params[name]:g}" for name in ("k", "ratio", "s") if name in params)]
@@ -105,22 +107,26 @@ class Trace:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What head, chunks and tail are called."""
+        """The names of head, chunks and tail."""
         return "head", *(chunk.source for chunk in self.chunks), "tail"
 
     def require(self, target: Target, name: str) -> None:
-        """Refuse a model that is not the one of the link, with a message that names both sides."""
-        for field in (one.name for one in fields(Target)):
-            mine, wanted = getattr(self.target, field), getattr(target, field)
-            if mine != wanted:
+        """Check that a model is the one of the link; `name` is the trace's in messages.
+
+        Raises:
+            TraceError: another model; the message names both.
+        """
+        for field in fields(Target):
+            traced, actual = getattr(self.target, field.name), getattr(target, field.name)
+            if traced != actual:
                 raise TraceError(
-                    f"{name}: traced with {field} {str(mine)[:48]}, but this model has {field} {str(wanted)[:48]}; "
-                    f"name the model of the link with -m (it was {self.report['model']})"
+                    f"{name}: traced with {field.name} {str(traced)[:48]}, but this model has {field.name} "
+                    f"{str(actual)[:48]}; name the model of the link with -m (it was {self.report['model']})"
                 )
 
 
 def write_trace(path: Path, trace: Trace) -> None:
-    """Write a trace; it becomes visible only when complete."""
+    """Write a trace; the file appears only when it is complete."""
     from safetensors.numpy import save
 
     from pictool.store.store import atomic_write
@@ -131,7 +137,7 @@ def write_trace(path: Path, trace: Trace) -> None:
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file says that it is a trace, whole or damaged; reads its header only."""
+    """Whether a file has the header of a trace, whole or damaged."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -141,10 +147,10 @@ def is_trace(path: Path) -> bool:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace, and check all of it.
+    """Read a trace and check it.
 
     Raises:
-        TraceError: no trace, of another version, truncated or damaged.
+        TraceError: no trace, another version, or a truncated or damaged file.
     """
     from safetensors import SafetensorError
 
@@ -157,13 +163,13 @@ def read_trace(path: Path) -> Trace:
     if metadata.get("format") != FORMAT:
         raise TraceError(f"{path}: not a trace; make one with pic link --trace")
     if metadata.get("version") != VERSION:
-        theirs = metadata.get("version")
-        raise TraceError(f"{path}: trace version {theirs}, but this pic reads version {VERSION}; link again")
+        version = metadata.get("version")
+        raise TraceError(f"{path}: trace version {version}, but this pic reads version {VERSION}; link again")
     if metadata.pop("checksum", None) != _checksum(tensors, metadata):
         raise TraceError(f"{path}: does not match its checksum; {_DAMAGED}")
     try:
-        trace = _trace_of(tensors, metadata)
-        problem = _problem(trace)
+        trace = _to_trace(tensors, metadata)
+        problem = _find_problem(trace)
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise TraceError(f"{path}: is not as pic writes traces ({_first_line(error)}); {_DAMAGED}") from error
     if problem:
@@ -195,8 +201,8 @@ def _tensors(trace: Trace) -> dict[str, Any]:
 def _metadata(trace: Trace) -> dict[str, str]:
     values = {
         "report": trace.report, "target": asdict(trace.target), "texts": trace.texts, "pieces": trace.pieces,
-        "chunks": [asdict(chunk) for chunk in trace.chunks], "generated": [asdict(one) for one in trace.generated],
-        "top": [asdict(one) for one in trace.top],
+        "chunks": [asdict(chunk) for chunk in trace.chunks], "generated": [asdict(token) for token in trace.generated],
+        "top": [asdict(token) for token in trace.top],
     }  # fmt: skip
     coded = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
     return {"format": FORMAT, "version": VERSION, "answer": trace.answer, **coded}
@@ -212,29 +218,27 @@ def _checksum(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
-def _trace_of(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Trace:
-    read = {
-        name: json.loads(metadata[name])
-        for name in ("report", "target", "texts", "chunks", "pieces", "generated", "top")
-    }
-    target = Target(**read["target"] | {"geometry": Geometry(**read["target"]["geometry"])})
+def _to_trace(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Trace:
+    names = ("report", "target", "texts", "chunks", "pieces", "generated", "top")
+    values = {name: json.loads(metadata[name]) for name in names}
+    target = Target(**values["target"] | {"geometry": Geometry(**values["target"]["geometry"])})
     return Trace(
         target=target,
         layout=Layout(tensors["tokens"], tuple(int(start) for start in tensors["starts"])),
         rows=tensors["rows"],
         logits=tensors["logits"],
         scores=tensors.get("scores"),
-        texts=tuple(read["texts"]),
-        chunks=tuple(TracedChunk(**chunk) for chunk in read["chunks"]),
-        pieces=tuple(read["pieces"]),
-        generated=tuple(TracedToken(**one) for one in read["generated"]),
-        top=tuple(Candidate(**one) for one in read["top"]),
-        report=read["report"],
+        texts=tuple(values["texts"]),
+        chunks=tuple(TracedChunk(**chunk) for chunk in values["chunks"]),
+        pieces=tuple(values["pieces"]),
+        generated=tuple(GeneratedToken(**token) for token in values["generated"]),
+        top=tuple(Candidate(**token) for token in values["top"]),
+        report=values["report"],
     )
 
 
-def _problem(trace: Trace) -> str | None:
-    """What does not fit together, or None."""
+def _find_problem(trace: Trace) -> str | None:
+    """Say what is inconsistent in a trace; None if nothing is."""
     layout, num_chunks = trace.layout, len(trace.chunks)
     n = len(layout.tokens)
     shapes = {
@@ -242,11 +246,11 @@ def _problem(trace: Trace) -> str | None:
         "pieces": (len(trace.pieces), n), "rows": (trace.rows.shape, (trace.target.geometry.layers, n)),
         "logits": (trace.logits.ndim, 1), "scores": (n if trace.scores is None else trace.scores.shape[0], n),
     }  # fmt: skip
-    for name, (found, wanted) in shapes.items():
-        if found != wanted:
-            return f"its {name} are {found}, not {wanted}"
+    for name, (actual, expected) in shapes.items():
+        if actual != expected:
+            return f"its {name} are {actual}, not {expected}"
     dtypes = (layout.tokens.dtype, trace.rows.dtype, trace.logits.dtype)
-    if [str(one) for one in dtypes] != ["int32", "bool", "float32"]:
+    if [str(dtype) for dtype in dtypes] != ["int32", "bool", "float32"]:
         return "its tensors have other types"
     if layout.starts[0] != 0 or any(np.diff([*layout.starts, n]) < 0) or layout.starts[-1] >= n:
         return "its parts do not follow each other"
@@ -255,15 +259,16 @@ def _problem(trace: Trace) -> str | None:
     if not trace.generated or not np.isfinite(trace.logits).all():
         return "its logits or generated tokens are missing"
     ids = [token.id for token in trace.generated] + [token.id for token in trace.top]
-    if not all(0 <= one < len(trace.logits) for one in ids):
+    if not all(0 <= token_id < len(trace.logits) for token_id in ids):
         return "its generated tokens are outside the vocabulary"
-    return _problem_of_report(trace.report)
+    return _find_report_problem(trace.report)
 
 
-def _problem_of_report(report: Mapping[str, Any]) -> str | None:
-    """What the report lacks of what is shown, or None."""
+def _find_report_problem(report: Mapping[str, Any]) -> str | None:
+    """Say whether the report lacks anything that is displayed; None if it does not."""
     numbers = [report["tokens"][name] for name in ("head", "context", "tail", "prompt", "recomputed", "generated")]
     numbers += [report["timing"][name] for name in ("load_s", "select_s", "recompute_s", "ttft_s", "decode_s")]
     texts = [report[name] for name in ("answer", "algo", "model", "engine")]
-    is_whole = all(isinstance(one, int | float) for one in numbers) and all(isinstance(one, str) for one in texts)
-    return None if is_whole and isinstance(report["params"], dict) else "its report is not that of a link"
+    has_values = all(isinstance(value, int | float) for value in numbers)
+    has_values &= all(isinstance(text, str) for text in texts)
+    return None if has_values and isinstance(report["params"], dict) else "its report is not that of a link"

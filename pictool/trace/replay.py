@@ -1,4 +1,4 @@
-"""From a link to its trace, and back: the link of a trace done again, row by row, and checked by its logits."""
+"""Record the trace of a link, and replay the link of a trace: the same rows, checked by the logits."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from pictool.runtime.decode import Generated
 from pictool.runtime.pieces import pieces_of
 from pictool.store.codecs import codecs
 from pictool.store.store import Store
-from pictool.trace.format import Candidate, Trace, TracedChunk, TracedToken
+from pictool.trace.format import Candidate, GeneratedToken, Trace, TracedChunk
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 NUM_CANDIDATES = 10
-# How far the logits of a repeated link may be off, as a share of their standard deviation: other threads, batches or
-# devices round otherwise.
+# The largest difference of the logits of a replay, as a share of their standard deviation: other threads, batches or
+# devices round differently.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
 
 
-def trace_of(
+def record_trace(
     model: Model, linked: Linked, logits: torch.Tensor, generated: Generated, report: Mapping[str, Any]
 ) -> Trace:
-    """The trace of one link and of what was decoded from it; `logits` are those at the last prompt token."""
+    """Make the trace of a link and of the tokens generated after it; `logits` are those at the last prompt token."""
     layout = linked.image.layout
     parts = pairwise([*layout.starts, layout.num_tokens])
     chunks = [
         TracedChunk(part.chunk.source, part.key(model), part.options.sinks, part.options.codec) for part in linked.parts
     ]
-    decoded = pieces_of(model.tokenizer, generated.tokens)
+    texts = pieces_of(model.tokenizer, generated.tokens)
     top = logits.topk(min(NUM_CANDIDATES, len(logits))).indices.tolist()
     return Trace(
         target=model.target,
@@ -53,7 +53,7 @@ def trace_of(
         pieces=tuple(
             piece for start, end in parts for piece in pieces_of(model.tokenizer, layout.tokens[start:end].tolist())
         ),
-        generated=tuple(map(TracedToken, generated.tokens, decoded, generated.logprobs)),
+        generated=tuple(map(GeneratedToken, generated.tokens, texts, generated.logprobs)),
         top=tuple(Candidate(token, pieces_of(model.tokenizer, [token])[0]) for token in top),
         report=report,
     )
@@ -61,7 +61,7 @@ def trace_of(
 
 @dataclass(frozen=True)
 class Replay(Policy):
-    """What another policy did: exactly the rows of a trace, layer by layer. It is not in the registry."""
+    """Select exactly the rows of a trace, layer by layer. This policy is not in the registry."""
 
     name: ClassVar[str] = "replay"
     reference: ClassVar[str] = ""
@@ -71,7 +71,7 @@ class Replay(Policy):
         return Selection(self.rows[0])
 
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Where the rows get fewer; what was dropped at the last layer changes no K, V or logits."""
+        """The layers after which there are fewer rows; those dropped at the last layer change no K, V or logits."""
         return tuple(layer for layer in range(num_layers - 1) if (self.rows[layer] != self.rows[layer + 1]).any())
 
     def narrow(self, prompt: Prompt, layer: int, deviation: Deviation) -> Selection:
@@ -81,10 +81,10 @@ class Replay(Policy):
 def replay(
     model: Model, store: Store, trace: Trace, name: str, on_compile: Callable[[Compiled], None] | None = None
 ) -> Linked:
-    """Do the link of a trace again: the same objects (compiled first, where the store lacks them), the same rows.
+    """Repeat the link of a trace: the same objects (compiled first if the store lacks them), the same rows.
 
     Args:
-        name: what messages call the trace.
+        name: the trace's in messages. on_compile: called with every object that had to be compiled again.
 
     Raises:
         TraceError: another model, or logits that are not those of the trace.
@@ -96,11 +96,11 @@ def replay(
     return linked
 
 
-def link_in_full(model: Model, store: Store, trace: Trace, name: str) -> Linked:
-    """Full recompute of a trace's prompt."""
+def replay_in_full(model: Model, store: Store, trace: Trace, name: str) -> Linked:
+    """Link the prompt of a trace under full recompute; for the errors see `replay`."""
     trace.require(model.target, name)
-    everything = np.ones((trace.target.geometry.layers, trace.layout.num_context), dtype=bool)
-    return _link(model, store, trace, name, Replay(everything), None)
+    all_rows = np.ones((trace.target.geometry.layers, trace.layout.num_context), dtype=bool)
+    return _link(model, store, trace, name, Replay(all_rows), None)
 
 
 def _link(
@@ -116,33 +116,36 @@ def _link(
 def _objects(
     model: Model, store: Store, trace: Trace, name: str, on_compile: Callable[[Compiled], None] | None
 ) -> Sequence[str]:
-    """The paths of the chunks' objects, in order."""
-    keys = []
-    for one, text, (start, end) in zip(trace.chunks, trace.texts[1:-1], trace.layout.chunks, strict=True):
-        if one.codec not in codecs():
+    """Return the paths of the chunks' objects, in order."""
+    paths = []
+    for traced, text, (start, end) in zip(trace.chunks, trace.texts[1:-1], trace.layout.chunks, strict=True):
+        if traced.codec not in codecs():
             raise TraceError(
-                f"{name}: {one.source} was linked with the codec {one.codec}, which this pic does not have"
+                f"{name}: {traced.source} was linked with the codec {traced.codec}, which this pic does not have"
             )
-        chunk = Chunk(text, tuple(trace.layout.tokens[start:end].tolist()), one.source)
-        (done,) = compile_chunks(model, store, [chunk], CompileOptions(one.sinks, one.codec))
-        if done.key != one.key:
+        chunk = Chunk(text, tuple(trace.layout.tokens[start:end].tolist()), traced.source)
+        (done,) = compile_chunks(model, store, [chunk], CompileOptions(traced.sinks, traced.codec))
+        if done.key != traced.key:
             raise TraceError(
-                f"{name}: {one.source} was linked from the object {one.key[:12]}, but it is {done.key[:12]}"
+                f"{name}: {traced.source} was linked from the object {traced.key[:12]}, but it is {done.key[:12]}"
             )
         if done.is_new and on_compile:
             on_compile(done)
-        keys.append(str(done.path))
-    return keys
+        paths.append(str(done.path))
+    return paths
 
 
 def _require_same_logits(linked: Linked, trace: Trace, name: str) -> None:
     assert linked.image.logits is not None
-    found = linked.image.logits.float().cpu().numpy()
-    if found.shape != trace.logits.shape:
-        raise TraceError(f"{name}: has {len(trace.logits)} logits, but the model {len(found)}; link again with --trace")
-    apart, scale = float(np.abs(found - trace.logits).max()), float(trace.logits.std())
-    if not apart <= TOLERANCE[trace.target.dtype] * scale:
+    logits = linked.image.logits.float().cpu().numpy()
+    if logits.shape != trace.logits.shape:
+        raise TraceError(
+            f"{name}: has {len(trace.logits)} logits, but the model {len(logits)}; link again with --trace"
+        )
+    apart = float(np.abs(logits - trace.logits).max())
+    allowed = TOLERANCE[trace.target.dtype] * float(trace.logits.std())
+    if not apart <= allowed:
         raise TraceError(
             f"{name}: the link cannot be repeated: its logits are {apart:.2g} apart from those of the trace (allowed: "
-            f"{TOLERANCE[trace.target.dtype] * scale:.2g}); link again with --trace"
+            f"{allowed:.2g}); link again with --trace"
         )

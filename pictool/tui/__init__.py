@@ -1,1 +1,1 @@
-"""The screens of `pic tui`: they render frozen results, and know no model."""
+"""The screens of `pic tui`: they render frozen results and load no model."""

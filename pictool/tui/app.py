@@ -1,4 +1,4 @@
-"""`pic tui`: a store and traces, looked into. It renders frozen results; what needs a model is asked of `Services`."""
+"""The app of `pic tui`: browse a store and traces. It renders frozen results; `Services` runs what needs a model."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from pictool.errors import PicError
 from pictool.store.store import Store
 from pictool.trace.labels import visible
 from pictool.tui.home_screen import HomeScreen
-from pictool.tui.opened import Opened
+from pictool.tui.services import LoadedTrace, Services
 
 if TYPE_CHECKING:
-    from pictool.trace.sinks import SinkProfile
-    from pictool.tui.services import Services
+    from pictool.trace.attention_sinks import AttentionSinks
 
 
 def _is_ours(node: object, binding: Binding) -> bool:
-    """Whether a class of this package binds it; the framework's keys are no actions of a screen."""
-    ours = [one for one in type(node).__mro__ if one.__module__.startswith("pictool.")]
-    return any(binding.action == known.action for one in ours for known in one.__dict__.get("BINDINGS", ()))
+    """Whether a class of this package binds a key; the framework's own keys are not actions of a screen."""
+    ours = [cls for cls in type(node).__mro__ if cls.__module__.startswith("pictool.")]
+    return any(binding.action == own.action for cls in ours for own in cls.__dict__.get("BINDINGS", ()))
 
 
 class PicApp(App[None]):
-    """The app; the home screen is always at the bottom. Every other screen is imported when it is first shown."""
+    """The app. The home screen is always at the bottom; every other screen is imported when it is first shown."""
 
     TITLE = "pic"
     CSS = """
@@ -42,14 +41,14 @@ class PicApp(App[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "quit", show=False, priority=True)]
 
-    def __init__(self, store: Store, traces: Sequence[Opened], services: Services) -> None:
-        # Without colour: what stands in for colours are attributes, and the terminal's own ink and ground.
+    def __init__(self, store: Store, traces: Sequence[LoadedTrace], services: Services) -> None:
+        # Without colour: attributes take the place of colours, and text and background are the terminal's own.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self.store, self.services = store, services
         self.traces = list(traces)
         self.home = HomeScreen(store)
-        self.profiles: dict[str, SinkProfile] = {}  # of objects, by key, which says what they hold
-        self._is_job_taken = False
+        self.attention_sinks: dict[str, AttentionSinks] = {}  # of objects, by key
+        self._is_job_running = False
 
     def on_mount(self) -> None:
         self.push_screen(self.home)
@@ -59,51 +58,51 @@ class PicApp(App[None]):
             self.show_compare(self.traces)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """The palette: textual's own, and every action of the screen that is seen."""
+        """Fill the palette: textual's own commands, and every action of the active screen."""
         yield from super().get_system_commands(screen)
-        for key, one in screen.active_bindings.items():
-            binding = one.binding
-            if binding.description and one.node in (screen, screen.focused) and _is_ours(one.node, binding):
-                run = partial(self._run_action, binding.action, one.node)
+        for key, active in screen.active_bindings.items():
+            binding, node = active.binding, active.node
+            if binding.description and node in (screen, screen.focused) and _is_ours(node, binding):
+                run = partial(self._run_action, binding.action, node)
                 yield SystemCommand(binding.description, f"key {binding.key_display or key}", run)
 
     def _run_action(self, action: str, node: object) -> None:
         self.call_later(self.run_action, action, node)
 
     def open_path(self, name: str | None) -> None:
-        """As `open_paths`, from the dialog."""
+        """Open the trace that was named in the dialog."""
         if name:
             self.open_paths([Path(name)])
 
     def open_paths(self, paths: Sequence[Path]) -> None:
-        """Read traces in a thread, and show the one, or compare them."""
+        """Read traces in a thread; then show the trace, or compare several."""
         self.run_worker(partial(self._read, paths), thread=True, group="open")
 
     def _read(self, paths: Sequence[Path]) -> None:
         try:
-            opened = [Opened.read(path) for path in paths]
+            traces = [LoadedTrace.read(path) for path in paths]
         except PicError as error:
             self.call_from_thread(self.tell_error, error)
         else:
-            self.call_from_thread(self._opened, opened)
+            self.call_from_thread(self._add_traces, traces)
 
-    def _opened(self, opened: Sequence[Opened]) -> None:
-        paths = {one.path for one in opened}
-        self.traces = [one for one in self.traces if one.path not in paths] + list(opened)
+    def _add_traces(self, traces: Sequence[LoadedTrace]) -> None:
+        paths = {trace.path for trace in traces}
+        self.traces = [trace for trace in self.traces if trace.path not in paths] + list(traces)
         if self.home.is_attached:
             self.home.show_traces()
-            self.home.show_rows()
-        if len(opened) == 1:
-            self.show_trace(opened[0])
+            self.home.show_objects()
+        if len(traces) == 1:
+            self.show_trace(traces[0])
         else:
-            self.show_compare(opened)
+            self.show_compare(traces)
 
-    def show_trace(self, opened: Opened) -> None:
+    def show_trace(self, loaded: LoadedTrace) -> None:
         from pictool.tui.trace_screen import TraceScreen
 
-        self.push_screen(TraceScreen(opened))
+        self.push_screen(TraceScreen(loaded))
 
-    def show_compare(self, traces: Sequence[Opened]) -> None:
+    def show_compare(self, traces: Sequence[LoadedTrace]) -> None:
         if len(traces) < 2:
             self.tell("open two traces of one prompt to compare them (o)")
             return
@@ -121,16 +120,16 @@ class PicApp(App[None]):
 
         self.push_screen(LinkScreen(documents))
 
-    def take_job(self) -> bool:
-        """Whether the model is free; it is taken then, until `free_job`."""
-        if self._is_job_taken:
+    def acquire_job(self) -> bool:
+        """Acquire the model until `release_job`; returns whether it was free."""
+        if self._is_job_running:
             self.tell("the model is at work; cancel that first, or wait")
             return False
-        self._is_job_taken = True
+        self._is_job_running = True
         return True
 
-    def free_job(self) -> None:
-        self._is_job_taken = False
+    def release_job(self) -> None:
+        self._is_job_running = False
 
     def tell(self, text: str, is_error: bool = False) -> None:
         self.notify(visible(text), severity="error" if is_error else "information", markup=False, timeout=8)
@@ -139,6 +138,6 @@ class PicApp(App[None]):
         self.tell(str(error), is_error=True)
 
     async def action_quit(self) -> None:
-        """End what runs first: the app waits for its threads."""
+        """Cancel the running job first, since the app waits for its threads."""
         self.services.job.cancel()
         self.exit()

@@ -1,23 +1,28 @@
-"""What the screens share: going back, help, export, a line to search in."""
+"""The base of all screens: going back, help, export, a search line, and requests to the model in the background."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Input
 
 from pictool.errors import PicError
+from pictool.trace.labels import visible
+from pictool.tui.services import Cancelled, Listener
 
 if TYPE_CHECKING:
     from pictool.tui.app import PicApp
 
+T = TypeVar("T")
+
 
 class PicScreen(Screen[None]):
-    """A screen of the app, with something to export."""
+    """A screen of the app with a view that can be exported."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "back"),
@@ -31,7 +36,7 @@ class PicScreen(Screen[None]):
         return cast("PicApp", self.app)
 
     def export_data(self) -> Mapping[str, Any] | Sequence[Any]:
-        """What the view is made of, for JSON."""
+        """Return the view's data for JSON."""
         raise NotImplementedError
 
     def action_back(self) -> None:
@@ -49,7 +54,7 @@ class PicScreen(Screen[None]):
         self.app.push_screen(PathDialog("export to (.svg, .png, .json)", f"{self.export_name}.svg"), self._export)
 
     def _export(self, name: str | None) -> None:
-        """Once the dialog is gone and the view is drawn again."""
+        """Export after the dialog is closed and the view is drawn again."""
         if name is not None:
             self.call_after_refresh(self._write, Path(name))
 
@@ -66,7 +71,7 @@ class PicScreen(Screen[None]):
 
 
 class SearchInput(Input):
-    """One line at the bottom; escape leaves it."""
+    """An input line at the bottom; escape closes it."""
 
     DEFAULT_CSS = """
     SearchInput { display: none; height: 1; border: none; padding: 0 1; background: $boost; }
@@ -83,3 +88,70 @@ class SearchInput(Input):
         self.value = ""
         self.remove_class("-open")
         self.screen.focus_next()
+
+
+class BackgroundRequest(Generic[T]):
+    """A request to the model in a thread, at most one of a screen at a time. It is the call's `Listener`.
+
+    Args:
+        on_note: shows the progress.
+        on_result: shows the result.
+        on_failure: shows what was there before, after the request failed or was cancelled.
+    """
+
+    def __init__(
+        self,
+        screen: PicScreen,
+        on_note: Callable[[str], None],
+        on_result: Callable[[T], None],
+        on_failure: Callable[[], None],
+    ) -> None:
+        self._screen, self.is_running = screen, False
+        self._on_note, self._on_result, self._on_failure = on_note, on_result, on_failure
+
+    def start(self, call: Callable[[Listener], T]) -> None:
+        """Run `call`, which may raise PicError or Cancelled, in a thread."""
+        if not self._screen.pic.acquire_job():
+            return
+        self.is_running = True
+        self._show_note("asking the model")
+        self._screen.run_worker(partial(self._run, call), thread=True, group="request")
+
+    def cancel(self) -> bool:
+        """Cancel the request; returns whether one was running."""
+        if self.is_running:
+            self._screen.pic.services.job.cancel()
+        return self.is_running
+
+    def note(self, text: str) -> None:
+        """Show a step; called from the thread."""
+        self._screen.app.call_from_thread(self._show_note, text)
+
+    def text(self, piece: str) -> None:
+        """Do nothing: no result is streamed."""
+
+    def _show_note(self, text: str) -> None:
+        self._on_note(f"{visible(text)} (escape cancels) …")
+
+    def _run(self, call: Callable[[Listener], T]) -> None:
+        """Run in the thread; whatever is shown goes through the app's own thread."""
+        result: T | None = None
+        problem = ""
+        try:
+            result = call(self)
+        except Cancelled:
+            problem = "cancelled"
+        except PicError as error:
+            problem = str(error)
+        self._screen.app.call_from_thread(self._finish, result, problem)
+
+    def _finish(self, result: T | None, problem: str) -> None:
+        self.is_running = False
+        self._screen.pic.release_job()
+        if not self._screen.is_attached:
+            return
+        if result is not None:
+            self._on_result(result)
+            return
+        self._on_failure()
+        self._screen.pic.tell(problem, is_error=problem != "cancelled")

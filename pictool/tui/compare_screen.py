@@ -1,11 +1,13 @@
-"""The compare view: two or more links of one prompt side by side, with one cursor."""
+"""The compare screen: two or more links of one prompt side by side, with one cursor."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
@@ -13,36 +15,32 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, Vertical
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
-from pictool.trace.diff import diff_traces
-from pictool.trace.labels import part_at, short, visible
+from pictool.trace.counts import log_softmax
+from pictool.trace.diff import TraceDiff, diff_traces
+from pictool.trace.format import Trace
+from pictool.trace.labels import position_label, short, visible
 from pictool.tui.base import SearchInput
-from pictool.tui.compare_rows import (
-    POLICY_COLUMNS,
-    answer_columns,
-    answer_rows,
-    first_columns,
-    first_rows,
-    jaccard_rows,
-    policy_rows,
-)
-from pictool.tui.flow import Shown
-from pictool.tui.opened import Opened
-from pictool.tui.overlap_shade import overlap_counts, overlap_legend, overlap_steps
-from pictool.tui.shades import Choice, Shade, shade_of
+from pictool.tui.services import LoadedTrace
 from pictool.tui.text_screen import TextScreen
-from pictool.tui.trace_text import legend
+from pictool.tui.token_colors import ColorBy, legend, token_colors
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker
+from pictool.tui.widgets.styles import BY_ALL, ELSEWHERE, HERE, token_style
 from pictool.tui.widgets.table import Column, RowTable
-from pictool.tui.widgets.tokens import TokensView
+from pictool.tui.widgets.token_text import TokensView, TokenText
 
-_NARROWEST = 36  # of a text beside another one
-_ONE_LINE = 104  # for sliders and legend
-MODES = ("computed", "overlap")  # at how many layers; by which of the links
+MODES = ("computed", "overlap")  # at how many layers a token was computed; by which of the links
+_MIN_COLUMN = 36  # width of a text beside another one
+_ONE_LINE = 104  # width that sliders and legend need on one line
+_MARK_NAMES = {BY_ALL: "by all", HERE: "here", ELSEWHERE: "elsewhere"}
+_POLICY_COLUMNS = (
+    Column("policy", 18), Column("computed", 9, True), Column("Jaccard", 7, True), Column("common", 6, True),
+    Column("KL", 8, True), Column("|logit|", 7, True), Column("answer", 0),
+)  # fmt: skip
 
 
 class CompareScreen(TextScreen):
-    """Every other trace is compared with the first."""
+    """Compares every other trace with the first."""
 
     DEFAULT_CSS = """
     CompareScreen #texts { layout: horizontal; height: 1fr; }
@@ -71,15 +69,18 @@ class CompareScreen(TextScreen):
     ]
     export_name = "compare"
 
-    def __init__(self, traces: Sequence[Opened]) -> None:
-        """Raises TraceError: traces of different prompts or models."""
+    def __init__(self, traces: Sequence[LoadedTrace]) -> None:
+        """Compare the traces.
+
+        Raises:
+            TraceError: traces of different prompts or models.
+        """
         super().__init__()
-        self.opened = tuple(traces)
-        first = traces[0]
-        self.diffs = tuple(diff_traces(first.trace, one.trace, (first.name, one.name)) for one in traces[1:])
+        self.loaded = tuple(traces)
+        first, *others = traces
+        self.diffs = tuple(diff_traces(first.trace, other.trace, (first.name, other.name)) for other in others)
         self.shown_layer: int | None = None
         self.mode = MODES[0]
-        self.shades: tuple[Shade, ...] = ()
 
     def compose(self) -> ComposeResult:
         with Container(id="top"):
@@ -88,72 +89,69 @@ class CompareScreen(TextScreen):
                 yield Picker("layer", none="all", id="layer")
             yield Static(id="legend")
         with Container(id="texts"):
-            for one in self.opened:
-                # Generated tokens differ from link to link, so that the texts end with the prompt.
-                shown = Shown.of_prompt(one.trace)
+            for loaded in self.loaded:
                 with Vertical() as column:
-                    column.border_title = Text(visible(one.trace.label))
-                    yield Static(Text(visible(one.trace.answer)), classes="answer")
-                    yield TokensView(shown)
+                    column.border_title = Text(visible(loaded.trace.label))
+                    yield Static(Text(visible(loaded.trace.answer)), classes="answer")
+                    # The prompt alone, since the generated tokens differ from link to link.
+                    yield TokensView(TokenText.of_prompt(loaded.trace))
         with TabbedContent():
             with TabPane("policies", id="tab-policies"):
-                yield RowTable(POLICY_COLUMNS, id="policies")
+                yield RowTable(_POLICY_COLUMNS, id="policies")
             with TabPane("map", id="tab-map"):
-                yield HeatMap(self.opened[0].trace.layout.starts)
+                yield HeatMap(self.loaded[0].trace.layout.starts)
             with TabPane("layers", id="tab-layers"):
-                names = ["layer", *(short(one.trace.label, 16) for one in self.opened[1:])]
-                yield RowTable([Column(one, max(6, len(one)), True) for one in names], id="layers")
+                yield RowTable(jaccard_columns(self.loaded), id="layers")
             with TabPane("first token", id="tab-first"):
-                yield RowTable(first_columns(self.opened), id="first")
+                yield RowTable(candidate_columns(self.loaded), id="first")
             with TabPane("answers", id="tab-answers"):
-                yield RowTable(answer_columns(self.opened), id="answers")
+                yield RowTable(answer_columns(self.loaded), id="answers")
         yield Static(id="status")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
         yield Footer()
 
     def on_mount(self) -> None:
-        layers = len(self.opened[0].trace.rows)
-        self.query_one("#layer", Picker).choose_from([str(one) for one in range(layers)], None)
-        _fill(self.query_one("#policies", RowTable), policy_rows(self.opened, self.diffs))
-        _fill(self.query_one("#layers", RowTable), jaccard_rows(self.diffs))
-        _fill(self.query_one("#first", RowTable), first_rows(self.opened, self.diffs))
-        _fill(self.query_one("#answers", RowTable), answer_rows(self.opened))
+        num_layers = len(self.loaded[0].trace.rows)
+        self.query_one("#layer", Picker).choose_from([str(layer) for layer in range(num_layers)], None)
+        self.query_one("#policies", RowTable).show_rows(policy_rows(self.loaded, self.diffs))
+        self.query_one("#layers", RowTable).show_rows(jaccard_rows(self.diffs))
+        self.query_one("#first", RowTable).show_rows(candidate_rows(self.loaded, self.diffs))
+        self.query_one("#answers", RowTable).show_rows(answer_rows(self.loaded))
         self.query_one("#mode", Picker).choose_from(MODES, 0)
         self.views[0].focus()
         self.show_layer()
 
     def on_resize(self, event: events.Resize) -> None:
         super().on_resize(event)
-        self.query_one("#texts").set_class(event.size.width < _NARROWEST * len(self.opened), "-narrow")
+        self.query_one("#texts").set_class(event.size.width < _MIN_COLUMN * len(self.loaded), "-narrow")
         self.query_one("#top").set_class(event.size.width < _ONE_LINE, "-narrow")
 
     def show_layer(self) -> None:
-        choice = Choice(layer=self.shown_layer)
-        self.shades = tuple(shade_of(one.trace, None, choice) for one in self.opened)
-        num_prompt = self.opened[0].trace.layout.num_tokens
-        is_overlap = self.mode == "overlap"
-        marks = overlap_steps([one.trace for one in self.opened], self.shown_layer)
-        for view, shade, mark in zip(self.views, self.shades, marks, strict=True):
-            view.set_steps(mark if is_overlap else shade.steps[:num_prompt])
+        """Show the tokens of the chosen mode and layer."""
+        traces, by = [loaded.trace for loaded in self.loaded], ColorBy(layer=self.shown_layer)
+        is_overlap, has_color = self.mode == "overlap", not self.app.no_color
+        all_colors = [token_colors(trace, None, by) for trace in traces]
+        all_marks = overlap_marks(traces, self.shown_layer)
+        num_prompt = traces[0].layout.num_tokens
+        for view, colors, marks in zip(self.views, all_colors, all_marks, strict=True):
+            view.set_steps(marks if is_overlap else colors.steps[:num_prompt])
             assert isinstance(view.parent, Vertical)
-            view.parent.border_subtitle = overlap_counts(mark) if is_overlap else ""
-        values = np.stack([shade.values[:num_prompt] for shade in self.shades])
-        labels = [one.trace.label for one in self.opened]
-        self.query_one(HeatMap).show(values, labels, 0.0, self.shades[0].most)
-        self.query_one("#legend", Static).update(
-            overlap_legend(not self.app.no_color) if is_overlap else legend(self.shades[0], not self.app.no_color)
-        )
+            view.parent.border_subtitle = overlap_counts(marks) if is_overlap else ""
+        values = np.stack([colors.values[:num_prompt] for colors in all_colors])
+        self.query_one(HeatMap).show(values, [trace.label for trace in traces], 0.0, all_colors[0].high)
+        words = overlap_legend(has_color) if is_overlap else legend(all_colors[0], has_color)
+        self.query_one("#legend", Static).update(words)
         self.show_token()
 
     def show_token(self) -> None:
-        token, trace = self.views[0].cursor, self.opened[0].trace
-        counts = ", ".join(f"{short(one.trace.label, 16)} {int(one.trace.rows[:, token].sum())}" for one in self.opened)
-        words = f"computed at layers (of {len(trace.rows)}): {counts}"
-        where = (f"{part_at(trace, token)} «{short(trace.pieces[token], 24)}»", "bold")
-        self.query_one("#status", Static).update(Text.assemble(where, "  ", words), layout=False)
+        token, traces = self.views[0].cursor, [loaded.trace for loaded in self.loaded]
+        counts = ", ".join(f"{short(trace.label, 16)} {int(trace.rows[:, token].sum())}" for trace in traces)
+        words = f"computed at layers (of {len(traces[0].rows)}): {counts}"
+        name = f"{position_label(traces[0], token)} «{short(traces[0].pieces[token], 24)}»"
+        self.query_one("#status", Static).update(Text.assemble((name, "bold"), "  ", words), layout=False)
 
     def on_tokens_view_moved(self, event: TokensView.Moved) -> None:
-        if event.view.cursor == event.token:  # else it has moved on meanwhile
+        if event.view.cursor == event.token:  # else the cursor has moved on
             self._follow(event.token)
 
     def on_heat_map_moved(self, event: HeatMap.Moved) -> None:
@@ -179,26 +177,104 @@ class CompareScreen(TextScreen):
         self.query_one("#layer", Picker).action_step(by)
 
     def action_difference(self, by: int) -> None:
-        """The next token that not all links computed at the same layers."""
-        differs = np.zeros(self.opened[0].trace.layout.num_tokens, dtype=bool)
-        for one in self.opened[1:]:
-            differs |= (one.trace.rows != self.opened[0].trace.rows).any(0)
-        found, at = differs.nonzero()[0], self.views[0].cursor
-        behind = found[found > at] if by > 0 else found[found < at][::-1]
-        if len(behind):
-            self.go_to(int(behind[0]))
+        """Move to the next token that not all links computed at the same layers."""
+        first, *others = self.loaded
+        is_different = np.any([(other.trace.rows != first.trace.rows).any(0) for other in others], axis=0)
+        tokens, cursor = is_different.nonzero()[0], self.views[0].cursor
+        ahead = tokens[tokens > cursor] if by > 0 else tokens[tokens < cursor][::-1]
+        if len(ahead):
+            self.go_to(int(ahead[0]))
         else:
             self.pic.tell("no further difference")
 
-    def action_next_tab(self) -> None:
-        tabs = self.query_one(TabbedContent)
-        names = [str(pane.id) for pane in tabs.query(TabPane)]
-        tabs.active = names[(names.index(tabs.active) + 1) % len(names)]
-
     def export_data(self) -> Sequence[Mapping[str, Any]]:
-        first, to_json = self.opened[0], self.pic.services.exports.diff
-        return [to_json((first.name, one.name), first.trace, one.trace) for one in self.opened[1:]]
+        first, *others = self.loaded
+        return [self.pic.services.exports.diff(first, other) for other in others]
 
 
-def _fill(table: RowTable, rows: Sequence[tuple[str, ...]]) -> None:
-    table.show(len(rows), rows.__getitem__)
+def policy_rows(traces: Sequence[LoadedTrace], diffs: Sequence[TraceDiff]) -> list[tuple[str, ...]]:
+    """Compare each link with the first: overlap, tokens in common, KL(first ‖ this), largest difference of a logit."""
+    rows = []
+    for loaded, diff in zip(traces, (None, *diffs), strict=True):
+        numbers = ["", "", "", ""]
+        if diff is not None:
+            numbers = [f"{diff.selection.overall:.3f}", str(diff.common), f"{diff.kl[0]:.3g}", f"{diff.max_logit:.3g}"]
+        trace = loaded.trace
+        computed = f"{trace.report['tokens']['recomputed']:.1f}"
+        rows.append((short(trace.label, 18), computed, *numbers, visible(trace.answer)))
+    return rows
+
+
+def jaccard_columns(traces: Sequence[LoadedTrace]) -> list[Column]:
+    names = ["layer", *(short(loaded.trace.label, 16) for loaded in traces[1:])]
+    return [Column(name, max(6, len(name)), True) for name in names]
+
+
+def jaccard_rows(diffs: Sequence[TraceDiff]) -> list[tuple[str, ...]]:
+    """Return the overlap of each selection with the first one's, layer by layer, then of all layers."""
+    layers = range(len(diffs[0].selection.jaccard))
+    rows = [(str(layer), *(f"{diff.selection.jaccard[layer]:.3f}" for diff in diffs)) for layer in layers]
+    return [*rows, ("all", *(f"{diff.selection.overall:.3f}" for diff in diffs))]
+
+
+def candidate_columns(traces: Sequence[LoadedTrace]) -> list[Column]:
+    names = [short(loaded.trace.label, 16) for loaded in traces]
+    logits = [Column(f"logit {name}", max(10, len(name) + 6), True) for name in names[1:]]
+    return [Column("token", 10), *(Column(name, max(7, len(name)), True) for name in names), *logits]
+
+
+def candidate_rows(traces: Sequence[LoadedTrace], diffs: Sequence[TraceDiff]) -> list[tuple[str, ...]]:
+    """List the candidates of any link for the first token, the likeliest first.
+
+    Each with its probability under every link, and the difference of its logit from the first link's.
+    """
+    texts = {candidate.id: candidate.text for diff in diffs for candidate in diff.candidates}
+    probabilities = [np.exp(log_softmax(loaded.trace.logits)) for loaded in traces]
+    first, *others = [loaded.trace.logits.astype(np.float64) for loaded in traces]
+    rows = []
+    for token in sorted(texts, key=lambda token: -max(of_link[token] for of_link in probabilities)):
+        differences = [f"{logits[token] - first[token]:+.2f}" for logits in others]
+        rows.append((short(texts[token], 10), *(f"{of_link[token]:.4f}" for of_link in probabilities), *differences))
+    return rows
+
+
+def answer_columns(traces: Sequence[LoadedTrace]) -> list[Column]:
+    names = [short(loaded.trace.label, 16) for loaded in traces]
+    return [Column("", 1), Column("token", 5, True), *(Column(name, 22) for name in names)]
+
+
+def answer_rows(traces: Sequence[LoadedTrace]) -> list[tuple[str, ...]]:
+    """List the answers token by token with log-probabilities; ≠ from where on any of them differs from the first."""
+    rows, mark = [], ""
+    for index, tokens in enumerate(zip_longest(*(loaded.trace.generated for loaded in traces))):
+        if any((token and token.id) != (tokens[0] and tokens[0].id) for token in tokens):
+            mark = "≠"
+        cells = ["" if token is None else f"{short(token.text, 13)} {token.logprob:.3g}" for token in tokens]
+        rows.append((mark, str(index), *cells))
+    return rows
+
+
+def overlap_marks(traces: Sequence[Trace], layer: int | None) -> list[NDArray[np.int8]]:
+    """Mark the prompt's tokens, int8 [n] for each link: computed by all links, here, or elsewhere.
+
+    At a layer, or (None) at any layer, as `pic diff` counts. Tokens of the tail and those that no link computed are 0.
+    """
+    computed = np.stack([trace.rows.any(0) if layer is None else trace.rows[layer] for trace in traces])
+    by_all, by_any = computed.all(0), computed.any(0)
+    is_context = np.arange(computed.shape[1]) < traces[0].layout.num_context
+    marks = np.where(computed, np.where(by_all, BY_ALL, HERE), np.where(by_any, ELSEWHERE, 0))
+    return list(np.where(is_context, marks, 0).astype(np.int8))
+
+
+def overlap_counts(marks: NDArray[np.int8]) -> str:
+    """Count the context tokens with each mark."""
+    return ", ".join(f"{int((marks == mark).sum())} {name}" for mark, name in _MARK_NAMES.items())
+
+
+def overlap_legend(has_color: bool) -> Text:
+    """Return the marks in their styles."""
+    names = {BY_ALL: "by all", HERE: "here, not by all", ELSEWHERE: "elsewhere, not here"}
+    line = Text().append("computed ", style="dim")
+    for mark, name in names.items():
+        line.append(name, style=token_style(mark, has_color)).append(" ")
+    return line

@@ -1,4 +1,4 @@
-"""Small screens over another one: asking for a path, help."""
+"""Dialogs over another screen: the path of a file, and help."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from textual.keys import format_key
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, Label, Static
 
-_WORDS = """\
+_NOTES = """\
 Positions read 5+11: token 11 of chunk 5 (chunks from 1, tokens from 0); head+0, tail+2, answer+0.
 A cell of a map shows the largest of its tokens; a token is plain under a tenth of the largest number
 (of "computed": at no layer). Attention and deviation are asked of the model, in a process of its own:
@@ -22,7 +22,7 @@ Click: a token, a cell, a row, a title to sort by, a slider. ctrl+p: every actio
 
 
 class PathDialog(ModalScreen[str | None]):
-    """Asks for one line; dismissed with it, or with None."""
+    """A dialog for one line; it is dismissed with the line, or with None."""
 
     DEFAULT_CSS = """
     PathDialog { align: center middle; }
@@ -48,7 +48,7 @@ class PathDialog(ModalScreen[str | None]):
 
 
 class HelpScreen(ModalScreen[None]):
-    """The keys of the screen below, and what the words mean."""
+    """The keys of the screen below, and notes on what is shown."""
 
     DEFAULT_CSS = """
     HelpScreen { align: center middle; }
@@ -66,11 +66,11 @@ class HelpScreen(ModalScreen[None]):
             yield Static(Text("keys", style="bold"))
             yield Static(keys_of(self._below), id="keys")
             yield Static(Text("\nwhat is shown", style="bold"))
-            yield Static(Text(_WORDS))
+            yield Static(Text(_NOTES))
 
 
 def keys_of(screen: Screen[Any]) -> Table:
-    """Every key of a screen, of what is on it, and of the app."""
+    """Return a table of the keys of a screen, of its widgets and of the app."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()

@@ -1,4 +1,4 @@
-"""A view as a file: SVG (textual's own), PNG (drawn cell by cell), or JSON (what the command's `--json` prints)."""
+"""Export a view as SVG (textual's own), PNG (drawn cell by cell), or JSON (what the command's `--json` prints)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
 SUFFIXES = (".svg", ".png", ".json")
-_SIZE = 16  # of the font, in pixels
-_HEIGHT = 20  # of a line
+_FONT_SIZE = 16  # pixels
+_LINE_HEIGHT = 20
+
+Rgb = tuple[int, int, int]
 
 
 def export_view(app: App[Any], path: Path, data: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Write what is seen (.svg, .png) or what it is made of (.json).
+    """Write the screen (.svg, .png) or its data (.json).
 
     Raises:
-        InputError: another suffix, or no Pillow for a PNG.
-        StoreError: it cannot be written.
+        InputError: another suffix, or a PNG without Pillow.
+        StoreError: the file cannot be written.
     """
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: must end in {', '.join(SUFFIXES)}")
@@ -41,39 +43,39 @@ def export_view(app: App[Any], path: Path, data: Mapping[str, Any] | Sequence[An
     elif path.suffix == ".svg":
         content = app.export_screenshot(title="pic").encode("utf-8", "backslashreplace")
     else:
-        content = draw_png(seen_lines(app))
+        content = draw_png(screen_lines(app))
     with atomic_write(path) as file:
         file.write(content)
 
 
-def seen_lines(app: App[Any]) -> list[Strip]:
-    """What is on the screen, line by line."""
+def screen_lines(app: App[Any]) -> list[Strip]:
+    """Return the lines of the screen as they are drawn."""
     return app.screen._compositor.render_strips()
 
 
 def draw_png(lines: Sequence[Strip]) -> bytes:
-    """Text of one size on coloured cells, with a font that comes with matplotlib."""
+    """Draw text on coloured cells, with a font that comes with matplotlib."""
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise InputError("PNG: needs Pillow; install it with: pip install 'pictool[tui]'") from error
-    fonts = [ImageFont.truetype(str(_fonts() / f"DejaVuSansMono{kind}.ttf"), _SIZE) for kind in ("", "-Bold")]
+    fonts = [ImageFont.truetype(str(_fonts() / f"DejaVuSansMono{kind}.ttf"), _FONT_SIZE) for kind in ("", "-Bold")]
     cell = round(fonts[0].getlength("M"))
-    picture = Image.new("RGB", (max(line.cell_length for line in lines) * cell, len(lines) * _HEIGHT))
+    picture = Image.new("RGB", (max(line.cell_length for line in lines) * cell, len(lines) * _LINE_HEIGHT))
     draw = ImageDraw.Draw(picture)
     for y, line in enumerate(lines):
         x = 0
         for text, style, _ in line:
             if not cell_len(text):
                 continue
-            ink, ground = colors_of(style or Style.null())
-            end = x + cell_len(text) * cell
-            draw.rectangle((x, y * _HEIGHT, end - 1, (y + 1) * _HEIGHT - 1), fill=ground)
-            for at, character in enumerate(text):
-                left = x + cell_len(text[:at]) * cell
-                draw.text((left, y * _HEIGHT), character, font=fonts[bool(style and style.bold)], fill=ink)
+            foreground, background = colors_of(style or Style.null())
+            end, top, bottom = x + cell_len(text) * cell, y * _LINE_HEIGHT, (y + 1) * _LINE_HEIGHT
+            draw.rectangle((x, top, end - 1, bottom - 1), fill=background)
+            for index, character in enumerate(text):
+                left = x + cell_len(text[:index]) * cell
+                draw.text((left, top), character, font=fonts[bool(style and style.bold)], fill=foreground)
             if style and style.underline:
-                draw.line((x, (y + 1) * _HEIGHT - 2, end - 1, (y + 1) * _HEIGHT - 2), fill=ink)
+                draw.line((x, bottom - 2, end - 1, bottom - 2), fill=foreground)
             x = end
     file = BytesIO()
     picture.save(file, "PNG", optimize=True)
@@ -88,21 +90,18 @@ def _fonts() -> Path:
     return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 
 
-Triple = tuple[int, int, int]
-
-
-def colors_of(style: Style) -> tuple[Triple, Triple]:
-    """Ink and ground of a cell as they are seen."""
-    ink, ground = _rgb(style.color, True), _rgb(style.bgcolor, False)
+def colors_of(style: Style) -> tuple[Rgb, Rgb]:
+    """Return the foreground and background of a cell as a terminal draws them."""
+    foreground, background = _rgb(style.color, True), _rgb(style.bgcolor, False)
     if style.reverse:
-        ink, ground = ground, ink
+        foreground, background = background, foreground
     if style.dim:
-        ink = tuple((a + b) // 2 for a, b in zip(ink, ground, strict=True))  # type: ignore[assignment]
-    return ink, ground
+        foreground = tuple((a + b) // 2 for a, b in zip(foreground, background, strict=True))  # type: ignore[assignment]
+    return foreground, background
 
 
-def _rgb(color: Color | None, is_ink: bool) -> Triple:
+def _rgb(color: Color | None, is_foreground: bool) -> Rgb:
     theme = DIMMED_MONOKAI
     if color is None:
-        return tuple(theme.foreground_color if is_ink else theme.background_color)  # type: ignore[return-value]
-    return tuple(color.get_truecolor(theme, foreground=is_ink))  # type: ignore[return-value]
+        return tuple(theme.foreground_color if is_foreground else theme.background_color)  # type: ignore[return-value]
+    return tuple(color.get_truecolor(theme, foreground=is_foreground))  # type: ignore[return-value]

@@ -16,7 +16,7 @@ from pictool.errors import PicError
 from pictool.store.store import Store
 from pictool.trace.labels import short, visible
 from pictool.tui.base import PicScreen, SearchInput
-from pictool.tui.listing import SORTS, Listing, Row, ago, links_of
+from pictool.tui.listing import SORTS, ListedObject, Listing, ago, count_links
 from pictool.tui.widgets.table import Column, RowTable
 
 REFRESH_S = 2.0
@@ -32,7 +32,7 @@ _TRACES = (
 
 
 class HomeScreen(PicScreen):
-    """Lists; the store is read in a thread, and read again when it changes."""
+    """Two tables. The store is read in a thread, and read again when it changes."""
 
     DEFAULT_CSS = """
     HomeScreen #store { height: 1; padding: 0 1; background: $boost; }
@@ -54,7 +54,7 @@ class HomeScreen(PicScreen):
     def __init__(self, store: Store) -> None:
         super().__init__()
         self.listing = Listing(store)
-        self.rows: list[Row] = []
+        self.listed: list[ListedObject] = []
         self.sort, self.is_reversed, self._is_reading = "key", False, False
         self.marked: set[str] = set()
         self.marked_traces: set[str] = set()
@@ -70,12 +70,12 @@ class HomeScreen(PicScreen):
     def on_mount(self) -> None:
         self.query_one("#objects").focus()
         self.show_traces()
-        self.show_rows()
+        self.show_objects()
         self.refresh_store()
         self.set_interval(REFRESH_S, self.refresh_store)
 
     def refresh_store(self) -> None:
-        """Read what is new, unless that goes on already."""
+        """Read what is new in the store, unless a thread is reading already."""
         if not self._is_reading:
             self._is_reading = True
             self.run_worker(self._read, thread=True, group="listing")
@@ -84,11 +84,11 @@ class HomeScreen(PicScreen):
         worker, problem = get_current_worker(), ""
         try:
             if self.listing.refresh():
-                self.app.call_from_thread(self.show_rows)
+                self.app.call_from_thread(self.show_objects)
             self.listing.read_headers(
-                lambda: self.app.call_from_thread(self.show_rows),
+                lambda: self.app.call_from_thread(self.show_objects),
                 lambda: worker.is_cancelled or not self.app.is_running,
-                self.app.call_from_thread(self.seen_keys),
+                self.app.call_from_thread(self.visible_keys),
             )
         except (PicError, OSError) as error:
             problem = str(error)
@@ -100,81 +100,81 @@ class HomeScreen(PicScreen):
             self.pic.tell(problem, is_error=True)
 
     def _table(self) -> RowTable | None:
-        """The objects' table; None while the program ends, when a thread may still ask."""
+        """The objects' table; None while the program ends, when a thread may still call this."""
         return next(iter(self.query("#objects").results(RowTable)), None) if self.is_attached else None
 
-    def seen_keys(self) -> list[str]:
-        """Keys of the rows that are on the screen."""
+    def visible_keys(self) -> list[str]:
+        """Return the keys of the objects that are on the screen."""
         if (table := self._table()) is None:
             return []
         top = int(table.scroll_offset.y)
-        return [row.key for row in self.rows[top : top + table.size.height]]
+        return [entry.key for entry in self.listed[top : top + table.size.height]]
 
-    def show_rows(self) -> None:
-        """The objects as they are filtered and sorted now; the cursor stays on its object."""
+    def show_objects(self) -> None:
+        """Filter and sort the objects and show them; the cursor stays on its object."""
         table, links = self._table(), self._links()
         if table is None:
             return
-        at = self.rows[table.cursor].key if table.cursor < len(self.rows) else None
-        self.rows = self.listing.rows(self.query_one(SearchInput).value, self.sort, self.is_reversed, links)
+        key = self.listed[table.cursor].key if table.cursor < len(self.listed) else None
+        self.listed = self.listing.objects(self.query_one(SearchInput).value, self.sort, self.is_reversed, links)
         self.marked &= self.listing.described.keys()
-        table.show(len(self.rows), self._object)
-        found = next((i for i, row in enumerate(self.rows) if row.key == at), None)
-        if found is not None:
-            table.cursor = found
+        table.show(len(self.listed), self._object_cells)
+        index = next((i for i, entry in enumerate(self.listed) if entry.key == key), None)
+        if index is not None:
+            table.cursor = index
         self._show_title()
 
     def _links(self) -> dict[str, int]:
-        return links_of([[chunk.key for chunk in one.trace.chunks] for one in self.pic.traces])
+        return count_links([[chunk.key for chunk in loaded.trace.chunks] for loaded in self.pic.traces])
 
     def _show_title(self) -> None:
-        known = [row.found for row in self.rows if row.found is not None]
-        size, waiting = sum(one.num_bytes for one in known), len(self.rows) - len(known)
+        known = [entry.stored for entry in self.listed if entry.stored is not None]
+        size, num_missing = sum(stored.num_bytes for stored in known), len(self.listed) - len(known)
         total = len(self.listing.described)
-        counts = f"{len(self.rows)} of {total} objects" if len(self.rows) < total else f"{total} objects"
-        more = f", {waiting} being read" if waiting else ""
+        counts = f"{len(self.listed)} of {total} objects" if len(self.listed) < total else f"{total} objects"
+        more = f", {num_missing} being read" if num_missing else ""
         sort = f"by {self.sort}{' (reversed)' if self.is_reversed else ''}"
         title = f"{counts}, {size:,d} bytes{more}; {sort}; store {visible(str(self.listing.store.root))}"
         self.query_one("#store", Static).update(Text(title, no_wrap=True, overflow="ellipsis"))
 
-    def _object(self, index: int) -> tuple[str, ...]:
-        row = self.rows[index]
-        mark = "✓" if row.key in self.marked else ""
-        hits, links = "?" if row.hits is None else str(row.hits), str(row.links) if row.links else ""
-        one = row.found
-        if one is None:
-            return (mark, row.key[:12], "…", "", "", hits, "", "", links)
-        use = f"{one.num_bytes:,d}", hits, ago(one.used_ns, time_ns())
-        if one.meta is None:
-            return (mark, row.key[:12], "", f"DAMAGED: {visible(one.problem or '')}", *use, "", links)
-        text = visible(" ".join(one.text[:400].split()))
-        return (mark, row.key[:12], str(one.meta.num_tokens), text, *use, str(one.meta.sinks), links)
+    def _object_cells(self, index: int) -> tuple[str, ...]:
+        entry = self.listed[index]
+        mark, key = "✓" if entry.key in self.marked else "", entry.key[:12]
+        hits, links = "?" if entry.hits is None else str(entry.hits), str(entry.links) if entry.links else ""
+        stored = entry.stored
+        if stored is None:
+            return (mark, key, "…", "", "", hits, "", "", links)
+        use = f"{stored.num_bytes:,d}", hits, ago(stored.used_ns, time_ns())
+        if stored.meta is None:
+            return (mark, key, "", f"DAMAGED: {visible(stored.problem or '')}", *use, "", links)
+        text = visible(" ".join(stored.text[:400].split()))
+        return (mark, key, str(stored.meta.num_tokens), text, *use, str(stored.meta.sinks), links)
 
     def show_traces(self) -> None:
         traces = self.pic.traces
         table = self.query_one("#traces", RowTable)
-        table.show(len(traces), self._trace)
+        table.show(len(traces), self._trace_cells)
         table.styles.height = min(len(traces), 8) + 1
         table.display = bool(traces)
-        words = f"{len(traces)} open traces" if traces else "no open trace: o opens one, l links"
-        self.query_one("#traces-title", Static).update(words)
+        title = f"{len(traces)} open traces" if traces else "no open trace: o opens one, l links"
+        self.query_one("#traces-title", Static).update(title)
 
-    def _trace(self, index: int) -> tuple[str, ...]:
-        one = self.pic.traces[index]
-        tokens = one.trace.report["tokens"]
+    def _trace_cells(self, index: int) -> tuple[str, ...]:
+        name, trace = self.pic.traces[index].name, self.pic.traces[index].trace
+        tokens = trace.report["tokens"]
         return (
-            "✓" if one.name in self.marked_traces else "", short(one.trace.label, 18), f"{tokens['recomputed']:.1f}",
-            str(tokens["prompt"]), visible(one.trace.answer), visible(one.name),
+            "✓" if name in self.marked_traces else "", short(trace.label, 18), f"{tokens['recomputed']:.1f}",
+            str(tokens["prompt"]), visible(trace.answer), visible(name),
         )  # fmt: skip
 
-    def on_row_table_opened(self, event: RowTable.Opened) -> None:
+    def on_row_table_selected(self, event: RowTable.Selected) -> None:
         if event.table.id == "traces":
             self.pic.show_trace(self.pic.traces[event.row])
             return
         from pictool.tui.object_screen import ObjectScreen
 
         try:
-            screen = ObjectScreen(self.listing.store, self.rows[event.row].key)
+            screen = ObjectScreen(self.listing.store, self.listed[event.row].key)
         except PicError as error:
             self.pic.tell_error(error)
             self.refresh_store()
@@ -186,10 +186,10 @@ class HomeScreen(PicScreen):
             sort = _SORT_OF[event.column]
             self.is_reversed = sort == self.sort and not self.is_reversed
             self.sort = sort
-            self.show_rows()
+            self.show_objects()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        self.show_rows()
+        self.show_objects()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.query_one("#objects").focus()
@@ -199,30 +199,30 @@ class HomeScreen(PicScreen):
 
     def action_sort(self) -> None:
         self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
-        self.show_rows()
+        self.show_objects()
 
     def action_reverse(self) -> None:
         self.is_reversed = not self.is_reversed
-        self.show_rows()
+        self.show_objects()
 
     def action_mark(self) -> None:
-        """Mark or unmark what the cursor stands on, and go on."""
+        """Mark or unmark the object or trace under the cursor, and move to the next one."""
         objects, traces = self.query_one("#objects", RowTable), self.query_one("#traces", RowTable)
         if traces.has_focus and traces.count:
             self.marked_traces ^= {self.pic.traces[traces.cursor].name}
             traces.action_move(1)
         elif objects.count:
-            self.marked ^= {self.rows[objects.cursor].key}
+            self.marked ^= {self.listed[objects.cursor].key}
             objects.action_move(1)
         objects.refresh()
         traces.refresh()
 
     def action_link(self) -> None:
-        self.pic.show_link([row.key for row in self.rows if row.key in self.marked])
+        self.pic.show_link([entry.key for entry in self.listed if entry.key in self.marked])
 
     def action_compare(self) -> None:
-        """The marked traces, or all."""
-        marked = [one for one in self.pic.traces if one.name in self.marked_traces]
+        """Compare the marked traces, or all."""
+        marked = [loaded for loaded in self.pic.traces if loaded.name in self.marked_traces]
         self.pic.show_compare(marked or self.pic.traces)
 
     def action_open_path(self) -> None:
@@ -231,4 +231,4 @@ class HomeScreen(PicScreen):
         self.app.push_screen(PathDialog("open a trace"), self.pic.open_path)
 
     def export_data(self) -> Sequence[Mapping[str, Any]]:
-        return self.pic.services.exports.listing([row.found for row in self.rows if row.found is not None])
+        return self.pic.services.exports.listing([entry.stored for entry in self.listed if entry.stored is not None])

@@ -1,4 +1,4 @@
-"""The link form: a request that runs in another process, its answer as it comes, and the trace that then opens."""
+"""The link screen: a form whose request runs in another process, its streamed answer, and the trace that opens then."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Button, Footer, Input, Label, ProgressBar, Select, Static
 
 from pictool.errors import PicError
-from pictool.trace.labels import harmless, visible
+from pictool.linker.policies import DEFAULT
+from pictool.trace.labels import visible, visible_lines
 from pictool.tui.base import PicScreen
 from pictool.tui.services import Cancelled, LinkForm, PolicyChoice
 
-_DEFAULT = "legolink"
 _FIELDS = (
     ("documents", "documents: files, .kvo objects or keys, as in a shell"), ("query", "query"),
     ("params", "fields of the policy: FIELD=VALUE …"),
@@ -32,7 +32,7 @@ _FIELDS = (
 
 
 class LinkScreen(PicScreen):
-    """Fields, two buttons, and what happens."""
+    """Fields, two buttons, progress and the answer."""
 
     DEFAULT_CSS = """
     LinkScreen VerticalScroll { height: 1fr; padding: 0 1; }
@@ -53,7 +53,7 @@ class LinkScreen(PicScreen):
         super().__init__()
         self._documents = shlex.join(documents)
         self._policies: dict[str, PolicyChoice] = {}
-        self._algo, self._said = "", ""
+        self._algo, self._note_text = "", ""
         self.is_linking, self._answer, self._started = False, "", 0.0
 
     def compose(self) -> ComposeResult:
@@ -62,7 +62,7 @@ class LinkScreen(PicScreen):
             for name, label in _FIELDS:
                 if name == "params":
                     yield Label("policy")
-                    yield Select([(_DEFAULT, _DEFAULT)], value=_DEFAULT, allow_blank=False, id="algo", compact=True)
+                    yield Select([(DEFAULT, DEFAULT)], value=DEFAULT, allow_blank=False, id="algo", compact=True)
                 yield Label(label, markup=False)
                 yield Input(values.get(name, ""), id=name, compact=True)
             with Horizontal(id="buttons"):
@@ -80,22 +80,22 @@ class LinkScreen(PicScreen):
         self.set_interval(0.5, self._tick)
 
     def _read_policies(self) -> None:
-        """In a thread: the other process has to start first."""
-        found: Sequence[PolicyChoice] = ()
+        """Read the policies in a thread: the other process has to start first."""
+        policies: Sequence[PolicyChoice] = ()
         problem = ""
         try:
-            found = self.pic.services.job.policies()
+            policies = self.pic.services.job.policies()
         except (PicError, Cancelled) as error:
             problem = str(error)
-        self.app.call_from_thread(self._show_policies, found, problem)
+        self.app.call_from_thread(self._show_policies, policies, problem)
 
-    def _show_policies(self, found: Sequence[PolicyChoice], problem: str) -> None:
+    def _show_policies(self, policies: Sequence[PolicyChoice], problem: str) -> None:
         if not self.is_attached:
             return
         if problem:
             self._note(problem)
             return
-        self._policies = {one.name: one for one in found}
+        self._policies = {policy.name: policy for policy in policies}
         select = self.query_one("#algo", Select)
         chosen = select.value
         select.set_options([(name, name) for name in self._policies])
@@ -106,10 +106,10 @@ class LinkScreen(PicScreen):
         self._show_fields(str(event.value))
 
     def _show_fields(self, algo: str) -> None:
-        """The fields of a policy with their defaults, when another is chosen."""
+        """Show the fields of a policy with their defaults, if it is another than before."""
         if algo in self._policies and algo != self._algo:
             self._algo, fields = algo, self._policies[algo].fields
-            words = [f"{name}={_shown(value)}" for name, value in fields.items() if value not in (None, "", ())]
+            words = [f"{name}={_format_value(value)}" for name, value in fields.items() if value not in (None, "", ())]
             self.query_one("#params", Input).value = shlex.join(words)
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
@@ -119,10 +119,10 @@ class LinkScreen(PicScreen):
             self.action_cancel()
 
     def forms(self) -> list[LinkForm]:
-        """What the fields say: a request for each policy, the chosen one first.
+        """Return a request for each policy, the chosen one first.
 
         Raises:
-            ValueError: quotes that do not close, no number, or no such policy.
+            ValueError: an open quote, no number, or no such policy.
         """
         value = {name: self.query_one(f"#{name}", Input).value.strip() for name, _ in _FIELDS}
         algo = str(self.query_one("#algo", Select).value)
@@ -134,17 +134,17 @@ class LinkScreen(PicScreen):
         first = LinkForm(
             documents, value["query"], algo, fields, value["trace"], int(value["max"]), value["model"] or None
         )
-        return [first, *self._others(first, value["others"])]
+        return [first, *self._other_forms(first, value["others"])]
 
-    def _others(self, first: LinkForm, text: str) -> list[LinkForm]:
-        found = []
+    def _other_forms(self, first: LinkForm, text: str) -> list[LinkForm]:
+        forms = []
         for number, words in enumerate(filter(None, map(shlex.split, text.split(";"))), start=2):
             if words[0] not in (self._policies or words):
                 raise ValueError(f"no policy {words[0]!r}: must be one of {', '.join(self._policies)}")
             path = Path(first.trace)
             trace = str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
-            found.append(replace(first, algo=words[0], fields=tuple(words[1:]), trace=trace))
-        return found
+            forms.append(replace(first, algo=words[0], fields=tuple(words[1:]), trace=trace))
+        return forms
 
     def action_link(self) -> None:
         try:
@@ -152,9 +152,9 @@ class LinkScreen(PicScreen):
         except ValueError as error:
             self._note(str(error))
             return
-        if self.is_linking or not self.pic.take_job():
+        if self.is_linking or not self.pic.acquire_job():
             return
-        self._algo, self._said = "", ""
+        self._algo, self._note_text = "", ""
         self.is_linking, self._answer, self._started = True, "", time.monotonic()
         self.query_one("#answer", Static).update("")
         self._set_running(True)
@@ -173,11 +173,11 @@ class LinkScreen(PicScreen):
             super().action_back()
 
     def note(self, text: str) -> None:
-        """From the thread: a step."""
+        """Show a step; called from the thread."""
         self.app.call_from_thread(self._note, text)
 
     def text(self, piece: str) -> None:
-        """From the thread: a piece of the answer."""
+        """Append a piece of the answer; called from the thread."""
         self.app.call_from_thread(self._append, piece)
 
     def _run(self, forms: Sequence[LinkForm]) -> None:
@@ -191,17 +191,17 @@ class LinkScreen(PicScreen):
             problem = "cancelled; no trace was written"
         except PicError as error:
             problem = str(error)
-        self.app.call_from_thread(self._done, paths, problem)
+        self.app.call_from_thread(self._finish, paths, problem)
 
     def _begin(self, algo: str, done: int, total: int) -> None:
-        """What comes now; with several policies the bar says how many are done, and each answer has a line."""
+        """Begin a request. With several policies the bar shows how many are done, and each answer has a line."""
         if total > 1:
             self.query_one("#progress", ProgressBar).update(total=total, progress=done)
             self._append(f"{chr(10) * bool(done)}{algo}: ")
 
-    def _done(self, paths: Sequence[Path], problem: str) -> None:
+    def _finish(self, paths: Sequence[Path], problem: str) -> None:
         self.is_linking = False
-        self.pic.free_job()
+        self.pic.release_job()
         if not self.is_attached:
             return
         self._set_running(False)
@@ -222,25 +222,25 @@ class LinkScreen(PicScreen):
 
     def _append(self, piece: str) -> None:
         self._answer += piece
-        self.query_one("#answer", Static).update(Text(harmless(self._answer)))
+        self.query_one("#answer", Static).update(Text(visible_lines(self._answer)))
 
     def _note(self, text: str) -> None:
-        self._said = visible(text)
+        self._note_text = visible(text)
         self._tick()
 
     def _tick(self) -> None:
         seconds = f" ({time.monotonic() - self._started:.0f} s)" if self.is_linking else ""
-        self.query_one("#note", Static).update(Text(self._said + seconds))
+        self.query_one("#note", Static).update(Text(self._note_text + seconds))
 
     def export_data(self) -> dict[str, str]:
-        values = {one.id or "": one.value for one in self.query(Input)}
+        values = {field.id or "": field.value for field in self.query(Input)}
         return {**values, "algo": str(self.query_one("#algo", Select).value), "answer": self._answer}
 
 
 def free_name() -> str:
-    """link-1.trace, or the next one that is not there."""
+    """Return link-1.trace, or the next such name that is free."""
     return next(name for i in range(1, 1_000_000) if not Path(name := f"link-{i}.trace").exists())
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

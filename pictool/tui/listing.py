@@ -1,4 +1,4 @@
-"""What a store holds, read bit by bit and never assumed to stay as it is. Knows no screen."""
+"""The list of a store's objects: read in batches, refreshed when the store changes, filtered and sorted. No screen."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ SORTS = ("key", "tokens", "bytes", "hits", "used", "sinks", "links", "text")
 
 
 @dataclass(frozen=True)
-class Row:
-    """An object in the list; `found` is None until its header is read.
+class ListedObject:
+    """An object in the list.
 
-    `hits`: how often it was opened to be used; None if that cannot be read. `links`: traces at hand that link it.
+    Attributes:
+        stored: what its header says; None until that is read.
+        hits: how often it was opened to be used; None if that cannot be read.
+        links: how many open traces link it.
     """
 
     key: str
-    found: StoredObject | None
+    stored: StoredObject | None
     hits: int | None
     links: int
 
 
 @dataclass
 class Listing:
-    """The objects of a store: keys at once, then headers batch by batch, and again what changed or was used since.
+    """The objects of a store: first the keys, then the headers in batches, then again whatever changed or was used.
 
-    Methods that read run in a thread; they build new maps and put them in place whole.
+    Methods that read run in a thread; they build new maps and replace the old ones as a whole.
     """
 
     store: Store
@@ -38,13 +41,17 @@ class Listing:
     _stamp: tuple[object, ...] | None = None
 
     def refresh(self) -> bool:
-        """Read keys and hits again if the store was changed or used. What is gone or was replaced is forgotten."""
+        """Read keys and hits again if the store was changed or used; forget what was removed or replaced.
+
+        Returns whether anything was read.
+        """
         stamp = (self.store.stamp(), self.store.use_stamp())
         if stamp == self._stamp:
             return False
         if any(self.described.values()):
-            self.described = {key: _still(self.described.get(key), now) for key, now in self.store.files().items()}
-        else:  # as fast as can be
+            files = self.store.files().items()
+            self.described = {key: _if_unchanged(self.described.get(key), entry) for key, entry in files}
+        else:  # keys alone are faster
             self.described = dict.fromkeys(self.store.keys())
         self.hits, self._stamp = self.store.hits(), stamp
         return True
@@ -52,11 +59,11 @@ class Listing:
     def read_headers(
         self, on_batch: Callable[[], None], is_cancelled: Callable[[], bool], first: Sequence[str] = ()
     ) -> None:
-        """Read the headers that are not read yet, those of `first` before others, telling after every batch."""
-        waiting = {key: None for key, found in self.described.items() if found is None}
-        seen = [key for key in first if key in waiting]
-        others = [key for key in waiting if key not in set(seen)]
-        for batch in (seen, *(others[start : start + BATCH] for start in range(0, len(others), BATCH))):
+        """Read the headers that are missing, those of `first` before others; `on_batch` is called after every batch."""
+        missing = {key: None for key, stored in self.described.items() if stored is None}
+        urgent = [key for key in first if key in missing]
+        others = [key for key in missing if key not in set(urgent)]
+        for batch in (urgent, *(others[start : start + BATCH] for start in range(0, len(others), BATCH))):
             if is_cancelled():
                 return
             for key in batch:
@@ -64,35 +71,38 @@ class Listing:
             on_batch()
 
     def _read(self, key: str) -> None:
-        found = self.store.describe(key)
-        if found is None:
-            self.described = {one: known for one, known in self.described.items() if one != key}
+        stored = self.store.describe(key)
+        if stored is None:
+            self.described = {other: known for other, known in self.described.items() if other != key}
         elif key in self.described:
-            self.described[key] = found
+            self.described[key] = stored
 
-    def rows(self, text: str, sort: str, is_reversed: bool, links: dict[str, int]) -> list[Row]:
-        """Rows whose key or text holds `text`, in order, without blocks of chains; those without a header come last."""
-        wanted = text.casefold()
-        known = [(key, one) for key, one in self.described.items() if one is None or not one.is_block]
-        if wanted:
-            known = [(key, one) for key, one in known if wanted in _words(key, one)]
-        hits = self.hits
-        found = [Row(key, one, None if hits is None else hits.get(key, 0), links.get(key, 0)) for key, one in known]
-        if sort == "key":  # as they are
-            return found[::-1] if is_reversed else found
-        with_header = [row for row in found if _order(row, sort) is not None]
-        with_header.sort(key=lambda row: _order(row, sort), reverse=is_reversed)  # type: ignore[arg-type, return-value]
-        return with_header + [row for row in found if _order(row, sort) is None]
+    def objects(self, text: str, sort: str, is_reversed: bool, links: dict[str, int]) -> list[ListedObject]:
+        """List the objects whose key or text contains `text`, sorted, without blocks of chains.
+
+        Objects whose sort key is not known yet come last.
+        """
+        text, hits = text.casefold(), self.hits
+        listed = [
+            ListedObject(key, stored, None if hits is None else hits.get(key, 0), links.get(key, 0))
+            for key, stored in self.described.items()
+            if (stored is None or not stored.is_block) and (not text or text in _search_text(key, stored))
+        ]
+        if sort == "key":  # the order of the store
+            return listed[::-1] if is_reversed else listed
+        known = [entry for entry in listed if _sort_key(entry, sort) is not None]
+        known.sort(key=lambda entry: _sort_key(entry, sort), reverse=is_reversed)  # type: ignore[arg-type, return-value]
+        return known + [entry for entry in listed if _sort_key(entry, sort) is None]
 
 
-def _still(known: StoredObject | None, now: Entry) -> StoredObject | None:
-    """What is known of an object, if its file is the same. One that was used since is read again."""
-    is_same = known is not None and (known.used_ns, known.num_bytes) == (now.used_ns, now.num_bytes)
-    return known if is_same else None
+def _if_unchanged(stored: StoredObject | None, entry: Entry) -> StoredObject | None:
+    """Return what is known of an object if its file is still the same and was not used since."""
+    is_same = stored is not None and (stored.used_ns, stored.num_bytes) == (entry.used_ns, entry.num_bytes)
+    return stored if is_same else None
 
 
 def ago(used_ns: int, now_ns: int) -> str:
-    """How long ago, in the largest unit that is not 0; what a wrong clock has used in the future is `ahead`."""
+    """Return the time since a use in the largest unit that is not 0; `ahead` if a wrong clock set it in the future."""
     seconds = (now_ns - used_ns) // 1_000_000_000
     if seconds < 0:
         return "ahead"
@@ -102,32 +112,32 @@ def ago(used_ns: int, now_ns: int) -> str:
     return f"{seconds} s"
 
 
-def _words(key: str, one: StoredObject | None) -> str:
-    return key if one is None else f"{key} {one.text} {one.problem or ''}".casefold()
+def _search_text(key: str, stored: StoredObject | None) -> str:
+    return key if stored is None else f"{key} {stored.text} {stored.problem or ''}".casefold()
 
 
-def _order(row: Row, sort: str) -> tuple[int | str, str] | None:
-    """What a row is sorted by; None if that is not known."""
+def _sort_key(entry: ListedObject, sort: str) -> tuple[int | str, str] | None:
+    """Return what an object is sorted by; None if that is not known."""
     if sort == "links":
-        return row.links, row.key
+        return entry.links, entry.key
     if sort == "hits":
-        return None if row.hits is None else (row.hits, row.key)
-    one = row.found
-    if one is None:
+        return None if entry.hits is None else (entry.hits, entry.key)
+    stored = entry.stored
+    if stored is None:
         return None
     if sort == "used":
-        return one.used_ns, row.key
+        return stored.used_ns, entry.key
     if sort == "bytes":
-        return one.num_bytes, row.key
-    if one.meta is None:
+        return stored.num_bytes, entry.key
+    if stored.meta is None:
         return None
     if sort == "text":
-        return one.text.casefold(), row.key
-    return (one.meta.num_tokens if sort == "tokens" else one.meta.sinks), row.key
+        return stored.text.casefold(), entry.key
+    return (stored.meta.num_tokens if sort == "tokens" else stored.meta.sinks), entry.key
 
 
-def links_of(keys_by_trace: Sequence[Sequence[str]]) -> dict[str, int]:
-    """How many traces link each object."""
+def count_links(keys_by_trace: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Count how many traces link each object."""
     counts: dict[str, int] = {}
     for keys in keys_by_trace:
         for key in set(keys):

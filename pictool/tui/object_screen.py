@@ -1,9 +1,8 @@
-"""The object view: header, checksums, text, the norms of every layer (each read and checked), and its sinks."""
+"""The object screen: header, text, norms of every layer (read and checked), checksums, and attention sinks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.table import Table
@@ -16,21 +15,29 @@ from pictool.errors import PicError
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
 from pictool.trace.labels import visible
-from pictool.trace.objects import LayerView, layers_of
-from pictool.tui.asking import Asking
-from pictool.tui.base import SearchInput
-from pictool.tui.flow import Shown
-from pictool.tui.sink_table import sink_columns, sink_rows, sinks_line
+from pictool.trace.object_stats import LayerStats, object_stats
+from pictool.tui.base import BackgroundRequest, SearchInput
 from pictool.tui.text_screen import TextScreen
 from pictool.tui.widgets.table import Column, RowTable
-from pictool.tui.widgets.tokens import TokensView
+from pictool.tui.widgets.token_text import TokensView, TokenText
 
 if TYPE_CHECKING:
-    from pictool.trace.sinks import SinkProfile
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pictool.trace.attention_sinks import AttentionSinks
+
+_NO_SINKS = "a asks the model what share of its attention the first tokens draw, when the chunk is read alone"
+_LAYER_COLUMNS = (
+    Column("layer", 5, True), Column("", 1), Column("norm", 9, True), Column("first", 9, True), Column("min", 9, True),
+    Column("max", 9, True),
+)  # fmt: skip
+_NUM_OFFSETS = 12  # first tokens of a chunk that have a column
+_BAR_WIDTH = 10
 
 
 class ObjectScreen(TextScreen):
-    """One object of the store. It is opened anew for everything that is read: the store may change meanwhile."""
+    """One object of the store. It is opened again for everything that is read, since the store may change meanwhile."""
 
     DEFAULT_CSS = """
     ObjectScreen TabbedContent { height: 1fr; }
@@ -41,28 +48,34 @@ class ObjectScreen(TextScreen):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("t", "next_tab", "next tab"),
-        Binding("a", "ask", "sinks"),
+        Binding("a", "attention_sinks", "sinks"),
     ]
     export_name = "object"
 
     def __init__(self, store: Store, key: str) -> None:
-        """Raises PicError: gone, or damaged."""
+        """Open the object.
+
+        Raises:
+            PicError: it was removed, or is damaged.
+        """
         super().__init__()
         self._store, self.key = store, key
-        with store.look(key) as file:
+        with store.peek(key) as file:
             self._facts, self._text, self._checksums = facts_of(file), file.text(), file.checksums
             self._has_dummies = file.meta.sinks > 0
-        self.is_read = False
-        self.asking: Asking[SinkProfile] = Asking(self, self._note, self._keep_profile, self.show_sinks)
+        self._are_layers_read = False
+        self.request: BackgroundRequest[AttentionSinks] = BackgroundRequest(
+            self, self._note, self._set_sinks, self.show_sinks
+        )
 
     def compose(self) -> ComposeResult:
         yield Static(facts_table(self._facts), id="facts")
         with TabbedContent():
             with TabPane("text", id="tab-text"):
-                yield TokensView(Shown.of_text(self._text, "source text"))
+                yield TokensView(TokenText.of_text(self._text, "source text"))
             with TabPane("layers", id="tab-layers"):
                 yield Static(id="problem")
-                yield RowTable(_LAYERS, id="layers")
+                yield RowTable(_LAYER_COLUMNS, id="layers")
             with TabPane("checksums", id="tab-checksums"):
                 yield RowTable([Column("part", 10), Column("BLAKE3", 0)], id="checksums")
             with TabPane("sinks", id="tab-sinks"):
@@ -72,80 +85,65 @@ class ObjectScreen(TextScreen):
         yield Footer()
 
     def on_mount(self) -> None:
-        rows = checksum_rows(self._checksums)
-        self.query_one("#checksums", RowTable).show(len(rows), rows.__getitem__)
+        self.query_one("#checksums", RowTable).show_rows(checksum_rows(self._checksums))
         self.query_one("#problem", Static).display = False
         self.show_sinks()
         self.views[0].focus()
 
-    def action_next_tab(self) -> None:
-        tabs = self.query_one(TabbedContent)
-        names = [str(pane.id) for pane in tabs.query(TabPane)]
-        tabs.active = names[(names.index(tabs.active) + 1) % len(names)]
-
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
-        if event.pane.id == "tab-layers" and not self.is_read:
-            self.is_read = True
-            self.run_worker(partial(self._read), thread=True, group="layers")
+        if event.pane.id == "tab-layers" and not self._are_layers_read:
+            self._are_layers_read = True
+            self.run_worker(self._read_layers, thread=True, group="layers")
 
-    def _read(self) -> None:
-        """In a thread: an object may be large."""
-        layers: tuple[LayerView, ...] = ()
+    def _read_layers(self) -> None:
+        """Read the layers in a thread: an object may be large."""
+        layers: tuple[LayerStats, ...] = ()
         problem = ""
         try:
-            with self._store.look(self.key) as file:
-                layers = layers_of(file)
+            with self._store.peek(self.key) as file:
+                layers = object_stats(file)
         except PicError as error:
             problem = str(error)
         self.app.call_from_thread(self._show_layers, layers, problem)
 
-    def _show_layers(self, layers: tuple[LayerView, ...], problem: str) -> None:
+    def _show_layers(self, layers: tuple[LayerStats, ...], problem: str) -> None:
         if not self.is_attached:
             return
-        rows = layer_rows(layers)
-        self.query_one("#layers", RowTable).show(len(rows), rows.__getitem__)
-        shown = self.query_one("#problem", Static)
-        shown.display = bool(problem)
-        shown.update(visible(problem))
+        self.query_one("#layers", RowTable).show_rows(layer_rows(layers))
+        message = self.query_one("#problem", Static)
+        message.display = bool(problem)
+        message.update(visible(problem))
 
-    def action_ask(self) -> None:
-        """What its first tokens draw: asked of the model once."""
+    def action_attention_sinks(self) -> None:
+        """Show the object's attention sinks; the model measures them once."""
         self.query_one(TabbedContent).active = "tab-sinks"
-        if self.key not in self.pic.profiles:
-            self.asking.start(lambda listener: self.pic.services.job.sinks(self.key, listener))
+        if self.key not in self.pic.attention_sinks:
+            self.request.start(lambda listener: self.pic.services.job.attention_sinks(self.key, listener))
 
     def action_back(self) -> None:
-        if not self.asking.cancel():
+        if not self.request.cancel():
             super().action_back()
 
     def _note(self, text: str) -> None:
         self.query_one("#sinks-note", Static).update(Text(text))
 
-    def _keep_profile(self, profile: SinkProfile) -> None:
-        self.pic.profiles[self.key] = profile
+    def _set_sinks(self, sinks: AttentionSinks) -> None:
+        self.pic.attention_sinks[self.key] = sinks
         self.show_sinks()
 
     def show_sinks(self) -> None:
-        """What is known of them."""
-        profile = self.pic.profiles.get(self.key)
-        self._note(_ASK if profile is None else sinks_line(profile))
-        rows = [] if profile is None else sink_rows(profile)
-        self.query_one("#sinks", RowTable).show(len(rows), rows.__getitem__)
+        """Show the attention sinks if they were measured, else how to do so."""
+        sinks = self.pic.attention_sinks.get(self.key)
+        self._note(_NO_SINKS if sinks is None else sinks_line(sinks))
+        self.query_one("#sinks", RowTable).show_rows([] if sinks is None else sink_rows(sinks))
 
     def export_data(self) -> Mapping[str, Any]:
-        with self._store.look(self.key) as file:
-            return self.pic.services.exports.object(file, self.pic.profiles.get(self.key))
-
-
-_ASK = "a asks the model what share of its attention the first tokens draw, when the chunk is read alone"
-_LAYERS = (
-    Column("layer", 5, True), Column("", 1), Column("norm", 9, True), Column("first", 9, True), Column("min", 9, True),
-    Column("max", 9, True),
-)  # fmt: skip
+        with self._store.peek(self.key) as file:
+            return self.pic.services.exports.object(file, self.pic.attention_sinks.get(self.key))
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
-    """Names, and values that are broken where the line ends: a fingerprint is one word."""
+    """Return a table of names and values; a value is broken where the line ends, since a fingerprint is one word."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=10)
     table.add_column(overflow="fold")
@@ -155,7 +153,7 @@ def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
 
 
 def facts_of(file: ObjectFile) -> list[tuple[str, str]]:
-    """What the header says."""
+    """Return the fields of the header."""
     meta, target = file.meta, file.meta.target
     geometry = target.geometry
     shape = f"{geometry.layers} layers, {geometry.kv_heads} KV heads of {geometry.head_dim}, {target.dtype}"
@@ -167,16 +165,49 @@ def facts_of(file: ObjectFile) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def layer_rows(layers: tuple[LayerView, ...]) -> list[tuple[str, ...]]:
-    """K and V of every layer: mean norm, that of the first token, range."""
+def layer_rows(layers: tuple[LayerStats, ...]) -> list[tuple[str, ...]]:
+    """Return for K and V of every layer the mean norm, the norm of the first token, and the range."""
     rows: list[tuple[str, ...]] = []
     for index, layer in enumerate(layers):
         for name, part in (("K", layer.key), ("V", layer.value)):
-            numbers = (part.mean_norm, part.first_norm, part.least, part.most)
+            numbers = (part.mean_norm, part.first_norm, part.min, part.max)
             rows.append((str(index), name, *(f"{number:.4g}" for number in numbers)))
     return rows
 
 
 def checksum_rows(checksums: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    layers = [(f"layer {index}", one) for index, one in enumerate(checksums["layers"])]
-    return [*((name, str(one)) for name, one in checksums.items() if name != "layers"), *layers]
+    layers = [(f"layer {index}", checksum) for index, checksum in enumerate(checksums["layers"])]
+    return [*((name, str(checksum)) for name, checksum in checksums.items() if name != "layers"), *layers]
+
+
+def sink_columns(has_dummies: bool) -> list[Column]:
+    """Return the columns of the attention sinks, in percent; without dummy tokens theirs is left out."""
+    return [
+        Column("layer", 5, True), Column("head", 4, True), Column("first", 5, True), Column("", _BAR_WIDTH),
+        Column("dummies", 7 if has_dummies else -1, True),
+        *(Column(f"t{offset}", 4, True) for offset in range(_NUM_OFFSETS)),
+    ]  # fmt: skip
+
+
+def sinks_line(sinks: AttentionSinks) -> str:
+    """Return the mean share of the initial tokens, and what it would be under uniform attention."""
+    drawn = f"the first {sinks.num_initial} tokens draw {100 * sinks.initial_share.mean():.1f} % of the attention"
+    return f"{drawn} of the {sinks.num_rows} behind ({100 * sinks.uniform_share:.1f} if all drew alike)"
+
+
+def sink_rows(sinks: AttentionSinks) -> list[tuple[str, ...]]:
+    """Return the mean of all, then every layer and head: initial tokens together, dummies, each first token."""
+    initial, dummies, by_offset = sinks.initial_share, sinks.dummy_share, sinks.share_by_offset
+    num_layers, num_heads = initial.shape
+    rows = [("all", "", *_sink_cells(initial.mean(), dummies.mean(), by_offset.mean((0, 1))))]
+    for layer in range(num_layers):
+        for head in range(num_heads):
+            cells = _sink_cells(initial[layer, head], dummies[layer, head], by_offset[layer, head])
+            rows.append((str(layer), str(head), *cells))
+    return rows
+
+
+def _sink_cells(initial: float, dummies: float, by_offset: NDArray[np.float64]) -> tuple[str, ...]:
+    offsets = [f"{100 * share:.1f}" for share in by_offset[:_NUM_OFFSETS]]
+    bar = "█" * round(initial * _BAR_WIDTH)
+    return f"{100 * initial:.1f}", bar, f"{100 * dummies:.1f}", *offsets, *[""] * (_NUM_OFFSETS - len(offsets))

@@ -1,4 +1,4 @@
-"""What the screens ask of the layer above them: everything that needs a model runs there, never in the TUI."""
+"""Services that the screens call: whatever needs a model runs in the layer above the TUI, never in the TUI."""
 
 from __future__ import annotations
 
@@ -10,15 +10,41 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from pictool.store.format import ObjectFile
     from pictool.store.store import StoredObject
-    from pictool.trace.analysis import Look
-    from pictool.trace.counts import TraceView
+    from pictool.trace.analysis import TraceAnalysis
+    from pictool.trace.attention_sinks import AttentionSinks
+    from pictool.trace.counts import TraceCounts
     from pictool.trace.format import Trace
-    from pictool.trace.sinks import SinkProfile
+
+
+@dataclass(frozen=True)
+class LoadedTrace:
+    """A trace that was read and checked once, its counts, and the path of its file."""
+
+    path: Path
+    trace: Trace
+    counts: TraceCounts
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @classmethod
+    def read(cls, path: Path) -> LoadedTrace:
+        """Read a trace.
+
+        Raises:
+            TraceError: no trace, or a damaged one.
+        """
+        from pictool.trace.counts import count_rows
+        from pictool.trace.format import read_trace
+
+        trace = read_trace(path)
+        return cls(path, trace, count_rows(trace))
 
 
 @dataclass(frozen=True)
 class LinkForm:
-    """What the link form says: a request, and where its trace is written."""
+    """A request as the link form has it, and the path of the trace that is written."""
 
     documents: tuple[str, ...]
     query: str
@@ -38,35 +64,35 @@ class PolicyChoice:
 
 
 class Listener(Protocol):
-    """Hears of a run; it is called from the thread that asked."""
+    """Receives the progress of a run, in the thread that called the job."""
 
     def note(self, text: str) -> None:
-        """A step that was begun or done."""
+        """A step began or is done."""
 
     def text(self, piece: str) -> None:
-        """A piece of the answer."""
+        """The answer goes on by this piece."""
 
 
 class Job(Protocol):
-    """The model's side. Every call blocks, and raises PicError; `cancel`, from another thread, ends the call that runs.
+    """What needs a model. Every call blocks, and raises PicError; `cancel`, from another thread, ends the running call.
 
     A cancelled call raises Cancelled.
     """
 
     def policies(self) -> Sequence[PolicyChoice]:
-        """What can be chosen."""
+        """List the policies that can be chosen."""
 
     def link(self, form: LinkForm, listener: Listener) -> Path:
-        """Link, answer, and write the trace; returns its path."""
+        """Link, answer and write the trace; returns its path."""
 
-    def look(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> Look:
-        """What the model shows behind a trace: attention (of one layer, or all) and the deviation from full."""
+    def analyse(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> TraceAnalysis:
+        """Analyse a trace: attention (of one layer, or all) and deviation from full recompute."""
 
-    def sinks(self, key: str, listener: Listener) -> SinkProfile:
-        """What the first tokens of an object of the store draw of its attention, when it is read alone."""
+    def attention_sinks(self, key: str, listener: Listener) -> AttentionSinks:
+        """Measure the attention that the initial tokens of an object draw when it is compiled alone."""
 
     def cancel(self) -> None:
-        """End what runs, now."""
+        """End the running call now."""
 
 
 class Cancelled(Exception):
@@ -75,17 +101,17 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Exports:
-    """What the views are as JSON: the same as the commands' `--json`."""
+    """Functions that return a view as JSON, the same as the commands' `--json`."""
 
-    trace: Callable[[Path, Trace, TraceView, Look | None], Mapping[str, Any]]
-    diff: Callable[[tuple[str, str], Trace, Trace], Mapping[str, Any]]
-    object: Callable[[ObjectFile, SinkProfile | None], Mapping[str, Any]]
+    trace: Callable[[LoadedTrace, TraceAnalysis | None], Mapping[str, Any]]
+    diff: Callable[[LoadedTrace, LoadedTrace], Mapping[str, Any]]
+    object: Callable[[ObjectFile, AttentionSinks | None], Mapping[str, Any]]
     listing: Callable[[Sequence[StoredObject]], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Services:
-    """What the command gives the TUI."""
+    """What `pic tui` passes to the app."""
 
     job: Job
     exports: Exports

@@ -1,4 +1,4 @@
-"""Screens with texts: search, and going from part to part."""
+"""The base of the screens with texts: search, and moving from part to part."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.widgets import Input
+from textual.widgets import Input, TabbedContent, TabPane
 
 from pictool.tui.base import PicScreen, SearchInput
 from pictool.tui.widgets.picker import Picker
-from pictool.tui.widgets.tokens import TokensView
+from pictool.tui.widgets.token_text import TokensView
 
 
 class TextScreen(PicScreen):
-    """A screen with texts, all of the same pieces, that are searched together."""
+    """A screen with one or more views of the same tokens and tabs; the views are searched together."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "search", key_display="/"),
@@ -25,7 +25,7 @@ class TextScreen(PicScreen):
         Binding("right_square_bracket", "part(1)", "next part", show=False, key_display="]"),
         Binding("left_square_bracket", "part(-1)", "part before", show=False, key_display="["),
     ]
-    _found: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+    _matches: NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # the first token of each
 
     @property
     def views(self) -> list[TokensView]:
@@ -36,7 +36,7 @@ class TextScreen(PicScreen):
         return self.query_one(SearchInput)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Sliders take what room there is."""
+        """Lay the sliders out again: their width depends on the terminal's."""
         for picker in self.query(Picker):
             picker.refresh(layout=True)
 
@@ -44,41 +44,47 @@ class TextScreen(PicScreen):
         self.search.open()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Every change marks what it finds; the cursor stays."""
+        """Mark the matches after every change; the cursor stays."""
         if event.input is not self.search:
             return
-        is_match = self.views[0].shown.find(event.value)
+        is_match = self.views[0].token_text.find(event.value)
         starts = is_match & ~np.concatenate([[False], is_match[:-1]])
-        self._found = starts.nonzero()[0]
+        self._matches = starts.nonzero()[0]
         for view in self.views:
             view.set_matches(is_match)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         if event.input is self.search:
             self.views[0].focus()
-            if self.views[0].cursor not in self._found:
+            if self.views[0].cursor not in self._matches:
                 self.action_match(1)
 
     def action_match(self, by: int) -> None:
-        """The next place that was found, from the first again behind the last."""
-        if not len(self._found):
+        """Move to the next match; after the last one comes the first."""
+        if not len(self._matches):
             self.pic.tell("nothing found" if self.search.value else "search with /")
             return
-        at = self.views[0].cursor
-        index = np.searchsorted(self._found, at, side="right") if by > 0 else np.searchsorted(self._found, at) - 1
-        self.go_to(int(self._found[int(index) % len(self._found)]))
+        matches, cursor = self._matches, self.views[0].cursor
+        index = np.searchsorted(matches, cursor, side="right") if by > 0 else np.searchsorted(matches, cursor) - 1
+        self.go_to(int(matches[int(index) % len(matches)]))
 
     def action_part(self, by: int) -> None:
-        """The beginning of the next part that has tokens, or of one before the cursor."""
-        view = self.views[0]
-        starts = sorted({one for one in view.shown.starts if one < len(view.shown.pieces)})
-        behind = (
-            [one for one in starts if one > view.cursor] if by > 0 else [one for one in starts if one < view.cursor]
-        )
-        if behind:
-            self.go_to(behind[0] if by > 0 else behind[-1])
+        """Move to the start of the next part that has tokens, or to the last start before the cursor."""
+        text, cursor = self.views[0].token_text, self.views[0].cursor
+        starts = sorted({start for start in text.starts if start < len(text.pieces)})
+        if by > 0:
+            target = next((start for start in starts if start > cursor), None)
+        else:
+            target = next((start for start in reversed(starts) if start < cursor), None)
+        if target is not None:
+            self.go_to(target)
+
+    def action_next_tab(self) -> None:
+        tabs = self.query_one(TabbedContent)
+        names = [str(pane.id) for pane in tabs.query(TabPane)]
+        tabs.active = names[(names.index(tabs.active) + 1) % len(names)]
 
     def go_to(self, token: int) -> None:
-        """Put the cursor of every view there."""
+        """Move the cursor of every view to a token."""
         for view in self.views:
             view.cursor = token

@@ -1,4 +1,4 @@
-"""The trace view: the prompt as coloured text, a map below it, and what the model shows behind them when asked."""
+"""The trace screen: the prompt as coloured text above a heat map and tables, with the model's analysis on request."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -15,26 +16,39 @@ from textual.containers import Horizontal
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 from textual.worker import get_current_worker
 
-from pictool.tui.asking import Asking
-from pictool.tui.base import SearchInput
-from pictool.tui.flow import Shown
-from pictool.tui.shades import Choice, Shade, modes_of, shade_of
+from pictool.trace.attention_sinks import NUM_INITIAL
+from pictool.trace.counts import TraceCounts
+from pictool.trace.format import Trace
+from pictool.trace.labels import position_label, short, visible
+from pictool.tui.base import BackgroundRequest, SearchInput
 from pictool.tui.text_screen import TextScreen
-from pictool.tui.trace_text import PART_COLUMNS, answer_rows, facts, layer_rows, legend, part_rows, token_line
+from pictool.tui.token_colors import ATTENTION_MODES, ColorBy, TokenColors, color_modes, legend, token_colors
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.table import Column, RowTable
-from pictool.tui.widgets.tokens import TokensView
+from pictool.tui.widgets.token_text import TokensView, TokenText
 
 if TYPE_CHECKING:
-    from pictool.trace.analysis import Look
-    from pictool.tui.opened import Opened
+    from pictool.trace.analysis import TraceAnalysis
+    from pictool.trace.attention import AttentionMap
+    from pictool.tui.services import LoadedTrace
 
-_WIDTHS = (5, 6, 6, 8, 8, 7, 7, 0)
+_PART_COLUMNS = (
+    Column("part", 5), Column("start", 6, True), Column("tokens", 6, True), Column("computed", 8, True),
+    Column("score", 8, True), Column("drawn %", 7, True), Column("if even", 7, True), Column("source", 0),
+)  # fmt: skip
+_LAYER_COLUMNS = (
+    Column("layer", 7, True), Column("computed", 8, True), Column("%", 7, True), Column("|d(K,V)|", 8, True),
+    Column("|d attention|", 13, True),
+)  # fmt: skip
+_ANSWER_COLUMNS = (Column("", 12), Column("", 24), Column("", 12, True))
+_TIMES = {
+    "load_s": "load", "select_s": "select", "recompute_s": "recompute", "ttft_s": "first token", "decode_s": "decode",
+}  # fmt: skip
 
 
 class TraceScreen(TextScreen):
-    """One trace."""
+    """The view of one trace."""
 
     DEFAULT_CSS = """
     TraceScreen #facts { height: 2; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
@@ -54,43 +68,41 @@ class TraceScreen(TextScreen):
         Binding("H", "pick('head',-1)", "head before", show=False),
         Binding("r", "pick('row',1)", "row", show=False),
         Binding("R", "pick('row',-1)", "row before", show=False),
-        Binding("a", "ask", "ask the model"),
-        Binding("A", "ask_layer", "ask the model, attention of this layer only", show=False),
+        Binding("a", "analyse", "ask the model"),
+        Binding("A", "analyse_layer", "ask the model, attention of this layer only", show=False),
         Binding("t", "next_tab", "next tab", show=False),
     ]
     export_name = "trace"
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, loaded: LoadedTrace) -> None:
         super().__init__()
-        self.opened = opened
-        self.look: Look | None = None
-        self.choice = Choice()
-        self.shade: Shade = shade_of(opened.trace, None, self.choice)
-        self.asking: Asking[Look] = Asking(self, self._note, self.set_look, self.recompute)
+        self.loaded = loaded
+        self.analysis: TraceAnalysis | None = None
+        self.color_by = ColorBy()
+        self.token_colors: TokenColors = token_colors(loaded.trace, None, self.color_by)
+        self.request: BackgroundRequest[TraceAnalysis] = BackgroundRequest(
+            self, self._note, self.set_analysis, self.recompute
+        )
 
     def compose(self) -> ComposeResult:
-        shown = Shown.of(self.opened.trace)
-        yield Static(facts(self.opened.trace, self.opened.name), id="facts")
+        text = TokenText.of_trace(self.loaded.trace)
+        yield Static(facts(self.loaded.trace, self.loaded.name), id="facts")
         with Horizontal(id="pickers"):
             yield Picker("show", none=None, id="mode")
             yield Picker("layer", none="all", id="layer")
             yield Picker("head", none="all", id="head")
             yield Picker("row", none="all", id="row")
         yield Static(id="legend")
-        yield TokensView(shown)
+        yield TokensView(text)
         with TabbedContent():
             with TabPane("map", id="tab-map"):
-                yield HeatMap(shown.starts)
+                yield HeatMap(text.starts)
             with TabPane("parts", id="tab-parts"):
-                titles = zip(PART_COLUMNS, _WIDTHS, strict=True)
-                yield RowTable(
-                    [Column(title, width, title not in ("part", "source")) for title, width in titles], id="parts"
-                )
+                yield RowTable(_PART_COLUMNS, id="parts")
             with TabPane("layers", id="tab-layers"):
-                names = ("layer", "computed", "%", "|d(K,V)|", "|d attention|")
-                yield RowTable([Column(one, max(7, len(one)), True) for one in names], id="layers")
+                yield RowTable(_LAYER_COLUMNS, id="layers")
             with TabPane("answer", id="tab-answer"):
-                yield RowTable([Column("", 12), Column("", 24), Column("", 12, True)], id="answers")
+                yield RowTable(_ANSWER_COLUMNS, id="answers")
         yield Static(id="status")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
         yield Footer()
@@ -100,55 +112,57 @@ class TraceScreen(TextScreen):
         self.show_all()
 
     def show_all(self) -> None:
-        """Everything, after something was picked or the model has answered."""
+        """Show everything again, after another choice or an answer of the model."""
         self._show_pickers()
         self.recompute()
 
     def _show_pickers(self) -> None:
-        trace, modes = self.opened.trace, modes_of(self.opened.trace, self.look)
-        is_attention = self.choice.mode in ("attention", "minmax")
-        layers = range(0 if self.choice.mode == "score" else len(trace.rows))
-        heads = rows = 0
-        if is_attention and self.look is not None and self.look.attention is not None:
-            _, heads, rows, _ = self.look.attention.scores.shape
-        self.query_one("#mode", Picker).choose_from(modes, modes.index(self.choice.mode))
-        self.query_one("#layer", Picker).choose_from([str(one) for one in layers], self.choice.layer)
-        self.query_one("#head", Picker).choose_from([str(one) for one in range(heads)], self.choice.head)
-        self.query_one("#row", Picker).choose_from([str(one) for one in range(rows)], self.choice.row)
+        trace, by, modes = self.loaded.trace, self.color_by, color_modes(self.loaded.trace, self.analysis)
+        num_layers = 0 if by.mode == "score" else len(trace.rows)
+        num_heads = num_rows = 0
+        if by.mode in ATTENTION_MODES and self.analysis is not None and self.analysis.attention is not None:
+            _, num_heads, num_rows, _ = self.analysis.attention.scores.shape
+        self.query_one("#mode", Picker).choose_from(modes, modes.index(by.mode))
+        for name, count, value in (
+            ("layer", num_layers, by.layer), ("head", num_heads, by.head), ("row", num_rows, by.row),
+        ):  # fmt: skip
+            self.query_one(f"#{name}", Picker).choose_from([str(index) for index in range(count)], value)
 
     def recompute(self) -> None:
-        """The numbers of the choice, in a thread: an average over a large map takes its time."""
-        work = partial(self._compute, self.choice, self.look)
-        self.run_worker(work, thread=True, exclusive=True, group="shade", exit_on_error=True)
+        """Compute the numbers of the choice in a thread: averaging a large map takes time."""
+        work = partial(self._compute, self.color_by, self.analysis)
+        self.run_worker(work, thread=True, exclusive=True, group="colors", exit_on_error=True)
 
-    def _compute(self, choice: Choice, look: Look | None) -> None:
-        trace = self.opened.trace
-        shade = shade_of(trace, look, choice)
-        parts = part_rows(trace, self.opened.view, look, choice)
+    def _compute(self, by: ColorBy, analysis: TraceAnalysis | None) -> None:
+        trace = self.loaded.trace
+        colors = token_colors(trace, analysis, by)
+        parts = part_rows(self.loaded.counts, analysis, by)
         if not get_current_worker().is_cancelled:
-            self.app.call_from_thread(self._show, choice, look, shade, parts)
+            self.app.call_from_thread(self._show, by, analysis, colors, parts)
 
-    def _show(self, choice: Choice, look: Look | None, shade: Shade, parts: list[tuple[str, ...]]) -> None:
-        if choice != self.choice or look is not self.look or not self.is_attached:
+    def _show(
+        self, by: ColorBy, analysis: TraceAnalysis | None, colors: TokenColors, parts: list[tuple[str, ...]]
+    ) -> None:
+        if by != self.color_by or analysis is not self.analysis or not self.is_attached:
             return
-        self.shade = shade
-        self.views[0].set_steps(shade.steps)
-        heat = self.query_one(HeatMap)
-        heat.show(shade.map, shade.labels, shade.least, self._most(shade))
-        heat.row = shade.row
-        self.query_one("#legend", Static).update(legend(shade, not self.app.no_color))
-        _fill(self.query_one("#parts", RowTable), parts)
-        _fill(self.query_one("#layers", RowTable), layer_rows(self.opened.trace, self.opened.view, look))
-        _fill(self.query_one("#answers", RowTable), answer_rows(self.opened.trace, self.opened.view))
+        self.token_colors = colors
+        self.views[0].set_steps(colors.steps)
+        heat_map = self.query_one(HeatMap)
+        heat_map.show(colors.map, colors.labels, colors.low, self._map_high(colors))
+        heat_map.row = colors.row
+        self.query_one("#legend", Static).update(legend(colors, not self.app.no_color))
+        self.query_one("#parts", RowTable).show_rows(parts)
+        self.query_one("#layers", RowTable).show_rows(layer_rows(self.loaded.trace, self.loaded.counts, analysis))
+        self.query_one("#answers", RowTable).show_rows(answer_rows(self.loaded.trace, self.loaded.counts))
         self.show_token()
 
-    def _most(self, shade: Shade) -> float:
-        """The heaviest number of the map, which may be more than that of the row or the mean that colours the text."""
-        known = shade.map[np.isfinite(shade.map)]
-        return float(known.max()) if len(known) and self.choice.mode != "minmax" else 1.0
+    def _map_high(self, colors: TokenColors) -> float:
+        """Return the map's maximum, which may exceed that of the row, or of the mean, that colours the text."""
+        known = colors.map[np.isfinite(colors.map)]
+        return float(known.max()) if len(known) and self.color_by.mode != "minmax" else 1.0
 
     def show_token(self) -> None:
-        line = token_line(self.opened.trace, self.look, self.shade, self.views[0].cursor)
+        line = token_line(self.loaded.trace, self.analysis, self.token_colors, self.views[0].cursor)
         self.query_one("#status", Static).update(line, layout=False)
 
     def on_tokens_view_moved(self, event: TokensView.Moved) -> None:
@@ -157,77 +171,162 @@ class TraceScreen(TextScreen):
 
     def on_heat_map_moved(self, event: HeatMap.Moved) -> None:
         self.views[0].cursor = event.column
-        if self.choice.mode in ("attention", "minmax"):
-            self.set_choice(replace(self.choice, row=event.row))
-        elif self.choice.mode != "score":
-            self.set_choice(replace(self.choice, layer=event.row))
+        if self.color_by.mode in ATTENTION_MODES:
+            self.set_color_by(replace(self.color_by, row=event.row))
+        elif self.color_by.mode != "score":
+            self.set_color_by(replace(self.color_by, layer=event.row))
 
     def on_picker_picked(self, event: Picker.Picked) -> None:
-        name = event.picker.id
-        if name == "mode":
-            mode = modes_of(self.opened.trace, self.look)[event.value or 0]
-            self.set_choice(self._fitting(Choice(mode, self.choice.layer)))
+        if event.picker.id == "mode":
+            mode = color_modes(self.loaded.trace, self.analysis)[event.value or 0]
+            self.set_color_by(self._with_known_layer(ColorBy(mode, self.color_by.layer)))
         else:
-            picked = {"layer": self.choice.layer, "head": self.choice.head, "row": self.choice.row, name: event.value}
-            self.set_choice(Choice(self.choice.mode, picked["layer"], picked["head"], picked["row"]))
+            by = self.color_by
+            picked = {"layer": by.layer, "head": by.head, "row": by.row, str(event.picker.id): event.value}
+            self.set_color_by(ColorBy(by.mode, picked["layer"], picked["head"], picked["row"]))
 
-    def _fitting(self, choice: Choice) -> Choice:
-        """Without a layer that the map of a mode does not have."""
-        seen = None if self.look is None else self.look.attention
-        is_missing = choice.mode in ("attention", "minmax") and seen is not None and choice.layer not in seen.layers
-        return replace(choice, layer=None) if is_missing or choice.mode == "score" else choice
+    def _with_known_layer(self, by: ColorBy) -> ColorBy:
+        """Drop a layer that the mode has no numbers for."""
+        attention = None if self.analysis is None else self.analysis.attention
+        is_missing = by.mode in ATTENTION_MODES and attention is not None and by.layer not in attention.layers
+        return replace(by, layer=None) if is_missing or by.mode == "score" else by
 
-    def set_choice(self, choice: Choice) -> None:
-        if choice != self._fitting(choice):
+    def set_color_by(self, by: ColorBy) -> None:
+        """Colour by other numbers."""
+        if by != self._with_known_layer(by):
             self.pic.tell("the attention of this layer was not asked for; press A on it in another mode")
-            choice = self._fitting(choice)
+            by = self._with_known_layer(by)
             self.call_later(self._show_pickers)
-        if choice != self.choice:
-            self.choice = choice
+        if by != self.color_by:
+            self.color_by = by
             self.show_all()
 
     def action_pick(self, name: str, by: int) -> None:
         picker = self.query_one(f"#{name}", Picker)
         if picker.has_class("-empty"):
             self.pic.tell(f"no {name} to choose here")
-        elif name == "mode" and picker.value == len(modes_of(self.opened.trace, self.look)) - 1:
+        elif name == "mode" and picker.value == len(color_modes(self.loaded.trace, self.analysis)) - 1:
             picker.pick(0)
         else:
             picker.action_step(by)
 
-    def action_next_tab(self) -> None:
-        tabs = self.query_one(TabbedContent)
-        names = [str(pane.id) for pane in tabs.query(TabPane)]
-        tabs.active = names[(names.index(tabs.active) + 1) % len(names)]
+    def action_analyse(self) -> None:
+        self._request_analysis(None)
 
-    def action_ask(self) -> None:
-        self._ask(None)
+    def action_analyse_layer(self) -> None:
+        self._request_analysis(self.color_by.layer or 0)
 
-    def action_ask_layer(self) -> None:
-        self._ask(self.choice.layer or 0)
-
-    def _ask(self, layer: int | None) -> None:
-        trace, name, job = self.opened.trace, self.opened.name, self.pic.services.job
-        self.asking.start(lambda listener: job.look(trace, name, layer, listener))
+    def _request_analysis(self, layer: int | None) -> None:
+        trace, name, job = self.loaded.trace, self.loaded.name, self.pic.services.job
+        self.request.start(lambda listener: job.analyse(trace, name, layer, listener))
 
     def _note(self, text: str) -> None:
         self.query_one("#legend", Static).update(Text(text))
 
     def action_back(self) -> None:
-        if not self.asking.cancel():
+        if not self.request.cancel():
             super().action_back()
 
-    def set_look(self, look: Look) -> None:
-        """Show what the model has answered."""
-        self.look = look
-        layer = self.choice.layer if look.attention is None or len(look.attention.layers) > 1 else None
-        self.choice = Choice("attention", layer)
+    def set_analysis(self, analysis: TraceAnalysis) -> None:
+        """Show the attention that the model computed."""
+        self.analysis = analysis
+        layer = self.color_by.layer if analysis.attention is None or len(analysis.attention.layers) > 1 else None
+        self.color_by = ColorBy("attention", layer)
         self.show_all()
 
     def export_data(self) -> Mapping[str, Any]:
-        opened = self.opened
-        return self.pic.services.exports.trace(opened.path, opened.trace, opened.view, self.look)
+        return self.pic.services.exports.trace(self.loaded, self.analysis)
 
 
-def _fill(table: RowTable, rows: list[tuple[str, ...]]) -> None:
-    table.show(len(rows), rows.__getitem__)
+def facts(trace: Trace, name: str) -> Text:
+    """Return two lines: the policy and its counts, and the answer."""
+    tokens = trace.report["tokens"]
+    counts = f"{tokens['recomputed']:.1f} of {tokens['context']} context tokens per layer"
+    first = Text.assemble((visible(trace.policy), "bold"), f"  {counts}  ", (visible(name), "dim"))
+    return Text("\n").join([first, Text.assemble(("answer ", "dim"), visible(trace.answer))])
+
+
+def token_line(trace: Trace, analysis: TraceAnalysis | None, colors: TokenColors, token: int) -> Text:
+    """Return everything that is known of one token."""
+    num_prompt = trace.layout.num_tokens
+    if token >= num_prompt:
+        return _generated_line(trace, analysis, colors, token - num_prompt)
+    count, num_layers = int(trace.rows[:, token].sum()), len(trace.rows)
+    words = [f"id {trace.layout.tokens[token]}", f"position {token}", f"computed at {count} of {num_layers} layers"]
+    if trace.scores is not None:
+        words.append(f"score {trace.scores[token]:.4g}")
+    if analysis is not None and analysis.deviation is not None:
+        kv, gained = analysis.deviation.kv.both[:, token], analysis.deviation.attention.gained[:, token]
+        words.append(f"|d(K,V)| {kv.mean():.3g}, attention {100 * gained.mean():+.2f} % against full")
+    return _line(position_label(trace, token), trace.pieces[token], [*words, *_value(colors, token)])
+
+
+def _generated_line(trace: Trace, analysis: TraceAnalysis | None, colors: TokenColors, index: int) -> Text:
+    token = trace.generated[index]
+    words = [f"id {token.id}", f"logprob {token.logprob:.3g}"]
+    if analysis is not None and analysis.deviation is not None:
+        deviation, choice = analysis.deviation.generated[index], short(analysis.choices[index], 16)
+        words.append(f"KL {deviation.kl:.3g}, p {deviation.linked:.4f}, under full {deviation.full:.4f}")
+        words.append(f"full's choice {choice!r} {deviation.choice_full:.4f}")
+    return _line(f"answer+{index}", token.text, [*words, *_value(colors, trace.layout.num_tokens + index)])
+
+
+def _value(colors: TokenColors, token: int) -> list[str]:
+    value = colors.values[token]
+    is_known = "computed" in colors.unit  # the line has the count of layers already
+    return [] if is_known or np.isnan(value) else [f"{colors.unit}: {value:.4g}"]
+
+
+def _line(label: str, piece: str, words: list[str]) -> Text:
+    return Text.assemble((label, "bold"), " ", (f"«{short(piece, 24)}»", "bold"), "  ", ", ".join(words))
+
+
+def part_rows(counts: TraceCounts, analysis: TraceAnalysis | None, by: ColorBy) -> list[tuple[str, ...]]:
+    """Return counts of every part; in an attention mode also what its initial tokens draw of the chosen numbers."""
+    shares = [("", "")] * len(counts.parts)
+    if analysis is not None and analysis.attention is not None and by.mode in ATTENTION_MODES:
+        drawn, uniform = initial_shares(analysis.attention, by, NUM_INITIAL)
+        shares[:-1] = [(f"{100 * a:.1f}", f"{100 * b:.1f}") for a, b in zip(drawn, uniform, strict=True)]
+    rows: list[tuple[str, ...]] = []
+    for index, (part, share) in enumerate(zip(counts.parts, shares, strict=True)):
+        name = "head" if index == 0 else "tail" if index == len(counts.parts) - 1 else str(index)
+        computed = part.computed if by.layer is None else float(part.per_layer[by.layer])
+        score = "" if part.score is None else f"{part.score[0]:.3g}"
+        numbers = str(part.start), str(part.num_tokens), f"{computed:.1f}", score
+        rows.append((name, *numbers, *share, visible(part.source)))
+    return rows
+
+
+def initial_shares(
+    attention: AttentionMap, by: ColorBy, num_initial: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the share that the initial tokens of the head and of each chunk draw of the chosen layer, head and row.
+
+    The mean of all where one is None; and the same for rows that attend uniformly. float64 [chunks + 1] each.
+    """
+    layer = slice(None) if by.layer is None else [attention.layers.index(by.layer)]
+    head = slice(None) if by.head is None else [by.head]
+    row = slice(None) if by.row is None else [by.row]
+    drawn = attention.initial_share(num_initial)[layer][:, head][:, :, row]
+    return drawn.mean((0, 1, 2)), attention.uniform_initial_share(num_initial)[row].mean(0)
+
+
+def layer_rows(trace: Trace, counts: TraceCounts, analysis: TraceAnalysis | None) -> list[tuple[str, ...]]:
+    """Return the computed context tokens of every layer; with an analysis also its deviation from full recompute."""
+    rows: list[tuple[str, ...]] = []
+    num_context = trace.layout.num_context
+    for layer, count in enumerate(counts.rows_per_layer):
+        distances = ["", ""]
+        if analysis is not None and analysis.deviation is not None:
+            kv = analysis.deviation.kv.both[layer, :num_context]
+            distances = [f"{kv.mean():.3g}" if kv.size else "", f"{analysis.deviation.attention.layers[layer]:.3g}"]
+        share = count / num_context if num_context else 0.0
+        rows.append((str(layer), str(count), f"{100 * share:.1f}", *distances))
+    return rows
+
+
+def answer_rows(trace: Trace, counts: TraceCounts) -> list[tuple[str, ...]]:
+    """Return the likeliest first tokens, then the times."""
+    candidates = [("first token", short(token.text, 24), f"{token.probability:.4f}") for token in counts.candidates]
+    timing = trace.report["timing"]
+    return [*candidates, *(("time", name, f"{1e3 * timing[field]:.1f} ms") for field, name in _TIMES.items())]

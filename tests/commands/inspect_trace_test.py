@@ -17,9 +17,9 @@ from pictool.core import Layout
 from pictool.runtime.model import load_model
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
-from pictool.trace.analysis import look_behind
+from pictool.trace.analysis import analyse_trace
+from pictool.trace.attention_sinks import attention_sinks
 from pictool.trace.format import read_trace, write_trace
-from pictool.trace.sinks import sink_profile
 
 # From the trace alone
 
@@ -102,19 +102,19 @@ def test_attention_and_sinks_are_those_of_the_library(traces: Traces, model: Pat
     shown = pic(
         "inspect", path, "--attention", "--sinks", "--first", 2, "--against", "full", "--store", "st", "--json"
     ).json
-    look = look_behind(load_model(str(model)), Store("st"), read_trace(path), "t")
-    assert look.attention is not None and look.against is not None
-    np.testing.assert_allclose(shown["attention"]["share"], look.attention.share(), rtol=1e-9)
+    analysis = analyse_trace(load_model(str(model)), Store("st"), read_trace(path), "t")
+    assert analysis.attention is not None and analysis.deviation is not None
+    np.testing.assert_allclose(shown["attention"]["share"], analysis.attention.share(), rtol=1e-9)
     np.testing.assert_allclose(np.sum(shown["attention"]["share"], 1), 1, atol=1e-5)
-    assert [row["position"] for row in shown["attention"]["rows"]] == look.attention.positions.tolist()
-    np.testing.assert_allclose(shown["sink_profile"]["drawn"], look.attention.initial(2).mean(2), rtol=1e-9)
+    assert [row["position"] for row in shown["attention"]["rows"]] == analysis.attention.positions.tolist()
+    np.testing.assert_allclose(shown["sink_profile"]["drawn"], analysis.attention.initial_share(2).mean(2), rtol=1e-9)
     assert shown["sink_profile"]["first"] == 2
-    np.testing.assert_allclose(shown["against"]["value"], look.against.kv.value, rtol=1e-6)
-    np.testing.assert_allclose(shown["against"]["attention_gained"], look.against.attention.gained, atol=1e-9)
+    np.testing.assert_allclose(shown["against"]["value"], analysis.deviation.kv.value, rtol=1e-6)
+    np.testing.assert_allclose(shown["against"]["attention_gained"], analysis.deviation.attention.gained, atol=1e-9)
     assert [one["kl"] for one in shown["against"]["generated"]] == pytest.approx(
-        [one.kl for one in look.against.generated]
+        [token.kl for token in analysis.deviation.generated]
     )
-    assert [one["choice_text"] for one in shown["against"]["generated"]] == list(look.choices)
+    assert [one["choice_text"] for one in shown["against"]["generated"]] == list(analysis.choices)
 
 
 def test_what_is_printed_is_what_json_says(traces: Traces) -> None:
@@ -137,12 +137,14 @@ def test_what_is_printed_is_what_json_says(traces: Traces) -> None:
 def test_the_sink_of_an_object(objects: Objects, model: Path) -> None:
     found = pic("inspect", objects.mine, "--sinks", "--first", 3, "-m", model, "--json").json["sink_profile"]
     with ObjectFile(objects.mine) as file:
-        profile = sink_profile(load_model(str(model)), file.tokens().tolist(), first=3)
-    np.testing.assert_allclose(found["share"], profile.share, rtol=1e-6)
+        sinks = attention_sinks(load_model(str(model)), file.tokens().tolist(), num_initial=3)
+    np.testing.assert_allclose(found["share"], sinks.initial_share, rtol=1e-6)
     shown = pic("inspect", objects.mine, "--sinks", "--first", 3, "-m", model)
     grid = section(shown, "% of attention: the first 3 tokens")
-    assert grid[0].startswith(f"{100 * profile.share.mean():.1f} on the mean; {100 * profile.if_even:.1f} if all")
-    assert [row.split()[2:] for row in grid[2:]] == [[f"{100 * x:.1f}" for x in row] for row in profile.share]
+    assert grid[0].startswith(
+        f"{100 * sinks.initial_share.mean():.1f} on the mean; {100 * sinks.uniform_share:.1f} if all"
+    )
+    assert [row.split()[2:] for row in grid[2:]] == [[f"{100 * x:.1f}" for x in row] for row in sinks.initial_share]
 
 
 def test_layers_of_an_object(objects: Objects) -> None:

@@ -10,6 +10,8 @@ import pytest
 from served import Server, serving
 
 from commands.run import Outcome, flip, pic, without_timing, write
+from pictool.errors import RemoteError
+from pictool.store.remote import Retry
 from pictool.store.store import Store
 
 LINK = ("link", "a.txt", "b.txt", "-q", "Who knows why?", "--algo", "naive", "--max-new-tokens", 4)
@@ -146,3 +148,28 @@ def test_push_all_leaves_prefix_chains_out(model: Path, far: Store) -> None:
 def test_what_cannot_be_done_says_so(arguments: tuple[str, ...], message: str, far: Store) -> None:
     outcome = pic("store", *arguments, "--store", "far")
     assert outcome.code == 1 and message in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_an_interrupted_command_gives_up_fetching(
+    model: Path, far: Store, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own store fetches nothing any more; that of the next command does."""
+    keys, stores = far.keys(), list[Store]()
+
+    def interrupted(store: Store, keys: list[str], advance: object) -> None:
+        store.prefetch(keys)
+        stores.append(store)
+        raise KeyboardInterrupt
+
+    server.always = "503"
+    with monkeypatch.context() as patch:
+        patch.setattr("pictool.commands.transfer.pull", interrupted)
+        outcome = pic("store", "pull", *keys, "--store", "near", "--remote", server.url)
+    assert (outcome.code, outcome.err) == (130, "pic: interrupted\n")
+    stores[0].drain()
+    asked, server.always = len(server.asked), ""
+    with pytest.raises(RemoteError, match="was given up"):
+        stores[0].fetch(keys[0])
+    assert len(server.asked) == asked < len(keys) * Retry().attempts and Store("near").keys() == []
+    outcome = pic("store", "pull", *keys, "--store", "near", "--remote", server.url)
+    assert outcome.code == 0 and Store("near").keys() == keys

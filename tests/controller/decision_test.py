@@ -116,7 +116,7 @@ def test_layers_are_pipelined() -> None:
 
 
 def test_a_device_s_time_comes_on_top_of_the_loader_s() -> None:
-    assert Speed(1, 2, 3).behind(Speed(10, 20, 30)) == Speed(11, 22, 33)
+    assert Speed(1, 2, 3).after(Speed(10, 20, 30)) == Speed(11, 22, 33)
 
 
 def test_cost_is_by_gigabyte() -> None:
@@ -237,7 +237,7 @@ def test_the_first_token_waits_for_both_sides_and_no_longer_than_for_one_after_t
 
 @given(estimators, sizes, speeds, speeds)
 def test_a_slower_tier_gets_no_smaller_ratio(estimator: Estimator, size: PromptSize, speed: Speed, more: Speed) -> None:
-    choice, slower = choose_ratio(estimator, size, speed), choose_ratio(estimator, size, speed.behind(more))
+    choice, slower = choose_ratio(estimator, size, speed), choose_ratio(estimator, size, speed.after(more))
     assert MIN_RATIO <= choice.ratio <= slower.ratio <= 1
     if choice.equal is not None and MIN_RATIO <= choice.equal <= 1:
         assert estimator.recompute_s(choice.equal, size) == pytest.approx(estimator.load_s(size, speed))

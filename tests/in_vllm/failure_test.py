@@ -33,12 +33,12 @@ def pair(
 @pytest.fixture
 def warnings() -> Iterator[list[str]]:
     """What the connector warns of."""
-    found: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("vllm.pictool")
     logger.addHandler(handler)
-    yield found
+    yield messages
     logger.removeHandler(handler)
 
 
@@ -128,7 +128,7 @@ def test_an_object_that_cannot_be_used(
 def test_an_object_that_breaks_between_two_questions(
     pair: tuple[rig.World, rig.Engine], damage: str, spec: str, warnings: list[str]
 ) -> None:
-    """Most of the context is in the prefix cache, linked; the exact answer must not stand on it."""
+    """Most of the context is in the prefix cache, linked; the exact answer must not reuse it."""
     world, engine = pair
     first = world.case(spec, (33, 37, 70), seed=60)
     engine.ask(first)
@@ -142,7 +142,7 @@ def test_an_object_that_breaks_between_two_questions(
 
 
 def test_many_requests_over_one_damaged_object(pair: tuple[rig.World, rig.Engine], warnings: list[str]) -> None:
-    """All at once, equal ones among them: they share blocks, and none may stand on what was not computed."""
+    """All at once, equal ones among them: they share blocks, and none may reuse what was not computed."""
     world, engine = pair
     cases = [world.case("legolink-4", seed=61, tail=tail) for tail in (rig.TAIL, rig.TAIL, " Why?")]
     exact = [world.exact(seed=61, tail=tail) for tail in (rig.TAIL, rig.TAIL, " Why?")]
@@ -183,16 +183,16 @@ BAD_PARAMS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", list(BAD_PARAMS))
 def test_parameters_that_make_no_sense(pair: tuple[rig.World, rig.Engine], name: str, warnings: list[str]) -> None:
     world, engine = pair
-    given, told = BAD_PARAMS[name]
+    fields, message = BAD_PARAMS[name]
     case = world.case("naive", seed=62)
     assert case.params is not None
-    if isinstance(given, dict) and given.get("keys") == ["REAL"]:
-        given = {**given, "keys": [case.params["pic"]["chunks"][0]["key"]]}
+    if isinstance(fields, dict) and fields.get("keys") == ["REAL"]:
+        fields = {**fields, "keys": [case.params["pic"]["chunks"][0]["key"]]}
     exact = world.exact(seed=62)
-    (answer,) = engine.ask(rig.Case(exact.tokens, {"pic": given}, exact.linked))
+    (answer,) = engine.ask(rig.Case(exact.tokens, {"pic": fields}, exact.linked))
     assert rig.difference(exact, answer) <= rig.TOLERANCE
-    assert len(warnings) == 1 and told in warnings[0]
-    assert answer.report is not None and told in answer.report["problem"]
+    assert len(warnings) == 1 and message in warnings[0]
+    assert answer.report is not None and message in answer.report["problem"]
 
 
 @pytest.mark.parametrize("shift", [1, -1, 5, 10_000])
@@ -229,6 +229,6 @@ def test_log_probabilities_of_the_prompt_are_exact(pair: tuple[rig.World, rig.En
     assert len(warnings) == 1 and "log-probabilities" in warnings[0]
 
 
-def test_a_model_is_told_from_another_by_its_weights(tmp_path: Path) -> None:
+def test_models_of_other_weights_are_other_targets(tmp_path: Path) -> None:
     a, b = (rig.make_world(tmp_path / name, "llama", seed=seed).model for name, seed in (("a", 0), ("b", 1)))
     assert isinstance(a, Model) and a.target != b.target

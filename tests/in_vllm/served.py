@@ -1,4 +1,4 @@
-"""An engine in processes of its own: asks the cases of a file, and writes the log-probabilities beside it."""
+"""An engine in processes of its own: answers the cases of a file, and writes the log-probabilities beside it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def main(path: Path) -> None:
     import torch
     import vllm_rig as rig
 
-    given: dict[str, Any] = json.loads(path.read_text())
-    model = load_model(given["model"], "cpu", "float32")
-    world = rig.World(Path(given["model"]), Store(given["store"]), model)
-    engine = rig.Engine(world, **given["options"])
-    asked = [rig.Case(tokens, params, None) for tokens, params in given["cases"]]  # type: ignore[arg-type]
-    answers = engine.ask(*asked, num_tokens=given["num_tokens"])
-    if given["break"]:
-        broken = Path(given["break"])
+    job: dict[str, Any] = json.loads(path.read_text())
+    model = load_model(job["model"], "cpu", "float32")
+    world = rig.World(Path(job["model"]), Store(job["store"]), model)
+    engine = rig.Engine(world, **job["options"])
+    cases = [rig.Case(tokens, params, None) for tokens, params in job["cases"]]  # type: ignore[arg-type]
+    answers = engine.ask(*cases, num_tokens=job["num_tokens"])
+    if job["break"]:
+        broken = Path(job["break"])
         broken.write_bytes(broken.read_bytes()[:-1000])
-        answers += engine.ask(asked[0])
-    torch.save([(one.tokens, one.logprobs, one.report) for one in answers], path.with_suffix(".pt"))
+        answers += engine.ask(cases[0])
+    torch.save([(answer.tokens, answer.logprobs, answer.report) for answer in answers], path.with_suffix(".pt"))
     engine.llm.llm_engine.engine_core.shutdown()
 
 

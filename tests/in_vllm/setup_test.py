@@ -1,4 +1,4 @@
-"""What linking does not go with is refused at start-up, by name; and vLLM's parts that we rely on are there."""
+"""Options with which linking does not work are refused at start-up, by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import vllm_rig as rig
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
-from pictool.engines.vllm.setup import open_setup
+from pictool.engines.vllm.setup import make_setup
 from pictool.errors import InputError, PicError
 
 
@@ -37,17 +37,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> rig.World:
 
 
 def config_of(world: rig.World, transfer: dict[str, Any] | None = None, **options: Any) -> Any:
-    given = {
+    fields = {
         "kv_connector": "PicConnector", "kv_connector_module_path": rig.MODULE, "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"store": str(world.store.root)},
         **(transfer or {}),
     }  # fmt: skip
-    arguments = {"model": str(world.directory), "dtype": "float32", "kv_transfer_config": KVTransferConfig(**given)}
+    arguments = {"model": str(world.directory), "dtype": "float32", "kv_transfer_config": KVTransferConfig(**fields)}
     return EngineArgs(**{**arguments, **options}).create_engine_config()
 
 
 def test_what_is_supported_opens(world: rig.World) -> None:
-    setup = open_setup(config_of(world), _Caches(full_attention()))  # type: ignore[arg-type]
+    setup = make_setup(config_of(world), _Caches(full_attention()))  # type: ignore[arg-type]
     assert setup.target == world.model.target
 
 
@@ -64,9 +64,9 @@ REFUSED_TRANSFER: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", list(REFUSED_TRANSFER))
 def test_transfer_options_that_are_refused(world: rig.World, name: str) -> None:
-    transfer, told = REFUSED_TRANSFER[name]
-    with pytest.raises(InputError, match=told):
-        open_setup(config_of(world, transfer), _Caches(full_attention()))  # type: ignore[arg-type]
+    transfer, message = REFUSED_TRANSFER[name]
+    with pytest.raises(InputError, match=message):
+        make_setup(config_of(world, transfer), _Caches(full_attention()))  # type: ignore[arg-type]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -83,9 +83,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_options_that_are_refused(world: rig.World, name: str) -> None:
-    options, told = REFUSED[name]
-    with pytest.raises(InputError, match=told):
-        open_setup(config_of(world, **options), _Caches(full_attention()))  # type: ignore[arg-type]
+    options, message = REFUSED[name]
+    with pytest.raises(InputError, match=message):
+        make_setup(config_of(world, **options), _Caches(full_attention()))  # type: ignore[arg-type]
 
 
 # What cannot be configured for a tiny Llama is set on the configuration that vLLM would have made.
@@ -99,27 +99,27 @@ SET: dict[str, tuple[str, str, Any, str]] = {
 
 @pytest.mark.parametrize("name", list(SET))
 def test_configurations_that_are_refused(world: rig.World, name: str) -> None:
-    part, field, value, told = SET[name]
+    part, field, value, message = SET[name]
     config = config_of(world)
     object.__setattr__(getattr(config, part), field, value)
-    with pytest.raises(InputError, match=told):
-        open_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=message):
+        make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("field", "told"), [("use_mla", "MLA"), ("uses_mrope", "M-RoPE"), ("is_multimodal_model", "multimodal")]
+    ("field", "message"), [("use_mla", "MLA"), ("uses_mrope", "M-RoPE"), ("is_multimodal_model", "multimodal")]
 )
-def test_models_that_are_refused(world: rig.World, field: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_are_refused(world: rig.World, field: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(world)
     monkeypatch.setattr(type(config.model_config), field, property(lambda _: True))
-    with pytest.raises(InputError, match=told):
-        open_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=message):
+        make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
 
 
 def test_other_versions_are_refused(world: rig.World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm.__version__", "0.33.0")
     with pytest.raises(InputError, match=r"vLLM 0\.33\.0"):
-        open_setup(config_of(world), _Caches(full_attention()))  # type: ignore[arg-type]
+        make_setup(config_of(world), _Caches(full_attention()))  # type: ignore[arg-type]
 
 
 def test_kinds_of_caches_that_are_refused(world: rig.World) -> None:
@@ -128,23 +128,23 @@ def test_kinds_of_caches_that_are_refused(world: rig.World) -> None:
 
     window = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=48)
     mamba = MambaSpec(block_size=32, shapes=((2, 2),), dtypes=(torch.float32,))
-    for specs, told in (
+    for specs, message in (
         ((window,), "SlidingWindowSpec"),
         ((mamba,), "MambaSpec"),
         ((full_attention(), mamba), "2 groups"),
     ):
-        with pytest.raises(InputError, match=told):
-            open_setup(config_of(world), _Caches(*specs))  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=message):
+            make_setup(config_of(world), _Caches(*specs))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["phi3-long", "llama-dynamic"])
 def test_rope_that_depends_on_the_length_is_refused(name: str, tmp_path: Path) -> None:
     world = rig.make_world(tmp_path, name)
     with pytest.raises(PicError, match="RoPE"):
-        open_setup(config_of(world), _Caches(full_attention()))  # type: ignore[arg-type]
+        make_setup(config_of(world), _Caches(full_attention()))  # type: ignore[arg-type]
 
 
 def test_an_engine_does_not_start_with_them(tmp_path: Path) -> None:
-    """Refused where it matters: the sliding window of every layer, whose blocks vLLM gives away."""
+    """Refused where it matters: the sliding window of every layer, whose blocks vLLM frees."""
     with pytest.raises(Exception, match="SlidingWindowSpec"):
         rig.Engine(rig.make_world(tmp_path, "mistral-window"))

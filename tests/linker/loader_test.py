@@ -15,7 +15,7 @@ from pictool.api import compile, link
 from pictool.compiler.compile import Compiled
 from pictool.core import Layout
 from pictool.errors import ObjectError, StoreError
-from pictool.linker.loader import LOOK_AHEAD, Loader, Placed
+from pictool.linker.loader import PREFETCHED_LAYERS, Loader, Placed
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Needs, Policy, Prompt, Selection, no_rows
 from pictool.runtime.image import Image
@@ -67,7 +67,7 @@ def loader(store: Store, spy: Spy) -> Iterator[Loader]:
 
 
 def test_look_ahead_is_bounded(loader: Loader, spy: Spy) -> None:
-    assert spy.wait_for(LOOK_AHEAD) == [0, 1]
+    assert spy.wait_for(PREFETCHED_LAYERS) == [0, 1]
     loader._threads.submit(lambda: None).result(LIMIT)  # the queue is empty: nothing else was asked for
     assert spy.layers.count(2) == 0
     loader.synchronize(0)
@@ -95,7 +95,7 @@ class Scoring(Policy):
         return Needs(runs_model=True)
 
     def select(self, prompt: Prompt) -> Selection:
-        Scoring.spy.wait_for(LOOK_AHEAD)
+        Scoring.spy.wait_for(PREFETCHED_LAYERS)
         return Selection(no_rows(prompt.layout))
 
 
@@ -176,19 +176,19 @@ def test_an_object_that_is_evicted_before_it_is_opened_is_compiled_again(
 ) -> None:
     one, chunks = subject("llama"), make_chunks((29, 17))
     wanted = run(one, Store(store.root / "other"), make_policy("naive", {}), chunks)
-    look, evicted = Store.look, list[str]()
+    peek, evicted = Store.peek, list[str]()
 
     def evicting(self: Store, key: str) -> ObjectFile:
         if self.path(key).exists() and evicted.count(key) < 2:
             evicted.append(key)
             self.path(key).unlink()
-        return look(self, key)
+        return peek(self, key)
 
-    monkeypatch.setattr(Store, "look", evicting)
+    monkeypatch.setattr(Store, "peek", evicting)
     linked = run(one, store, make_policy("naive", {}), chunks)
     assert len(evicted) == 6  # head and two chunks, each twice
     assert float((linked.image.logits - wanted.image.logits).abs().max()) <= 1e-5  # type: ignore[operator]
     evicted.clear()
-    monkeypatch.setattr(Store, "look", lambda self, key: look(self, "0" * 64))
+    monkeypatch.setattr(Store, "peek", lambda self, key: peek(self, "0" * 64))
     with pytest.raises(StoreError, match="evicted before they can be linked; allow the store more"):
         run(one, store, make_policy("naive", {}), chunks)

@@ -53,7 +53,7 @@ def of_text(text: str) -> list[Chunk]:
 
 def blocks(store: Store) -> Iterator[ObjectFile]:
     for key in store.keys():
-        with store.look(key) as file:
+        with store.peek(key) as file:
             yield file
 
 
@@ -209,7 +209,7 @@ def depth_of(store: Store, file: ObjectFile) -> int:
     parent = file.meta.parent
     if not parent:
         return 0
-    with store.look(parent) as found:
+    with store.peek(parent) as found:
         return 1 + depth_of(store, found)
 
 

@@ -61,7 +61,7 @@ def test_a_link_from_a_remote_is_one_from_disk(name: str, far: Store, near: Stor
     one, policy, chunks = subject("llama"), default_policy(name), make_chunks(LENGTHS)
     local = run(one, far, policy, chunks)  # compiles what this policy needs beside
     first, second = run(one, near, policy, chunks), run(one, near, policy, chunks)
-    near.settle()
+    near.drain()
     third = run(one, near, policy, chunks)
     for remote in (first, second, third):
         require_equal(local, remote)
@@ -97,13 +97,13 @@ def test_text_whose_object_is_damaged_there_is_compiled_here(
     fresh, _ = linked(Store(near.root.parent / "fresh"), make_chunks(LENGTHS))
     done, compiled = linked(near, make_chunks(LENGTHS))
     require_equal(fresh, done)
-    near.settle()
+    near.drain()
     assert len(warnings) == 1 and f"{near.remote}/objects/{key[:2]}/{key}.kvo: " in warnings[0]
     if offset == -2:  # in the text, which no link reads
         assert not compiled and key not in near.keys() and "not taken into the store" in warnings[0]
     else:
         assert compiled == [key] and "compiled here" in warnings[0]
-        with near.look_here(key) as file:
+        with near.peek_local(key) as file:
             file.verify()
 
 
@@ -130,8 +130,8 @@ def test_keys_whose_object_is_damaged_there_are_refused(far: Store, near: Store,
 def test_a_remote_object_without_the_wanted_table_is_compiled_here(far: Store, near: Store) -> None:
     one, chunks = subject("llama"), make_chunks((29,))
     done = run(one, near, make_policy("fixup", {}), chunks)
-    near.settle()
-    with near.look_here(object_key(one.model, chunks[0])) as file:
+    near.drain()
+    with near.peek_local(object_key(one.model, chunks[0])) as file:
         assert file.meta.fixups is not None
     require_equal(done, run(one, Store(near.root.parent / "fresh"), make_policy("fixup", {}), chunks))
 

@@ -132,7 +132,7 @@ KINDS: dict[str, Callable[[], PreTrainedTokenizerBase]] = {
 }
 PAIRS = list(itertools.product(KINDS, KINDS))
 INSERTING = ("bytes-prefix", "metaspace", "metaspace-first", "prepend", "unigram")
-all_pairs = pytest.mark.parametrize(("source", "target"), PAIRS, ids=[f"{one}>{other}" for one, other in PAIRS])
+all_pairs = pytest.mark.parametrize(("source", "target"), PAIRS, ids=[f"{source}>{target}" for source, target in PAIRS])
 
 
 @cache
@@ -157,11 +157,11 @@ def shown(name: str, *texts: str) -> list[tuple[str, int, int]]:
 
 def aligned(source: str, target: str, text: str) -> dict[str, list[str]]:
     """For every source piece the target's pieces that it selects, each with its index."""
-    one, other = read(source, text), read(target, text)
-    names = pieces_of(target, other)
+    source_side, target_side = read(source, text), read(target, text)
+    names = pieces_of(target, target_side)
     result = {}
-    for i, piece in enumerate(pieces_of(source, one)):
-        rows = map_selection(np.arange(len(one.tokens)) == i, one, other)
+    for i, piece in enumerate(pieces_of(source, source_side)):
+        rows = map_selection(np.arange(len(source_side.tokens)) == i, source_side, target_side)
         result[f"{i} {piece}"] = [names[j] for j in np.flatnonzero(rows)]
     return result
 
@@ -232,10 +232,10 @@ def test_the_targets_tokens_cover_what_is_selected(
     source, target = (read(name, *parts) for name in pair)
     selected = data.draw(selections(len(source.tokens)))
     rows = map_selection(selected, source, target)
-    wanted = set().union(*itertools.compress(characters(source), selected))
+    expected = set().union(*itertools.compress(characters(source), selected))
     covered = set().union(*itertools.compress(characters(target), rows))
-    assert wanted & set().union(*characters(target)) <= covered
-    assert all(there & wanted for there in itertools.compress(characters(target), rows))
+    assert expected & set().union(*characters(target)) <= covered
+    assert all(there & expected for there in itertools.compress(characters(target), rows))
     back = map_selection(rows, target, source)
     assert all(back[i] for i in np.flatnonzero(selected) if characters(source)[i] & covered)
 
@@ -336,31 +336,34 @@ def touching(side: Tokenized, start: int, end: int) -> NDArray[np.bool_]:
 @all_pairs
 def test_every_word_finds_its_tokens(source: str, target: str) -> None:
     text = "The festival nobody knows"
-    one, other = read(source, text), read(target, text)
+    source_side, target_side = read(source, text), read(target, text)
     for word in text.split():
         start, end = text.index(word), text.index(word) + len(word)
-        rows = map_selection(touching(one, start, end), one, other)
-        assert (rows >= touching(other, start, end)).all()
+        rows = map_selection(touching(source_side, start, end), source_side, target_side)
+        assert (rows >= touching(target_side, start, end)).all()
         if not {source, target} & {"bytes-long", "metaspace-first", "prepend"}:  # these have tokens across words
-            assert (rows <= touching(other, start - 1, end + 1)).all()
+            assert (rows <= touching(target_side, start - 1, end + 1)).all()
 
 
 @all_pairs
 def test_a_character_in_pieces_is_selected_whole(source: str, target: str) -> None:
     for text in ("a東b", "a🙂b", "a\u20acb"):
-        one, other = read(source, text), read(target, text)
-        rows = map_selection(touching(one, 1, 2), one, other)
-        assert rows.any() and (rows >= touching(other, 1, 2)).all()
+        source_side, target_side = read(source, text), read(target, text)
+        rows = map_selection(touching(source_side, 1, 2), source_side, target_side)
+        assert rows.any() and (rows >= touching(target_side, 1, 2)).all()
 
 
 @all_pairs
 def test_special_tokens_never_align(source: str, target: str) -> None:
-    one, other = read(source, "hello<s>world</s>"), read(target, "hello<s>world</s>")
-    is_special = [np.isin(side.tokens, kind(name).all_special_ids) for side, name in ((one, source), (other, target))]
+    source_side, target_side = read(source, "hello<s>world</s>"), read(target, "hello<s>world</s>")
+    is_special = [
+        np.isin(side.tokens, kind(name).all_special_ids)
+        for side, name in ((source_side, source), (target_side, target))
+    ]
     assert is_special[0].sum() == is_special[1].sum() == 2
-    assert not map_selection(is_special[0], one, other).any()
-    assert (map_selection(np.ones(len(one.tokens), bool), one, other) == ~is_special[1]).all()
-    assert (map_scores(np.ones(len(one.tokens), np.float32), one, other) == ~is_special[1]).all()
+    assert not map_selection(is_special[0], source_side, target_side).any()
+    assert (map_selection(np.ones(len(source_side.tokens), bool), source_side, target_side) == ~is_special[1]).all()
+    assert (map_scores(np.ones(len(source_side.tokens), np.float32), source_side, target_side) == ~is_special[1]).all()
 
 
 def test_special_tokens_align_with_no_plain_ones_either() -> None:
@@ -462,16 +465,16 @@ def test_spans(name: str, text: str, expected: list[tuple[str, int, int]]) -> No
 def test_whitespace_is_never_lost(source: str, target: str) -> None:
     for space in (" ", "   ", "      ", "\n", "\n\n", " \n\t ", "\u00a0", "\u2003\u3000"):
         for text in (f"hello{space}world", f"{space}hello", f"hello{space}"):
-            one, other = read(source, text), read(target, text)
-            assert map_selection(np.ones(len(one.tokens), bool), one, other).all()
+            source_side, target_side = read(source, text), read(target, text)
+            assert map_selection(np.ones(len(source_side.tokens), bool), source_side, target_side).all()
 
 
 def test_scores_are_the_highest_of_those_that_overlap() -> None:
-    one = Tokenized(np.arange(4, dtype=np.int32), np.asarray([[0, 2], [2, 3], [3, 3], [3, 6]]), (0,))
-    other = Tokenized(np.arange(5, dtype=np.int32), np.asarray([[0, 1], [1, 4], [4, 4], [4, 6], [8, 9]]), (0,))
-    assert map_scores(np.asarray([1, 3, 9, 2], np.float32), one, other).tolist() == [1, 3, 0, 2, 0]
-    assert map_scores(np.asarray([-1, -3, 9, -2], np.float32), one, other).tolist() == [-1, -1, 0, -2, 0]
-    assert map_selection(np.asarray([False, True, True, False]), one, other).tolist() == [0, 1, 0, 0, 0]
+    source_side = Tokenized(np.arange(4, dtype=np.int32), np.asarray([[0, 2], [2, 3], [3, 3], [3, 6]]), (0,))
+    target_side = Tokenized(np.arange(5, dtype=np.int32), np.asarray([[0, 1], [1, 4], [4, 4], [4, 6], [8, 9]]), (0,))
+    assert map_scores(np.asarray([1, 3, 9, 2], np.float32), source_side, target_side).tolist() == [1, 3, 0, 2, 0]
+    assert map_scores(np.asarray([-1, -3, 9, -2], np.float32), source_side, target_side).tolist() == [-1, -1, 0, -2, 0]
+    assert map_selection(np.asarray([False, True, True, False]), source_side, target_side).tolist() == [0, 1, 0, 0, 0]
 
 
 def test_a_tokenizer_without_offsets_is_refused() -> None:

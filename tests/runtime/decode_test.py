@@ -37,9 +37,9 @@ def test_the_image_grows_past_its_first_buffers(model: Model, store: Store) -> N
     ids = torch.tensor(image.layout.tokens.astype("int64"))[None]
     module = reference.eager(tiny.random_module(tiny.CONFIGS["llama"]()))
     module.generation_config.eos_token_id = None
-    wanted = module.generate(ids, max_new_tokens=400, do_sample=False)[0, ids.shape[1] :].tolist()
+    expected = module.generate(ids, max_new_tokens=400, do_sample=False)[0, ids.shape[1] :].tolist()
     tokens = list(generate(model, image, 400).tokens)
-    assert tokens == wanted[: len(tokens)]
+    assert tokens == expected[: len(tokens)]
     assert len(tokens) == 400 or tokens[-1] in model.eos_ids
     assert len(tokens) > 300
 
@@ -55,8 +55,8 @@ def test_log_probabilities_are_those_of_transformers(model: Model, store: Store)
         logits = reference.eager(tiny.random_module(tiny.CONFIGS["llama"]()))(
             torch.tensor([[*ids, *done.tokens]])
         ).logits
-    wanted = logits[0, len(ids) - 1 : -1].log_softmax(-1)[torch.arange(len(done.tokens)), list(done.tokens)]
-    torch.testing.assert_close(torch.tensor(done.logprobs), wanted, atol=1e-4, rtol=0)
+    expected = logits[0, len(ids) - 1 : -1].log_softmax(-1)[torch.arange(len(done.tokens)), list(done.tokens)]
+    torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=1e-4, rtol=0)
 
 
 def test_decoding_ends_at_the_last_position(model: Model, store: Store) -> None:
@@ -76,9 +76,9 @@ def test_sampling_draws_from_the_filtered_distribution() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
     choose = _Chooser(Sampling(temperature=0.5, top_p=0.95, seed=0))
     drawn = torch.bincount(torch.tensor([choose(logits) for _ in range(4000)]), minlength=4) / 4000
-    wanted = (logits / 0.5).softmax(-1)
-    wanted = torch.where(torch.tensor([True, True, False, False]), wanted, 0.0)
-    torch.testing.assert_close(drawn, wanted / wanted.sum(), atol=0.03, rtol=0)
+    expected = (logits / 0.5).softmax(-1)
+    expected = torch.where(torch.tensor([True, True, False, False]), expected, 0.0)
+    torch.testing.assert_close(drawn, expected / expected.sum(), atol=0.03, rtol=0)
 
 
 def test_top_p_near_zero_is_greedy(model: Model, store: Store) -> None:
@@ -101,8 +101,8 @@ def test_a_stop_string_ends_the_answer(model: Model, store: Store) -> None:
 
 def stream(text: str, stop: Sequence[str] = ()) -> list[str]:
     tokens = tiny.tokenizer().encode(text, add_special_tokens=False)
-    one = TextStream(tiny.tokenizer(), tuple(stop))
-    return [*(one.push(token) for token in tokens), one.finish()]
+    text_stream = TextStream(tiny.tokenizer(), tuple(stop))
+    return [*(text_stream.push(token) for token in tokens), text_stream.finish()]
 
 
 def test_text_streams_in_whole_characters() -> None:
@@ -115,13 +115,13 @@ def test_nothing_of_a_stop_string_is_shown() -> None:
     text = "It holds a festival in the spring"
     assert "".join(stream(text, ["fest"])).startswith("It holds a ")
     shown = ""
-    one = TextStream(tiny.tokenizer(), ("festival in",))
+    text_stream = TextStream(tiny.tokenizer(), ("festival in",))
     for token in tiny.tokenizer().encode(text, add_special_tokens=False):
-        shown += one.push(token)
+        shown += text_stream.push(token)
         assert "f" not in shown
-        if one.is_stopped:
+        if text_stream.is_stopped:
             break
-    assert shown == one.text == "It holds a "
+    assert shown == text_stream.text == "It holds a "
 
 
 def test_an_almost_stop_string_is_shown_in_the_end() -> None:

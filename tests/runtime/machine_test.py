@@ -1,27 +1,31 @@
-"""The machine: what speed depends on, nothing that names it, and None where the system is silent."""
+"""The machine: what speed depends on, nothing that names it, None where the system is silent; peak memory."""
 
 from __future__ import annotations
 
 import getpass
 import json
 import platform
+from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
 import transformers
 
 import pictool
-from pictool.runtime.machine import installed, machine, memory_bytes, usable_cores
+from pictool.runtime.machine import PeakMemory, installed, machine, memory_bytes, usable_cores
+
+SIZE = 64 << 20
 
 
 def test_it_says_what_speed_depends_on() -> None:
-    found = machine()
-    assert found["torch"] == torch.__version__ and found["transformers"] == transformers.__version__
-    assert found["pictool"] == pictool.__version__ and found["threads"] == torch.get_num_threads()
-    assert found["memory_bytes"] == psutil.virtual_memory().total
-    assert found["cores"] == len(psutil.Process().cpu_affinity())
-    assert found["cpu"] and (found["gpu"] is None) == (not torch.cuda.is_available())
+    description = machine()
+    assert description["torch"] == torch.__version__ and description["transformers"] == transformers.__version__
+    assert description["pictool"] == pictool.__version__ and description["threads"] == torch.get_num_threads()
+    assert description["memory_bytes"] == psutil.virtual_memory().total
+    assert description["cores"] == len(psutil.Process().cpu_affinity())
+    assert description["cpu"] and (description["gpu"] is None) == (not torch.cuda.is_available())
 
 
 def test_it_names_neither_machine_nor_user() -> None:
@@ -37,3 +41,20 @@ def test_what_the_system_does_not_tell_is_none(monkeypatch: pytest.MonkeyPatch) 
     assert memory_bytes() is None and installed("no-such-package") is None
     monkeypatch.delattr("os.sched_getaffinity")
     assert usable_cores() == psutil.cpu_count()
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells the peak of a process")
+def test_the_peak_counts_what_was_freed_again() -> None:
+    with PeakMemory("cpu") as peak:
+        np.ones(SIZE, dtype=np.uint8)
+    with PeakMemory("cpu") as small:
+        np.ones(1000, dtype=np.uint8)
+    assert peak.bytes is not None and 0.9 * SIZE < peak.bytes < 2 * SIZE
+    assert small.bytes is not None and small.bytes < SIZE / 4
+
+
+def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("pictool.runtime.machine._CLEAR_REFS", tmp_path / "missing" / "clear_refs")
+    with PeakMemory("cpu") as peak:
+        pass
+    assert peak.bytes is None

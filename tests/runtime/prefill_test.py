@@ -44,12 +44,12 @@ def test_batched_equals_one_by_one(architecture: str, lengths: list[int]) -> Non
 @pytest.mark.parametrize("sinks", [(), (0,), (0, 0, 0, 0)])
 @pytest.mark.parametrize("architecture", tiny.CONFIGS)
 def test_values_are_those_of_transformers(architecture: str, sinks: tuple[int, ...]) -> None:
-    """The chunk alone (behind sinks) through the model's own forward; values carry no rotation."""
+    """The chunk alone (after sinks) through the model's own forward; values carry no rotation."""
     module = tiny.random_module(tiny.CONFIGS[architecture]())
     (chunk,) = random_tokens([30])
-    wanted = reference.isolated(reference.eager(module), chunk, len(sinks), sinks)
+    expected = reference.isolated(reference.eager(module), chunk, len(sinks), sinks)
     ((_, layers),) = prefill_chunks(wrap_model(module, tiny.tokenizer()), [chunk], sinks)
-    for (_, value), (_, value1) in zip(layers, wanted, strict=True):
+    for (_, value), (_, value1) in zip(layers, expected, strict=True):
         torch.testing.assert_close(value, value1[0], atol=1e-5, rtol=1e-5)
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from chunks import make_chunk
+from chunks import files, make_chunk
 
 from pictool.errors import StoreError
 from pictool.store.files import allow_open_files, atomic_write, remove_litter
@@ -47,7 +47,7 @@ class Disk:
 def test_an_object_reaches_the_disk_before_its_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     path = store.put(make_chunk(1))
-    ((_, temp),) = [one for one in disk.events if one[0] == "rename from"]
+    ((_, temp),) = [event for event in disk.events if event[0] == "rename from"]
     assert disk.at("sync", temp) < disk.at("rename to", path) < len(disk.events) - 1
     assert disk.events[-1] == ("sync", path.parent)
 
@@ -55,7 +55,7 @@ def test_an_object_reaches_the_disk_before_its_name(store: Store, monkeypatch: p
 def test_new_directories_reach_the_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     path = store.put(make_chunk(1))
-    made = [one for kind, one in disk.events if kind == "mkdir"]
+    made = [directory for kind, directory in disk.events if kind == "mkdir"]
     assert set(made) == {store.root, store.root / "tmp", store.root / "objects", path.parent}
     for directory in made:
         last = len(disk.events) - 1 - disk.events[::-1].index(("sync", directory.parent))
@@ -88,6 +88,18 @@ def test_a_write_that_the_system_cuts_short_leaves_everything_as_it_was(store: S
     assert "File too large" in done.stdout and "nothing was changed" in done.stdout
     assert store.keys() == [path.stem] and os.listdir(store.root / "tmp") == []
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1000
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_writer_that_fails_leaves_the_old_file_and_no_temp_file(tmp_path: Path, error: BaseException) -> None:
+    (tmp_path / "out").write_bytes(b"old")
+    with (
+        pytest.raises(StoreError if isinstance(error, OSError) else type(error)),
+        atomic_write(tmp_path / "out") as file,
+    ):
+        file.write(b"half")
+        raise error
+    assert files(tmp_path) == [tmp_path / "out"] and (tmp_path / "out").read_bytes() == b"old"
 
 
 def test_a_temp_file_that_is_being_written_is_no_litter(tmp_path: Path) -> None:
@@ -155,3 +167,31 @@ def test_what_need_not_be_durable_waits_for_no_disk(tmp_path: Path, monkeypatch:
         file.write(b"x")
     assert "sync" not in {kind for kind, _ in disk.events}
     assert (tmp_path / "there" / "quick").read_bytes() == b"x"
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "out").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "out")
+    with atomic_write(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "out").read_bytes() == b"new"
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with atomic_write(pipe) as file:
+        file.write(b"through")
+    assert os.read(reader, 100) == b"through" and pipe.is_fifo()
+    os.close(reader)
+
+
+def test_a_relative_path_and_new_directories(tmp_path: Path) -> None:
+    with atomic_write(Path("a/b/out")) as file:
+        file.write(b"x")
+    with atomic_write(Path("out")) as file:
+        file.write(b"y")
+    assert {path.relative_to(tmp_path).as_posix() for path in files(tmp_path)} == {"a/b/out", "out"}

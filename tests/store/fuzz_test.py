@@ -6,7 +6,7 @@ from benchmarks.store_fuzz import MUTATIONS, fuzz
 
 
 def test_mutated_objects_are_refused() -> None:
-    found = fuzz(2100, seed=1)
-    assert set(found) == {one.__name__ for one in MUTATIONS}
-    for counts in found.values():
-        assert counts["refused"] > 100 and set(counts) <= {"refused", "as before"}, found
+    outcomes = fuzz(2100, seed=1)
+    assert set(outcomes) == {mutation.__name__ for mutation in MUTATIONS}
+    for counts in outcomes.values():
+        assert counts["refused"] > 100 and set(counts) <= {"refused", "as before"}, outcomes

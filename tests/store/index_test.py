@@ -11,35 +11,37 @@ import pytest
 from chunks import make_chunk
 
 from pictool.store.format import ObjectFile
-from pictool.store.index import FILE
+from pictool.store.index import INDEX_FILE
 from pictool.store.store import Store
 
 
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The objects that are opened from now on."""
-    found: list[Path] = []
+    paths: list[Path] = []
     init = ObjectFile.__init__
 
     def spied(self: ObjectFile, path: Path) -> None:
-        found.append(Path(path))
+        paths.append(Path(path))
         init(self, path)
 
     monkeypatch.setattr(ObjectFile, "__init__", spied)
-    return found
+    return paths
 
 
 def without(store: Store) -> list[object]:
     """The listing of a copy that never had an index."""
     copy = Store(store.root.with_name("copy"))
-    shutil.copytree(store.root, copy.root, ignore=shutil.ignore_patterns(f"{FILE}*"))
-    found = [(one.key, one.num_bytes, one.meta, one.text, one.problem is None, one.used_ns) for one in copy.objects()]
+    shutil.copytree(store.root, copy.root, ignore=shutil.ignore_patterns(f"{INDEX_FILE}*"))
+    objects = listing(copy)
     shutil.rmtree(copy.root)
-    return list[object](found)
+    return objects
 
 
 def listing(store: Store) -> list[object]:
-    found = store.objects()
-    return [(one.key, one.num_bytes, one.meta, one.text, one.problem is None, one.used_ns) for one in found]
+    return [
+        (stored.key, stored.num_bytes, stored.meta, stored.text, stored.problem is None, stored.used_ns)
+        for stored in store.objects()
+    ]
 
 
 def test_no_object_is_opened_twice(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +71,7 @@ def test_a_lost_or_damaged_index_is_made_anew(store: Store, damage: bytes | None
     for seed in range(3):
         store.put(make_chunk(seed))
     first = listing(store)
-    index = store.root / FILE
+    index = store.root / INDEX_FILE
     index.unlink() if damage is None else index.write_bytes(damage)
     assert listing(store) == first
     assert listing(store) == first and sqlite3.connect(index).execute("SELECT count(*) FROM objects").fetchone() == (3,)
@@ -79,17 +81,17 @@ def test_pages_that_are_damaged_in_the_middle(store: Store) -> None:
     for seed in range(40):
         store.put(make_chunk(seed))
     first = listing(store)
-    index = store.root / FILE
+    index = store.root / INDEX_FILE
     whole = index.read_bytes()
     for at in range(4096, len(whole), 4096):
         index.write_bytes(whole[:at] + b"\xaa" * 4096 + whole[at + 4096 :])
         assert listing(store) == first
 
 
-def test_rows_that_make_no_sense_are_read_again(store: Store) -> None:
+def test_records_that_make_no_sense_are_read_again(store: Store) -> None:
     store.put(make_chunk(1))
     first = listing(store)
-    with sqlite3.connect(store.root / FILE) as db:
+    with sqlite3.connect(store.root / INDEX_FILE) as db:
         db.execute("UPDATE objects SET meta = '{}'")
     assert listing(store) == first
 
@@ -97,7 +99,7 @@ def test_rows_that_make_no_sense_are_read_again(store: Store) -> None:
 def test_an_index_of_another_version_is_made_anew(store: Store) -> None:
     store.put(make_chunk(1))
     first = listing(store)
-    with sqlite3.connect(store.root / FILE) as db:
+    with sqlite3.connect(store.root / INDEX_FILE) as db:
         db.execute("DROP TABLE objects")
         db.execute("CREATE TABLE objects (x)")
         db.execute("PRAGMA user_version = 99")
@@ -106,14 +108,14 @@ def test_an_index_of_another_version_is_made_anew(store: Store) -> None:
 
 def test_a_place_where_no_index_can_be_is_listed_all_the_same(store: Store) -> None:
     store.put(make_chunk(1))
-    (store.root / FILE).mkdir()
+    (store.root / INDEX_FILE).mkdir()
     assert len(listing(store)) == 1
 
 
-def test_listing_goes_on_behind_a_key(store: Store) -> None:
+def test_listing_goes_on_after_a_key(store: Store) -> None:
     keys = sorted(store.put(make_chunk(seed)).stem for seed in range(9))
-    assert [one.key for one in store.objects(keys[3])] == keys[4:]
-    assert [one.key for one in store.objects(keys[3][:1])] == [key for key in keys if key > keys[3][:1]]
+    assert [stored.key for stored in store.objects(keys[3])] == keys[4:]
+    assert [stored.key for stored in store.objects(keys[3][:1])] == [key for key in keys if key > keys[3][:1]]
     assert list(store.objects("g")) == []
 
 
@@ -121,5 +123,5 @@ def test_listing_goes_on_behind_a_key(store: Store) -> None:
 def test_odd_paths(tmp_path: Path, name: str) -> None:
     store = Store(tmp_path / name)
     path = store.put(make_chunk(1))
-    assert [one.path for one in store.objects()] == [path]
-    assert store.has(path.stem) and (store.root / FILE).exists()
+    assert [stored.path for stored in store.objects()] == [path]
+    assert store.has(path.stem) and (store.root / INDEX_FILE).exists()

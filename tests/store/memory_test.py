@@ -21,8 +21,8 @@ class Source:
             self.reads.append(name)
             return name.encode() * num_bytes
 
-        found: bytes = memory.get(name, num_bytes, read)
-        return found
+        buffer: bytes = memory.get(name, num_bytes, read)
+        return buffer
 
 
 def test_a_buffer_is_read_once() -> None:

@@ -43,7 +43,7 @@ def test_push_stream_and_pull(remote: Remote, tmp_path: Path) -> None:
     for key in keys:
         with near.open(key) as file:
             file.verify()
-    near.settle()
+    near.drain()
     assert pull(third, keys).keys == tuple(keys)
     for key in keys:
         assert near.path(key).read_bytes() == third.path(key).read_bytes() == far.path(key).read_bytes()
@@ -57,5 +57,5 @@ def test_a_damaged_object_is_refused(remote: Remote, tmp_path: Path) -> None:
     remote.write(path.stem, path)
     with pytest.raises(RemoteError, match=r"^s3://.*/objects of ours/objects/"), near.open(path.stem) as file:
         file.verify()
-    near.settle()
+    near.drain()
     assert near.keys() == []

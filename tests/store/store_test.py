@@ -10,28 +10,13 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import pytest
+from chunks import files, make_chunk
 
 import pictool.store.store as store_module
-from pictool.core import Geometry, Target
 from pictool.errors import ObjectError, StoreError
-from pictool.store.format import CompiledChunk, ObjectMeta
-from pictool.store.store import Store, atomic_write
-
-TARGET = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(layers=2, kv_heads=1, head_dim=4))
-
-
-def make_chunk(seed: int, num_tokens: int = 5) -> CompiledChunk:
-    tokens = np.arange(num_tokens, dtype=np.int32) + seed
-    part = np.full(4 * num_tokens, seed, dtype=np.float32).tobytes()
-    meta = ObjectMeta(TARGET.key(tokens, 0, "none"), TARGET, num_tokens, 0, "none")
-    return CompiledChunk(meta, f"text {seed}", tokens, [(part, part)] * 2)
-
-
-def files(root: Path) -> list[Path]:
-    """All files, but for the store's lock."""
-    return [path for path in root.rglob("*") if not path.is_dir() and path.name != "lock"]
+from pictool.store.format import CompiledChunk
+from pictool.store.store import Store
 
 
 def rename_key(store: Store, chunk: CompiledChunk, key: str) -> str:
@@ -142,9 +127,9 @@ def test_other_abbreviations_say_why(abbreviated: Store, prefix: str, why: str) 
 def test_objects_lists_the_damaged_with_the_others(store: Store) -> None:
     paths = [store.put(make_chunk(seed)) for seed in range(3)]
     paths[1].write_bytes(paths[1].read_bytes()[:-1])
-    found = {one.key: one for one in store.objects()}
-    assert list(found) == sorted(path.stem for path in paths)
-    whole, damaged = found[paths[0].stem], found[paths[1].stem]
+    objects = {stored.key: stored for stored in store.objects()}
+    assert list(objects) == sorted(path.stem for path in paths)
+    whole, damaged = objects[paths[0].stem], objects[paths[1].stem]
     assert (whole.text, whole.problem, whole.num_bytes) == ("text 0", None, paths[0].stat().st_size)
     assert whole.meta == make_chunk(0).meta
     assert damaged.meta is None and damaged.problem and str(paths[1]) in damaged.problem
@@ -156,7 +141,7 @@ def test_objects_leaves_out_what_is_removed_meanwhile(store: Store) -> None:
     listing = store.objects()
     assert next(listing).path == paths[0]
     paths[1].unlink()
-    assert [one.path for one in listing] == [paths[2]]
+    assert [stored.path for stored in listing] == [paths[2]]
 
 
 def test_a_store_that_is_not_there_is_empty(store: Store) -> None:
@@ -254,37 +239,6 @@ def test_permissions_follow_the_umask(store: Store, umask: int, mode: int) -> No
         os.umask(before)
 
 
-# atomic_write, which other outputs use too
-
-
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "out").write_bytes(b"old")
-    (tmp_path / "link").symlink_to(tmp_path / "real" / "out")
-    with atomic_write(tmp_path / "link") as file:
-        file.write(b"new")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "out").read_bytes() == b"new"
-    assert len(files(tmp_path)) == 2
-
-
-def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    with atomic_write(pipe) as file:
-        file.write(b"through")
-    assert os.read(reader, 100) == b"through" and pipe.is_fifo()
-    os.close(reader)
-
-
-def test_a_relative_path_and_new_directories(tmp_path: Path) -> None:
-    with atomic_write(Path("a/b/out")) as file:
-        file.write(b"x")
-    with atomic_write(Path("out")) as file:
-        file.write(b"y")
-    assert {path.relative_to(tmp_path).as_posix() for path in files(tmp_path)} == {"a/b/out", "out"}
-
-
 # Many processes. They start from a fresh interpreter: this one has torch's threads, which a fork does not survive.
 
 WORKERS = """
@@ -369,7 +323,7 @@ def killed():
         kills += os.waitpid(pid, 0)[1] == signal.SIGKILL
         read_all()
     store.put(chunk(7))
-    return {"kills": kills, "objects": read_all(), "listed": sum(one.problem is None for one in store.objects())}
+    return {"kills": kills, "objects": read_all(), "listed": sum(stored.problem is None for stored in store.objects())}
 
 def put_within_a_budget(worker):
     small = Store(sys.argv[1], 60_000)

@@ -1,171 +1,27 @@
-"""Eviction, expiry and pins: the least recently used goes first, nothing that is kept goes, whatever the clock says."""
+"""Upkeep: gc, expiry, pins, statistics; verification and repair: damaged objects go, what cannot be judged stays."""
 
 from __future__ import annotations
 
 import os
-import threading
-import time
+import shutil
 from pathlib import Path
 
 import pytest
-from chunks import flip, make_chunk, put_many, set_age
+from chunks import flip, make_chunk, put_many, size_of_one
 
 from pictool.errors import StoreError
-from pictool.store import eviction as space
-from pictool.store import upkeep as life
-from pictool.store.entries import Entry, entries
+from pictool.store import eviction, upkeep
 from pictool.store.files import atomic_write
+from pictool.store.format import ObjectFile
 from pictool.store.store import Store
+from pictool.store.upkeep import verify
 from pictool.store.usage import Counts
-
-
-def size_of_one(store: Store) -> int:
-    return store.path(store.keys()[0]).stat().st_size
-
-
-def test_gc_evicts_what_was_used_least_recently(store: Store) -> None:
-    keys = put_many(store, 6)
-    one = size_of_one(store)
-    done = life.gc(store, 4 * one)
-    assert set(store.keys()) == set(keys[2:])
-    assert (done.evicted.count, done.evicted.num_bytes, done.num_bytes) == (2, 2 * one, 4 * one)
-    assert life.gc(store, 4 * one).evicted.count == 0
-
-
-@pytest.mark.parametrize("use", ["open", "has"])
-def test_a_hit_makes_an_object_the_last_to_go(store: Store, use: str) -> None:
-    keys = put_many(store, 4)
-    store.open(keys[0]).close() if use == "open" else store.has(keys[0])
-    life.gc(store, 2 * size_of_one(store))
-    assert set(store.keys()) == {keys[0], keys[3]}
-
-
-def test_looking_is_no_use(store: Store) -> None:
-    keys = put_many(store, 3)
-    store.look(keys[0]).close()
-    list(store.objects())
-    life.gc(store, size_of_one(store))
-    assert store.keys() == [keys[2]]
-
-
-@pytest.mark.parametrize("way", ["gc", "put", "expire"])
-def test_objects_are_removed_side_by_side(store: Store, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two removals meet: one after the other, the first would wait until it fails."""
-    keys, remove, meeting = put_many(store, 4), space.remove, threading.Barrier(2)
-
-    def together(entry: Entry) -> bool:
-        meeting.wait(30)
-        return remove(entry)
-
-    monkeypatch.setattr(space, "remove", together)
-    one = size_of_one(store)
-    if way == "gc":
-        life.gc(store, 2 * one)
-    elif way == "put":
-        Store(store.root, max_bytes=4 * one).put(make_chunk(9))  # 3.6 objects stay at most: two of four go
-    else:
-        life.expire(store, keys[:2])
-    assert not set(keys[:2]) & set(store.keys()) and set(keys[2:]) <= set(store.keys())
 
 
 def test_gc_without_a_size_removes_no_object(store: Store) -> None:
     put_many(store, 3)
-    assert life.gc(store).evicted.count == 0 and len(store.keys()) == 3
-    assert life.gc(Store(store.root / "absent"), 10).num_bytes == 0
-
-
-def test_every_put_keeps_the_budget(store: Store) -> None:
-    one = store.put(make_chunk(0)).stat().st_size
-    small = Store(store.root, max_bytes=5 * one)
-    for seed in range(1, 40):
-        path = small.put(make_chunk(seed))
-        held = sum(small.path(key).stat().st_size for key in small.keys())
-        assert path.exists() and held <= 5 * one
-
-
-def test_putting_again_takes_no_more_room(store: Store) -> None:
-    one = store.put(make_chunk(0)).stat().st_size
-    small = Store(store.root, max_bytes=2 * one + 10)
-    small.put(make_chunk(1))
-    for _ in range(5):
-        small.put(make_chunk(1))
-    assert len(small.keys()) == 2
-
-
-def test_what_can_never_fit_is_refused_and_evicts_nothing(store: Store) -> None:
-    keys = put_many(store, 3)
-    with pytest.raises(StoreError, match="but the store may hold 1,000; allow it more"):
-        Store(store.root, max_bytes=1000).put(make_chunk(9, 50))
-    assert set(store.keys()) == set(keys)
-
-
-def test_a_store_full_of_pins_says_so(store: Store) -> None:
-    keys = put_many(store, 2)
-    for key in keys:
-        life.pin(store, key)
-    with pytest.raises(StoreError, match="pinned objects fill"):
-        Store(store.root, max_bytes=2 * size_of_one(store)).put(make_chunk(9))
-    assert set(store.keys()) == set(keys)
-
-
-def test_pinned_objects_stay_until_they_are_unpinned(store: Store) -> None:
-    keys = put_many(store, 3)
-    life.pin(store, keys[0])
-    life.gc(store, 0)
-    life.expire_older(store, 1)
-    assert store.keys() == [keys[0]]
-    with pytest.raises(StoreError, match=f"^{keys[0][:12]}: is pinned"):
-        life.expire(store, [keys[0]])
-    life.unpin(store, keys[0])
-    assert life.expire(store, [keys[0]]).count == 1 and store.keys() == []
-
-
-def test_expire_names_what_is_not_there_and_removes_nothing(store: Store) -> None:
-    keys = put_many(store, 2)
-    with pytest.raises(StoreError, match=f"^{'c' * 12}: no such object"):
-        life.expire(store, [keys[0], "c" * 64])
-    assert len(store.keys()) == 2
-
-
-def test_forced_expiry_takes_the_pin_along(store: Store) -> None:
-    (key,) = put_many(store, 1)
-    life.pin(store, key)
-    assert life.expire(store, [key], force=True).count == 1
-    assert not space.pinned(store.root)
-
-
-def test_expire_older_than(store: Store) -> None:
-    keys = put_many(store, 4)  # the last 61 minutes old, the first 64
-    assert life.expire_older(store, 62.5 * 60).count == 2
-    assert set(store.keys()) == set(keys[2:])
-
-
-# A clock that was wrong for a while
-
-
-def test_what_a_wrong_clock_used_in_the_future_goes_in_its_turn(store: Store) -> None:
-    keys = put_many(store, 3)
-    one = size_of_one(store)
-    set_age(store.path(keys[0]), -(10**8))
-    life.gc(store, 2 * one)
-    assert set(store.keys()) == {keys[0], keys[2]}
-    assert store.path(keys[0]).stat().st_mtime <= time.time()
-    set_age(store.path(keys[2]), -1)
-    store.path(keys[2]).touch()
-    life.gc(store, one)
-    assert store.keys() == [keys[2]]
-
-
-def test_no_age_is_so_odd_that_a_gc_fails(store: Store) -> None:
-    keys = put_many(store, 3)
-    for key, when in zip(keys, (0, -5, 2**33), strict=True):
-        os.utime(store.path(key), (when, when))
-    life.expire_older(store, 0)
-    life.gc(store, 0)
-    assert store.keys() == []
-
-
-# Litter, and the count of bytes
+    assert upkeep.gc(store).evicted.count == 0 and len(store.keys()) == 3
+    assert upkeep.gc(Store(store.root / "absent"), 10).num_bytes == 0
 
 
 def test_gc_removes_temp_files_of_the_dead_only(store: Store) -> None:
@@ -173,52 +29,138 @@ def test_gc_removes_temp_files_of_the_dead_only(store: Store) -> None:
     dead = store.root / "tmp" / ".dead.0123.tmp"
     dead.write_bytes(b"half an object")
     with atomic_write(store.root / "out", store.root / "tmp") as file:
-        done = life.gc(store)
+        done = upkeep.gc(store)
         file.write(b"x")
     assert (done.litter.count, done.litter.num_bytes) == (1, 14)
     assert not list((store.root / "tmp").iterdir()) and (store.root / "out").read_bytes() == b"x"
 
 
-@pytest.mark.parametrize("held", [b"", b"nonsense", b"0" * 20, b"9" * 20, b"1" * 30])
-def test_a_wrong_count_is_put_right_by_gc(store: Store, held: bytes) -> None:
-    put_many(store, 3)
-    (store.root / "lock").write_bytes(held)
-    life.gc(store)
-    assert int((store.root / "lock").read_bytes()[:20]) == 3 * size_of_one(store)
+# Expiry and pins
 
 
-def test_a_count_that_is_too_high_evicts_nothing_that_fits(store: Store) -> None:
-    """As after a writer was killed between counting and writing."""
-    put_many(store, 3)
-    (store.root / "lock").write_bytes(b"9" * 20)
-    Store(store.root, max_bytes=10 * size_of_one(store)).put(make_chunk(9))
-    assert len(store.keys()) == 4
+def test_pinned_objects_stay_until_they_are_unpinned(store: Store) -> None:
+    keys = put_many(store, 3)
+    upkeep.pin(store, keys[0])
+    upkeep.gc(store, 0)
+    upkeep.expire_older(store, 1)
+    assert store.keys() == [keys[0]]
+    with pytest.raises(StoreError, match=f"^{keys[0][:12]}: is pinned"):
+        upkeep.expire(store, [keys[0]])
+    upkeep.unpin(store, keys[0])
+    assert upkeep.expire(store, [keys[0]]).count == 1 and store.keys() == []
 
 
-def test_an_object_that_is_used_while_gc_lists_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expire_names_what_is_not_there_and_removes_nothing(store: Store) -> None:
     keys = put_many(store, 2)
+    with pytest.raises(StoreError, match=f"^{'c' * 12}: no such object"):
+        upkeep.expire(store, [keys[0], "c" * 64])
+    assert len(store.keys()) == 2
 
-    def use_then(root: Path) -> object:
-        found = list(entries(root))
-        store.open(keys[0]).close()
-        return found
 
-    monkeypatch.setattr(space, "entries", use_then)
-    life.gc(store, size_of_one(store))
-    assert keys[0] in store.keys()
+def test_forced_expiry_takes_the_pin_along(store: Store) -> None:
+    (key,) = put_many(store, 1)
+    upkeep.pin(store, key)
+    assert upkeep.expire(store, [key], force=True).count == 1
+    assert not eviction.pinned(store.root)
+
+
+def test_expire_older_than(store: Store) -> None:
+    keys = put_many(store, 4)  # the last 61 minutes old, the first 64
+    assert upkeep.expire_older(store, 62.5 * 60).count == 2
+    assert set(store.keys()) == set(keys[2:])
 
 
 # What a store holds
 
 
-def test_usage(store: Store) -> None:
+def test_stats(store: Store) -> None:
     keys = put_many(store, 3)
     store.open(keys[0]).close()
     store.has("c" * 64)
     flip(store.path(keys[2]), 20)
-    one = size_of_one(store)
-    found = life.usage(store)
-    assert (found.objects, found.damaged, found.num_bytes, found.pinned) == (3, 1, 3 * one, 0)
-    assert found.by_codec == {"none": space.Amount(2, 2 * one)} and list(found.by_model) == ["a" * 64]
-    assert found.counts == Counts(hits=1, misses=1, hit_bytes=one, writes=3, written_bytes=3 * one)
-    assert found.counts.hit_rate == 0.5
+    size = size_of_one(store)
+    stats = upkeep.stats(store)
+    assert (stats.objects, stats.damaged, stats.num_bytes, stats.pinned) == (3, 1, 3 * size, 0)
+    assert stats.by_codec == {"none": eviction.Tally(2, 2 * size)} and list(stats.by_model) == ["a" * 64]
+    assert stats.counts == Counts(hits=1, misses=1, hit_bytes=size, writes=3, written_bytes=3 * size)
+    assert stats.counts.hit_rate == 0.5
+
+
+# Verifying and repairing
+
+
+@pytest.fixture
+def paths(store: Store) -> list[Path]:
+    return sorted(store.put(make_chunk(seed)) for seed in range(4))
+
+
+def test_a_whole_store(store: Store, paths: list[Path]) -> None:
+    report = verify(store)
+    assert (report.objects, report.problems, report.repaired) == (4, {}, ())
+    assert report.num_bytes == sum(path.stat().st_size for path in paths)
+
+
+@pytest.mark.parametrize("offset", [0, 20, 700, -1, -40])
+def test_repair_takes_out_the_damaged_and_no_other(store: Store, paths: list[Path], offset: int) -> None:
+    flip(paths[1], offset)
+    assert list(verify(store).problems) == [paths[1].stem] and paths[1].exists()
+    report = verify(store, repair=True)
+    assert list(report.problems) == [*report.repaired] == [paths[1].stem]
+    assert store.keys() == [paths[0].stem, paths[2].stem, paths[3].stem]
+    assert verify(store).problems == {}
+
+
+def test_an_object_under_another_name_gets_its_own(store: Store, paths: list[Path]) -> None:
+    wrong = store.path("0" * 64)
+    wrong.parent.mkdir(exist_ok=True)
+    whole = paths[0].read_bytes()
+    paths[0].rename(wrong)
+    assert verify(store, repair=True).repaired == ("0" * 64,)
+    assert not wrong.exists() and paths[0].read_bytes() == whole
+
+
+def test_one_that_has_both_names_loses_the_wrong_one(store: Store, paths: list[Path]) -> None:
+    shutil.copy(paths[0], paths[1])
+    assert verify(store, repair=True).repaired == (paths[1].stem,)
+    assert store.keys() == [paths[0].stem, paths[2].stem, paths[3].stem]
+
+
+def test_an_object_of_another_version_stays(store: Store, paths: list[Path]) -> None:
+    paths[0].write_bytes(paths[0].read_bytes().replace(b'"version":"1"', b'"version":"2"'))
+    report = verify(store, repair=True)
+    assert list(report.problems) == [paths[0].stem] and report.repaired == () and paths[0].exists()
+
+
+def test_what_the_system_does_not_let_be_read_stays(
+    store: Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(5, os.strerror(5))
+
+    monkeypatch.setattr(os, "preadv", fail)
+    report = verify(store, repair=True)
+    assert len(report.problems) == 4 and report.repaired == () and all(path.exists() for path in paths)
+
+
+def test_one_that_was_replaced_meanwhile_stays(
+    store: Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = paths[0].read_bytes()
+    flip(paths[0], -1)
+    check, calls = ObjectFile.verify, []
+
+    def replaced(file: ObjectFile) -> None:
+        calls.append(file.path)
+        try:
+            check(file)
+        finally:
+            if calls.count(paths[0]) == 1:
+                paths[0].write_bytes(whole)
+
+    monkeypatch.setattr(ObjectFile, "verify", replaced)
+    assert verify(store, repair=True).repaired == () and paths[0].read_bytes() == whole
+
+
+def test_one_that_disappears_meanwhile_is_no_problem(store: Store, paths: list[Path]) -> None:
+    report = verify(store, on_object=lambda _: paths[3].unlink(missing_ok=True))
+    assert report.problems == {} and report.objects == 3

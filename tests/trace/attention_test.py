@@ -13,53 +13,52 @@ from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.runtime.decode import generate
 from pictool.store.store import Store
-from pictool.trace import attention
-from pictool.trace.attention import AttentionMap, Decoded, attention_map, decode_tokens
+from pictool.trace.attention import AttentionMap, DecodedTokens, attention_map, decode_tokens
 
 FIXED_ROPE = [architecture for architecture in ARCHITECTURES if architecture not in LENGTH_DEPENDENT]
 NUM_GENERATED = 5
 
 
-def seen_by(architecture: str, store: Store, policy: str, layer: int | None = None) -> tuple[AttentionMap, Any]:
+def attention_of(architecture: str, store: Store, policy: str, layer: int | None = None) -> tuple[AttentionMap, Any]:
     """The map of a link and of what it generated, and the tokens of all of it."""
-    one = subject(architecture)
+    tiny_subject = subject(architecture)
     chunks = make_chunks(LENGTHS)
     tokens = generate(
-        one.model, run(one, store, make_policy(policy, {}), chunks, HEAD, TAIL).image, NUM_GENERATED
+        tiny_subject.model, run(tiny_subject, store, make_policy(policy, {}), chunks, HEAD, TAIL).image, NUM_GENERATED
     ).tokens
-    image = run(one, store, make_policy(policy, {}), chunks, HEAD, TAIL).image
+    image = run(tiny_subject, store, make_policy(policy, {}), chunks, HEAD, TAIL).image
     decoded = decode_tokens(image, tokens)
     return attention_map(image, decoded, layer), [*image.layout.tokens.tolist(), *tokens[:-1]]
 
 
 @pytest.mark.parametrize("architecture", FIXED_ROPE)
 def test_tail_and_generated_tokens_attend_as_in_transformers(architecture: str, store: Store) -> None:
-    seen, tokens = seen_by(architecture, store, "full")
+    attention, tokens = attention_of(architecture, store, "full")
     with torch.no_grad():
         out = subject(architecture).reference(torch.tensor([tokens]), output_attentions=True)
-    wanted = np.stack([one[0, :, seen.starts[-1] :].numpy() for one in out.attentions])
-    np.testing.assert_allclose(seen.weights, wanted, atol=1e-4)
-    assert seen.positions.tolist() == list(range(seen.starts[-1], len(tokens)))
+    expected = np.stack([weights[0, :, attention.starts[-1] :].numpy() for weights in out.attentions])
+    np.testing.assert_allclose(attention.weights, expected, atol=1e-4)
+    assert attention.positions.tolist() == list(range(attention.starts[-1], len(tokens)))
 
 
 @pytest.mark.parametrize("policy", ["naive", "cacheblend", "full"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_row_sums_to_1_and_sees_nothing_behind_itself(architecture: str, policy: str, store: Store) -> None:
-    seen, _ = seen_by(architecture, store, policy)
-    np.testing.assert_allclose(seen.weights.sum(-1), 1, atol=1e-5)
-    behind = np.arange(seen.weights.shape[3]) > seen.positions[:, None]
-    assert not seen.weights[..., behind].any() and np.isneginf(seen.scores[..., behind]).all()
-    np.testing.assert_allclose(seen.share().sum(-1), 1, atol=1e-5)
+def test_every_row_sums_to_1_and_sees_nothing_after_itself(architecture: str, policy: str, store: Store) -> None:
+    attention, _ = attention_of(architecture, store, policy)
+    np.testing.assert_allclose(attention.weights.sum(-1), 1, atol=1e-5)
+    later = np.arange(attention.weights.shape[3]) > attention.positions[:, None]
+    assert not attention.weights[..., later].any() and np.isneginf(attention.scores[..., later]).all()
+    np.testing.assert_allclose(attention.share().sum(-1), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "llama-dynamic", "phi3-long"])
 def test_decoded_logits_are_those_of_the_generation(architecture: str, store: Store) -> None:
     """Each is what its token was chosen by; also where RoPE depends on the length."""
-    one = subject(architecture)
+    tiny_subject = subject(architecture)
     chunks = make_chunks(LENGTHS)
     policy = make_policy("naive", {})
-    generated = generate(one.model, run(one, store, policy, chunks).image, 8)
-    decoded = decode_tokens(run(one, store, policy, chunks).image, generated.tokens)
+    generated = generate(tiny_subject.model, run(tiny_subject, store, policy, chunks).image, 8)
+    decoded = decode_tokens(run(tiny_subject, store, policy, chunks).image, generated.tokens)
     assert decoded.logits.argmax(1).tolist() == list(generated.tokens)
     probabilities = torch.from_numpy(decoded.logits).log_softmax(-1)[
         range(len(generated.tokens)), list(generated.tokens)
@@ -69,22 +68,22 @@ def test_decoded_logits_are_those_of_the_generation(architecture: str, store: St
 
 
 def test_one_layer_is_that_layer_of_all(store: Store) -> None:
-    every, one = seen_by("llama", store, "naive")[0], seen_by("llama", store, "naive", layer=1)[0]
-    assert one.layers == (1,) and np.array_equal(one.scores[0], every.scores[1])
-    assert np.array_equal(one.share(1, 2), every.share(1, 2))
+    every, single = attention_of("llama", store, "naive")[0], attention_of("llama", store, "naive", layer=1)[0]
+    assert single.layers == (1,) and np.array_equal(single.scores[0], every.scores[1])
+    assert np.array_equal(single.share(1, 2), every.share(1, 2))
     for wrong in ({"layer": 0}, {"head": 4}, {"head": -1}):
         with pytest.raises(InputError, match=r"(the map has the layers 1|the model has the heads 0 to 3)$"):
-            one.share(**wrong)
+            single.share(**wrong)
 
 
 def test_layers_that_are_not_and_maps_that_are_too_large_are_refused(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = run(subject("llama"), store, make_policy("naive", {}), make_chunks(LENGTHS)).image
-    none = Decoded(np.zeros((1, 3), dtype=np.float32), ())
+    none = DecodedTokens(np.zeros((1, 3), dtype=np.float32), ())
     with pytest.raises(InputError, match="layer 3: the model has the layers 0 to 2"):
         attention_map(image, none, 3)
-    monkeypatch.setattr(attention, "MOST_BYTES", 4 * 4 * 4 * image.num_tokens)
+    monkeypatch.setattr("pictool.trace.attention.MAX_BYTES", 4 * 4 * 4 * image.num_tokens)
     with pytest.raises(InputError, match="choose one layer with --layer"):
         attention_map(image, none)
 
@@ -105,26 +104,32 @@ def by_hand() -> AttentionMap:
 
 
 def test_rows_columns_and_parts_of_a_map_made_by_hand() -> None:
-    seen = by_hand()
-    assert seen.num_tail == 2 and seen.positions.tolist() == [6, 7, 8] and seen.spans == ((0, 1), (1, 4), (4, 6))
-    np.testing.assert_allclose(seen.share(0, 0)[0, :3], [0.1, 0.5, 0.1], rtol=1e-6)
+    attention = by_hand()
+    assert (
+        attention.num_tail == 2
+        and attention.positions.tolist() == [6, 7, 8]
+        and attention.spans == ((0, 1), (1, 4), (4, 6))
+    )
+    np.testing.assert_allclose(attention.share(0, 0)[0, :3], [0.1, 0.5, 0.1], rtol=1e-6)
     np.testing.assert_allclose(
-        seen.share()[:, 0], [(0.1 + 1 / 7) / 2, (0.2 + 1 / 8) / 2, (0.0625 + 1 / 9) / 2], rtol=1e-6
+        attention.share()[:, 0], [(0.1 + 1 / 7) / 2, (0.2 + 1 / 8) / 2, (0.0625 + 1 / 9) / 2], rtol=1e-6
     )
 
 
 def test_what_the_first_tokens_draw_is_known() -> None:
-    seen = by_hand()
-    one, two, many = (seen.initial(first) for first in (1, 2, 99))
+    attention = by_hand()
+    one, two, many = (attention.initial_share(first) for first in (1, 2, 99))
     assert one.shape == (2, 1, 3, 3)
     np.testing.assert_allclose(one[0, 0], [[0.1, 0.5, 0.1], [0.2, 0.2, 0.1], [0.0625, 0.0625, 0.125]], rtol=1e-6)
     np.testing.assert_allclose(two[0, 0, 0], [0.1, 0.6, 0.1625], rtol=1e-6)
     np.testing.assert_allclose(many[0, 0, 0], [0.1, 0.7, 0.1625], rtol=1e-6)  # no part lends to the next
-    np.testing.assert_allclose(seen.initial_if_even(2), one[1, 0] * [1, 2, 2], rtol=1e-6)  # layer 1 attends evenly
+    np.testing.assert_allclose(
+        attention.uniform_initial_share(2), one[1, 0] * [1, 2, 2], rtol=1e-6
+    )  # layer 1 attends evenly
 
 
 def test_what_one_token_of_a_chunk_draws_is_known() -> None:
-    offsets = by_hand().by_offset(4)
+    offsets = by_hand().share_by_offset(4)
     mean = np.asarray([[0.1, 0.2, 0.0625], [0.5, 0.2, 0.0625], [0.1, 0.1, 0.125], [0.1, 0.1, 0.125],
                        [0.1, 0.1, 0.125], [0.0625, 0.1, 0.125]]).mean(1)  # fmt: skip
     np.testing.assert_allclose(offsets[0, :3], [(mean[1] + mean[4]) / 2, (mean[2] + mean[5]) / 2, mean[3]], rtol=1e-6)
@@ -132,17 +137,17 @@ def test_what_one_token_of_a_chunk_draws_is_known() -> None:
 
 
 def test_scaling_is_min_max_of_the_scores() -> None:
-    seen = by_hand()
-    logits = np.log(seen.weights[0, 0, 0, :7].astype(np.float64))
-    wanted = (logits - logits.min()) / (logits.max() - logits.min())
-    np.testing.assert_allclose(seen.scaled(0, 0)[0, :7], wanted, atol=1e-6)
-    assert np.isnan(seen.scaled(0, 0)[0, 7:]).all()
-    np.testing.assert_allclose(seen.scaled(1)[0, :7], 0, atol=1e-6)  # all the same: nothing stands out
-    np.testing.assert_allclose(seen.scaled()[0, :7], (wanted + seen.scaled(1)[0, :7]) / 2, atol=1e-6)
+    attention = by_hand()
+    logits = np.log(attention.weights[0, 0, 0, :7].astype(np.float64))
+    expected = (logits - logits.min()) / (logits.max() - logits.min())
+    np.testing.assert_allclose(attention.minmax(0, 0)[0, :7], expected, atol=1e-6)
+    assert np.isnan(attention.minmax(0, 0)[0, 7:]).all()
+    np.testing.assert_allclose(attention.minmax(1)[0, :7], 0, atol=1e-6)  # all the same: nothing stands out
+    np.testing.assert_allclose(attention.minmax()[0, :7], (expected + attention.minmax(1)[0, :7]) / 2, atol=1e-6)
 
 
 def test_scaling_keeps_what_rounds_to_no_attention() -> None:
     scores = np.array([[[[0, -400, -200]]]], dtype=np.float32)
-    seen = AttentionMap(scores, (0,), (0, 1, 2), 3)
-    assert seen.weights.tolist() == [[[[1, 0, 0]]]]
-    assert seen.scaled().tolist() == [[1, 0, 0.5]]
+    attention = AttentionMap(scores, (0,), (0, 1, 2), 3)
+    assert attention.weights.tolist() == [[[[1, 0, 0]]]]
+    assert attention.minmax().tolist() == [[1, 0, 0.5]]

@@ -1,109 +1,48 @@
-"""Counts of a trace and differences of two, on traces made by hand; sums by torch and by counting."""
+"""Counts of a trace that was made by hand; probabilities by torch."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from traces import make_trace
 
 from pictool.core import Layout
-from pictool.errors import TraceError
-from pictool.trace.counts import view_of
-from pictool.trace.diff import diff_selections, diff_traces
-from pictool.trace.format import Candidate, TracedToken
+from pictool.trace.counts import count_rows
 
 
 def test_counts_by_part_layer_and_token() -> None:
-    view = view_of(make_trace([(1, 2, 5), (2, 5), (5,)]))
-    assert [(part.source, part.start, part.end) for part in view.parts] == [
+    counts = count_rows(make_trace([(1, 2, 5), (2, 5), (5,)]))
+    assert [(part.source, part.start, part.end) for part in counts.parts] == [
         ("head", 0, 1), ("a.txt", 1, 4), ("b.txt", 4, 8), ("tail", 8, 10)
     ]  # fmt: skip
-    assert [part.per_layer.tolist() for part in view.parts] == [[0, 0, 0], [2, 1, 0], [1, 1, 1], [2, 2, 2]]
-    assert [part.computed for part in view.parts] == [0, 1, 1, 2]
-    assert view.layers.tolist() == [3, 2, 1] and view.depth.tolist() == [0, 1, 2, 0, 0, 3, 0, 0, 3, 3]
-    assert all(part.score is None for part in view.parts)
+    assert [part.per_layer.tolist() for part in counts.parts] == [[0, 0, 0], [2, 1, 0], [1, 1, 1], [2, 2, 2]]
+    assert [part.computed for part in counts.parts] == [0, 1, 1, 2]
+    assert counts.rows_per_layer.tolist() == [3, 2, 1] and counts.layers_per_token.tolist() == [
+        0,
+        1,
+        2,
+        0,
+        0,
+        3,
+        0,
+        0,
+        3,
+        3,
+    ]
+    assert all(part.score is None for part in counts.parts)
 
 
 def test_scores_by_part_and_candidates_by_probability() -> None:
     trace = make_trace(scores=np.arange(10, dtype=np.float32))
-    view = view_of(trace)
-    assert [part.score for part in view.parts] == [(0, 0), (2, 3), (5.5, 7), (8.5, 9)]
-    wanted = torch.from_numpy(trace.logits).softmax(-1)
-    assert [(one.id, one.text) for one in view.candidates] == [(3, " yes"), (2, " no")]
-    assert [one.probability for one in view.candidates] == pytest.approx([float(wanted[3]), float(wanted[2])])
+    counts = count_rows(trace)
+    assert [part.score for part in counts.parts] == [(0, 0), (2, 3), (5.5, 7), (8.5, 9)]
+    expected = torch.from_numpy(trace.logits).softmax(-1)
+    assert [(token.id, token.text) for token in counts.candidates] == [(3, " yes"), (2, " no")]
+    assert [token.probability for token in counts.candidates] == pytest.approx([float(expected[3]), float(expected[2])])
 
 
 def test_an_empty_part_has_no_scores() -> None:
     layout = Layout.of([], [[1, 2, 3], [4, 5, 6, 1]], [2, 3, 5])
-    view = view_of(make_trace(layout=layout, scores=np.ones(10, dtype=np.float32)))
-    assert view.parts[0].score is None and view.parts[0].num_tokens == 0
-
-
-MASKS = st.tuples(st.integers(1, 4), st.integers(1, 12)).flatmap(
-    lambda shape: st.tuples(arrays(bool, shape), arrays(bool, shape))
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(MASKS)
-def test_overlap_is_that_of_sets(pair: tuple[np.ndarray, np.ndarray]) -> None:  # type: ignore[type-arg]
-    found = diff_selections(*pair)
-    a, b = ([set(np.flatnonzero(layer)) for layer in one] for one in pair)
-    wanted = [len(x & y) / len(x | y) if x | y else 1.0 for x, y in zip(a, b, strict=True)]
-    assert found.jaccard.tolist() == pytest.approx(wanted)
-    cells = [{(i, token) for i, layer in enumerate(one) for token in layer} for one in (a, b)]
-    either = len(cells[0] | cells[1])
-    assert found.overall == pytest.approx(len(cells[0] & cells[1]) / either if either else 1.0)
-    any_a, any_b = set().union(*a), set().union(*b)
-    assert set(np.flatnonzero(found.both)) == any_a & any_b
-    assert set(np.flatnonzero(found.only_a)) == any_a - any_b and set(np.flatnonzero(found.only_b)) == any_b - any_a
-
-
-def test_two_traces_made_by_hand() -> None:
-    a = make_trace([(1, 2), (1,), ()])
-    generated = (TracedToken(2, " no", -0.2), TracedToken(1, "</s>", -0.1))
-    logits = np.array([0, 1, 4, 3, 0, 0, -1], dtype=np.float32)
-    b = make_trace([(2, 3), (3,), ()], logits=logits, generated=generated, top=(Candidate(2, " no"), Candidate(4, "!")))
-    b = replace(b, report={**b.report, "answer": "no"}, chunks=(a.chunks[0], replace(a.chunks[1], key="3" * 64)))
-    found = diff_traces(a, b)
-    assert found.selection.jaccard.tolist() == [pytest.approx(1 / 3), 0, 1] and found.selection.overall == 1 / 5
-    p, q = (torch.from_numpy(one.logits).double().log_softmax(-1) for one in (a, b))
-    assert found.kl == pytest.approx((float((p.exp() * (p - q)).sum()), float((q.exp() * (q - p)).sum())))
-    assert found.max_logit == 2 and found.other_objects == (1,)
-    assert (found.common, found.parting, found.same_answer) == (0, (a.generated[0], b.generated[0]), False)
-    assert [(one.id, one.text, one.logits) for one in found.candidates] == [
-        (2, " no", (2, 4)), (3, " yes", (3, 3)), (4, "!", (0, 0))
-    ]  # fmt: skip
-    assert found.candidates[0].probabilities == pytest.approx((float(p[2].exp()), float(q[2].exp())))
-
-
-def test_a_trace_does_not_differ_from_itself() -> None:
-    found = diff_traces(make_trace(), make_trace())
-    assert found.selection.jaccard.tolist() == [1, 1, 1] and found.kl == (0, 0) and found.max_logit == 0
-    assert (found.common, found.parting, found.same_answer, found.other_objects) == (2, (None, None), True, ())
-
-
-def test_an_answer_that_goes_on_parts_where_the_other_ends() -> None:
-    trace = make_trace()
-    longer = replace(trace, generated=(*trace.generated, TracedToken(4, " more", -1.0)))
-    assert diff_traces(trace, longer).parting == (None, longer.generated[2])
-    assert diff_traces(longer, trace).common == 2
-
-
-def test_other_prompts_and_models_are_refused() -> None:
-    trace = make_trace()
-    layout = Layout.of([0], [[1, 2, 4], [4, 5, 6, 1]], [2, 3])
-    for other in (make_trace(layout=layout), make_trace(layout=Layout(trace.layout.tokens, (0, 1, 5, 8)))):
-        with pytest.raises(TraceError, match=r"^A and B: links of different prompts"):
-            diff_traces(trace, other)
-    changes: dict[str, Any] = {"model": "c" * 64, "dtype": "float16"}
-    for field, value in changes.items():
-        with pytest.raises(TraceError, match=r"^x and y: links of different models"):
-            diff_traces(trace, make_trace(target=replace(trace.target, **{field: value})), ("x", "y"))
+    counts = count_rows(make_trace(layout=layout, scores=np.ones(10, dtype=np.float32)))
+    assert counts.parts[0].score is None and counts.parts[0].num_tokens == 0

@@ -1,4 +1,4 @@
-"""KV and attention deviation against transformers' own KV and attentions, and on inputs made by hand."""
+"""Deviation from full recompute: of KV and attention against transformers' own, of probabilities by the textbook."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from subjects import ARCHITECTURES, HEAD, LENGTH_DEPENDENT, LENGTHS, make_chunks, parts_of, run, subject
+from traces import trace_of_link
 
 from pictool.core import Layout
 from pictool.errors import InputError
@@ -24,14 +25,17 @@ from pictool.runtime.decode import generate
 from pictool.runtime.image import Image
 from pictool.runtime.model import wrap_model
 from pictool.store.store import Store
+from pictool.trace.analysis import analyse_trace
 from pictool.trace.deviation import (
     AttentionDeviation,
+    DeviationFromFull,
     KVDeviation,
     _cosine_distance,
     attention_deviation,
     kv_deviation,
     neighbour_correlation,
 )
+from pictool.trace.format import Trace
 
 Array = NDArray[np.float64]
 FIXED_ROPE = [architecture for architecture in ARCHITECTURES if architecture not in LENGTH_DEPENDENT]
@@ -60,11 +64,11 @@ def cosine_distance(a: Array, b: Array) -> Array:
 
 @pytest.mark.parametrize("architecture", FIXED_ROPE)
 def test_kv_deviation_is_that_of_transformers_kv(architecture: str, store: Store) -> None:
-    one, linked = subject(architecture), linked_by(architecture, store, "naive")
+    linked = linked_by(architecture, store, "naive")
     full = linked_by(architecture, store, "full").image
     rows = torch.arange(full.num_tokens) >= full.layout.num_context
-    k, v = dense_kv(reference.link(one.reference, parts_of(linked), rows))
-    full_k, full_v = dense_kv(reference.full(one.reference, full.layout.tokens.tolist()))
+    k, v = dense_kv(reference.link(subject(architecture).reference, parts_of(linked), rows))
+    full_k, full_v = dense_kv(reference.full(subject(architecture).reference, full.layout.tokens.tolist()))
     deviation = kv_deviation(linked.image, full)
     for got in (deviation.key, deviation.value, deviation.cosine):
         assert got.dtype == np.float32 and got.shape == (3, full.num_tokens)
@@ -130,20 +134,21 @@ def test_images_of_different_prompts_or_models_are_refused(measure: Any, store: 
 
 @pytest.mark.parametrize("architecture", FIXED_ROPE)
 def test_attention_deviation_is_that_of_transformers_attentions(architecture: str, store: Store) -> None:
-    one = subject(architecture)
     linked, full = linked_by(architecture, store, "naive").image, linked_by(architecture, store, "full").image
     attentions = []
     for image, reused in ((linked, image_context(linked)), (full, torch.zeros(full.num_tokens, dtype=torch.bool))):
         cache = reference._Splice([(image.key(layer), image.value(layer)) for layer in range(3)], reused)
         ids = torch.from_numpy(image.layout.tokens.astype(np.int64))[None]
         with torch.no_grad():
-            out = one.reference(input_ids=ids, past_key_values=cache, use_cache=True, output_attentions=True)
+            out = subject(architecture).reference(
+                input_ids=ids, past_key_values=cache, use_cache=True, output_attentions=True
+            )
         attentions.append(np.stack([x[0, :, slice(*image.layout.tail)].double().numpy() for x in out.attentions]))
     difference = attentions[0] - attentions[1]  # [layers, heads, tail rows, n]
-    wanted = np.sqrt((difference**2).sum((2, 3))).mean(1)
+    expected = np.sqrt((difference**2).sum((2, 3))).mean(1)
     deviation = attention_deviation(linked, full)
-    np.testing.assert_allclose(deviation.layers, wanted, atol=1e-4)
-    assert deviation.mean == pytest.approx(float(wanted.mean()), abs=1e-4)
+    np.testing.assert_allclose(deviation.layers, expected, atol=1e-4)
+    assert deviation.mean == pytest.approx(float(expected.mean()), abs=1e-4)
     assert deviation.layers[0] < 1e-4 < 5e-3 < deviation.layers[-1]  # in windows it arrives later
     assert deviation.layers.max() <= np.sqrt(2 * (full.num_tokens - full.layout.num_context))
 
@@ -184,15 +189,15 @@ def test_spearman_is_the_correlation_of_the_ranks(layers: int, n: int, data: st.
         if np.ptp(upper) == 0 or np.ptp(lower) == 0:
             assert np.isnan(correlation)
         else:
-            wanted = np.corrcoef(average_ranks(upper.astype(float)), average_ranks(lower.astype(float)))[0, 1]
-            assert correlation == pytest.approx(wanted, abs=1e-12)
+            expected = np.corrcoef(average_ranks(upper.astype(float)), average_ranks(lower.astype(float)))[0, 1]
+            assert correlation == pytest.approx(expected, abs=1e-12)
 
 
 def test_correlation_of_deviations_made_by_hand() -> None:
     deviation = np.array([[1, 2, 3, 4, 99], [10, 20, 300, 4000, 0], [8, 7, 6, 5, 99]], dtype=np.float32)
-    found = neighbour_correlation(deviation, (0, 4))
-    assert found.layers.tolist() == pytest.approx([1, -1])
-    assert found.mean == pytest.approx(0)
+    correlation = neighbour_correlation(deviation, (0, 4))
+    assert correlation.layers.tolist() == pytest.approx([1, -1])
+    assert correlation.mean == pytest.approx(0)
     assert neighbour_correlation(deviation).layers[0] == pytest.approx(0)
 
 
@@ -210,11 +215,11 @@ def test_what_has_no_correlation_is_nan_and_warns_nobody() -> None:
 
 
 def test_deviations_of_a_link_correlate_between_deeper_layers(store: Store) -> None:
-    """Any two layers behind layer 0; the correlation is defined there."""
+    """Any two layers after layer 0; the correlation is defined there."""
     linked, full = linked_by("llama", store, "naive").image, linked_by("llama", store, "full").image
     deviation = kv_deviation(linked, full)
-    found = neighbour_correlation(deviation.both[1:], (full.layout.head[1], full.layout.num_context))
-    assert found.layers.shape == (1,) and 0 < found.mean < 1
+    correlation = neighbour_correlation(deviation.both[1:], (full.layout.head[1], full.layout.num_context))
+    assert correlation.layers.shape == (1,) and 0 < correlation.mean < 1
 
 
 def test_results_are_frozen() -> None:
@@ -222,3 +227,51 @@ def test_results_are_frozen() -> None:
     assert replace(KVDeviation(nothing, nothing, nothing), key=nothing + 3).both[0, 0] == 3
     with pytest.raises(AttributeError):
         AttentionDeviation(np.zeros(1), nothing, nothing).layers = np.ones(1)  # type: ignore[misc]
+
+
+# A link and what it generated
+
+
+def deviation_of(store: Store, trace: Trace, architecture: str = "llama") -> DeviationFromFull:
+    deviation = analyse_trace(subject(architecture).model, store, trace, "t").deviation
+    assert deviation is not None
+    return deviation
+
+
+@pytest.mark.parametrize("architecture", ["llama", "llama-dynamic", "gemma2"])
+def test_kl_and_probabilities_are_those_of_two_plain_forwards(architecture: str, store: Store) -> None:
+    """Full: transformers' own forward on the prompt and the tokens. Linked: what was logged when they were chosen."""
+    trace = trace_of_link(store, "naive", architecture)
+    deviation = deviation_of(store, trace, architecture)
+    ids = [*trace.layout.tokens.tolist(), *(token.id for token in trace.generated[:-1])]
+    if architecture != "llama-dynamic":  # decoding rotates by other frequencies than one forward of all
+        with torch.no_grad():
+            logits = subject(architecture).reference(torch.tensor([ids])).logits[0, trace.layout.num_tokens - 1 :]
+        full = logits.double().log_softmax(-1)
+        for token, generated, expected in zip(trace.generated, deviation.generated, full, strict=True):
+            assert generated.full == pytest.approx(float(expected[token.id].exp()), abs=1e-4)
+            assert generated.choice == int(expected.argmax())
+            assert generated.choice_full == pytest.approx(float(expected.max().exp()), abs=1e-4)
+        p, q = full[0], torch.from_numpy(trace.logits).double().log_softmax(-1)
+        assert deviation.generated[0].kl == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-3)
+    linked = [generated.linked for generated in deviation.generated]
+    np.testing.assert_allclose(linked, np.exp([token.logprob for token in trace.generated]), atol=1e-5)
+    assert all(generated.kl > 0 for generated in deviation.generated)
+
+
+def test_full_is_not_apart_from_full(store: Store) -> None:
+    deviation = deviation_of(store, trace_of_link(store, "full"))
+    assert not deviation.kv.both.any() and not deviation.attention.gained.any()
+    assert all(generated.kl == 0 and generated.linked == generated.full for generated in deviation.generated)
+
+
+def test_attention_gained_is_lost_elsewhere_and_columns_make_the_norm(store: Store) -> None:
+    deviation = deviation_of(store, trace_of_link(store, "naive"))
+    attention = deviation.attention
+    np.testing.assert_allclose(attention.gained.sum(1), 0, atol=1e-6)
+    assert np.abs(attention.gained[1:]).max() > 1e-3
+    assert attention.gained.shape == attention.tokens.shape == deviation.kv.key.shape
+    # By the triangle inequality a column is no longer than the matrix, and all of them together no shorter.
+    assert (attention.tokens.max(1) <= attention.layers + 1e-6).all()
+    assert (attention.tokens.sum(1) >= attention.layers - 1e-6).all()
+    assert deviation.correlation.layers.shape == (1,)

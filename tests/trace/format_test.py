@@ -23,13 +23,13 @@ SCORES = np.arange(10, dtype=np.float32)
 
 def assert_same(a: Trace, b: Trace) -> None:
     for name in (field.name for field in fields(Trace)):
-        mine, theirs = getattr(a, name), getattr(b, name)
+        of_a, of_b = getattr(a, name), getattr(b, name)
         if name == "layout":
-            assert np.array_equal(mine.tokens, theirs.tokens) and mine.starts == theirs.starts
-        elif isinstance(mine, np.ndarray):
-            assert np.array_equal(mine, theirs) and mine.dtype == theirs.dtype
+            assert np.array_equal(of_a.tokens, of_b.tokens) and of_a.starts == of_b.starts
+        elif isinstance(of_a, np.ndarray):
+            assert np.array_equal(of_a, of_b) and of_a.dtype == of_b.dtype
         else:
-            assert mine == theirs
+            assert of_a == of_b
 
 
 @pytest.mark.parametrize("scores", [None, SCORES])
@@ -138,9 +138,9 @@ def test_another_model_is_refused_by_name() -> None:
     trace = make_trace()
     trace.require(trace.target, "t")
     changes: dict[str, Any] = {"model": "c" * 64, "dtype": "bfloat16", "tokenizer": "d" * 64}
-    for field, theirs in changes.items():
-        with pytest.raises(TraceError, match=rf"^t: traced with {field} .* this model has {field} {theirs[:9]}.* -m"):
-            trace.require(replace(trace.target, **{field: theirs}), "t")
+    for field, other in changes.items():
+        with pytest.raises(TraceError, match=rf"^t: traced with {field} .* this model has {field} {other[:9]}.* -m"):
+            trace.require(replace(trace.target, **{field: other}), "t")
 
 
 def test_what_it_is_called() -> None:

@@ -50,8 +50,8 @@ def test_equal_scores_are_taken_from_the_front() -> None:
 def test_overlap_is_jaccard(pairs: list[tuple[int, int]], percent: int) -> None:
     a, b = ([pair[i] for pair in pairs] for i in (0, 1))
     got = top_share_overlap(np.array(a), np.array(b), percent / 100)
-    one, two = chosen(a, percent), chosen(b, percent)
-    assert got == pytest.approx(len(one & two) / len(one | two))
+    of_a, of_b = chosen(a, percent), chosen(b, percent)
+    assert got == pytest.approx(len(of_a & of_b) / len(of_a | of_b))
     assert top_share_overlap(np.array(a), np.array(a), percent / 100) == 1
 
 
@@ -65,19 +65,19 @@ def test_overlap_of_layers_made_by_hand() -> None:
         ],
         dtype=np.float32,
     )
-    found = layer_overlap(layers, 0.3)
-    assert found.first.tolist() == [0.5, 0.0, 1.0]
-    assert found.neighbours.tolist() == pytest.approx([0.5, 0.2, 0.0])
-    assert found.share == 0.3 and found.chance == chance_overlap(10, 0.3)
+    overlap = layer_overlap(layers, 0.3)
+    assert overlap.first.tolist() == [0.5, 0.0, 1.0]
+    assert overlap.neighbours.tolist() == pytest.approx([0.5, 0.2, 0.0])
+    assert overlap.share == 0.3 and overlap.chance == chance_overlap(10, 0.3)
     alone = layer_overlap(layers[:1])
     assert alone.share == 0.2 and alone.first.shape == alone.neighbours.shape == (0,)
 
 
 def test_overlap_of_models_made_by_hand() -> None:
     speculative, target = np.array([5.0, 4, 3, 2, 1]), np.array([50.0, 0, 40, 0, 0])
-    found = model_overlap(speculative, target, 0.4)
-    assert found.share == 0.4 and found.jaccard == pytest.approx(1 / 3)
-    assert found.chance == chance_overlap(5, 0.4)
+    overlap = model_overlap(speculative, target, 0.4)
+    assert overlap.share == 0.4 and overlap.jaccard == pytest.approx(1 / 3)
+    assert overlap.chance == chance_overlap(5, 0.4)
     assert model_overlap(speculative, speculative * 7 + 1).jaccard == 1
 
 
@@ -85,14 +85,14 @@ def test_overlap_of_models_made_by_hand() -> None:
 def test_chance_is_the_mean_over_all_pairs_of_choices(n: int, count: int) -> None:
     fixed = set(range(count))
     every = [set(choice) for choice in itertools.combinations(range(n), count)]
-    wanted = sum(Fraction(len(fixed & other), len(fixed | other)) for other in every) / len(every)
-    assert chance_overlap(n, count / n) == pytest.approx(float(wanted))
+    expected = sum(Fraction(len(fixed & other), len(fixed | other)) for other in every) / len(every)
+    assert chance_overlap(n, count / n) == pytest.approx(float(expected))
 
 
 def test_chance_of_random_scores_is_met_by_random_scores() -> None:
     draw = np.random.default_rng(0)
-    found = [top_share_overlap(draw.random(200), draw.random(200)) for _ in range(300)]
-    assert np.mean(found) == pytest.approx(chance_overlap(200), abs=0.01)
+    overlap = [top_share_overlap(draw.random(200), draw.random(200)) for _ in range(300)]
+    assert np.mean(overlap) == pytest.approx(chance_overlap(200), abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from pictool.store.codecs import codecs
 from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 from pictool.trace.format import Trace, TracedChunk, read_trace
-from pictool.trace.replay import link_in_full, replay
+from pictool.trace.replay import replay, replay_in_full
 
 TEXTS = {
     "a.txt": "The harbour was quiet. It holds a festival in the spring.",
@@ -68,7 +68,7 @@ def test_a_replay_is_the_link(architecture: str, policy: str, store: Store, docu
 def test_in_full_is_full_recompute(policy: str, store: Store, documents: list[str]) -> None:
     model = subject("llama").model
     full = linked(model, store, documents, "full")
-    again = link_in_full(model, store, linked(model, store, documents, policy).trace(), "t")
+    again = replay_in_full(model, store, linked(model, store, documents, policy).trace(), "t")
     assert again.image.logits is not None and torch.equal(again.image.logits, full.logits)
 
 
@@ -105,20 +105,20 @@ def test_a_link_of_coded_objects_is_linked_again_from_them(codec: str, store: St
     assert [chunk.codec for chunk in trace.chunks] == [codec] * 2
     decoded = Store("decoded")
     for chunk in trace.chunks:
-        with store.look(chunk.key) as file:
+        with store.peek(chunk.key) as file:
             tokens = file.tokens()
             meta = ObjectMeta(model.target.key(tokens, 0, "none"), model.target, len(tokens), 0, "none")
             layers = [(bytes(k), bytes(v)) for k, v in map(file.layer, range(model.geometry.layers))]
             decoded.put(CompiledChunk(meta, file.text(), tokens, layers))
-    wanted = linked(model, decoded, documents, "naive")
+    expected = linked(model, decoded, documents, "naive")
     for gone in (False, True):  # then compiled again, with its codec
         if gone:
             store.path(trace.chunks[1].key).unlink()
         again = replay(model, store, trace, "t")
-        assert again.image.logits is not None and torch.allclose(again.image.logits, wanted.logits, atol=1e-5)
+        assert again.image.logits is not None and torch.allclose(again.image.logits, expected.logits, atol=1e-5)
         for layer in range(model.geometry.layers):
             mine, theirs = (
-                one.key(layer)[:, :, : trace.layout.num_tokens] for one in (again.image, wanted.linked.image)
+                one.key(layer)[:, :, : trace.layout.num_tokens] for one in (again.image, expected.linked.image)
             )
             assert torch.allclose(mine, theirs, atol=1e-5)
 
@@ -162,7 +162,7 @@ def test_an_object_that_was_damaged_is_refused(store: Store, documents: list[str
 def test_another_model_is_refused(store: Store, documents: list[str]) -> None:
     trace = linked(subject("llama").model, store, documents, "naive").trace()
     other = wrap_model(tiny.random_module(tiny.CONFIGS["llama"](), seed=1), tiny.tokenizer())
-    for again in (replay, link_in_full):
+    for again in (replay, replay_in_full):
         with pytest.raises(TraceError, match=r"t: traced with model [0-9a-f]+, but this model has"):
             again(other, store, trace, "t")
 

@@ -1,4 +1,4 @@
-"""Driving the app in a test: an app of traces made by hand, a job that answers what it is told to, and a pilot."""
+"""Drive the app in a test: an app of traces made by hand, a job that returns a given answer, and a pilot."""
 
 from __future__ import annotations
 
@@ -17,15 +17,20 @@ from pictool.commands.tui import make_exports
 from pictool.core import Geometry, Target
 from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
-from pictool.trace.analysis import Look
+from pictool.trace.analysis import TraceAnalysis
 from pictool.trace.attention import AttentionMap
-from pictool.trace.deviation import Against, AttentionDeviation, GeneratedAgainst, KVDeviation, NeighbourCorrelation
+from pictool.trace.attention_sinks import AttentionSinks
+from pictool.trace.deviation import (
+    AttentionDeviation,
+    DeviationFromFull,
+    GeneratedDeviation,
+    KVDeviation,
+    NeighbourCorrelation,
+)
 from pictool.trace.format import Trace, write_trace
-from pictool.trace.sinks import SinkProfile
 from pictool.tui.app import PicApp
-from pictool.tui.export import seen_lines
-from pictool.tui.opened import Opened
-from pictool.tui.services import Cancelled, LinkForm, Listener, PolicyChoice, Services
+from pictool.tui.export import screen_lines
+from pictool.tui.services import Cancelled, LinkForm, Listener, LoadedTrace, PolicyChoice, Services
 
 Scenario = Callable[[Pilot[None]], Awaitable[None]]
 SIZE = (100, 34)
@@ -34,11 +39,11 @@ TARGET = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(2, 1
 
 @dataclass
 class FakeJob:
-    """Answers at once; with `waits`, only when it is let go, or cancelled."""
+    """A job that answers at once; with `waits`, only when it is let go or cancelled."""
 
-    answer: Any = None  # a Look, a trace to write, or an exception
+    answer: Any = None  # a TraceAnalysis, a trace to write, or an exception
     waits: bool = False
-    asked: list[Any] = field(default_factory=list)
+    requests: list[Any] = field(default_factory=list)
     _go: threading.Event = field(default_factory=threading.Event)
     _is_cancelled: bool = False
 
@@ -46,7 +51,7 @@ class FakeJob:
         return [PolicyChoice("legolink", {"k": 16}), PolicyChoice("cacheblend", {"ratio": 0.15, "on": "v"})]
 
     def link(self, form: LinkForm, listener: Listener) -> Path:
-        self.asked.append(form)
+        self.requests.append(form)
         listener.note("compiled a.txt (3 tokens)")
         listener.text(" yes,")
         listener.text(" it does")
@@ -54,21 +59,21 @@ class FakeJob:
         write_trace(Path(form.trace), self._answer())
         return Path(form.trace)
 
-    def look(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> Look:
-        self.asked.append((name, layer))
+    def analyse(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> TraceAnalysis:
+        self.requests.append((name, layer))
         listener.note("loading the model")
         self._wait()
-        found = self._answer()
-        assert isinstance(found, Look)
-        return found
+        analysis = self._answer()
+        assert isinstance(analysis, TraceAnalysis)
+        return analysis
 
-    def sinks(self, key: str, listener: Listener) -> SinkProfile:
-        self.asked.append(key)
+    def attention_sinks(self, key: str, listener: Listener) -> AttentionSinks:
+        self.requests.append(key)
         listener.note("loading the model")
         self._wait()
-        found = self._answer()
-        assert isinstance(found, SinkProfile)
-        return found
+        sinks = self._answer()
+        assert isinstance(sinks, AttentionSinks)
+        return sinks
 
     def cancel(self) -> None:
         self._is_cancelled = True
@@ -86,13 +91,13 @@ class FakeJob:
         return self.answer
 
 
-def opened(trace: Trace, name: str = "hand.trace") -> Opened:
+def load(trace: Trace, name: str = "hand.trace") -> LoadedTrace:
     """A trace as it is read from its file."""
     write_trace(Path(name), trace)
-    return Opened.read(Path(name))
+    return LoadedTrace.read(Path(name))
 
 
-def make_app(store: Store, traces: Sequence[Opened] = (), job: FakeJob | None = None) -> PicApp:
+def make_app(store: Store, traces: Sequence[LoadedTrace] = (), job: FakeJob | None = None) -> PicApp:
     return PicApp(store, traces, Services(job or FakeJob(), make_exports()))
 
 
@@ -121,32 +126,32 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
 
 
 def screen_text(app: PicApp) -> str:
-    """What is seen."""
-    return "\n".join(line.text.rstrip() for line in seen_lines(app))
+    """The text of the screen."""
+    return "\n".join(line.text.rstrip() for line in screen_lines(app))
 
 
-def make_look(trace: Trace, seed: int = 0) -> Look:
-    """A look of random numbers: 2 heads; the rows of the tail and of all generated tokens but the last."""
+def make_analysis(trace: Trace, seed: int = 0) -> TraceAnalysis:
+    """An analysis of random numbers: 2 heads; the rows of the tail and of all generated tokens but the last."""
     draw, layers, n = np.random.default_rng(seed), len(trace.rows), trace.layout.num_tokens
     rows, columns = n - trace.layout.num_context + len(trace.generated) - 1, n + len(trace.generated) - 1
     scores = draw.normal(size=(layers, 2, rows, columns)).astype(np.float32)
     for row in range(rows):
         scores[:, :, row, trace.layout.num_context + row + 1 :] = -np.inf
-    seen = AttentionMap(scores, tuple(range(layers)), trace.layout.starts, n)
+    attention = AttentionMap(scores, tuple(range(layers)), trace.layout.starts, n)
     key, value, cosine, tokens, gained = draw.random((5, layers, n)).astype(np.float32)
-    against = Against(
+    deviation = DeviationFromFull(
         KVDeviation(key, value, cosine), AttentionDeviation(draw.random(layers), tokens, gained),
         NeighbourCorrelation(draw.random(layers - 2)),
-        tuple(GeneratedAgainst(one.id, 0.5, 0.25, 0.75, 2, 0.1, 0.2) for one in trace.generated),
+        tuple(GeneratedDeviation(token.id, 0.5, 0.25, 0.75, 2, 0.1, 0.2) for token in trace.generated),
     )  # fmt: skip
-    return Look(seen, against, tuple(" no" for _ in trace.generated))
+    return TraceAnalysis(attention, deviation, tuple(" no" for _ in trace.generated))
 
 
-def make_profile(seed: int = 0) -> SinkProfile:
-    """A profile of random numbers: 2 layers, 3 heads, 5 tokens, 2 of them first."""
+def make_sinks(seed: int = 0) -> AttentionSinks:
+    """Attention sinks of random numbers: 2 layers, 3 heads, 5 tokens, 2 of them initial."""
     draw = np.random.default_rng(seed)
     by_offset = draw.dirichlet(np.ones(6), size=(2, 3))
-    return SinkProfile(2, 3, by_offset[..., :2].sum(-1), by_offset[..., 5], by_offset[..., :5], 0.4)
+    return AttentionSinks(2, 3, by_offset[..., :2].sum(-1), by_offset[..., 5], by_offset[..., :5], 0.4)
 
 
 def put_object(store: Store, text: str, num_tokens: int, sinks: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""The process behind the link form, with a real model: a link, a look, another model, cancelling, and its death."""
+"""The process of the job, with a real model: a link, an analysis, another model, cancelling, and its death."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pictool.commands.tui_job import WorkerJob
 from pictool.errors import ForeignObjectError, PicError, TraceError
 from pictool.runtime.model import load_model
 from pictool.store.store import Store
-from pictool.trace.analysis import look_behind
+from pictool.trace.analysis import analyse_trace
+from pictool.trace.attention_sinks import attention_sinks
 from pictool.trace.format import read_trace
-from pictool.trace.sinks import sink_profile
 from pictool.tui.services import Cancelled, LinkForm
 
 
@@ -45,22 +45,29 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
     write("a.txt", "The harbour was quiet. It holds a festival.\n")
     heard = Heard()
     with WorkerJob(store="st", model=str(model), device="cpu", dtype="float32") as job:
-        names = {one.name: one.fields for one in job.policies()}
+        names = {policy.name: policy.fields for policy in job.policies()}
         assert names["legolink"] == {"k": 16} and {"full", "naive", "cacheblend", "speccache"} <= set(names)
         path = job.link(form(), heard)
         trace = read_trace(path)
         assert trace.answer == heard.answer.strip() and trace.policy == "legolink k=2"
-        assert heard.notes[0] == "loading the model" and any(one.startswith("compiled a.txt") for one in heard.notes)
-        look = job.look(trace, "out.trace", None, heard)
-        wanted = look_behind(load_model(str(model), dtype="float32"), Store("st"), trace, "out.trace")
-        assert look.attention is not None and wanted.attention is not None and look.against and wanted.against
-        assert np.allclose(look.attention.share(), wanted.attention.share(), atol=1e-5)
-        assert np.allclose(look.against.kv.both, wanted.against.kv.both, atol=1e-4)
-        profile = job.sinks(trace.chunks[0].key, heard)
-        with Store("st").look(trace.chunks[0].key) as file:
-            expected = sink_profile(load_model(str(model), dtype="float32"), file.tokens().tolist())
-        assert profile.first == expected.first and np.allclose(profile.share, expected.share, atol=1e-5)
-        assert np.allclose(profile.by_offset, expected.by_offset, atol=1e-5)
+        assert heard.notes[0] == "loading the model" and any(note.startswith("compiled a.txt") for note in heard.notes)
+        analysis = job.analyse(trace, "out.trace", None, heard)
+        expected = analyse_trace(load_model(str(model), dtype="float32"), Store("st"), trace, "out.trace")
+        assert (
+            analysis.attention is not None
+            and expected.attention is not None
+            and analysis.deviation
+            and expected.deviation
+        )
+        assert np.allclose(analysis.attention.share(), expected.attention.share(), atol=1e-5)
+        assert np.allclose(analysis.deviation.kv.both, expected.deviation.kv.both, atol=1e-4)
+        sinks = job.attention_sinks(trace.chunks[0].key, heard)
+        with Store("st").peek(trace.chunks[0].key) as file:
+            expected_sinks = attention_sinks(load_model(str(model), dtype="float32"), file.tokens().tolist())
+        assert sinks.num_initial == expected_sinks.num_initial and np.allclose(
+            sinks.initial_share, expected_sinks.initial_share, atol=1e-5
+        )
+        assert np.allclose(sinks.share_by_offset, expected_sinks.share_by_offset, atol=1e-5)
         with pytest.raises(PicError, match="has no field 'x'"):
             job.link(form(fields=("x=1",)), heard)
         with pytest.raises(PicError, match=r"out\.trace"):
@@ -69,12 +76,12 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         WorkerJob(store="st", model=str(other), device="cpu", dtype="float32") as job,
         pytest.raises(TraceError, match="-m"),
     ):
-        job.look(trace, "out.trace", None, heard)
+        job.analyse(trace, "out.trace", None, heard)
     with (
         WorkerJob(store="st", model=str(other), device="cpu", dtype="float32") as job,
         pytest.raises(ForeignObjectError, match="made for model"),
     ):
-        job.sinks(trace.chunks[0].key, heard)
+        job.attention_sinks(trace.chunks[0].key, heard)
 
 
 def test_a_run_is_cancelled_or_dies_and_the_next_one_works() -> None:

@@ -24,7 +24,7 @@ from pictool.tui.app import PicApp
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.table import RowTable
-from tui.drive import FakeJob, drive, make_app, make_look, make_profile, opened, press, put_object, settle
+from tui.drive import FakeJob, drive, load, make_analysis, make_app, make_sinks, press, put_object, settle
 
 TRACE = make_trace([(1, 2, 5), (2, 5), (5,)], scores=np.arange(10, dtype=np.float32))
 OTHER = make_trace([(2, 3), (2,), ()])
@@ -45,7 +45,7 @@ class Script:
     screen: str = "trace"
     first: Sequence[str] = ()
     focus: str | None = None
-    job: Callable[[], FakeJob] = lambda: FakeJob(make_look(TRACE))
+    job: Callable[[], FakeJob] = lambda: FakeJob(make_analysis(TRACE))
 
 
 def top(app: PicApp) -> str:
@@ -61,7 +61,7 @@ def cursor(app: PicApp) -> int:
 
 
 def choice(name: str) -> Probe:
-    return lambda app: getattr(app.screen.choice, name)  # type: ignore[attr-defined]
+    return lambda app: getattr(app.screen.color_by, name)  # type: ignore[attr-defined]
 
 
 def of_screen(name: str) -> Probe:
@@ -91,7 +91,7 @@ def is_searching(app: PicApp) -> bool:
 
 
 def asked(app: PicApp) -> Any:
-    return app.services.job.asked[-1:]  # type: ignore[attr-defined]
+    return app.services.job.requests[-1:]  # type: ignore[attr-defined]
 
 
 def is_ended(app: PicApp) -> bool:
@@ -129,8 +129,8 @@ SCRIPTS = [
            job=waiting),
     Script("ObjectScreen", tab, [("t", "tab-layers"), ("t", "tab-checksums"), ("t", "tab-sinks"), ("t", "tab-text")],
            "home", ["enter"]),
-    Script("ObjectScreen", lambda app: len(app.profiles), [("a", 1)], "home", ["enter"],
-           job=lambda: FakeJob(make_profile())),
+    Script("ObjectScreen", lambda app: len(app.attention_sinks), [("a", 1)], "home", ["enter"],
+           job=lambda: FakeJob(make_sinks())),
     Script("TextScreen", is_searching, [("slash", True)]),
     Script("TextScreen", cursor, [("n", 10), ("n", 5), ("N", 10)], first=["slash", "e", "enter"]),
     Script("TextScreen", cursor, [(NEXT, 1), (NEXT, 4), (BEFORE, 1)]),
@@ -159,13 +159,13 @@ SCRIPTS = [
 
 def bound() -> set[tuple[str, str]]:
     """Every class of the TUI that binds keys, and each of them."""
-    found = set()
+    keys = set()
     for module in pkgutil.walk_packages(pictool.tui.__path__, "pictool.tui."):
-        for name, one in vars(importlib.import_module(module.name)).items():
-            if inspect.isclass(one) and one.__module__ == module.name:
-                bindings = [Binding(*b) if isinstance(b, tuple) else b for b in one.__dict__.get("BINDINGS", ())]
-                found |= {(name, key) for binding in bindings for key in binding.key.split(",")}
-    return found
+        for name, cls in vars(importlib.import_module(module.name)).items():
+            if inspect.isclass(cls) and cls.__module__ == module.name:
+                bindings = [Binding(*b) if isinstance(b, tuple) else b for b in cls.__dict__.get("BINDINGS", ())]
+                keys |= {(name, key) for binding in bindings for key in binding.key.split(",")}
+    return keys
 
 
 def test_every_key_has_a_line() -> None:
@@ -187,10 +187,12 @@ def make(script: Script, store: Store) -> PicApp:
     for index in range({"full": 40, "link": 0}.get(script.screen, 3)):
         put_object(store, f"text {index}", 5 + index)
     traces = {"trace": [TRACE], "compare": [TRACE, OTHER], "long": [long_trace()]}.get(script.screen, [])
-    return make_app(store, [opened(one, f"{index}.trace") for index, one in enumerate(traces)], script.job())
+    return make_app(store, [load(trace, f"{index}.trace") for index, trace in enumerate(traces)], script.job())
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda one: f"{one.owner}-{'-'.join(key for key, _ in one.steps)}"[:60])
+@pytest.mark.parametrize(
+    "script", SCRIPTS, ids=lambda script: f"{script.owner}-{'-'.join(key for key, _ in script.steps)}"[:60]
+)
 def test_the_key_does_what_it_must(script: Script, store: Store) -> None:
     app = make(script, store)
 
@@ -199,14 +201,14 @@ def test_the_key_does_what_it_must(script: Script, store: Store) -> None:
         if script.focus:
             app.screen.query_one(script.focus).focus()
             await settle(pilot)
-        for key, wanted in script.steps:
+        for key, expected in script.steps:
             if key.startswith("then "):
                 await press(pilot, key.removeprefix("then "))
                 continue
-            assert script.probe(app) != wanted, f"{key}: nothing to change"
+            assert script.probe(app) != expected, f"{key}: nothing to change"
             await pilot.press(key)
             await (pilot.pause(0.3) if key == "ctrl+s" else settle(pilot))
-            assert script.probe(app) == wanted, key
+            assert script.probe(app) == expected, key
 
     drive(app, scenario)
 
@@ -228,4 +230,4 @@ def test_the_pickers_are_on_the_trace_screen(store: Store) -> None:
             await press(pilot, "right")
             assert picker.value != before
 
-    drive(make_app(store, [opened(TRACE)], FakeJob(make_look(TRACE))), scenario)
+    drive(make_app(store, [load(TRACE)], FakeJob(make_analysis(TRACE))), scenario)

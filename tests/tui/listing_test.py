@@ -18,4 +18,4 @@ def test_blocks_of_prefix_chains_are_left_out(store: Store) -> None:
     listing = Listing(store)
     listing.refresh()
     listing.read_headers(lambda: None, lambda: False)
-    assert {row.key for row in listing.rows("", "key", False, {})} == documents
+    assert {entry.key for entry in listing.objects("", "key", False, {})} == documents

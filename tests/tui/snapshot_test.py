@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 from traces import make_trace
 
 from pictool.store.store import Store
-from tui.drive import FakeJob, make_app, make_look, opened, press, put_object, settle
+from tui.drive import FakeJob, load, make_analysis, make_app, press, put_object, settle
 
 TRACE = make_trace([(1, 2, 5), (2, 5), (5,)], scores=np.arange(10, dtype=np.float32))
 OTHER = make_trace([(2, 3), (2,), ()])
@@ -29,12 +29,12 @@ def test_screen(store: Store, snap_compare: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("pictool.tui.home_screen.time_ns", lambda: 0)  # every use lies ahead, so that it reads the same
     for text, size in (("The harbour was quiet.", 5), ("It holds a festival.", 9)):
         put_object(Store("st"), text, size)
-    traces = [opened(one, f"{i}.trace") for i, one in enumerate([TRACE, OTHER][:num_traces])]
+    traces = [load(trace, f"{i}.trace") for i, trace in enumerate([TRACE, OTHER][:num_traces])]
 
     async def scenario(pilot: Pilot[None]) -> None:
         await settle(pilot)
         for key in keys:
             await press(pilot, key)
 
-    app = make_app(Store("st"), traces, FakeJob(make_look(TRACE)))
+    app = make_app(Store("st"), traces, FakeJob(make_analysis(TRACE)))
     assert snap_compare(app, terminal_size=(width, 30), run_before=scenario)

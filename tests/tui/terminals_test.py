@@ -9,10 +9,10 @@ from textual.pilot import Pilot
 from traces import make_trace
 
 from pictool.store.store import Store
-from pictool.tui.export import seen_lines
+from pictool.tui.export import screen_lines
 from pictool.tui.trace_screen import TraceScreen
-from pictool.tui.widgets.tokens import TokensView
-from tui.drive import FakeJob, drive, make_app, make_look, opened, press, put_object, screen_text, settle
+from pictool.tui.widgets.token_text import TokensView
+from tui.drive import FakeJob, drive, load, make_analysis, make_app, press, put_object, screen_text, settle
 
 PIECES = ("<s>", "a", " \x1b[31mred", "東京", "\u202e", "e" * 90, "\n", " g", " h", "?")
 TRACE = make_trace(pieces=PIECES, scores=np.arange(10, dtype=np.float32))
@@ -31,13 +31,13 @@ def test_every_screen_at_every_size(store: Store, size: tuple[int, int]) -> None
         await press(pilot, "escape", "l")
         assert_fits(pilot, size)
 
-    drive(make_app(store, [opened(TRACE)], FakeJob(make_look(TRACE))), scenario, size)
+    drive(make_app(store, [load(TRACE)], FakeJob(make_analysis(TRACE))), scenario, size)
 
 
 def assert_fits(pilot: Pilot[None], size: tuple[int, int]) -> None:
-    lines = seen_lines(pilot.app)
+    lines = screen_lines(pilot.app)
     assert len(lines) == size[1] and {cell_len(line.text) for line in lines} == {size[0]}
-    assert not any(one in line.text for line in lines for one in "\x1b\u202e")
+    assert not any(char in line.text for line in lines for char in "\x1b\u202e")
 
 
 def test_a_resize_keeps_the_cursor_in_view(store: Store) -> None:
@@ -49,11 +49,11 @@ def test_a_resize_keeps_the_cursor_in_view(store: Store) -> None:
             await pilot.resize_terminal(*size)
             await settle(pilot)
             view = pilot.app.screen.query_one(TokensView)
-            line = int(view.flow.line_of[view.cursor])
+            line = int(view.wrapped.line_of[view.cursor])
             assert view.cursor == 11 and view.scroll_offset.y <= line < view.scroll_offset.y + view.size.height
             assert_fits(pilot, size)
 
-    drive(make_app(store, [opened(trace)]), scenario)
+    drive(make_app(store, [load(trace)]), scenario)
 
 
 @pytest.mark.parametrize("keys", [["ctrl+p", "s"], ["escape", "l"], ["question_mark"], ["e"]], ids="-".join)
@@ -66,11 +66,11 @@ def test_without_colour_what_has_the_focus_is_seen(
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, *keys)
         await pilot.pause(0.5)
-        styles = [style for line in seen_lines(pilot.app) for _, style, _ in line if style]
+        styles = [style for line in screen_lines(pilot.app) for _, style, _ in line if style]
         assert any(style.reverse or style.underline for style in styles)
         assert all(ink is None or ink.is_default for style in styles for ink in (style.color, style.bgcolor))
 
-    drive(make_app(store, [opened(make_trace())]), scenario)
+    drive(make_app(store, [load(make_trace())]), scenario)
 
 
 def test_without_colour_steps_are_told_by_other_means(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,12 +79,12 @@ def test_without_colour_steps_are_told_by_other_means(store: Store, monkeypatch:
     async def scenario(pilot: Pilot[None]) -> None:
         screen = pilot.app.screen
         assert isinstance(screen, TraceScreen) and pilot.app.no_color
-        styles = [style for line in seen_lines(pilot.app) for _, style, _ in line if style]
-        inks = [one for style in styles for one in (style.color, style.bgcolor)]
+        styles = [style for line in screen_lines(pilot.app) for _, style, _ in line if style]
+        inks = [ink for style in styles for ink in (style.color, style.bgcolor)]
         assert all(ink is None or ink.is_default for ink in inks)
         assert "@" in screen_text(screen.pic)  # the map is drawn with characters
         view = screen.views[0]
-        found = {token: (view._style(token).underline, view._style(token).reverse) for token in (1, 2, 8)}
-        assert found == {1: (None, None), 2: (True, False), 8: (True, True)}
+        marks = {token: (view._style(token).underline, view._style(token).reverse) for token in (1, 2, 8)}
+        assert marks == {1: (None, None), 2: (True, False), 8: (True, True)}
 
-    drive(make_app(store, [opened(make_trace([(2,), (), ()]))]), scenario)
+    drive(make_app(store, [load(make_trace([(2,), (), ()]))]), scenario)

@@ -1,4 +1,4 @@
-"""`PicConnector`: the class that vLLM loads. Thin: one side in the scheduler, one on every worker."""
+"""`PicConnector`, the class that vLLM loads: it forwards vLLM's calls to the scheduler's or the worker's side."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from pictool.core import Target
+from pictool.engines.vllm.forward import RowForward
+from pictool.engines.vllm.kv import TensorParallelRank, WorkerModel, find_model
 from pictool.engines.vllm.messages import CompileJob, LinkJob, Outcome
 from pictool.engines.vllm.metrics import PicPromMetrics, PicStats
-from pictool.engines.vllm.setup import open_setup
+from pictool.engines.vllm.planning import Planner
+from pictool.engines.vllm.scheduler import SchedulerSide
+from pictool.engines.vllm.setup import make_setup
+from pictool.engines.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -26,9 +31,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
-
-    from pictool.engines.vllm.scheduler import SchedulerSide
-    from pictool.engines.vllm.worker import WorkerSide
 
 
 @dataclass
@@ -41,72 +43,76 @@ class PicMetadata(KVConnectorMetadata):
 
 @dataclass
 class PicWorkerMetadata(KVConnectorWorkerMetadata):
-    """What became of them. A job that failed on any rank has failed."""
+    """The outcomes of jobs by request id. A job that failed on any rank has failed."""
 
     outcomes: dict[str, Outcome]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, PicWorkerMetadata)
-        failed = {name: one for name, one in other.outcomes.items() if one.problem is not None}
+        failed = {name: outcome for name, outcome in other.outcomes.items() if outcome.problem is not None}
         return PicWorkerMetadata({**other.outcomes, **self.outcomes, **failed})
 
 
 class PicConnector(KVConnectorBase_V1):
-    """Links prompts from object files. Requests load in the background of the scheduler, never in a running step."""
+    """Links prompts from object files. vLLM sees loads that are asynchronous: no running step waits for them."""
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig, **_: Any
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        setup = open_setup(vllm_config, kv_cache_config)
-        self._setup = setup
-        self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
+        self._setup = make_setup(vllm_config, kv_cache_config)
+        self._scheduler_side: SchedulerSide | None = None
+        self._worker_side: WorkerSide | None = None
         self._outcomes: dict[str, Outcome] = {}
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = setup.scheduler_side()
+            settings = self._setup.settings
+            self._scheduler_side = SchedulerSide(Planner(settings, self._setup.store, self._setup.model), settings)
+        else:
+            self._module = find_model()
 
-    # The scheduler's side
+    # In the scheduler's process
 
     @property
-    def _deciding(self) -> SchedulerSide:
-        assert self._scheduler is not None
-        return self._scheduler
+    def _scheduler(self) -> SchedulerSide:
+        assert self._scheduler_side is not None
+        return self._scheduler_side
 
     def on_new_request(self, request: Request) -> None:
-        self._deciding.add(request)
+        self._scheduler.add_request(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        count = self._deciding.num_matched(request, num_computed_tokens)
+        count = self._scheduler.num_matched_tokens(request, num_computed_tokens)
         return count, bool(count)
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
-        return ()  # blocks are zeroed as ever: a part of the last one stays unwritten
+        return ()  # vLLM zeroes the blocks as ever: a part of the last one stays unwritten
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        self._deciding.take_blocks(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._scheduler.take_blocks(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        return PicMetadata(self._setup.target, self._deciding.take_jobs())
+        return PicMetadata(self._setup.target, self._scheduler.take_jobs())
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, PicWorkerMetadata):
-            self._deciding.close(meta.outcomes)
+            self._scheduler.finish_jobs(meta.outcomes)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return False, self._deciding.finish(request)
+        return False, self._scheduler.finish_request(request)
 
-    # The worker's side
+    # On every worker
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        self._worker = self._setup.worker_side()
+        setup, rank = self._setup, TensorParallelRank(self._setup.model.geometry.kv_heads)
+        model = WorkerModel(self._module, setup.config, setup.kv_cache_config, rank)
+        self._worker_side = WorkerSide(RowForward(model), setup.store, setup.model)
 
     def start_load_kv(self, forward_context: ForwardContext, **_: Any) -> None:
         meta = self._get_connector_metadata()
-        assert isinstance(meta, PicMetadata) and self._worker is not None
+        assert isinstance(meta, PicMetadata) and self._worker_side is not None
         if meta.jobs:
-            self._outcomes |= self._worker.run(meta.jobs, meta.target)
+            self._outcomes |= self._worker_side.run(meta.jobs, meta.target)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return
@@ -118,21 +124,21 @@ class PicConnector(KVConnectorBase_V1):
         return
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        failed = {name for name, one in self._outcomes.items() if one.problem is not None}
+        failed = {name for name, outcome in self._outcomes.items() if outcome.problem is not None}
         return KVConnectorTransferResults(finished_recving=set(self._outcomes), failed_recving=failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         outcomes, self._outcomes = self._outcomes, {}
         return PicWorkerMetadata(outcomes) if outcomes else None
 
-    # Both
+    # In both
 
     def shutdown(self) -> None:
-        if self._scheduler is not None:
-            self._scheduler.shutdown()
+        if self._scheduler_side is not None:
+            self._scheduler_side.shutdown()
 
     def get_kv_connector_stats(self) -> PicStats | None:
-        counts = self._scheduler.take_counts() if self._scheduler is not None else None
+        counts = self._scheduler_side.take_counts() if self._scheduler_side is not None else None
         return None if counts is None else PicStats(dict(counts.as_dict()))
 
     @classmethod

@@ -1,106 +1,250 @@
-"""KV of objects on its way into vLLM's blocks: read, checked, cut to a rank's heads, rotated by the model itself."""
+"""KV in vLLM's blocks: objects are read, cut to a rank's heads, rotated by vLLM's own model, and written to slots."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from pictool.core import Target
+from pictool.engines.vllm.matching import open_object
 from pictool.engines.vllm.messages import LinkJob
-from pictool.engines.vllm.objects import open_object
-from pictool.engines.vllm.plan import Span
-from pictool.engines.vllm.rows import Ints
+from pictool.engines.vllm.planning import Span
+from pictool.errors import ModelError
 from pictool.runtime.tensors import from_bytes
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 KV = tuple[Tensor, Tensor]  # un-rotated keys and values, [tokens, kv_heads, head_dim]
 
 
 @dataclass(frozen=True)
-class Heads:
+class KVHeads:
     """The KV heads of a rank: [first, last) of the model's; `copies` ranks hold the same ones."""
 
     first: int
     last: int
     copies: int
 
+    def __len__(self) -> int:
+        return self.last - self.first
+
     @classmethod
-    def of(cls, total: int, rank: int, size: int) -> Heads:
-        """As vLLM deals them out: each rank its part, or one head to several ranks."""
+    def of_rank(cls, total: int, rank: int, size: int) -> KVHeads:
+        """As vLLM distributes them: a part to each rank, or one head to several ranks."""
         if total >= size:
             return cls(rank * total // size, (rank + 1) * total // size, 1)
         copies = size // total
         return cls(rank // copies, rank // copies + 1, copies)
 
 
+class TensorParallelRank:
+    """This worker among the ranks of tensor parallelism: its KV heads, and what it exchanges with the others."""
+
+    def __init__(self, num_kv_heads: int) -> None:
+        from vllm.distributed import get_tp_group
+
+        self._group = get_tp_group()
+        self.heads = KVHeads.of_rank(num_kv_heads, self._group.rank_in_group, self._group.world_size)
+
+    @property
+    def is_first(self) -> bool:
+        return bool(self._group.rank_in_group == 0)
+
+    def merge_problems(self, problems: Sequence[str | None]) -> list[str | None]:
+        """The problems of all ranks: what failed on one has failed, so that all compute the same rows."""
+        if self._group.world_size == 1 or not problems:
+            return list(problems)
+        of_ranks: list[list[str | None]] = [[] for _ in range(self._group.world_size)]
+        torch.distributed.all_gather_object(of_ranks, list(problems), group=self._group.cpu_group)
+        return [next((problem for problem in job if problem is not None), None) for job in zip(*of_ranks, strict=True)]
+
+    def sum_over_heads(self, partial: Tensor) -> Tensor:
+        """A sum over this rank's KV heads becomes one over all of them, each counted once."""
+        if self._group.world_size == 1:
+            return partial
+        total: Tensor = self._group.all_reduce(partial.contiguous())
+        return total / self.heads.copies
+
+    def gather_heads(self, part: Tensor) -> Tensor:
+        """[tokens, kv_heads, head_dim] of all ranks, every head once."""
+        if self._group.world_size == 1:
+            return part
+        joined: Tensor = self._group.all_gather(part.contiguous(), dim=1)
+        by_rank = joined.view(len(joined), self._group.world_size, len(self.heads), -1)
+        return by_rank[:, :: self.heads.copies].flatten(1, 2)
+
+
+def find_model() -> nn.Module:
+    """The model of the vLLM worker that is calling. vLLM passes it to no connector, so it is found on the call stack.
+
+    Raises:
+        ModelError: no worker is calling.
+    """
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, WorkerBase):
+            return caller.get_model()  # type: ignore[no-any-return]
+        frame = frame.f_back
+    raise ModelError("PicConnector: no vLLM worker is on the call stack, so its model is not found; use vllm==0.32.*")
+
+
 @dataclass(frozen=True)
-class Loaded:
-    """A job whose objects stand in its blocks; `held` is un-rotated KV by layer, if a policy is to compare with it."""
+class AttentionLayer:
+    """An attention layer of the model, with its rotary embedding and the decoder layer that it is in."""
+
+    name: str
+    attention: Any
+    rotary: nn.Module
+    decoder: nn.Module
+
+
+class WorkerModel:
+    """vLLM's model on this worker: its attention layers, and their KV in blocks.
+
+    Attributes:
+        module: the model.
+        layers: its attention layers, from the first to the last.
+        config: vLLM's configuration.
+        cache_spec: vLLM's description of the KV cache.
+        device: where the model is.
+        rank: this worker among those of tensor parallelism.
+    """
+
+    def __init__(
+        self, module: nn.Module, config: VllmConfig, kv_cache_config: KVCacheConfig, rank: TensorParallelRank
+    ) -> None:
+        self.module, self.config, self.rank = module, config, rank
+        (group,) = kv_cache_config.kv_cache_groups
+        self.cache_spec: Any = group.kv_cache_spec
+        self.layers = _attention_layers(module, config, group.layer_names)
+        self.device = next(module.parameters()).device
+
+    def rotate(self, layer: AttentionLayer, key: Tensor, positions: Tensor) -> Tensor:
+        """Rotate keys [tokens, kv_heads, head_dim] to their positions, by the layer's own rotary embedding."""
+        flat = key.reshape(len(key), -1).clone()  # some backends rotate in place
+        rotated: Tensor = layer.rotary(positions, flat, None)[0].view_as(key)
+        return rotated
+
+    def write(self, layer: AttentionLayer, key: Tensor, value: Tensor, slots: Tensor) -> None:
+        """Write rotated keys, and values, [tokens, kv_heads, head_dim], into slots; the backend knows its layout."""
+        attention = layer.attention
+        attention.impl.do_kv_cache_update(attention, key.contiguous(), value.contiguous(), attention.kv_cache, slots)
+
+    def slots(self, blocks: Sequence[int], positions: Tensor) -> Tensor:
+        """The slots of a prompt's positions in the KV cache, int64 on the device."""
+        table, block_size = torch.tensor(blocks, dtype=torch.int64), self.cache_spec.block_size
+        slots: Tensor = (table[positions // block_size] * block_size + positions % block_size).to(self.device)
+        return slots
+
+
+def _attention_layers(module: nn.Module, config: VllmConfig, names: Sequence[str]) -> list[AttentionLayer]:
+    """The layers of these names, in the order of the model.
+
+    Raises:
+        ModelError: a layer that is not the model's, or that has no rotary embedding.
+    """
+    from vllm.model_executor.models.utils import extract_layer_index
+
+    paths = {id(part): path for path, part in module.named_modules()}
+    layers = []
+    for name in sorted(names, key=extract_layer_index):
+        attention = config.compilation_config.static_forward_context[name]
+        block, _, _ = paths.get(id(attention), "").rpartition(".")
+        rotary = getattr(module.get_submodule(block), "rotary_emb", None)
+        if not isinstance(rotary, nn.Module):
+            raise ModelError(f"pic: {name} has no rotary embedding of its own; this architecture cannot be linked")
+        layers.append(AttentionLayer(name, attention, rotary, module.get_submodule(block.rpartition(".")[0])))
+    return layers
+
+
+@dataclass(frozen=True)
+class LoadedJob:
+    """A job whose objects are in its blocks, at `positions`.
+
+    `cached` is their un-rotated KV by layer, of the layers at which the policy compares it with fresh KV.
+    """
 
     job: LinkJob
-    positions: Ints
-    held: dict[int, KV]
+    positions: NDArray[np.int64]
+    cached: dict[int, KV]
 
 
-class Reader:
-    """The KV of a job's objects, layer by layer; one layer is read ahead. A context manager.
+class ObjectReader:
+    """Reads the KV of a job's objects layer by layer, one layer ahead. A context manager.
+
+    Attributes:
+        positions: int64 [tokens], the positions of the prompt that are read.
 
     Raises:
         PicError: an object that is missing, foreign or damaged.
     """
 
-    def __init__(self, store: Store, target: Target, job: LinkJob, heads: Heads) -> None:
-        self._target, self._heads, self._salt = target, heads, job.plan.salt
+    def __init__(self, store: Store, target: Target, job: LinkJob, heads: KVHeads) -> None:
+        self._target, self._heads = target, heads
         self._resources = ExitStack()
         self._thread = self._resources.enter_context(ThreadPoolExecutor(1, "pic-read"))
-        self._parts = [span for span in job.plan.parts if span.end > job.computed]
-        self._from = job.computed
+        self._parts: list[tuple[ObjectFile, slice]] = []  # objects, and which of their tokens are read
+        positions = [np.zeros(0, dtype=np.int64)]
         try:
-            self._files = [self._open(store, span) for span in self._parts]
+            for span in job.plan.object_spans:
+                start = max(span.start, job.computed)
+                if start < span.end:
+                    self._parts.append((self._open(store, span, job), slice(start - span.start, span.end - span.start)))
+                    positions.append(np.arange(start, span.end))
         except BaseException:
             self._resources.close()
             raise
-        spans = [range(max(span.start, self._from), span.end) for span in self._parts]
-        self.positions = torch.tensor([at for span in spans for at in span], dtype=torch.int64)
+        self.positions = np.concatenate(positions)
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> ObjectReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._resources.close()
 
     def layers(self) -> Iterator[KV]:
-        """Keys and values of every layer, at `positions`."""
+        """Keys and values of every layer, at `positions`. A layer's checksum is checked before it is returned."""
         ahead = self._thread.submit(self._read, 0)
         for layer in range(1, self._target.geometry.layers):
             done, ahead = ahead.result(), self._thread.submit(self._read, layer)
             yield done
         yield ahead.result()
 
-    def _open(self, store: Store, span: Span) -> ObjectFile:
+    def _open(self, store: Store, span: Span, job: LinkJob) -> ObjectFile:
         assert span.key is not None
-        return self._resources.enter_context(open_object(store, self._target, span.key, self._salt))
+        file = self._resources.enter_context(open_object(store, self._target, span.key, job.plan.salt))
+        file.touch()  # in the store of this machine; the planner has counted the hit
+        return file
 
     def _read(self, layer: int) -> KV:
-        pairs = [self._cut(file, span, layer) for file, span in zip(self._files, self._parts, strict=True)]
+        pairs = [self._cut(file, tokens, layer) for file, tokens in self._parts]
         if not pairs:
-            empty = torch.empty(0, self._heads.last - self._heads.first, self._target.geometry.head_dim)
+            empty = torch.empty(0, len(self._heads), self._target.geometry.head_dim)
             return empty, empty
         keys, values = zip(*pairs, strict=True)
         return torch.cat(keys), torch.cat(values)
 
-    def _cut(self, file: ObjectFile, span: Span, layer: int) -> KV:
-        """What a layer of an object gives to this rank, from the first position that is wanted."""
+    def _cut(self, file: ObjectFile, tokens: slice, layer: int) -> KV:
+        """The part of an object's layer that this rank needs."""
         geometry = self._target.geometry
         shape = (geometry.kv_heads, file.meta.num_tokens, geometry.head_dim)
-        first, last = max(span.start, self._from) - span.start, span.end - span.start
         dtype: torch.dtype = getattr(torch, self._target.dtype)
         key, value = (from_bytes(data, dtype, shape) for data in file.layer(layer))
         heads = slice(self._heads.first, self._heads.last)
-        return key[heads, first:last].transpose(0, 1), value[heads, first:last].transpose(0, 1)
+        return key[heads, tokens].transpose(0, 1), value[heads, tokens].transpose(0, 1)

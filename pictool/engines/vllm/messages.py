@@ -1,17 +1,16 @@
-"""What scheduler and workers tell each other: jobs of a step, and what became of them. Plain data, pickled by vLLM."""
+"""What the scheduler and the workers send each other: the jobs of a step, and their outcomes. vLLM pickles them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from pictool.core import RowMask, TokenIds
-from pictool.engines.vllm.plan import LinkPlan
+from pictool.engines.vllm.planning import LinkPlan
 
 
 @dataclass(frozen=True)
 class LinkJob:
-    """A request to link, from position `computed` on. `rows` bool [N] are computed; None: the policy narrows."""
+    """A prompt to link from position `computed` on. `rows` bool [N] are computed; None: the policy narrows them."""
 
     request_id: str
     plan: LinkPlan
@@ -34,38 +33,9 @@ class CompileJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job. `problem` is None if it worked. `recomputed` is the mean of context rows per layer."""
+    """The result of a job. `problem` is None if it worked; `recomputed` is the mean of context rows per layer."""
 
     problem: str | None = None
     recomputed: float = 0.0
     load_s: float = 0.0
     recompute_s: float = 0.0
-
-
-@dataclass
-class Counts:
-    """What is counted between two looks at the metrics."""
-
-    linked: int = 0
-    failed: int = 0
-    reused_tokens: float = 0.0
-    recomputed_tokens: float = 0.0
-
-    def as_dict(self) -> dict[str, float]:
-        return dict(vars(self))
-
-
-@dataclass
-class Report:
-    """What a request's response says under `kv_transfer_params["pic"]`."""
-
-    policy: str
-    chunks: int = 0
-    context: int = 0
-    state: str = "waiting"  # then linked, cached, compiled, or exact
-    recomputed: float | None = None
-    timing: dict[str, float] = field(default_factory=dict)
-    problem: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return dict(vars(self))

@@ -1,4 +1,4 @@
-"""What vLLM's log and Prometheus endpoint say of linking."""
+"""Counters of linked requests in vLLM's log and on its Prometheus endpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import Counter
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-_COUNTERS = {
+_COUNTERS = {  # by the fields of scheduler.Counts: name and description
     "linked": ("vllm:pic_linked_requests", "Requests that were linked."),
     "failed": (
         "vllm:pic_failed_requests",
@@ -22,7 +22,7 @@ _COUNTERS = {
 
 
 class PicStats(KVConnectorStats):
-    """Counts since the last look."""
+    """Counts since the last reading."""
 
     def reset(self) -> None:
         self.data: dict[str, Any] = {}
@@ -32,14 +32,14 @@ class PicStats(KVConnectorStats):
         return PicStats({name: self.data.get(name, 0) + other.data.get(name, 0) for name in names})
 
     def reduce(self) -> dict[str, int | float]:
-        return {f"pic {name}": value for name, value in self.data.items()}
+        return {f"pic {name}": count for name, count in self.data.items()}
 
     def is_empty(self) -> bool:
         return not any(self.data.values())
 
 
 class PicPromMetrics(KVConnectorPromMetrics):
-    """One counter per engine for each of `_COUNTERS`."""
+    """The counters of `_COUNTERS`, for each engine."""
 
     def __init__(
         self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[Any]]

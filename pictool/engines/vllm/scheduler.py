@@ -1,143 +1,172 @@
-"""The scheduler's side: what a request links, salts that keep its blocks apart, failures that become exact requests."""
+"""The scheduler's side: plans requests, keeps linked blocks apart by salts, and turns failures into exact requests."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import secrets
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pictool.core import RowMask
-from pictool.engines.vllm.messages import CompileJob, Counts, LinkJob, Outcome, Report
-from pictool.engines.vllm.plan import LinkPlan
-from pictool.engines.vllm.planner import Planner
-from pictool.engines.vllm.salt import Salter
-from pictool.engines.vllm.wanted import Compile, Wanted, parse_wanted
+from pictool.engines.vllm.messages import CompileJob, LinkJob, Outcome
+from pictool.engines.vllm.planning import LinkPlan, Planner
+from pictool.engines.vllm.request import FIELD, CompileRequest, LinkRequest, parse_request
+from pictool.engines.vllm.setup import Settings
 from pictool.errors import PicError
 from pictool.linker.grid import label_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-Rows = Future[RowMask | None]
-_PATIENCE_S = 0.001  # the scheduler waits so long for a selection before it looks after other requests
+_SELECT_WAIT_S = 0.001  # how long a scheduling step waits for rows that are being selected
 _log = logging.getLogger("vllm.pictool")
 
 
 @dataclass
-class _Linking:
-    """A request that is, or was to be, linked."""
+class Report:
+    """What a request's response says under `kv_transfer_params["pic"]`."""
+
+    policy: str
+    chunks: int = 0
+    context: int = 0
+    state: str = "waiting"  # then linked, cached, compiled, or exact
+    recomputed: float | None = None
+    timing: dict[str, float] = field(default_factory=dict)
+    problem: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass
+class Counts:
+    """What is counted between two readings of the metrics."""
+
+    linked: int = 0
+    failed: int = 0
+    reused_tokens: float = 0.0
+    recomputed_tokens: float = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        return dict(vars(self))
+
+
+@dataclass
+class _Link:
+    """A request that is being linked. `own_salt` is what the client sent."""
 
     request: Request
     own_salt: str | None
     plan: LinkPlan
-    rows: Rows
+    rows: Future[RowMask | None]
     report: Report
     started: float
-    is_done: bool = False  # nothing (more) is to be loaded
+    is_loaded: bool = False
 
 
 @dataclass
-class _Compiling:
-    request: Request
-    what: Compile
+class _Compile:
+    """A request that is being compiled. `salt` is what the client sent."""
+
+    parsed: CompileRequest
     report: Report
     salt: str
 
 
 class SchedulerSide:
-    """Everything that the connector does in the scheduler's process."""
+    """The connector in the scheduler's process."""
 
-    def __init__(self, planner: Planner, may_compile: bool) -> None:
-        self._planner, self._may_compile = planner, may_compile
+    def __init__(self, planner: Planner, settings: Settings) -> None:
+        self._planner, self._settings = planner, settings
         self._salter, self._counts = Salter(), Counts()
-        self._linking: dict[str, _Linking] = {}
-        self._compiling: dict[str, _Compiling] = {}
-        self._exact: dict[str, Report] = {}
+        self._links: dict[str, _Link] = {}  # by request id
+        self._compiles: dict[str, _Compile] = {}
+        self._reports: dict[str, Report] = {}  # of requests that are neither any more
         self._jobs: list[LinkJob | CompileJob] = []
         self._threads = ThreadPoolExecutor(1, "pic-select")
 
-    def add(self, request: Request) -> None:
-        """A new request: plan it, and give it a salt of its own, before anything looks for its blocks."""
-        settings = self._planner.settings
+    def add_request(self, request: Request) -> None:
+        """Plan a new request and give it a salt, before the scheduler looks for its blocks in the prefix cache."""
+        settings = self._settings
         try:
-            wanted = parse_wanted(request.kv_transfer_params, settings.policy, settings.recognise)
-            if wanted is None:
+            parsed = parse_request(request.kv_transfer_params, settings.policy, settings.recognise)
+            if parsed is None:
                 return
-            if reason := _unlinkable(request):
-                self._refuse(request, wanted, reason)
-            elif wanted.compile is not None:
-                self._add_compile(request, wanted)
+            if problem := _unlinkable(request):
+                self._refuse(request, parsed, problem)
+            elif isinstance(parsed, CompileRequest):
+                self._add_compile(request, parsed)
             else:
-                self._add_link(request, wanted)
+                self._add_link(request, parsed)
         except PicError as error:
-            self._exact[request.request_id] = self._failed(request, Report(label_of(settings.policy)), str(error))
+            self._fail(request.request_id, Report(label_of(settings.policy)), str(error))
 
-    def num_matched(self, request: Request, computed: int) -> int | None:
-        """Tokens to be linked behind the `computed` ones; None: ask again. Loads never block the scheduler."""
-        if request.request_id in self._compiling:
-            return int(request.num_prompt_tokens) - 1 - computed
-        one = self._linking.get(request.request_id)
-        if one is None or (one.is_done and computed >= one.plan.reach):
+    def num_matched_tokens(self, request: Request, num_computed: int) -> int | None:
+        """Tokens to load after the computed ones; None: not known yet, ask again. Never blocks the scheduler."""
+        if request.request_id in self._compiles:
+            return int(request.num_prompt_tokens) - 1 - num_computed
+        link = self._links.get(request.request_id)
+        if link is None or (link.is_loaded and num_computed >= link.plan.num_context):
             return 0
-        if not self._is_selected(one):
+        if not self._is_selected(link):
             return None
-        if request.request_id not in self._linking:  # selecting failed: its blocks must be looked for again
+        if request.request_id not in self._links:  # selecting failed: its blocks must be looked for again
             return None
-        if computed >= one.plan.reach:
-            one.report.state = "cached" if one.report.state == "waiting" else one.report.state
+        if num_computed >= link.plan.num_context:
+            link.report.state = "cached" if link.report.state == "waiting" else link.report.state
             return 0
-        if computed and one.rows.result() is None:  # what narrows looks at the whole prompt
-            self._salt(request, self._salter.unique())
+        if num_computed and link.rows.result() is None:  # a policy that narrows needs the whole prompt
+            _set_salt(request, self._salter.unique())
             return None
-        return one.plan.reach - computed
+        return link.plan.num_context - num_computed
 
     def take_blocks(self, request: Request, blocks: Sequence[int], num_external: int) -> None:
         """Blocks were allocated; with `num_external` tokens to load, the job goes out with this step."""
         if not num_external:
             return
         name = request.request_id
-        if name in self._compiling:
-            what = self._compiling[name].what
+        if name in self._compiles:
+            parsed, salt = self._compiles[name].parsed, self._compiles[name].salt
             tokens = np.asarray(request.prompt_token_ids[:-1], dtype=np.int32)
-            self._jobs.append(
-                CompileJob(name, tokens, what.sinks, what.text, tuple(blocks), self._compiling[name].salt)
-            )
+            self._jobs.append(CompileJob(name, tokens, parsed.sinks, parsed.text, tuple(blocks), salt))
             return
-        one = self._linking[name]
-        computed = one.plan.reach - num_external
-        self._jobs.append(LinkJob(name, one.plan, one.rows.result(), computed, tuple(blocks)))
+        link = self._links[name]
+        computed = link.plan.num_context - num_external
+        self._jobs.append(LinkJob(name, link.plan, link.rows.result(), computed, tuple(blocks)))
 
     def take_jobs(self) -> list[LinkJob | CompileJob]:
         """The jobs of this step."""
         jobs, self._jobs = self._jobs, []
         return jobs
 
-    def close(self, outcomes: dict[str, Outcome]) -> None:
-        """What became of jobs. A request that failed goes on as an ordinary one; vLLM computes it from the start."""
+    def finish_jobs(self, outcomes: dict[str, Outcome]) -> None:
+        """Record outcomes. A request whose job failed is an ordinary one from here on: vLLM computes all of it."""
         for name, outcome in outcomes.items():
-            if name in self._linking:
-                self._close_link(self._linking[name], outcome)
-            elif name in self._compiling:
-                report = self._compiling.pop(name).report
-                report.state = "compiled" if outcome.problem is None else "exact"
-                self._exact[name] = report
+            if name in self._links:
+                self._finish_link(self._links[name], outcome)
+            elif name in self._compiles:
+                report = self._compiles.pop(name).report
+                report.state = "compiled"
+                self._reports[name] = report
                 if outcome.problem is not None:
-                    self._count_failure(name, report, outcome.problem)
+                    self._fail(name, report, outcome.problem)
 
-    def finish(self, request: Request) -> dict[str, Any] | None:
-        """A request is over: what its response says."""
+    def finish_request(self, request: Request) -> dict[str, Any] | None:
+        """A request is over: the fields that its response gets."""
         name = request.request_id
-        found = self._linking.pop(name, None) or self._compiling.pop(name, None)
-        report = found.report if found is not None else self._exact.pop(name, None)
-        return None if report is None else {"pic": report.as_dict()}
+        active = self._links.pop(name, None) or self._compiles.pop(name, None)
+        report = active.report if active is not None else self._reports.pop(name, None)
+        return None if report is None else {FIELD: report.as_dict()}
 
     def take_counts(self) -> Counts | None:
-        """What was counted since the last look; None if nothing."""
+        """What was counted since the last call; None if nothing."""
         counts, self._counts = self._counts, Counts()
         return counts if counts != Counts() else None
 
@@ -145,84 +174,106 @@ class SchedulerSide:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._planner.close()
 
-    def _add_link(self, request: Request, wanted: Wanted) -> None:
+    def _add_link(self, request: Request, parsed: LinkRequest) -> None:
         started = time.perf_counter()
         tokens = np.asarray(request.prompt_token_ids, dtype=np.int32)
-        plan = self._planner.plan(wanted, tokens, request.cache_salt or "")
+        plan = self._planner.plan(parsed, tokens, request.cache_salt or "")
         if plan is None:  # nothing was recognised
             return
-        rows: Rows = Future()
-        if plan.policy.is_slow:
+        needs = plan.policy.needs
+        rows: Future[RowMask | None] = Future()
+        if needs.runs_model:
             rows = self._threads.submit(self._planner.select, plan)
         else:
             rows.set_result(self._planner.select(plan))
-        report = Report(label_of(plan.policy), sum(span.key is not None for span in plan.spans[1:]), plan.reach)
-        self._linking[request.request_id] = _Linking(request, request.cache_salt, plan, rows, report, started)
-        told = rows.result() if plan.policy.uses_tables else None
-        self._salt(request, self._salter.of(plan, request.cache_salt, told))
+        chunks = sum(span.key is not None for span in plan.spans[1:])
+        report = Report(label_of(plan.policy), chunks, plan.num_context)
+        self._links[request.request_id] = _Link(request, request.cache_salt, plan, rows, report, started)
+        table_rows = rows.result() if needs.tables else None
+        _set_salt(request, self._salter.salt_of(plan, request.cache_salt, table_rows))
 
-    def _add_compile(self, request: Request, wanted: Wanted) -> None:
-        assert wanted.compile is not None
-        if not self._may_compile:
-            self._refuse(request, wanted, 'compile: this server takes no objects (kv_connector_extra_config "compile")')
+    def _add_compile(self, request: Request, parsed: CompileRequest) -> None:
+        if not self._settings.compile:
+            self._refuse(request, parsed, 'compile: this server takes no objects (kv_connector_extra_config "compile")')
             return
-        self._planner.require_compilable(request.prompt_token_ids or [], wanted.compile)
-        report, salt = Report(label_of(wanted.policy)), request.cache_salt or ""
-        self._compiling[request.request_id] = _Compiling(request, wanted.compile, report, salt)
-        self._salt(request, self._salter.unique())
+        self._planner.require_compilable(request.prompt_token_ids or [], parsed)
+        self._compiles[request.request_id] = _Compile(parsed, Report(label_of(parsed.policy)), request.cache_salt or "")
+        _set_salt(request, self._salter.unique())
 
-    def _is_selected(self, one: _Linking) -> bool:
-        """Whether the rows are known. If choosing them failed, the request becomes an ordinary one."""
+    def _is_selected(self, link: _Link) -> bool:
+        """Whether the rows are known. If selecting them failed, the request becomes an ordinary one."""
         try:
-            one.rows.result(_PATIENCE_S)
+            link.rows.result(_SELECT_WAIT_S)
         except TimeoutError:
             return False
         except (PicError, OSError, RuntimeError) as error:
-            self._give_up(one, str(error))
-        if not one.report.timing:
-            one.report.timing["select_s"] = time.perf_counter() - one.started
+            self._fall_back(link, str(error))
+        if not link.report.timing:
+            link.report.timing["select_s"] = time.perf_counter() - link.started
         return True
 
-    def _close_link(self, one: _Linking, outcome: Outcome) -> None:
+    def _finish_link(self, link: _Link, outcome: Outcome) -> None:
         if outcome.problem is not None:
-            self._give_up(one, outcome.problem)
+            self._fall_back(link, outcome.problem)
             return
-        report = one.report
-        one.is_done, report.state, report.recomputed = True, "linked", outcome.recomputed
+        report = link.report
+        link.is_loaded, report.state, report.recomputed = True, "linked", outcome.recomputed
         report.timing |= {"load_s": outcome.load_s, "recompute_s": outcome.recompute_s}
         self._counts.linked += 1
         self._counts.recomputed_tokens += outcome.recomputed
-        self._counts.reused_tokens += one.plan.reach - outcome.recomputed
+        self._counts.reused_tokens += link.plan.num_context - outcome.recomputed
 
-    def _give_up(self, one: _Linking, problem: str) -> None:
-        """From here on the request is an ordinary one, with the hashes of one."""
-        name = one.request.request_id
-        del self._linking[name]
-        self._exact[name] = one.report
-        self._salt(one.request, one.own_salt)
-        self._count_failure(name, one.report, problem)
-        self._planner.forget(one.plan)
+    def _fall_back(self, link: _Link, problem: str) -> None:
+        """From here on the request is an ordinary one, with the block hashes of one."""
+        del self._links[link.request.request_id]
+        _set_salt(link.request, link.own_salt)
+        self._fail(link.request.request_id, link.report, problem)
+        self._planner.forget_damaged(link.plan)
 
-    def _refuse(self, request: Request, wanted: Wanted, reason: str) -> None:
-        """A request that cannot be linked: told only to those who asked for it."""
-        if wanted.places is not None:
-            report = Report(label_of(wanted.policy))
-            self._exact[request.request_id] = self._failed(request, report, reason)
+    def _refuse(self, request: Request, parsed: LinkRequest | CompileRequest, problem: str) -> None:
+        """A request that cannot be linked. Only one that names objects gets a report."""
+        if isinstance(parsed, CompileRequest) or parsed.objects is not None:
+            self._fail(request.request_id, Report(label_of(parsed.policy)), problem)
 
-    def _failed(self, request: Request, report: Report, problem: str) -> Report:
-        self._count_failure(request.request_id, report, problem)
-        return report
-
-    def _count_failure(self, name: str, report: Report, problem: str) -> None:
+    def _fail(self, name: str, report: Report, problem: str) -> None:
+        """The request is computed exactly: report it, count it, and warn."""
         report.state, report.problem, report.recomputed = "exact", problem, None
+        self._reports[name] = report
         self._counts.failed += 1
         _log.warning("pic: request %s is computed exactly: %s", name, problem)
 
-    def _salt(self, request: Request, salt: str | None) -> None:
-        """Give a request another salt, and the block hashes that follow from it."""
-        request.cache_salt = salt
-        request.block_hashes.clear()
-        request.update_block_hashes()
+
+class Salter:
+    """Makes the salts by which vLLM's prefix cache finds linked blocks only for requests that link the same way.
+
+    A secret of this process is in them, so that no client can name one.
+    """
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_hex(16)
+
+    def salt_of(self, plan: LinkPlan, own_salt: str | None, rows: RowMask | None = None) -> str:
+        """The salt of a plan: its policy with fields, its spans and their objects, and the request's own salt.
+
+        `rows` are the selected ones, if the policy reads tables: an object's key does not tell which table it has.
+        """
+        spans = [(span.start, span.end, span.key) for span in plan.spans]
+        rows_digest = None if rows is None else hashlib.sha256(rows.tobytes()).hexdigest()
+        return self._salt([own_salt, plan.policy.name, plan.policy.params, spans, rows_digest])
+
+    def unique(self) -> str:
+        """A salt that no other request has."""
+        return self._salt(secrets.token_hex(16))
+
+    def _salt(self, value: object) -> str:
+        return "pic:" + hashlib.sha256(json.dumps([self._secret, value], sort_keys=True).encode()).hexdigest()
+
+
+def _set_salt(request: Request, salt: str | None) -> None:
+    """Give a request another salt, and the block hashes that follow from it."""
+    request.cache_salt = salt
+    request.block_hashes.clear()
+    request.update_block_hashes()
 
 
 def _unlinkable(request: Request) -> str | None:

@@ -1,33 +1,84 @@
-"""Start-up: what a vLLM configuration must be for linking to be exact where it says so. All else is refused by name."""
+"""Start-up: the server's settings, and the vLLM options with which linking is not exact. Those are refused by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
-
-import vllm
-from vllm.config import VllmConfig
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from typing import TYPE_CHECKING, Any
 
 from pictool.core import Target
-from pictool.engines.vllm.settings import Settings, parse_settings
+from pictool.engines.vllm.request import parse_policy
 from pictool.errors import InputError
+from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
 from pictool.runtime.support import depends_on_length
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
-    from pictool.engines.vllm.scheduler import SchedulerSide
-    from pictool.engines.vllm.worker import WorkerSide
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 VERSION = "0.32."
+_DEFAULTS: dict[str, Any] = {
+    "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0, "compile": False,
+    "device": "cpu", "any_model": False,
+}  # fmt: skip
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float), "compile": bool, "device": str,
+    "any_model": bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The fields of `kv_connector_extra_config`.
+
+    Attributes:
+        store: directory of the objects.
+        policy: the policy of requests that name none.
+        recognise: recognise stored chunks in requests that have no field `pic`.
+        min_tokens: the shortest chunk that is recognised.
+        refresh_s: seconds between two readings of the store for new objects to recognise.
+        compile: let requests write objects.
+        device: device of a policy's second model.
+        any_model: let requests name a policy's second model; else only that of `policy` is loaded.
+    """
+
+    store: str
+    policy: Policy
+    recognise: bool
+    min_tokens: int
+    refresh_s: float
+    compile: bool
+    device: str
+    any_model: bool
+
+
+def parse_settings(extra_config: Mapping[str, Any]) -> Settings:
+    """Parse `kv_connector_extra_config`.
+
+    Raises:
+        InputError: no store, an unknown field, or a value that does not fit.
+    """
+    if unknown := sorted(set(extra_config) - set(_DEFAULTS)):
+        raise InputError(
+            f"kv_connector_extra_config has no field {unknown[0]!r}; its fields are {', '.join(_DEFAULTS)}"
+        )
+    values = {**_DEFAULTS, **extra_config}
+    if values["store"] is None:
+        raise InputError('kv_connector_extra_config: "store" must name the directory of the objects')
+    for field, kind in _TYPES.items():
+        if not isinstance(values[field], kind) or (isinstance(values[field], bool) and kind is not bool):
+            raise InputError(f"kv_connector_extra_config: {field}={values[field]!r} has the wrong type")
+    if values["min_tokens"] < 1 or values["refresh_s"] <= 0:
+        raise InputError("kv_connector_extra_config: min_tokens must be 1 or more, refresh_s above 0")
+    return Settings(**{**values, "policy": parse_policy(values["policy"])})
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A configuration that can be linked in."""
+    """A vLLM configuration that linking supports, with the connector's settings."""
 
     config: VllmConfig
     kv_cache_config: KVCacheConfig
@@ -35,43 +86,27 @@ class Setup:
 
     @cached_property
     def model(self) -> Model:
-        """Tokenizer, shape and fingerprint of the model; its weights are vLLM's."""
-        dtype = str(self.config.model_config.dtype).removeprefix("torch.")
-        return load_model(str(self.config.model_config.model), self.settings.device, dtype)
+        """Tokenizer, geometry and fingerprint of the model. Its weights are not loaded: vLLM has them."""
+        return load_model(str(self.config.model_config.model), self.settings.device, _dtype_of(self.config))
 
     @property
     def target(self) -> Target:
         return self.model.target
 
-    @property
+    @cached_property
     def store(self) -> Store:
         return Store(self.settings.store)
 
-    def scheduler_side(self) -> SchedulerSide:
-        from pictool.engines.vllm.planner import Planner
-        from pictool.engines.vllm.scheduler import SchedulerSide
 
-        return SchedulerSide(Planner(self.settings, self.store, self.model), self.settings.compile)
-
-    def worker_side(self) -> WorkerSide:
-        from pictool.engines.vllm.host import Host
-        from pictool.engines.vllm.kv import Heads
-        from pictool.engines.vllm.ranks import rank_and_size
-        from pictool.engines.vllm.worker import WorkerSide
-
-        heads = Heads.of(self.model.geometry.kv_heads, *rank_and_size())
-        return WorkerSide(Host(self.config, self.kv_cache_config, heads), self.store, self.model)
-
-
-def open_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
-    """The set-up of a server.
+def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
+    """Check a vLLM configuration.
 
     Raises:
-        InputError: names every option that linking does not go with.
+        InputError: names every option that linking does not support.
         ModelError: an architecture that is not supported.
     """
-    if found := [*_unsupported(config), *_unsupported_kv(kv_cache_config)]:
-        raise InputError(f"PicConnector: {'; '.join(found)}")
+    if problems := [*_unsupported_options(config), *_unsupported_caches(kv_cache_config)]:
+        raise InputError(f"PicConnector: {'; '.join(problems)}")
     assert config.kv_transfer_config is not None
     setup = Setup(config, kv_cache_config, parse_settings(config.kv_transfer_config.kv_connector_extra_config))
     if depends_on_length(setup.model.config):
@@ -82,9 +117,12 @@ def open_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
     return setup
 
 
-def _unsupported(config: VllmConfig) -> Iterator[str]:
-    """What of a configuration linking does not go with, and what to do."""
+def _unsupported_options(config: VllmConfig) -> Iterator[str]:
+    """The options with which linking does not work, and what to do."""
+    import vllm
+
     model, parallel, transfer = config.model_config, config.parallel_config, config.kv_transfer_config
+    cache_dtype = config.cache_config.cache_dtype
     assert transfer is not None
     refused = {
         f"vLLM {vllm.__version__} (install vllm=={VERSION}*)": not vllm.__version__.startswith(VERSION),
@@ -100,24 +138,25 @@ def _unsupported(config: VllmConfig) -> Iterator[str]:
         "multimodal models": model.is_multimodal_model,
         "pooling models": model.runner_type != "generate",
         "quantized weights": model.quantization is not None,
-        f"kv_cache_dtype {config.cache_config.cache_dtype}": config.cache_config.cache_dtype
-        not in ("auto", _dtype(config)),
+        f"kv_cache_dtype {cache_dtype}": cache_dtype not in ("auto", _dtype_of(config)),
         "load_format dummy (objects are made for the checkpoint's weights)": config.load_config.load_format == "dummy",
         "hf_overrides (put the change into config.json)": bool(model.hf_overrides),
         "revision (give a directory)": model.revision is not None,
         "a tokenizer of its own": str(model.tokenizer) != str(model.model),
         "KV sharing fast prefill": bool(config.cache_config.kv_sharing_fast_prefill),
     }
-    return (f"{name} is not supported" for name, is_wrong in refused.items() if is_wrong)
+    return (f"{option} is not supported" for option, is_set in refused.items() if is_set)
 
 
-def _dtype(config: VllmConfig) -> str:
-    return str(config.model_config.dtype).removeprefix("torch.")
+def _unsupported_caches(kv_cache_config: KVCacheConfig) -> Iterator[str]:
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-
-def _unsupported_kv(kv_cache_config: KVCacheConfig) -> Iterator[str]:
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         yield f"{len(groups)} groups of KV caches (hybrid models) are not supported"
     elif not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
         yield f"a KV cache of kind {type(groups[0].kv_cache_spec).__name__} is not supported"
+
+
+def _dtype_of(config: VllmConfig) -> str:
+    return str(config.model_config.dtype).removeprefix("torch.")

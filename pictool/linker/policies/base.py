@@ -29,7 +29,7 @@ def no_stage(name: str) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a policy may look at: where everything stands, the texts of head, chunks and tail, and the target model.
+    """What a policy sees: the layout, the texts of head, chunks and tail, and the target model.
 
     `tables` has, if the policy needs them, every chunk's table of fixups [n_c], or None for an object without one.
     `cached` is, for a policy that reuses chains, how many tokens of the context, from position 0 on, are stored.
@@ -56,7 +56,7 @@ class Selection:
 class Deviation:
     """How far fresh K and V are from the cached ones at a checked layer: squared L2 over KV heads and dims.
 
-    `rows` says of which context rows there are fresh ones; the others have deviation 0.
+    `rows` are the context rows that have fresh ones; the others have deviation 0.
     """
 
     rows: RowMask  # [N]
@@ -142,7 +142,7 @@ class Policy(ABC):
         """Static: before layer 0, the rows of head and chunks that are computed."""
 
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Dynamic: the layers at which `narrow` is asked. A static policy has none."""
+        """Dynamic: the layers at which `narrow` is called. A static policy has none."""
         return ()
 
     def narrow(self, prompt: Prompt, layer: int, deviation: Deviation) -> Selection:

@@ -31,7 +31,7 @@ class CacheBlend(Policy):
         on: what is compared: ``v`` (as the authors' code does), ``k``, or ``kv`` (the sum).
         filter: ``gradual`` checks every layer from 1 on (§4.3, fig. 9); ``single`` checks layer 1 (the authors' code).
         layers: the checked layers instead of those, as in ``1,2,8``.
-        schedule: how far the first r_l stands above r and the last one below, as a share of r; linear between.
+        schedule: how far the first r_l is above r, and the last one below, as a share of r; linear between.
     """
 
     name: ClassVar[str] = "cacheblend"

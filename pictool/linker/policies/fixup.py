@@ -27,22 +27,22 @@ FALLBACK_K = 16  # LegoLink's default
 
 @dataclass(frozen=True)
 class Fixup(Policy):
-    """Fixup-r (docs/fixups.md): the tokens whose KV depends most on what precedes their chunk, as its object tells.
+    """Fixup-r (docs/studies/fixups.md): the tokens whose KV depends most on what precedes their chunk, by its table.
 
     Static: the tables were measured when the chunks were compiled (`pic compile --probes`). The head is exact, and so
-    is the first chunk behind an empty head.
+    is the first chunk after an empty head.
 
     Fields:
         ratio: r; ⌈r·N⌉ tokens are recomputed.
         budget: ``prompt``: the highest scores of the whole prompt; ``chunk``: the highest ⌈r·n_c⌉ of every chunk;
             ``auto``: every token whose score is above `threshold`, so that independent documents cost next to nothing.
         threshold: of ``auto``.
-        first: LegoLink's first k tokens of every chunk, beside these.
+        first: LegoLink's first k tokens of every chunk, in addition.
         fallback: ``legolink`` computes the first 16 tokens of chunks whose object has no table, ``none`` refuses these.
     """
 
     name: ClassVar[str] = "fixup"
-    reference: ClassVar[str] = "docs/fixups.md"
+    reference: ClassVar[str] = "docs/studies/fixups.md"
     plot: ClassVar[PlotStyle] = PlotStyle("v", "Reds")
     ratio: float = 0.10
     budget: str = "prompt"

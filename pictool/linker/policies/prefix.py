@@ -11,7 +11,7 @@ from pictool.linker.policies.base import Needs, Policy, Prompt, Selection, all_r
 class Prefix(Policy):
     """Prefix caching (vLLM's, by hashes of blocks; SGLang's has the same reach): what matches from position 0 on.
 
-    Exact: a block is reused only behind the very tokens that it was computed behind, and all else is computed. What
+    Exact: a block is reused only after the very tokens after which it was computed, and all else is computed. What
     was computed is stored, so that the next prompt with the same beginning reuses more.
 
     Fields:
@@ -19,7 +19,7 @@ class Prefix(Policy):
     """
 
     name: ClassVar[str] = "prefix"
-    reference: ClassVar[str] = "DESIGN §3; vLLM, automatic prefix caching"
+    reference: ClassVar[str] = "docs/design.md §3; vLLM, automatic prefix caching"
     block: int = 16
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ class SpecCache(Policy):
     Fields:
         ratio: ρ; the K = ⌈ρN⌉ highest scores of the context are the initial set (eq. 2).
         deep: share of the small model's layers that are scored, from the last one back (§2.2: a third); at least one.
-        tau_smooth: neighbours whose normalised scores differ by this share or more stand in different spans (eq. 4).
+        tau_smooth: neighbours whose normalised scores differ by this share or more are in different spans (eq. 4).
         tau_cover: a span of which this share is in the initial set is filled in (eq. 6).
         max_span: tokens of a span at most; 1 turns span completion off.
         budget: the final set has at most ⌊budget · K⌋ tokens; the lowest scores go (§2.3).
@@ -125,7 +125,7 @@ class SpecCache(Policy):
 
     def _scores(self, small: Model, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Scores:
         """Mean L2 norm of the hidden states over the deep layers (eq. 1), float32 [m]."""
-        from pictool.runtime.observe import hidden_norms
+        from pictool.runtime.activations import hidden_norms
 
         if len(tokens) > small.max_positions:
             raise InputError(

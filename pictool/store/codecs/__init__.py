@@ -1,25 +1,23 @@
-"""How the KV of a layer is coded in an object, one codec a file. A file put here is found: nothing else names it."""
+"""How the KV of a layer is coded in an object, one codec a file. A file put here is found: nothing else names it.
+
+Another package adds codecs by entry points of the group `pictool.codecs` that name subclasses of `Codec`.
+"""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from functools import cache
 
 from pictool.errors import InputError
+from pictool.plugins import find_classes
 from pictool.store.codecs.base import Codec
 
 
 @cache
 def codecs() -> Mapping[str, Codec]:
     """Every codec by its name."""
-    found: dict[str, Codec] = {}
-    for module in pkgutil.iter_modules(__path__):
-        for value in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
-            if isinstance(value, type) and issubclass(value, Codec) and "name" in vars(value):
-                found[value.name] = value()
-    return dict(sorted(found.items()))
+    classes = find_classes(__name__, __path__, "pictool.codecs", Codec)  # type: ignore[type-abstract]
+    return {name: codec() for name, codec in classes.items()}
 
 
 def require_codec(name: str) -> Codec:

@@ -3,9 +3,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pictool.store.codecs.numbers import Floats, round_down, round_up, widen
+from pictool.store.codecs.numbers import BFloats, Floats, round_down, round_up
 from pictool.store.codecs.packing import Bytes
 from pictool.store.codecs.quantized import Codes, Quantizing
 
@@ -19,11 +18,12 @@ class Int4(Quantizing):
     name: ClassVar[str] = "int4"
     has_offset = True
 
-    def quantize(self, numbers: Floats, axis: int) -> tuple[Codes, NDArray[np.uint16], NDArray[np.uint16]]:
+    def quantize(self, numbers: Floats, axis: int) -> tuple[Codes, BFloats, BFloats]:
         offset = round_down(numbers.min(axis=axis, keepdims=True))
-        scale = round_up(numbers.max(axis=axis, keepdims=True) / np.float32(15) - widen(offset) / np.float32(15))
-        steps = widen(scale)
-        codes = np.rint((numbers - widen(offset)) / np.where(steps > 0, steps, 1))
+        least, largest = offset.astype(np.float32), numbers.max(axis=axis, keepdims=True)
+        scale = round_up(largest / np.float32(15) - least / np.float32(15))
+        steps = scale.astype(np.float32)
+        codes = np.rint((numbers - least) / np.where(steps > 0, steps, 1))
         return codes.clip(0, 15).astype(np.uint8), scale, offset
 
     def code_bytes(self, codes: Codes) -> Bytes:

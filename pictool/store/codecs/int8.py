@@ -3,9 +3,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pictool.store.codecs.numbers import Floats, round_up, widen
+from pictool.store.codecs.numbers import BFloats, Floats, round_up
 from pictool.store.codecs.packing import Bytes
 from pictool.store.codecs.quantized import Codes, Quantizing
 
@@ -15,9 +14,9 @@ class Int8(Quantizing):
 
     name: ClassVar[str] = "int8"
 
-    def quantize(self, numbers: Floats, axis: int) -> tuple[Codes, NDArray[np.uint16], None]:
+    def quantize(self, numbers: Floats, axis: int) -> tuple[Codes, BFloats, None]:
         scale = round_up(np.abs(numbers).max(axis=axis, keepdims=True) / np.float32(127))
-        steps = widen(scale)
+        steps = scale.astype(np.float32)
         codes = np.rint(numbers / np.where(steps > 0, steps, 1)).astype(np.int8)
         return codes, scale, None
 

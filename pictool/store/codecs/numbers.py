@@ -1,55 +1,39 @@
-"""Between the bytes of a dtype and float32; numpy has no bfloat16."""
+"""Arrays of a layer's dtype, and rounding to bfloat16, which numpy knows through ml_dtypes."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from pictool.store.codecs.base import Buffer, CodingError, LayerShape
 
+BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 Floats = NDArray[np.float32]
+BFloats = NDArray[Any]  # of BFLOAT16
+
+
+def array_dtype(dtype: str) -> np.dtype[Any]:
+    """numpy's dtype for a dtype of computation."""
+    return BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
 
 
 def to_floats(data: Buffer, shape: LayerShape) -> Floats:
-    """float32 [kv_heads, tokens, head_dim]. Raises CodingError for what is not finite."""
-    if shape.dtype == "bfloat16":
-        found = (np.frombuffer(data, dtype="<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    else:
-        found = np.frombuffer(data, dtype="<f4" if shape.dtype == "float32" else "<f2").astype(np.float32)
-    if not np.isfinite(found).all():
+    """float32 [kv_heads, tokens, head_dim]. Raises CodingError for numbers that are not finite."""
+    numbers = np.frombuffer(data, dtype=array_dtype(shape.dtype)).astype(np.float32)
+    if not np.isfinite(numbers).all():
         raise CodingError("the KV has numbers that are not finite, which only a lossless codec keeps")
-    return found.reshape(shape.dims)
+    return numbers.reshape(shape.dims)
 
 
-def from_floats(found: Floats, out: NDArray[Any]) -> None:
-    """Write float32 to an array of `number_type`, rounded to the nearest, ties to even."""
-    if out.dtype == np.uint16:
-        bits = found.view(np.uint32)
-        np.right_shift(bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))), 16, out=bits)
-        np.copyto(out, bits, casting="unsafe")
-    else:
-        np.copyto(out, found, casting="unsafe")
+def round_up(numbers: Floats) -> BFloats:
+    """The least bfloat16 that is not below; for scales, which must reach the largest number."""
+    rounded = numbers.astype(BFLOAT16)
+    return np.where(rounded.astype(np.float32) < numbers, np.nextafter(rounded, BFLOAT16.type(np.inf)), rounded)
 
 
-def number_type(dtype: str) -> str:
-    """How numpy sees a dtype: bfloat16 as its bits."""
-    return {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[dtype]
-
-
-def round_up(found: Floats) -> NDArray[np.uint16]:
-    """Bits of the bfloat16 that is not below; for scales, which must reach the largest number."""
-    return ((found.view(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16)).astype(np.uint16)
-
-
-def round_down(found: Floats) -> NDArray[np.uint16]:
-    """Bits of the bfloat16 that is not above; for the smallest number of a group."""
-    bits = found.view(np.uint32)
-    is_up = (bits >> np.uint32(31)).astype(np.uint32) * np.uint32(0xFFFF)  # negative: away from 0 is down
-    return ((bits + is_up) >> np.uint32(16)).astype(np.uint16)
-
-
-def widen(bits: NDArray[Any]) -> Floats:
-    """float32 of bfloat16 bits."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+def round_down(numbers: Floats) -> BFloats:
+    """The largest bfloat16 that is not above; for the smallest number of a group."""
+    return -round_up(-numbers)

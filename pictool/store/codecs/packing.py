@@ -1,6 +1,6 @@
-"""Several runs of bytes as one, each a zstd frame behind its length (u32, little endian).
+"""Several arrays of bytes as one, each a zstd frame after its length (u32, little endian).
 
-The match finder is all but off: KV has no repeats worth finding, and what is gained is gained by the entropy coder.
+The match finder is all but off: KV has no repeats worth finding, so all that is gained comes from the entropy coder.
 """
 
 from __future__ import annotations
@@ -28,24 +28,28 @@ def pack(parts: Iterable[Bytes]) -> bytes:
 
 
 def unpack(data: memoryview, sizes: Sequence[int]) -> list[Bytes]:
-    """The parts, which must have these sizes; nothing is allocated for a frame that says another."""
-    decompressor, at, parts = zstandard.ZstdDecompressor(max_window_size=1 << 23), 0, list[Bytes]()
+    """The parts, which must have these sizes; nothing is allocated for a frame that states another size.
+
+    Raises:
+        CodingError: what `pack` never returned.
+    """
+    decompressor, offset, parts = zstandard.ZstdDecompressor(max_window_size=1 << 23), 0, list[Bytes]()
     for size in sizes:
-        frame = _frame(data, at)
-        at += 4 + len(frame)
+        frame = _frame(data, offset)
+        offset += 4 + len(frame)
         parts.append(_content(decompressor, frame, size))
-    if at != len(data):
-        raise CodingError(f"{len(data) - at} bytes behind the last part")
+    if offset != len(data):
+        raise CodingError(f"{len(data) - offset} bytes after the last part")
     return parts
 
 
-def _frame(data: memoryview, at: int) -> memoryview:
-    if len(data) < at + 4:
+def _frame(data: memoryview, offset: int) -> memoryview:
+    if len(data) < offset + 4:
         raise CodingError("it ends before its last part")
-    (length,) = struct.unpack_from("<I", data, at)
-    if len(data) < at + 4 + length:
+    (length,) = struct.unpack_from("<I", data, offset)
+    if len(data) < offset + 4 + length:
         raise CodingError("it ends within a part")
-    return data[at + 4 : at + 4 + length]
+    return data[offset + 4 : offset + 4 + length]
 
 
 def _content(decompressor: zstandard.ZstdDecompressor, frame: memoryview, size: int) -> Bytes:

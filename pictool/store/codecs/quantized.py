@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pictool.store.codecs.base import Buffer, Codec, CodingError, LayerShape
-from pictool.store.codecs.numbers import Floats, from_floats, number_type, to_floats, widen
+from pictool.store.codecs.numbers import BFLOAT16, BFloats, Floats, array_dtype, to_floats
 from pictool.store.codecs.packing import Bytes, pack, unpack
 
 GROUP = 64
@@ -26,34 +26,11 @@ Codes = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Tokens [start, end) of keys or values, their groups along one axis: x = codes · scale + offset.
+class PieceLayout:
+    """Which numbers a piece holds: of keys ("k") or values ("v"), tokens [start, end), grouped along `axis` of `codes`.
 
-    `codes` is [kv_heads, a, b, c] with a · b · c = tokens · head_dim; the others have 1 where a group lies.
+    `codes` is a shape [kv_heads, a, b, c] with a · b · c = tokens · head_dim.
     """
-
-    start: int
-    end: int
-    codes: Codes
-    scale: Floats
-    offset: Floats | None
-
-
-def key_pieces(shape: LayerShape) -> list[tuple[int, int, int]]:
-    """(start, end, tokens a group): whole groups, and what is left."""
-    whole = shape.tokens - shape.tokens % GROUP
-    pieces = [(0, whole, GROUP), (whole, shape.tokens, shape.tokens - whole)]
-    return [piece for piece in pieces if piece[0] < piece[1]]
-
-
-def value_group(shape: LayerShape) -> int:
-    """Channels a group: the largest divisor of the head's dimension up to GROUP."""
-    return next(size for size in range(min(GROUP, shape.head_dim), 0, -1) if shape.head_dim % size == 0)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Where a piece stands: of keys ("k") or values ("v"), tokens [start, end), grouped along `axis` of `codes`."""
 
     part: str
     start: int
@@ -63,34 +40,54 @@ class Plan:
 
     @property
     def scales(self) -> tuple[int, ...]:
+        """The shape of the scales: that of the codes, with 1 along the axis of the groups."""
         return tuple(1 if axis == self.axis else size for axis, size in enumerate(self.codes))
 
 
-def plans(shape: LayerShape) -> Iterator[Plan]:
-    """Every piece of a layer, in the order in which they are stored."""
+@dataclass(frozen=True)
+class Piece:
+    """The decoded parts of tokens [start, end) of keys or values: x = codes · scale + offset (`PieceLayout`)."""
+
+    start: int
+    end: int
+    codes: Codes
+    scale: Floats
+    offset: Floats | None
+
+
+def piece_layouts(shape: LayerShape) -> Iterator[PieceLayout]:
+    """The pieces of a layer, in the order in which they are stored: whole groups of keys, the last keys, all values."""
     heads, tokens, dim = shape.dims
-    for start, end, size in key_pieces(shape):
-        yield Plan("k", start, end, 2, (heads, (end - start) // size, size, dim))
-    size = value_group(shape)
-    yield Plan("v", 0, tokens, 3, (heads, tokens, dim // size, size))
+    whole = tokens - tokens % GROUP
+    for start, end, group in ((0, whole, GROUP), (whole, tokens, tokens - whole)):
+        if start < end:
+            yield PieceLayout("k", start, end, 2, (heads, (end - start) // group, group, dim))
+    group = _value_group(shape)
+    yield PieceLayout("v", 0, tokens, 3, (heads, tokens, dim // group, group))
+
+
+def _value_group(shape: LayerShape) -> int:
+    """Channels in a group of values: the largest divisor of the head's dimension up to GROUP."""
+    return next(size for size in range(min(GROUP, shape.head_dim), 0, -1) if shape.head_dim % size == 0)
 
 
 class Quantizing(Codec):
-    """Parts: the codes of all pieces, the high and the low bytes of all scales (and, if there are, of all offsets)."""
+    """Parts: the codes of all pieces, the low and the high bytes of all scales (and, if there are, of all offsets)."""
 
     is_lossless = False
     has_offset = False
 
     @abstractmethod
-    def quantize(self, numbers: Floats, axis: int) -> tuple[Codes, NDArray[np.uint16], NDArray[np.uint16] | None]:
-        """Codes, and bfloat16 bits of scales and offsets, of groups along `axis`."""
+    def quantize(self, numbers: Floats, axis: int) -> tuple[Codes, BFloats, BFloats | None]:
+        """Codes, scales and offsets of groups along `axis`."""
 
     @abstractmethod
     def code_bytes(self, codes: Codes) -> Bytes:
         """How the codes of a layer, all in one row, are stored."""
 
     @abstractmethod
-    def num_code_bytes(self, count: int) -> int: ...
+    def num_code_bytes(self, count: int) -> int:
+        """Bytes of so many codes."""
 
     @abstractmethod
     def codes_of(self, data: Bytes, count: int) -> Codes:
@@ -102,52 +99,54 @@ class Quantizing(Codec):
 
     def encode(self, key: Buffer, value: Buffer, shape: LayerShape) -> bytes:
         numbers = {"k": to_floats(key, shape), "v": to_floats(value, shape)}
-        codes, scales, offsets = list[Codes](), list[NDArray[Any]](), list[NDArray[Any]]()
-        for plan in plans(shape):
-            mine = numbers[plan.part][:, plan.start : plan.end].reshape(plan.codes)
-            code, scale, offset = self.quantize(mine, plan.axis)
+        codes, scales, offsets = list[Codes](), list[BFloats](), list[BFloats]()
+        for layout in piece_layouts(shape):
+            piece = numbers[layout.part][:, layout.start : layout.end].reshape(layout.codes)
+            code, scale, offset = self.quantize(piece, layout.axis)
             codes.append(code.reshape(-1))
             scales.append(scale.reshape(-1))
             offsets += [] if offset is None else [offset.reshape(-1)]
-        rows = [np.concatenate(row) for row in (scales, offsets) if row]
-        if not all(np.isfinite(widen(row)).all() for row in rows):
+        factors = [np.concatenate(arrays) for arrays in (scales, offsets) if arrays]
+        if not all(np.isfinite(array).all() for array in factors):
             raise CodingError("the KV has numbers so large that their scale is not finite")
-        planes = [plane for row in rows for plane in row.astype("<u2").view(np.uint8).reshape(-1, 2).T]
+        planes = [plane for array in factors for plane in array.view(np.uint8).reshape(-1, 2).T]
         return pack([self.code_bytes(np.concatenate(codes)), *map(np.ascontiguousarray, planes)])
 
     def pieces(self, data: memoryview, shape: LayerShape) -> Iterator[tuple[str, Piece]]:
         """("k" or "v", piece): what `decode` computes from, for those who compute elsewhere (on a GPU)."""
-        num_groups = sum(math.prod(plan.scales) for plan in plans(shape))
+        num_groups = sum(math.prod(layout.scales) for layout in piece_layouts(shape))
         sizes = [self.num_code_bytes(2 * shape.count), *[num_groups] * (4 if self.has_offset else 2)]
-        first, *rest = unpack(data, sizes)
-        codes, scales = self.codes_of(first, 2 * shape.count), _joined(rest[0], rest[1])
-        offsets = _joined(rest[2], rest[3]) if self.has_offset else None
-        at, group = 0, 0
-        for plan in plans(shape):
-            mine = slice(group, group + math.prod(plan.scales))
-            code = codes[at : at + math.prod(plan.codes)].reshape(plan.codes)
-            offset = None if offsets is None else offsets[mine].reshape(plan.scales)
-            yield plan.part, Piece(plan.start, plan.end, code, scales[mine].reshape(plan.scales), offset)
-            at, group = at + code.size, mine.stop
+        code_bytes, *planes = unpack(data, sizes)
+        codes, scales = self.codes_of(code_bytes, 2 * shape.count), _join(*planes[:2])
+        offsets = _join(*planes[2:]) if self.has_offset else None
+        first_code, first_group = 0, 0
+        for layout in piece_layouts(shape):
+            last_code, last_group = first_code + math.prod(layout.codes), first_group + math.prod(layout.scales)
+            code = codes[first_code:last_code].reshape(layout.codes)
+            scale = scales[first_group:last_group].reshape(layout.scales)
+            offset = None if offsets is None else offsets[first_group:last_group].reshape(layout.scales)
+            yield layout.part, Piece(layout.start, layout.end, code, scale, offset)
+            first_code, first_group = last_code, last_group
 
     def decode(self, data: memoryview, shape: LayerShape, out: memoryview) -> None:
-        both = np.frombuffer(out, dtype=number_type(shape.dtype)).reshape(2, *shape.dims)
+        numbers = np.frombuffer(out, dtype=array_dtype(shape.dtype)).reshape(2, *shape.dims)
         for part, piece in self.pieces(data, shape):
-            target = both["kv".index(part)][:, piece.start : piece.end].reshape(piece.codes.shape)
-            rows = max(1, _BLOCK // math.prod(piece.codes.shape[2:]))
-            for head, at in itertools.product(range(shape.kv_heads), range(0, piece.codes.shape[1], rows)):
-                self._fill(target, piece, (head, slice(at, at + rows)))
+            target = numbers["kv".index(part)][:, piece.start : piece.end].reshape(piece.codes.shape)
+            step = max(1, _BLOCK // math.prod(piece.codes.shape[2:]))
+            for head, start in itertools.product(range(shape.kv_heads), range(0, piece.codes.shape[1], step)):
+                self._fill(target, piece, (head, slice(start, start + step)))
 
     def _fill(self, target: NDArray[Any], piece: Piece, index: tuple[int, slice]) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # scales that no encoder wrote
-            found = self.to_float(piece.codes[index]) * piece.scale[index]
+            numbers = self.to_float(piece.codes[index]) * piece.scale[index]
             if piece.offset is not None:
-                found += piece.offset[index]
-        from_floats(found, target[index])
+                numbers += piece.offset[index]
+            np.copyto(target[index], numbers, casting="unsafe")  # rounded to the nearest, ties to even
 
 
-def _joined(low: Bytes, high: Bytes) -> Floats:
-    found = widen(low.astype(np.uint16) | (high.astype(np.uint16) << np.uint16(8)))
-    if not np.isfinite(found).all():
+def _join(low: Bytes, high: Bytes) -> Floats:
+    """float32 of bfloat16 numbers whose low and high bytes are stored apart."""
+    numbers = np.stack([low, high], axis=1).reshape(-1).view(BFLOAT16).astype(np.float32)
+    if not np.isfinite(numbers).all():
         raise CodingError("a scale is not finite")
-    return found
+    return numbers

@@ -11,7 +11,7 @@ _BLOCK = 1 << 15  # numbers that are joined at once, so that they stay in the ca
 
 
 class Zstd(Codec):
-    """Lossless: the bytes of equal weight together, so that exponents stand apart from mantissas, and zstd behind.
+    """Lossless: bytes of equal significance together, so that exponents are apart from mantissas; then zstd.
 
     Parts: of all keys and values, the lowest byte of each, …, the highest (sign and exponent).
     """
@@ -26,9 +26,9 @@ class Zstd(Codec):
     def decode(self, data: memoryview, shape: LayerShape, out: memoryview) -> None:
         planes = unpack(data, [2 * shape.count] * shape.width)
         joined = np.frombuffer(out, dtype=f"<u{shape.width}")
-        for at in range(0, len(joined), _BLOCK):
-            block = joined[at : at + _BLOCK]
-            np.copyto(block, planes[-1][at : at + _BLOCK])
+        for start in range(0, len(joined), _BLOCK):
+            block = joined[start : start + _BLOCK]
+            np.copyto(block, planes[-1][start : start + _BLOCK])
             for plane in reversed(planes[:-1]):
                 np.left_shift(block, 8, out=block)
-                np.bitwise_or(block, plane[at : at + _BLOCK], out=block)
+                np.bitwise_or(block, plane[start : start + _BLOCK], out=block)

@@ -1,4 +1,4 @@
-"""A map of rows over tokens, binned to the width, with a cursor; zoomed, it shows a window around that."""
+"""A heat map of rows over tokens, binned to the width, with a cursor; zoomed, it shows a window around the cursor."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from pictool.trace.heatmap import VIRIDIS, Binned, binned, tick_labels
+from pictool.trace.heatmap import VIRIDIS, BinnedColumns, bin_columns, tick_labels
 from pictool.trace.labels import short
-from pictool.tui.widgets.inks import BOLD, DIM, cell_of
+from pictool.tui.widgets.styles import BOLD, DIM, map_cell
 
 _INDENT = 9
-_AROUND = 2  # lines of ticks below the rows
-_MARK = "┼"
+_TICK_LINES = 2  # below the rows
+_CURSOR = "┼"
 
 
 class HeatMap(ScrollView, can_focus=True):
-    """Rows × tokens. `column` is the token under the cursor, `row` the row, or None for none."""
+    """Rows × tokens. `column` is the token under the cursor, `row` its row, or None if it is on no row."""
 
     DEFAULT_CSS = "HeatMap { height: 10; overflow-x: hidden; } HeatMap:focus { background: $surface; }"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -42,7 +42,7 @@ class HeatMap(ScrollView, can_focus=True):
     row: reactive[int | None] = reactive(None)
 
     class Moved(Message):
-        """The cursor stands at another token or row."""
+        """The cursor moved to another token or row."""
 
         def __init__(self, view: HeatMap, column: int, row: int | None) -> None:
             super().__init__()
@@ -50,23 +50,23 @@ class HeatMap(ScrollView, can_focus=True):
 
     def __init__(self, starts: Sequence[int], *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._starts, self._least, self._most = tuple(starts), 0.0, 1.0
+        self._starts, self._low, self._high = tuple(starts), 0.0, 1.0
         self._labels: tuple[str, ...] = ("",)
         self._values = np.zeros((1, 1))
         self._zoom, self._window = 1, (0, 1)
-        self._bins: Binned | None = None
+        self._bins: BinnedColumns | None = None
 
-    def show(self, values: NDArray[np.float64], labels: Sequence[str], least: float, most: float) -> None:
-        """Show rows [rows, tokens] from `least` to `most`; a cell shows its largest number."""
-        self._values, self._labels, self._least, self._most = values, tuple(labels), least, most
+    def show(self, values: NDArray[np.float64], labels: Sequence[str], low: float, high: float) -> None:
+        """Show values [rows, tokens] between `low` and `high`; a cell shows the maximum of its tokens."""
+        self._values, self._labels, self._low, self._high = values, tuple(labels), low, high
         self.row = None if self.row is None else min(self.row, len(values) - 1)
         self._rebin()
 
     @property
-    def shown(self) -> Binned:
-        """What the cells show; edges count from the start of the window."""
+    def bins(self) -> BinnedColumns:
+        """The values of the cells; edges count from the start of the window."""
         if self._bins is None:
-            self._bins = binned(self._values[:, slice(*self._window)], self._room)
+            self._bins = bin_columns(self._values[:, slice(*self._window)], self._room)
         return self._bins
 
     @property
@@ -82,7 +82,7 @@ class HeatMap(ScrollView, can_focus=True):
         size = min(total, max(total // self._zoom, min(self._room, total)))
         start = min(max(0, self.column - size // 2), total - size)
         self._window, self._bins = (start, start + size), None
-        self.virtual_size = Size(0, len(self._values) + _AROUND)
+        self.virtual_size = Size(0, len(self._values) + _TICK_LINES)
         self.refresh()
 
     def on_resize(self) -> None:
@@ -90,43 +90,43 @@ class HeatMap(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         width, base = self.scrollable_content_region.width, self.rich_style
-        at = self.scroll_offset.y + y
-        if at < len(self._values):
-            return Strip(self._cells(at)).adjust_cell_length(width, base)
-        line = "" if at >= len(self._values) + _AROUND else self._ticks(at - len(self._values))
+        row = self.scroll_offset.y + y
+        if row < len(self._values):
+            return Strip(self._cells(row)).adjust_cell_length(width, base)
+        line = "" if row >= len(self._values) + _TICK_LINES else self._ticks(row - len(self._values))
         return Strip([Segment(" " * _INDENT + line, base + DIM)]).adjust_cell_length(width, base)
 
     def _cells(self, row: int) -> list[Segment]:
         base, has_color = self.rich_style, not self.app.no_color
         label = short(self._labels[row], _INDENT - 1).rjust(_INDENT - 1) + " "
-        found = [Segment(label, base + BOLD if row == self.row else base + DIM)]
+        segments = [Segment(label, base + BOLD if row == self.row else base + DIM)]
         cursor = self._cursor_cell()
-        steps = self._steps(self.shown.values[row]).tolist()
-        for (step, is_at), run in groupby(enumerate(steps), key=lambda cell: (cell[1], cell[0] == cursor)):
-            text, style = cell_of(step, has_color)
-            found.append(Segment((self._mark(row) if is_at else text) * len(list(run)), base + style))
-        return found
+        steps = self._steps(self.bins.values[row]).tolist()
+        for (step, is_cursor), group in groupby(enumerate(steps), key=lambda cell: (cell[1], cell[0] == cursor)):
+            text, style = map_cell(step, has_color)
+            segments.append(Segment((self._cursor_mark(row) if is_cursor else text) * len(list(group)), base + style))
+        return segments
 
-    def _mark(self, row: int) -> str:
-        """What stands in the cursor's column."""
-        return _MARK if self.row in (row, None) else "│"
+    def _cursor_mark(self, row: int) -> str:
+        """Return the character in the cursor's column."""
+        return _CURSOR if self.row in (row, None) else "│"
 
     def _steps(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
-        level = (values - self._least) / (self._most - self._least or 1.0)
-        steps = np.clip(np.nan_to_num(level) * len(VIRIDIS), 0, len(VIRIDIS) - 1).astype(np.int64)
+        scaled = (values - self._low) / (self._high - self._low or 1.0)
+        steps = np.clip(np.nan_to_num(scaled) * len(VIRIDIS), 0, len(VIRIDIS) - 1).astype(np.int64)
         return np.where(np.isnan(values), -1, steps)
 
     def _cursor_cell(self) -> int:
         start, end = self._window
-        return self.shown.bin_of(self.column - start) if start <= self.column < end else -1
+        return self.bins.bin_of(self.column - start) if start <= self.column < end else -1
 
     def _ticks(self, line: int) -> str:
         start, end = self._window
-        inside = [one for one in self._starts if start <= one < end]
-        at = [self.shown.bin_of(one - start) for one in inside]
+        part_starts = [part_start for part_start in self._starts if start <= part_start < end]
+        ticks = [self.bins.bin_of(part_start - start) for part_start in part_starts]
         if line == 0:
-            return "".join("|" if cell in set(at) else " " for cell in range(len(self.shown.edges) - 1))
-        return tick_labels(at, [str(one) for one in inside], self._room)
+            return "".join("|" if cell in set(ticks) else " " for cell in range(len(self.bins.edges) - 1))
+        return tick_labels(ticks, [str(part_start) for part_start in part_starts], self._room)
 
     def validate_column(self, column: int) -> int:
         return min(max(0, column), self._values.shape[1] - 1)
@@ -138,14 +138,14 @@ class HeatMap(ScrollView, can_focus=True):
 
     def watch_row(self) -> None:
         if self.row is not None and self.size.height:
-            top, seen = self.scroll_offset.y, max(1, self.size.height - 1)
-            if self.row < top or self.row >= top + seen:
-                self.scroll_to(y=max(0, self.row - seen // 2), animate=False)
+            top, num_visible = self.scroll_offset.y, max(1, self.size.height - 1)
+            if self.row < top or self.row >= top + num_visible:
+                self.scroll_to(y=max(0, self.row - num_visible // 2), animate=False)
         self.refresh()
 
     def action_move(self, cells: int) -> None:
-        """Move by cells: to the beginning of another one."""
-        start, edges = self._window[0], self.shown.edges
+        """Move by a number of cells, to the first token of another one."""
+        start, edges = self._window[0], self.bins.edges
         cell = self._cursor_cell() + cells
         if 0 <= cell < len(edges) - 1:
             self.column = start + int(edges[cell])
@@ -154,21 +154,21 @@ class HeatMap(ScrollView, can_focus=True):
         self.post_message(self.Moved(self, self.column, self.row))
 
     def action_pick(self, by: int) -> None:
-        """Another row; above the first one is none, the mean of all."""
+        """Move to another row; above the first one is None, the mean of all."""
         row = (-1 if self.row is None else self.row) + by
         self.row = None if row < 0 else min(row, len(self._values) - 1)
         self.post_message(self.Moved(self, self.column, self.row))
 
     def action_zoom(self, by: int) -> None:
-        most = max(1, self._values.shape[1] // self._room)
-        self._zoom = min(self._zoom * by, max(1, 2 * most)) if by > 0 else max(1, self._zoom // -by)
+        tokens_per_cell = max(1, self._values.shape[1] // self._room)
+        self._zoom = min(self._zoom * by, max(1, 2 * tokens_per_cell)) if by > 0 else max(1, self._zoom // -by)
         self._rebin()
 
     def on_click(self, event: events.Click) -> None:
-        at = event.get_content_offset(self)
-        if at is None:
+        offset = event.get_content_offset(self)
+        if offset is None:
             return
-        row, cell = self.scroll_offset.y + at.y, at.x - _INDENT
-        if row < len(self._values) and 0 <= cell < len(self.shown.edges) - 1:
-            self.column, self.row = self._window[0] + int(self.shown.edges[cell]), row
+        row, cell = self.scroll_offset.y + offset.y, offset.x - _INDENT
+        if row < len(self._values) and 0 <= cell < len(self.bins.edges) - 1:
+            self.column, self.row = self._window[0] + int(self.bins.edges[cell]), row
             self.post_message(self.Moved(self, self.column, self.row))

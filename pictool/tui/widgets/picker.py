@@ -1,4 +1,4 @@
-"""A choice on one line, as a slider: ‹ layer 3 ›, by keys and by mouse. The first position is none: all together."""
+"""A slider on one line, ‹ layer 3 ›, for keys and mouse. Its first position may be None: all together."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pictool.trace.labels import short
 
 _TRACK = 12
 _LABEL = 10
-_WIDE = 90  # of the terminal, for tracks
+_MIN_TERMINAL = 90  # columns of a terminal that has room for tracks
 
 
 class Picker(Widget, can_focus=True):
-    """One of some labels; `value` is an index, or None where `has_none`."""
+    """Picks one of several labels; `value` is its index, or None if there is a label for None."""
 
     DEFAULT_CSS = """
     Picker { width: auto; height: 1; padding: 0 0 0 1; }
@@ -35,7 +35,7 @@ class Picker(Widget, can_focus=True):
     value: reactive[int | None] = reactive(None, layout=True)
 
     class Picked(Message):
-        """Another value was picked by the user."""
+        """The user picked another value."""
 
         def __init__(self, picker: Picker, value: int | None) -> None:
             super().__init__()
@@ -51,7 +51,7 @@ class Picker(Widget, can_focus=True):
         self._labels: tuple[str, ...] = ("",)
 
     def choose_from(self, labels: Sequence[str], value: int | None) -> None:
-        """Set what there is, and what is picked; nothing is posted."""
+        """Set the labels and the value; no message is posted."""
         self._labels = tuple(labels)
         self.set_class(len(labels) < 1 or (len(labels) < 2 and self._none is None), "-empty")
         self.set_reactive(Picker.value, value)
@@ -66,36 +66,36 @@ class Picker(Widget, can_focus=True):
 
     @property
     def _has_track(self) -> bool:
-        """Of numbers, where there is room for it."""
-        is_wide = self.app.size.width >= _WIDE
-        return is_wide and len(self._labels) > 2 and all(one.isdigit() for one in self._labels)
+        """Whether there is a track: for numbers, where there is room."""
+        is_wide = self.app.size.width >= _MIN_TERMINAL
+        return is_wide and len(self._labels) > 2 and all(label.isdigit() for label in self._labels)
 
     def _track(self) -> str:
-        """A slider; its left end is none, and blank then."""
+        """Draw the track; it has no handle at None."""
         if self.value is None:
             return "─" * _TRACK
-        at = round(self.value * (_TRACK - 1) / (len(self._labels) - 1))
-        return "─" * at + "●" + "─" * (_TRACK - 1 - at)
+        handle = round(self.value * (_TRACK - 1) / (len(self._labels) - 1))
+        return "─" * handle + "●" + "─" * (_TRACK - 1 - handle)
 
     def action_step(self, by: int) -> None:
-        """The next value; it ends at the last one, and at none."""
-        least = 0 if self._none is None else -1
-        at = max(least, min((-1 if self.value is None else self.value) + by, len(self._labels) - 1))
-        self.pick(None if at < 0 else at)
+        """Move by a number of values, up to the last one and down to None (or the first)."""
+        first = 0 if self._none is None else -1
+        index = max(first, min((-1 if self.value is None else self.value) + by, len(self._labels) - 1))
+        self.pick(None if index < 0 else index)
 
     def pick(self, value: int | None) -> None:
-        """As the user picks: it is posted."""
+        """Set the value as the user does: a message is posted."""
         if value != self.value:
             self.value = value
             self.post_message(self.Picked(self, value))
 
     def on_click(self, event: events.Click) -> None:
-        """On the track: there. Else the left half is less, the right half more."""
-        at = event.get_content_offset(self)
-        if at is None:
+        """Pick the clicked value on the track; elsewhere the left half is less, the right half more."""
+        offset = event.get_content_offset(self)
+        if offset is None:
             return
-        begin = len(self._title) + 2
-        if self._has_track and begin <= at.x < begin + _TRACK:
-            self.pick(round((at.x - begin) * (len(self._labels) - 1) / (_TRACK - 1)))
+        start = len(self._title) + 2
+        if self._has_track and start <= offset.x < start + _TRACK:
+            self.pick(round((offset.x - start) * (len(self._labels) - 1) / (_TRACK - 1)))
         else:
-            self.action_step(1 if at.x >= self.size.width // 2 else -1)
+            self.action_step(1 if offset.x >= self.size.width // 2 else -1)

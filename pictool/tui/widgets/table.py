@@ -1,4 +1,4 @@
-"""A table of any number of rows: only those that are seen are drawn."""
+"""A table of any number of rows, of which only the visible ones are drawn."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from pictool.tui.widgets.inks import BOLD, CURSOR, DIM, cells
+from pictool.tui.widgets.styles import BOLD, CURSOR, DIM, cell_width
 
 _GAP = "  "
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column; its numbers stand to the right. The one with width 0 takes what is left."""
+    """A column; `is_right` aligns it to the right. A column of width 0 takes the space that is left."""
 
     title: str
     width: int
@@ -32,7 +32,7 @@ class Column:
 
 
 class RowTable(ScrollView, can_focus=True):
-    """Rows are asked for one by one, so that a table of 10,000 costs as much as one of 50."""
+    """A table that calls for the cells of one row at a time, so that 10,000 rows cost as much as 50."""
 
     DEFAULT_CSS = "RowTable { height: 1fr; overflow-x: hidden; padding: 0 1; } RowTable:focus { background: $surface; }"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -46,7 +46,7 @@ class RowTable(ScrollView, can_focus=True):
     ]
     cursor = reactive(0)
 
-    class Opened(Message):
+    class Selected(Message):
         """Enter, or a second click, on a row."""
 
         def __init__(self, table: RowTable, row: int) -> None:
@@ -57,8 +57,8 @@ class RowTable(ScrollView, can_focus=True):
         def control(self) -> RowTable:
             return self.table
 
-    class Moved(Opened):
-        """The cursor stands on another row."""
+    class Moved(Selected):
+        """The cursor moved to another row."""
 
     class HeaderClicked(Message):
         """A click on a column's title."""
@@ -82,20 +82,24 @@ class RowTable(ScrollView, can_focus=True):
         return self._count
 
     def show(self, count: int, row: Callable[[int], Sequence[str]]) -> None:
-        """Show `count` rows; `row` gives the cells of one, as texts that are visible as they are."""
+        """Show `count` rows; `row` returns the cells of one, as texts without control characters."""
         self._count, self._row = count, row
         self.virtual_size = Size(0, count + 1)
         self.cursor = min(self.cursor, max(0, count - 1))
         self.refresh()
 
+    def show_rows(self, rows: Sequence[Sequence[str]]) -> None:
+        """Show rows whose cells are known."""
+        self.show(len(rows), rows.__getitem__)
+
     def texts(self, index: int) -> tuple[str, ...]:
-        """The cells of a row."""
+        """Return the cells of a row."""
         return tuple(self._row(index))
 
     def render_line(self, y: int) -> Strip:
         width, base = self._width, self.rich_style
         if y == 0:
-            return self._strip([one.title for one in self._columns], base + BOLD + DIM, width)
+            return self._strip([column.title for column in self._columns], base + BOLD + DIM, width)
         index = self.scroll_offset.y + y - 1
         if not 0 <= index < self._count:
             return Strip.blank(width, base)
@@ -104,38 +108,37 @@ class RowTable(ScrollView, can_focus=True):
 
     def _strip(self, texts: Sequence[str], style: Style, width: int) -> Strip:
         widths = self._widths(width)
-        line = _GAP.join(
-            _fit(text, size, one.is_right) for text, size, one in zip(texts, widths, self._columns, strict=True) if size
-        )
+        columns = zip(texts, widths, self._columns, strict=True)
+        line = _GAP.join(_fit(text, size, column.is_right) for text, size, column in columns if size)
         return Strip([Segment(line, style)]).adjust_cell_length(width, self.rich_style)
 
     def _widths(self, width: int) -> list[int]:
-        """Columns that do not fit are left out, the last fixed one first."""
-        fixed = [one.width for one in self._columns]
-        least = 10 if 0 in fixed else 0
-        for at in range(len(fixed) - 1, 0, -1):
-            if sum(size + len(_GAP) for size in fixed if size > 0) + least <= width:
+        """Return the width of each column; those that do not fit are left out (0), the last fixed one first."""
+        fixed = [column.width for column in self._columns]
+        reserved = 10 if 0 in fixed else 0
+        for index in range(len(fixed) - 1, 0, -1):
+            if sum(size + len(_GAP) for size in fixed if size > 0) + reserved <= width:
                 break
-            if self._columns[at].width:
-                fixed[at] = -1
+            if self._columns[index].width:
+                fixed[index] = -1
         used = sum(size + len(_GAP) for size in fixed if size > 0)
         return [
-            max(4, width - used) if one.width == 0 else max(0, size)
-            for one, size in zip(self._columns, fixed, strict=True)
+            max(4, width - used) if column.width == 0 else max(0, size)
+            for column, size in zip(self._columns, fixed, strict=True)
         ]
 
     def watch_cursor(self) -> None:
-        self._reveal()
+        self._scroll_to_cursor()
         self.refresh()
         if self._count:
             self.post_message(self.Moved(self, self.cursor))
 
-    def _reveal(self) -> None:
-        top, seen = self.scroll_offset.y, max(1, self.size.height - 1)
+    def _scroll_to_cursor(self) -> None:
+        top, num_visible = self.scroll_offset.y, max(1, self.size.height - 1)
         if self.cursor < top:
             self.scroll_to(y=self.cursor, animate=False)
-        elif self.cursor >= top + seen:
-            self.scroll_to(y=self.cursor - seen + 1, animate=False)
+        elif self.cursor >= top + num_visible:
+            self.scroll_to(y=self.cursor - num_visible + 1, animate=False)
 
     def action_move(self, by: int) -> None:
         self.cursor = min(max(0, self.cursor + by), max(0, self._count - 1))
@@ -145,15 +148,15 @@ class RowTable(ScrollView, can_focus=True):
 
     def action_open(self) -> None:
         if self._count:
-            self.post_message(self.Opened(self, self.cursor))
+            self.post_message(self.Selected(self, self.cursor))
 
     def on_click(self, event: events.Click) -> None:
-        at = event.get_content_offset(self)
-        if at is None:
+        offset = event.get_content_offset(self)
+        if offset is None:
             return
-        if at.y == 0:
-            self._click_title(at.x)
-        elif (row := self.scroll_offset.y + at.y - 1) < self._count:
+        if offset.y == 0:
+            self._click_title(offset.x)
+        elif (row := self.scroll_offset.y + offset.y - 1) < self._count:
             is_second = row == self.cursor and event.chain > 1
             self.cursor = row
             if is_second:
@@ -172,8 +175,8 @@ class RowTable(ScrollView, can_focus=True):
 
 
 def _fit(text: str, size: int, is_right: bool) -> str:
-    """A text in exactly `size` cells."""
-    if cells(text) > size:
+    """Cut or pad a text to exactly `size` cells."""
+    if cell_width(text) > size:
         text = set_cell_size(text, max(0, size - 1)) + "…"
-    pad = " " * (size - cells(text))
+    pad = " " * (size - cell_width(text))
     return pad + text if is_right else text + pad

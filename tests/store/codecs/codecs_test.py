@@ -20,7 +20,7 @@ from pictool.errors import InputError, ObjectError
 from pictool.store.codecs import codecs, require_codec
 from pictool.store.codecs.base import Codec, CodingError, LayerShape
 from pictool.store.codecs.fp8 import from_fp8, to_fp8
-from pictool.store.codecs.quantized import GROUP, Quantizing, plans
+from pictool.store.codecs.quantized import GROUP, Quantizing, piece_layouts
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta, write_object
 from pictool.store.store import Store
 
@@ -90,20 +90,22 @@ def test_lossy_codecs_are_off_by_half_a_step_of_the_group(name: str, dims: tuple
     shape = LayerShape(*dims, dtype)
     pair = random_layer(shape)
     back = round_trip(codecs()[name], pair, shape)
-    mine, theirs = ({"k": floats(one[0], shape), "v": floats(one[1], shape)} for one in (pair, back))
-    for plan in plans(shape):
-        was, now = (one[plan.part][:, plan.start : plan.end].reshape(plan.codes) for one in (mine, theirs))
+    before, after = ({"k": floats(kv[0], shape), "v": floats(kv[1], shape)} for kv in (pair, back))
+    for layout in piece_layouts(shape):
+        was, now = (
+            numbers[layout.part][:, layout.start : layout.end].reshape(layout.codes) for numbers in (before, after)
+        )
         rounding = was.abs() * {"float32": 1e-6, "bfloat16": 2**-8, "float16": 2**-10}[dtype] + 1e-7
-        assert bool(((was - now).abs() <= step(name, was, plan.axis) + rounding).all())
+        assert bool(((was - now).abs() <= step(name, was, layout.axis) + rounding).all())
 
 
 @pytest.mark.parametrize("dims", SHAPES)
 def test_groups_cover_every_number_once(dims: tuple[int, int, int]) -> None:
     shape = LayerShape(*dims, "float32")
     for part in "kv":
-        spans = [(plan.start, plan.end) for plan in plans(shape) if plan.part == part]
-        assert [one for start, end in spans for one in range(start, end)] == list(range(dims[1]))
-    assert sum(int(np.prod(plan.codes)) for plan in plans(shape)) == 2 * shape.count
+        spans = [(layout.start, layout.end) for layout in piece_layouts(shape) if layout.part == part]
+        assert [token for start, end in spans for token in range(start, end)] == list(range(dims[1]))
+    assert sum(int(np.prod(layout.codes)) for layout in piece_layouts(shape)) == 2 * shape.count
 
 
 @pytest.mark.parametrize("name", LOSSY)
@@ -115,15 +117,15 @@ def test_the_numpy_decoder_is_what_torch_computes_from_the_pieces(name: str) -> 
     coded = memoryview(codec.encode(*random_layer(shape), shape))
     out = bytearray(shape.num_bytes)
     codec.decode(coded, shape, memoryview(out))
-    wanted = torch.frombuffer(out, dtype=torch.bfloat16).view(2, *shape.dims)
+    expected = torch.frombuffer(out, dtype=torch.bfloat16).view(2, *shape.dims)
     for part, piece in codec.pieces(coded, shape):
         codes = torch.from_numpy(piece.codes.copy())
         numbers = codes.view(torch.float8_e4m3fn).float() if name == "fp8" else codes.float()
-        found = numbers * torch.from_numpy(piece.scale)
+        sums = numbers * torch.from_numpy(piece.scale)
         if piece.offset is not None:
-            found += torch.from_numpy(piece.offset)
-        target = wanted["kv".index(part), :, piece.start : piece.end].reshape(found.shape)
-        assert torch.equal(found.bfloat16(), target)
+            sums += torch.from_numpy(piece.offset)
+        target = expected["kv".index(part), :, piece.start : piece.end].reshape(sums.shape)
+        assert torch.equal(sums.bfloat16(), target)
 
 
 def test_the_numbers_of_fp8_are_torch_s() -> None:
@@ -211,7 +213,7 @@ def make_object(codec: str, dtype: str = "float32", tokens: int = 30) -> Compile
 def test_objects_of_every_codec(store: Store, name: str, dtype: str) -> None:
     chunk = make_object(name, dtype)
     path = store.put(chunk)
-    with store.look(chunk.meta.key) as file:
+    with store.peek(chunk.meta.key) as file:
         file.verify()
         assert file.meta == chunk.meta and file.text() == "coded" and file.tokens().tolist() == list(range(30))
         for index, pair in enumerate(chunk.layers):

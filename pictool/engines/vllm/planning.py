@@ -1,0 +1,247 @@
+"""The plan of a linked prompt: which spans objects give, which have none, and the rows that the policy selects."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pictool.compiler.compile import CODEC
+from pictool.core import FixupTable, Layout, RowMask, TokenIds
+from pictool.engines.vllm.matching import ContentIndex, Match, full_key, locate, open_object
+from pictool.engines.vllm.request import CompileRequest, LinkRequest, ObjectRef
+from pictool.engines.vllm.setup import Settings
+from pictool.errors import InputError, PicError
+from pictool.linker.policies.base import Policy, Prompt
+from pictool.runtime.model import Model
+from pictool.store.store import Store
+
+_log = logging.getLogger("vllm.pictool")
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens [start, end) of a prompt. Their KV comes from the object `key`; None: they are computed.
+
+    An object may have more tokens than its span: at least one token of a prompt is left to vLLM.
+    """
+
+    start: int
+    end: int
+    key: str | None
+
+
+@dataclass(frozen=True)
+class LinkPlan:
+    """How a prompt is linked. The spans go from 0 without gaps; the first is the head, perhaps empty.
+
+    `salt` is the request's own: its objects are those of this tenant.
+    """
+
+    policy: Policy
+    layout: Layout
+    spans: tuple[Span, ...]
+    salt: str = ""
+
+    @property
+    def num_context(self) -> int:
+        """Tokens that are linked; vLLM computes those after them."""
+        return self.layout.num_context
+
+    @property
+    def required(self) -> RowMask:
+        """bool [N], the rows without an object, which every policy computes."""
+        rows = np.zeros(self.num_context, dtype=bool)
+        for span in self.spans:
+            rows[span.start : span.end] |= span.key is None
+        return rows
+
+    @property
+    def object_spans(self) -> tuple[Span, ...]:
+        """The spans that have an object."""
+        return tuple(span for span in self.spans if span.key is not None)
+
+
+def make_plan(
+    policy: Policy, tokens: TokenIds, matches: Sequence[Match], head_key: str | None = None, salt: str = ""
+) -> LinkPlan:
+    """Lay out a prompt around the objects in it.
+
+    Args:
+        matches: in the order of the prompt.
+        head_key: the object of all tokens before the first match, if there is one.
+
+    Raises:
+        InputError: tokens that are not the object's, objects that overlap, or nothing to link.
+    """
+    last = len(tokens) - 1
+    spans: list[Span] = []
+    end = 0
+    for match in matches:
+        _require_fit(match, tokens, end)
+        if match.start > end or not spans:
+            spans.append(Span(end, match.start, None if spans else head_key))
+        spans.append(Span(match.start, min(match.end, last), match.key))
+        end = match.end
+    if not matches or matches[0].start >= last:
+        raise InputError("kv_transfer_params: no object starts before the last token of the prompt")
+    spans = [spans[0], *(span for span in spans[1:] if span.start < span.end)]
+    starts = (0, *(span.end for span in spans))
+    return LinkPlan(policy, Layout(tokens, starts), tuple(spans), salt)
+
+
+def _require_fit(match: Match, tokens: TokenIds, end: int) -> None:
+    if match.start < end:
+        raise InputError(f"object {match.key[:12]}: at token {match.start}, inside the object before it")
+    if not np.array_equal(tokens[match.start : match.end], match.tokens):
+        raise InputError(f"object {match.key[:12]}: its tokens are not those of the prompt at token {match.start}")
+
+
+class Planner:
+    """Plans the requests of a server: one store, and one model whose weights are not loaded."""
+
+    def __init__(self, settings: Settings, store: Store, model: Model) -> None:
+        self._settings, self._store, self._model = settings, store, model
+        self._target = model.target
+        settings.policy.prepare(model)
+        self._index = ContentIndex(store, self._target, settings.min_tokens)
+        self._closing = threading.Event()
+        self._indexing = threading.Lock()
+        self._is_indexing = False
+        if settings.recognise:
+            self._start_indexing()
+
+    def close(self) -> None:
+        """Stop reading the store for new objects."""
+        self._closing.set()
+
+    def plan(self, request: LinkRequest, tokens: TokenIds, salt: str = "") -> LinkPlan | None:
+        """Plan a request with the objects of its salt; None if it leaves them to be recognised and there are none.
+
+        Raises:
+            PicError: an object that is missing, damaged or foreign, or whose tokens are not where the request says.
+        """
+        self._require_allowed(request.policy)
+        if request.objects is None:
+            matches = self._recognise(request.policy, tokens, salt)
+            if not matches or matches[0].start >= len(tokens) - 1:
+                return None
+        else:
+            matches = self._match(request.objects, tokens, salt)
+        return make_plan(request.policy, tokens, matches, self._head_key(tokens[: matches[0].start], salt), salt)
+
+    def select(self, plan: LinkPlan) -> RowMask | None:
+        """The rows [N] to compute, those without an object among them; None if the policy narrows them layer by layer.
+
+        Raises:
+            PicError: a policy that cannot select, as without its second model.
+        """
+        if plan.policy.check_layers(self._model.geometry.layers):
+            return None
+        plan.policy.prepare(self._model)
+        return plan.policy.select(self._prompt(plan)).rows | plan.required
+
+    def forget_damaged(self, plan: LinkPlan) -> None:
+        """After a plan failed: its objects that cannot be read are recognised no more."""
+        for span in plan.object_spans:
+            assert span.key is not None
+            try:
+                with open_object(self._store, self._target, span.key, plan.salt) as file:
+                    file.verify()
+            except PicError:
+                self._index.forget(span.key)
+
+    def require_compilable(self, prompt: Sequence[int], request: CompileRequest) -> None:
+        """Refuse a compile request whose prompt is not sinks, a chunk and one token more.
+
+        Raises:
+            InputError: says what does not fit.
+        """
+        bos = self._model.bos_id
+        if request.sinks and (bos is None or any(token != bos for token in prompt[: request.sinks])):
+            raise InputError(f"compile: the prompt does not begin with {request.sinks} BOS tokens")
+        if tuple(prompt[request.sinks : -1]) != self._model.encode(request.text):
+            raise InputError("compile: the prompt is not sinks, the text's tokens and one token more")
+
+    def _require_allowed(self, policy: Policy) -> None:
+        """A client must not have any directory, or name of a hub, loaded as a model."""
+        name, default = policy.second_model, self._settings.policy
+        if name and not self._settings.any_model and name != default.second_model:
+            raise InputError(
+                f"policy: {policy.needs.model_field}={name!r} is not the one that this server was started with "
+                '(kv_connector_extra_config "policy", or "any_model")'
+            )
+
+    def _match(self, objects: Sequence[ObjectRef], tokens: TokenIds, salt: str) -> list[Match]:
+        """The objects that a request names, in the prompt."""
+        matches: list[Match] = []
+        for ref in objects:
+            key = full_key(self._store, ref.key)
+            with open_object(self._store, self._target, key, salt) as file:
+                object_tokens = file.tokens()
+                self._store.mark_used(file)
+            if ref.start is None:
+                matches.append(locate(key, object_tokens, tokens, matches[-1].end if matches else 0))
+            else:
+                matches.append(Match(key, ref.start, object_tokens))
+        return matches
+
+    def _recognise(self, policy: Policy, tokens: TokenIds, salt: str) -> list[Match]:
+        """Stored chunks in the prompt whose objects can be opened; the others are computed."""
+        self._start_indexing()
+        matches = []
+        for match in self._index.find(tokens, policy.needs.sinks, salt):
+            try:
+                with open_object(self._store, self._target, match.key, salt) as file:
+                    self._store.mark_used(file)
+            except PicError as error:
+                _log.warning("pic: %s; its tokens are computed", error)
+                self._index.forget(match.key)
+            else:
+                matches.append(match)
+        return matches
+
+    def _head_key(self, head: TokenIds, salt: str) -> str | None:
+        """The object of a head, if it was compiled: it is at the position it was compiled at, so it is exact."""
+        key = self._target.key(head, 0, CODEC, salt)
+        return key if len(head) and self._store.has(key) else None
+
+    def _prompt(self, plan: LinkPlan) -> Prompt:
+        """The prompt as the policy sees it. Texts are for policies that run a model: decoding them takes long."""
+        layout, needs = plan.layout, plan.policy.needs
+        spans = [*plan.spans, Span(*layout.tail, None)]
+        texts = tuple(self._text(plan, span) if needs.runs_model else "" for span in spans)
+        tables = tuple(self._table(plan, span) for span in plan.spans[1:]) if needs.tables else ()
+        return Prompt(self._model, layout, texts, tables)
+
+    def _table(self, plan: LinkPlan, span: Span) -> FixupTable | None:
+        """The table of a span's object, cut to the span. Tokens without an object are computed anyway: 0."""
+        if span.key is None:
+            return np.zeros(span.end - span.start, dtype=np.float16)
+        with open_object(self._store, self._target, span.key, plan.salt) as file:
+            table = file.fixups()
+        return None if table is None else table[: span.end - span.start]
+
+    def _text(self, plan: LinkPlan, span: Span) -> str:
+        """The text of the object, if all of it is in the span; else what the span's tokens decode to."""
+        if span.key is not None:
+            with open_object(self._store, self._target, span.key, plan.salt) as file:
+                if file.meta.num_tokens == span.end - span.start:
+                    return file.text()
+        return str(self._model.tokenizer.decode(plan.layout.tokens[span.start : span.end].tolist()))
+
+    def _start_indexing(self) -> None:
+        """Read the store once now; a thread then reads it again from time to time."""
+        with self._indexing:
+            if self._is_indexing:
+                return
+            self._is_indexing = True
+            self._index.refresh()
+            threading.Thread(target=self._index_forever, name="pic-index", daemon=True).start()
+
+    def _index_forever(self) -> None:
+        while not self._closing.wait(self._settings.refresh_s):
+            self._index.refresh()

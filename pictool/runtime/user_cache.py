@@ -1,0 +1,27 @@
+"""The user's cache directory: files that may be lost but are costly to compute (weight hashes, probes, profiles)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pictool"
+
+
+def write_cache_file(path: Path, data: bytes) -> None:
+    """Write a file that is whole or not there. If it cannot be written, nothing is left behind and nothing raised."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temp = tempfile.mkstemp(".tmp", dir=path.parent)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(temp, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temp)
+            raise

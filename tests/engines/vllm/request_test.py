@@ -1,0 +1,28 @@
+"""What a request of the vLLM connector may ask for; without vLLM."""
+
+from __future__ import annotations
+
+import pytest
+
+from pictool.engines.vllm.request import LinkRequest, parse_policy, parse_request
+from pictool.errors import InputError
+from pictool.linker.policies import make_policy
+
+NAIVE = make_policy("naive", {})
+
+
+def test_what_a_request_may_say() -> None:
+    assert parse_request(None, NAIVE, False) is None
+    assert parse_request({"pic": False}, NAIVE, True) is None
+    unsaid = parse_request({"other": 1}, NAIVE, True)
+    assert isinstance(unsaid, LinkRequest) and unsaid.objects is None and unsaid.policy == NAIVE
+    said = parse_request({"pic": {"keys": ["ab"], "policy": "cacheblend-15"}}, NAIVE, False)
+    assert isinstance(said, LinkRequest) and said.objects is not None and said.objects[0].start is None
+    assert said.policy == make_policy("cacheblend", {})
+
+
+def test_what_a_policy_may_be() -> None:
+    assert parse_policy({"algo": "legolink", "k": 3}) == parse_policy("legolink-3")
+    for wrong in (3, {"k": 3}, "legolink:k=1,2", {"algo": "legolink", "z": 1}, ""):
+        with pytest.raises(InputError):
+            parse_policy(wrong)

@@ -1,0 +1,17 @@
+"""The settings of a server with the vLLM connector; without vLLM."""
+
+from __future__ import annotations
+
+import pytest
+
+from pictool.engines.vllm.setup import parse_settings
+from pictool.errors import InputError
+from pictool.linker.policies import make_policy
+
+
+def test_what_settings_may_be() -> None:
+    settings = parse_settings({"store": "x"})
+    assert (settings.recognise, settings.compile, settings.policy) == (False, False, make_policy("legolink", {}))
+    for wrong in ({}, {"store": 1}, {"store": "x", "recognise": 1}, {"store": "x", "refresh_s": 0}, {"sotre": "x"}):
+        with pytest.raises(InputError):
+            parse_settings(wrong)

@@ -1,0 +1,14 @@
+"""vLLM's model is found on the call stack of the worker that creates the connector; elsewhere the error says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from pictool.engines.vllm.kv import find_model
+from pictool.errors import ModelError
+
+
+def test_without_a_worker_the_model_is_not_found() -> None:
+    with pytest.raises(ModelError, match="no vLLM worker is on the call stack") as error:
+        find_model()
+    assert "\n" not in str(error.value)

@@ -1,0 +1,61 @@
+"""Files of the user's cache: whole or not there, and nothing is left of one that cannot be written."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pictool.runtime.user_cache import write_cache_file
+
+
+def fails(*_: Any) -> Any:
+    raise OSError("no")
+
+
+@pytest.fixture(params=["write", "replace"])
+def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No file can become longer than 2 bytes, or none can be renamed."""
+    if request.param == "replace":
+        monkeypatch.setattr(os, "replace", fails)
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    for data in (b"first", b"second"):
+        write_cache_file(path, data)
+        assert path.read_bytes() == data and list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("failing")
+def test_nothing_is_left_of_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    path.write_bytes(b"ok")
+    write_cache_file(path, b"new")
+    write_cache_file(tmp_path / "other", b"new")
+    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"ok"
+
+
+def test_nothing_is_left_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_cache_file(tmp_path / "file", b"new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    write_cache_file(tmp_path / "file" / "within", b"new")

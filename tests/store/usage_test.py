@@ -1,0 +1,202 @@
+"""Counts of use, and hits of each object: none is lost or counted twice, and a damaged file costs no object."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pictool.core import Geometry, Target
+from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.store import Store
+from pictool.store.upkeep import expire, gc
+from pictool.store.usage import (
+    HITS_FILE,
+    Counters,
+    Counts,
+    add_hits,
+    forget_hits,
+    read_counts,
+    read_hits,
+    reset_counts,
+)
+
+A, B = "a" * 64, "b" * 64
+TARGET = Target("LlamaForCausalLM", A, B, "float32", Geometry(1, 1, 1))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "stats"
+
+
+def test_counts_are_written_when_the_counter_is_let_go(directory: Path) -> None:
+    counters = Counters(directory)
+    counters.add(Counts(hits=2, hit_bytes=10))
+    counters.add(Counts(misses=1))
+    assert read_counts(directory) == Counts()
+    del counters
+    assert read_counts(directory) == Counts(hits=2, misses=1, hit_bytes=10)
+
+
+def test_threads_lose_no_counts(directory: Path) -> None:
+    counters = Counters(directory)
+
+    def count() -> None:
+        for _ in range(500):
+            counters.add(Counts(hits=1))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    counters.flush()
+    counters.flush()
+    assert read_counts(directory).hits == 2000
+
+
+ADD_COUNTS = "import sys; from pathlib import Path; from pictool.store.usage import Counters, Counts\n"
+ADD_COUNTS += "c = Counters(Path(sys.argv[1]))\nfor _ in range(100): c.add(Counts(writes=1)); c.flush()"
+
+
+def test_processes_lose_no_counts(directory: Path) -> None:
+    running = [subprocess.Popen([sys.executable, "-c", ADD_COUNTS, str(directory)]) for _ in range(4)]
+    assert [process.wait(60) for process in running] == [0] * 4
+    assert read_counts(directory).writes == 400
+
+
+FORK = "import os, sys; from pathlib import Path; from pictool.store.usage import Counters, Counts\n"
+FORK += "c = Counters(Path(sys.argv[1])); c.add(Counts(hits=1))\n"
+FORK += "if os.fork() == 0: c.add(Counts(misses=1)); c.flush(); os._exit(0)\nos.wait()"
+
+
+def test_a_fork_does_not_count_again_what_its_parent_counted(directory: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORK, str(directory)], check=True, timeout=60)
+    assert read_counts(directory) == Counts(hits=1, misses=1)
+
+
+def test_what_cannot_be_written_is_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "absent" / "stats", tmp_path / "file" / "stats", tmp_path / "file"):
+        counters = Counters(directory)
+        counters.add(Counts(hits=1))
+        counters.flush()
+    assert sorted(os.listdir(tmp_path)) == ["file"]
+
+
+def test_a_torn_file_counts_as_nothing_and_reset_forgets(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "00").write_bytes(b"torn")
+    assert read_counts(directory) == Counts()
+    counters = Counters(directory)
+    counters.add(Counts(hits=1))
+    counters.flush()
+    reset_counts(directory)
+    assert read_counts(directory) == Counts()
+
+
+# Hits of each object
+
+
+def put(store: Store, token: int) -> str:
+    tokens = np.asarray([token], dtype=np.int32)
+    meta = ObjectMeta(TARGET.key(tokens, 0, "none"), TARGET, 1, 0, "none")
+    store.put(CompiledChunk(meta, "text", tokens, [(bytes(4), bytes(4))]))
+    return meta.key
+
+
+def test_what_is_opened_to_be_used_is_counted_and_what_is_looked_at_is_not(store: Store) -> None:
+    first, second = put(store, 1), put(store, 2)
+    for _ in range(3):
+        store.open(first).close()
+    assert store.has(second) and not store.has(A)
+    store.peek(second).close()
+    assert store.hits() == {}  # in memory so far
+    store.counters.flush()
+    assert store.hits() == {first: 3, second: 1}
+    assert read_counts(store.root / "stats").hits == 4
+
+
+ADD_HITS = "import sys; from pathlib import Path; from pictool.store.usage import Counters, Counts\n"
+ADD_HITS += "c = Counters(Path(sys.argv[1]) / 'stats')\n"
+ADD_HITS += "for i in range(100): c.add(Counts(hits=1), hit='ab'[i % 2] * 64); c.flush()"
+
+
+def test_processes_lose_no_hits(tmp_path: Path) -> None:
+    running = [subprocess.Popen([sys.executable, "-c", ADD_HITS, str(tmp_path)]) for _ in range(4)]
+    assert [process.wait(60) for process in running] == [0] * 4
+    assert read_hits(tmp_path) == {A: 200, B: 200}
+
+
+def test_a_process_that_is_killed_leaves_whole_counts(tmp_path: Path) -> None:
+    endless = ADD_HITS.replace("range(100)", "iter(int, 1)").replace("'ab'[i % 2] * 64", "'a' * 64")
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", endless, str(tmp_path)])
+        while not (read_hits(tmp_path) or {}).get(A):
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        before = read_hits(tmp_path)
+        assert before is not None and set(before) == {A}
+        assert add_hits(tmp_path, {A: 1}, 2.0) and read_hits(tmp_path) == {A: before[A] + 1}
+
+
+def test_a_file_that_another_holds_is_waited_for_at_the_end_only(tmp_path: Path) -> None:
+    assert add_hits(tmp_path, {A: 1}, 2.0)
+    other = sqlite3.connect(tmp_path / HITS_FILE, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    counters = Counters(tmp_path / "stats")
+    counters.add(Counts(hits=1), hit=A)
+    counters._pending.flush(0.01)
+    assert read_hits(tmp_path) == {A: 1} and read_counts(tmp_path / "stats").hits == 1
+    other.execute("ROLLBACK")
+    other.close()
+    del counters  # nothing new was counted, and what was kept is written
+    assert read_hits(tmp_path) == {A: 2} and read_counts(tmp_path / "stats").hits == 1
+
+
+def test_damaged_hits_are_unknown_and_then_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / HITS_FILE).write_bytes(b"no database at all, and long enough to be one" * 40)
+    assert read_hits(tmp_path) is None
+    assert add_hits(tmp_path, {A: 2}, 2.0) and read_hits(tmp_path) == {A: 2}
+
+
+def test_where_nothing_can_be_written_nothing_is_counted(tmp_path: Path) -> None:
+    (tmp_path / HITS_FILE).mkdir()
+    assert add_hits(tmp_path, {A: 2}, 0.01) and read_hits(tmp_path) is None
+    assert add_hits(tmp_path / "absent", {A: 2}, 0.01) and read_hits(tmp_path / "absent") == {}
+
+
+def test_gc_forgets_what_is_gone(store: Store) -> None:
+    first, second = put(store, 1), put(store, 2)
+    for key in (first, second):
+        store.open(key).close()
+    store.counters.flush()
+    expire(store, [first])
+    assert store.hits() == {first: 1, second: 1}
+    gc(store)
+    assert store.hits() == {second: 1}
+    forget_hits(store.root, lambda: [second])
+    assert store.hits() == {second: 1}
+
+
+def test_what_a_killed_process_had_begun_is_rolled_back(tmp_path: Path) -> None:
+    """Its journal is left, and the file is changed in part."""
+    assert add_hits(tmp_path, {A: 5}, 2.0)
+    begin = (
+        "import os, sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "db.execute('PRAGMA cache_size = 1'); db.execute('BEGIN IMMEDIATE'); db.execute('UPDATE hits SET count = 9')\n"
+        "db.executemany('INSERT INTO hits VALUES (?, 1)', [(f'{i:064x}',) for i in range(5000)])\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", begin, str(tmp_path / HITS_FILE)], check=False)
+    assert (tmp_path / f"{HITS_FILE}-journal").stat().st_size
+    assert read_hits(tmp_path) == {A: 5}

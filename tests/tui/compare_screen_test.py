@@ -1,0 +1,174 @@
+"""Links of one prompt side by side: one cursor, the numbers of `pic diff`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from textual.containers import Vertical
+from textual.pilot import Pilot
+from textual.widgets import TabbedContent
+from traces import make_trace
+
+from pictool.core import Layout
+from pictool.store.store import Store
+from pictool.trace.diff import diff_traces
+from pictool.trace.format import GeneratedToken
+from pictool.tui.compare_screen import CompareScreen, overlap_counts, overlap_marks
+from pictool.tui.home_screen import HomeScreen
+from pictool.tui.widgets.heatmap import HeatMap
+from pictool.tui.widgets.picker import Picker
+from pictool.tui.widgets.styles import BY_ALL, ELSEWHERE, HERE
+from pictool.tui.widgets.table import RowTable
+from pictool.tui.widgets.token_text import TokensView
+from tui.drive import drive, load, make_app, press, screen_text, settle
+
+ROWS = [((2, 3), (2,), ()), ((2, 5, 6), (5,), ()), ((), (), ())]
+TRACES = [make_trace(rows, logits=np.array([0, 1, 2, 3, i, 0, -1], dtype=np.float32)) for i, rows in enumerate(ROWS)]
+
+
+def screen(pilot: Pilot[None]) -> CompareScreen:
+    assert isinstance(pilot.app.screen, CompareScreen)
+    return pilot.app.screen
+
+
+def cursors(pilot: Pilot[None]) -> list[int]:
+    return [view.cursor for view in screen(pilot).views]
+
+
+def test_all_cursors_move_together(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "right", "right")
+        assert cursors(pilot) == [2, 2, 2] and screen(pilot).query_one(HeatMap).column == 2
+        assert "legolink k=2 2, legolink k=2 1, legolink k=2 0" in str(screen(pilot).query_one("#status").render())
+        await press(pilot, "d")
+        assert cursors(pilot) == [3, 3, 3]  # by the first alone
+        await press(pilot, "d", "d", "d")
+        assert cursors(pilot) == [6, 6, 6] and any(
+            "no further" in notice.message for notice in pilot.app._notifications
+        )
+        await press(pilot, "D")
+        assert cursors(pilot) == [5, 5, 5]
+        await pilot.click(list(screen(pilot).query(TokensView))[1], offset=(0, 1))
+        await settle(pilot)
+        assert cursors(pilot) == [0, 0, 0]
+        await press(pilot, "slash", *"def", "enter")
+        assert cursors(pilot) == [4, 4, 4]
+
+    drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES)]), scenario, (140, 40))
+
+
+def test_numbers_are_those_of_diff(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        policies, layers, first = (
+            screen(pilot).query_one(f"#{name}", RowTable) for name in ("policies", "layers", "first")
+        )
+        for index in (1, 2):
+            diff = diff_traces(TRACES[0], TRACES[index])
+            row = policies.texts(index)
+            assert row[2:6] == (
+                f"{diff.selection.overall:.3f}", str(diff.common), f"{diff.kl[0]:.3g}", f"{diff.max_logit:.3g}",
+            )  # fmt: skip
+            overlaps = [layers.texts(layer)[index] for layer in range(3)]
+            assert overlaps == [f"{overlap:.3f}" for overlap in diff.selection.jaccard]
+        share = np.exp(TRACES[1].logits.astype(np.float64))
+        assert first.texts(0)[:1] + first.texts(0)[2:3] == (" yes", f"{share[3] / share.sum():.4f}")
+        await press(pilot, "l", "t")
+        assert screen(pilot).shown_layer == 0 and screen(pilot).query_one(TabbedContent).active == "tab-map"
+        steps = screen(pilot).views[1]._steps
+        assert (steps > 0).nonzero()[0].tolist() == [2, 5, 6, 8, 9]
+        await press(pilot, "L")
+        assert screen(pilot).shown_layer is None
+
+    drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES)]), scenario)
+
+
+@pytest.mark.parametrize("layer", [None, 0])
+def test_the_overlap_is_that_of_diff(layer: int | None) -> None:
+    """Of two links: by both, by either alone; at a layer, and at any."""
+    a, b = TRACES[:2]
+    for trace, other, index, other_index in ((a, b, 0, 1), (b, a, 1, 0)):
+        steps = overlap_marks([a, b], layer)[index]
+        if layer is None:
+            diff = diff_traces(trace, other).selection
+            both, here, elsewhere = diff.both, diff.only_a, diff.only_b
+        else:
+            x, y = trace.rows[layer, :8], other.rows[layer, :8]
+            both, here, elsewhere = x & y, x & ~y, y & ~x
+        assert (steps[:8] == BY_ALL).tolist() == both.tolist() and not steps[8:].any()
+        assert (steps[:8] == HERE).tolist() == here.tolist()
+        assert (steps[:8] == ELSEWHERE).tolist() == elsewhere.tolist()
+        assert (overlap_marks([a, b], layer)[other_index][:8] == HERE).tolist() == elsewhere.tolist()
+
+
+def test_overlap_by_key_with_counts_and_a_legend(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "m")
+        assert screen(pilot).mode == "overlap"
+        marks = overlap_marks(TRACES, None)
+        for view, mark in zip(screen(pilot).views, marks, strict=True):
+            assert (view._steps == mark).all() and isinstance(view.parent, Vertical)
+            assert view.parent.border_subtitle == overlap_counts(mark)
+        assert overlap_counts(marks[1]) == "0 by all, 3 here, 1 elsewhere"
+        assert "computed by all here, not by all elsewhere, not here" in screen_text(screen(pilot).pic)
+        await press(pilot, "l")
+        assert (screen(pilot).views[0]._steps == overlap_marks(TRACES, 0)[0]).all()
+        await press(pilot, "m")
+        assert screen(pilot).mode == "computed" and screen(pilot).views[0]._steps[8] == 9
+
+    drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES)]), scenario, (150, 40))
+
+
+def test_answers_part_where_they_do(store: Store) -> None:
+    said = GeneratedToken(4, " no", -1.5)
+    other = make_trace(generated=(TRACES[0].generated[0], said, GeneratedToken(1, "</s>", -0.02)))
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        answers, first = (screen(pilot).query_one(f"#{name}", RowTable) for name in ("answers", "first"))
+        assert [answers.texts(row) for row in range(3)] == [
+            ("", "0", " yes -0.5", " yes -0.5"), ("≠", "1", "</s> -0.01", " no -1.5"), ("≠", "2", "", "</s> -0.02")
+        ]  # fmt: skip
+        assert diff_traces(TRACES[0], other).common == 1
+        apart = {first.texts(row)[0]: first.texts(row)[3] for row in range(first.count)}
+        assert apart[" yes"] == f"{other.logits[3] - TRACES[0].logits[3]:+.2f}"
+        await press(pilot, "t", "t", "t", "t")
+        assert screen(pilot).query_one(TabbedContent).active == "tab-answers"
+
+    drive(make_app(store, [load(TRACES[0], "0.trace"), load(other, "1.trace")]), scenario)
+
+
+def test_other_prompts_are_refused(store: Store) -> None:
+    layout = TRACES[0].layout
+    other = make_trace(layout=Layout(layout.tokens[::-1].copy(), layout.starts))
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        assert isinstance(pilot.app.screen, HomeScreen)
+        assert any("different prompts" in notice.message for notice in pilot.app._notifications)
+        await press(pilot, "c")
+        assert isinstance(pilot.app.screen, HomeScreen)
+
+    drive(make_app(store, [load(TRACES[0], "a.trace"), load(other, "b.trace")]), scenario)
+
+
+@pytest.mark.parametrize(("width", "is_narrow"), [(60, True), (120, False)])
+def test_what_does_not_fit_side_by_side_stands_below(store: Store, width: int, is_narrow: bool) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        pickers = [picker.region for picker in screen(pilot).query(Picker)]
+        assert all(picker.right <= width and picker.width > 12 for picker in pickers)
+        assert screen(pilot).query_one("#legend").region.width > 40
+        tops = {view.region.y for view in screen(pilot).views}
+        assert (len(tops) == 2) == is_narrow
+
+    drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES[:2])]), scenario, (width, 40))
+
+
+def test_json_is_that_of_diff(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "e", "ctrl+u", *"out.json", "enter")
+
+    drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES)]), scenario)
+    exported = json.loads(Path("out.json").read_text())
+    assert [diff["b"] for diff in exported] == ["1.trace", "2.trace"]
+    assert exported[0]["tokens"] == {"both": [2], "only_a": [3], "only_b": [5, 6]}

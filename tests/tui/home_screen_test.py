@@ -1,0 +1,269 @@
+"""The first screen: objects and traces, by keys and by mouse, while the store changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input
+from traces import make_trace
+
+from pictool.store.store import Store
+from pictool.tui.app import PicApp
+from pictool.tui.compare_screen import CompareScreen
+from pictool.tui.dialogs import HelpScreen
+from pictool.tui.home_screen import HomeScreen
+from pictool.tui.link_screen import LinkScreen
+from pictool.tui.object_screen import ObjectScreen
+from pictool.tui.trace_screen import TraceScreen
+from pictool.tui.widgets.table import RowTable
+from tui.drive import drive, load, make_app, press, put_object, screen_text, settle
+
+
+@pytest.fixture
+def keys(store: Store) -> dict[str, str]:
+    return {name: put_object(store, f"{name} is here.", size) for name, size in (("apple", 5), ("pear", 9), ("fig", 7))}
+
+
+def home(app: PicApp) -> HomeScreen:
+    return app.home
+
+
+def is_home(app: PicApp) -> bool:
+    return isinstance(app.screen, HomeScreen)
+
+
+def shown_keys(app: PicApp) -> list[str]:
+    return [entry.key for entry in home(app).listed]
+
+
+def objects(app: PicApp) -> RowTable:
+    return app.home.query_one("#objects", RowTable)
+
+
+def test_the_list_says_what_the_files_say(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        assert shown_keys(app) == sorted(keys.values())
+        for index, key in enumerate(sorted(keys.values())):
+            stored = store.describe(key)
+            assert stored is not None and stored.meta is not None
+            row = ("", key[:12], str(stored.meta.num_tokens), stored.text, f"{stored.num_bytes:,d}", "0")
+            assert objects(app).texts(index)[:6] == row and objects(app).texts(index)[7:] == ("0", "")
+            assert re.fullmatch(r"\d+ (s|min)", objects(app).texts(index)[6])
+        assert "3 objects" in screen_text(app)
+
+    drive(make_app(store), scenario)
+
+
+def make_app_of(pilot: Pilot[None]) -> PicApp:
+    assert isinstance(pilot.app, PicApp)
+    return pilot.app
+
+
+def test_filter_sort_and_reverse(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "s")
+        assert home(app).sort == "tokens" and shown_keys(app) == [keys["apple"], keys["fig"], keys["pear"]]
+        await press(pilot, "S")
+        assert shown_keys(app) == [keys["pear"], keys["fig"], keys["apple"]]
+        await press(pilot, "slash", *"PEA", "enter")
+        assert shown_keys(app) == [keys["pear"]] and "1 of 3 objects" in screen_text(app)
+        await press(pilot, "slash", "escape")
+        assert len(shown_keys(app)) == 3 and app.screen is home(app)
+        await pilot.click("#objects", offset=(20, 0))  # the title "tokens"
+        await settle(pilot)
+        assert home(app).sort == "tokens" and not home(app).is_reversed
+
+    drive(make_app(store), scenario)
+
+
+def test_hits_and_last_use_are_seen_as_they_are_written_down(store: Store, keys: dict[str, str]) -> None:
+    now = time.time_ns()
+    for name, hits, seconds in (("apple", 3, 7200), ("pear", 1, 40 * 86_400), ("fig", 0, 600)):
+        for _ in range(hits):
+            store.open(keys[name]).close()
+        used = now - seconds * 10**9
+        os.utime(store.path(keys[name]), ns=(used, used))
+    store.counters.flush()
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "s", "s", "s", "S")
+        assert home(app).sort == "hits" and shown_keys(app) == [keys["apple"], keys["pear"], keys["fig"]]
+        use = [objects(app).texts(row)[5:7] for row in range(3)]
+        assert use == [("3", "2 h"), ("1", "40 d"), ("0", "10 min")]
+        await press(pilot, "s")
+        assert home(app).sort == "used" and shown_keys(app) == [keys["fig"], keys["apple"], keys["pear"]]
+        store.open(keys["pear"]).close()  # by another process, while the list is seen
+        store.counters.flush()
+        app.home.refresh_store()
+        await settle(pilot)
+        assert shown_keys(app)[0] == keys["pear"] and objects(app).texts(0)[5] == "2"
+        assert objects(app).texts(0)[6] in ("0 s", "1 s", "2 s")
+        (store.root / "hits.sqlite3").write_bytes(b"no database")
+        app.home.refresh_store()
+        await settle(pilot)
+        assert {objects(app).texts(row)[5] for row in range(3)} == {"?"}  # never a number that is none
+
+    drive(make_app(store), scenario)
+
+
+def test_an_object_opens_by_key_and_by_a_second_click(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "down", "enter")
+        assert isinstance(app.screen, ObjectScreen) and app.screen.key == sorted(keys.values())[1]
+        await press(pilot, "escape")
+        assert is_home(app)
+        await pilot.click("#objects", offset=(6, 3), times=2)
+        await settle(pilot)
+        assert isinstance(app.screen, ObjectScreen) and app.screen.key == sorted(keys.values())[2]
+
+    drive(make_app(store), scenario)
+
+
+def test_objects_that_come_and_go_are_seen(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "end")
+        at = home(app).listed[objects(app).cursor].key
+        store.path(sorted(keys.values())[0]).unlink()
+        new = put_object(store, "quince came later.", 4)
+        app.home.refresh_store()
+        await settle(pilot)
+        assert set(shown_keys(app)) == {new, *sorted(keys.values())[1:]}
+        assert home(app).listed[objects(app).cursor].key == at  # the cursor stays on its object
+
+    drive(make_app(store), scenario)
+
+
+def test_an_object_that_is_gone_or_damaged_is_said_and_not_shown(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        first, second = sorted(keys.values())[:2]
+        store.path(first).unlink()
+        data = bytearray(store.path(second).read_bytes())
+        data[40] ^= 1
+        store.path(second).write_bytes(data)  # in place: nothing tells, until it is opened
+        await press(pilot, "enter")
+        assert app.screen is home(app) and any("no such object" in notice.message for notice in app._notifications)
+        assert first not in shown_keys(app)
+        await press(pilot, "enter")
+        assert app.screen is home(app) and any("damaged" in notice.message for notice in app._notifications)
+
+    drive(make_app(store), scenario)
+
+
+def test_damaged_objects_are_listed_as_such(store: Store, keys: dict[str, str]) -> None:
+    store.path(keys["fig"]).write_bytes(b"nonsense of some length")
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        row = next(i for i, entry in enumerate(home(make_app_of(pilot)).listed) if entry.key == keys["fig"])
+        assert objects(make_app_of(pilot)).texts(row)[3].startswith("DAMAGED: ")
+        await press(pilot, *"ssssssss")  # every order copes with it
+
+    drive(make_app(store), scenario)
+
+
+def test_traces_open_are_marked_and_compared(store: Store, keys: dict[str, str]) -> None:
+    traces = [load(make_trace(rows), f"{i}.trace") for i, rows in enumerate([((2,), (), ()), ((3,), (), ())])]
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        assert isinstance(app.screen, CompareScreen)  # two traces are compared
+        await press(pilot, "escape")
+        app.home.query_one("#traces").focus()
+        await press(pilot, "space", "space", "c")
+        assert isinstance(app.screen, CompareScreen)
+        await press(pilot, "escape", "enter")
+        assert isinstance(app.screen, TraceScreen) and app.screen.loaded.name == "1.trace"
+
+    drive(make_app(store, traces), scenario)
+
+
+def test_links_count_the_traces_that_have_an_object(store: Store) -> None:
+    key = put_object(store, "linked", 3)
+    trace = make_trace()
+    trace = make_trace(chunks=(trace.chunks[0].__class__("a.txt", key, 0), trace.chunks[1]))
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "escape")
+        assert objects(make_app_of(pilot)).texts(0)[-1] == "1"
+
+    drive(make_app(store, [load(trace)]), scenario)
+
+
+def test_a_trace_opens_by_its_path_and_a_corrupt_one_does_not(store: Store) -> None:
+    load(make_trace(), "good.trace")
+    data = bytearray(Path("good.trace").read_bytes())
+    data[-3] ^= 1
+    Path("bad.trace").write_bytes(data)
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "o", *"bad.trace", "enter")
+        assert app.screen is home(app) and not app.traces
+        assert any("bad.trace: does not match its checksum" in notice.message for notice in app._notifications)
+        await press(pilot, "o", *"good.trace", "enter")
+        assert isinstance(app.screen, TraceScreen) and len(app.traces) == 1
+
+    drive(make_app(store), scenario)
+
+
+def test_marked_objects_go_into_the_link_form(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "space", "space", "l")
+        assert isinstance(app.screen, LinkScreen)
+        assert app.screen.query_one("#documents", Input).value == " ".join(sorted(keys.values())[:2])
+
+    drive(make_app(store), scenario)
+
+
+def test_help_palette_and_leaving(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "question_mark")
+        assert isinstance(app.screen, HelpScreen) and "filter" in screen_text(app)
+        await press(pilot, "escape")
+        titles = {command.title for command in app.get_system_commands(app.screen)}
+        assert {"filter", "sort", "link", "compare", "open a trace", "export", "help"} <= titles
+        await press(pilot, "ctrl+p", *"open a trace")
+        await pilot.pause(1)
+        await press(pilot, "enter")
+        await pilot.pause(0.5)
+        assert app.screen.__class__.__name__ == "PathDialog"
+        await press(pilot, "escape", "escape")
+        assert is_home(app)  # escape does not leave the app
+        await pilot.press("q")
+        await pilot.pause()
+        assert not app.is_running or app._exit
+
+    drive(make_app(store), scenario)
+
+
+def test_the_listing_as_json(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "e", "ctrl+u", *"out.json", "enter")
+
+    drive(make_app(store), scenario)
+    rows = json.loads(Path("out.json").read_text())
+    assert {row["key"]: row["tokens"] for row in rows} == {keys["apple"]: 5, keys["pear"]: 9, keys["fig"]: 7}
+
+
+def test_a_thread_that_asks_while_the_program_ends(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        screen = home(make_app_of(pilot))
+        assert screen.visible_keys() == sorted(keys.values())
+        await screen.query("#objects").remove()
+        assert screen.visible_keys() == []
+        screen.show_objects()
+
+    drive(make_app(store), scenario)

@@ -1,0 +1,154 @@
+"""The link form: what it asks for, progress, the answer as it streams, cancelling, and the trace that opens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from textual.pilot import Pilot
+from textual.widgets import Button, Input, ProgressBar, Select
+from traces import make_trace
+
+from pictool.errors import InputError
+from pictool.store.store import Store
+from pictool.tui.compare_screen import CompareScreen
+from pictool.tui.home_screen import HomeScreen
+from pictool.tui.link_screen import LinkScreen
+from pictool.tui.services import LinkForm, Listener
+from pictool.tui.trace_screen import TraceScreen
+from tui.drive import FakeJob, drive, make_app, press, screen_text, settle
+
+SIZE = (90, 44)
+
+
+def screen(pilot: Pilot[None]) -> LinkScreen:
+    assert isinstance(pilot.app.screen, LinkScreen)
+    return pilot.app.screen
+
+
+def fill(pilot: Pilot[None], **values: str) -> None:
+    for name, value in values.items():
+        screen(pilot).query_one(f"#{name}", Input).value = value
+
+
+def note(pilot: Pilot[None]) -> str:
+    return str(screen(pilot).query_one("#note").render())
+
+
+def test_a_link_streams_writes_its_trace_and_opens_it(store: Store) -> None:
+    job = FakeJob(make_trace(), waits=True)
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "l")
+        assert screen(pilot).query_one("#params", Input).value == "k=16"
+        screen(pilot).query_one("#algo", Select).value = "cacheblend"
+        await settle(pilot)
+        assert screen(pilot).query_one("#params", Input).value == "ratio=0.15 on=v"
+        fill(pilot, documents="a.txt 'b c.txt'", query="Does it?", max="7")
+        await pilot.click("#start")
+        await pilot.pause(0.3)
+        assert screen(pilot).query_one("#progress").display and screen(pilot).query_one("#start", Button).disabled
+        assert "compiled a.txt (3 tokens)" in note(pilot) and "yes, it does" in screen_text(screen(pilot).pic)
+        job._go.set()
+        await settle(pilot)
+        await settle(pilot)
+        assert isinstance(pilot.app.screen, TraceScreen) and pilot.app.screen.loaded.name == "link-1.trace"
+        await press(pilot, "escape")
+        assert screen(pilot).query_one("#trace", Input).value == "link-2.trace"
+
+    drive(make_app(store, job=job), scenario, SIZE)
+    expected = LinkForm(
+        ("a.txt", "b c.txt"), "Does it?", "cacheblend", ("ratio=0.15", "on=v"), "link-1.trace", 7, None
+    )  # fmt: skip
+    assert job.requests == [expected]
+
+
+def test_several_policies_are_linked_one_after_the_other_and_compared(store: Store) -> None:
+    job = FakeJob(make_trace())
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "l")
+        fill(pilot, documents="a.txt", query="Does it?", others="none; cacheblend")
+        await press(pilot, "ctrl+s")
+        assert "no policy 'none': must be one of legolink, cacheblend" in note(pilot) and not job.requests
+        fill(pilot, others="cacheblend ratio=0.5; legolink k=1 ;")
+        await press(pilot, "ctrl+s")
+        await settle(pilot)
+        assert isinstance(pilot.app.screen, CompareScreen)
+        assert [loaded.name for loaded in pilot.app.screen.loaded] == [
+            "link-1.trace",
+            "link-1-2.trace",
+            "link-1-3.trace",
+        ]
+        await press(pilot, "escape")
+        assert screen(pilot)._answer == "legolink:  yes, it does\ncacheblend:  yes, it does\nlegolink:  yes, it does"
+        assert "wrote link-1.trace, link-1-2.trace, link-1-3.trace" in note(pilot)
+
+    drive(make_app(store, job=job), scenario, SIZE)
+    forms = [(form.algo, form.fields, form.trace) for form in job.requests]
+    assert forms == [
+        ("legolink", ("k=16",), "link-1.trace"), ("cacheblend", ("ratio=0.5",), "link-1-2.trace"),
+        ("legolink", ("k=1",), "link-1-3.trace"),
+    ]  # fmt: skip
+
+
+def test_what_was_linked_before_a_cancel_is_kept(store: Store) -> None:
+    class Second(FakeJob):
+        """Waits from the second request on."""
+
+        def link(self, form: LinkForm, listener: Listener) -> Path:
+            self.waits = bool(self.requests)
+            return super().link(form, listener)
+
+    job = Second(make_trace())
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "l")
+        fill(pilot, documents="a.txt", query="Does it?", others="cacheblend; cacheblend")
+        await pilot.press("ctrl+s")
+        await pilot.pause(0.3)
+        bar = screen(pilot).query_one(ProgressBar)
+        assert (bar.progress, bar.total) == (1, 3)
+        await press(pilot, "ctrl+g")
+        assert "cancelled; wrote link-1.trace" in note(pilot) and len(job.requests) == 2
+        assert [path.name for path in Path.cwd().glob("*.trace")] == ["link-1.trace"]
+
+    drive(make_app(store, job=job), scenario, SIZE)
+
+
+def test_a_link_is_cancelled(store: Store) -> None:
+    job = FakeJob(make_trace(), waits=True)
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "l")
+        fill(pilot, documents="a.txt", query="Does it?")
+        await pilot.press("ctrl+s")
+        await pilot.pause(0.2)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert screen(pilot).is_linking  # leaving is refused while it runs
+        await press(pilot, "ctrl+g")
+        assert not screen(pilot).is_linking and "cancelled; no trace was written" in note(pilot)
+        assert not list(Path.cwd().glob("*.trace"))
+        await press(pilot, "escape")
+        assert isinstance(pilot.app.screen, HomeScreen)
+
+    drive(make_app(store, job=job), scenario, SIZE)
+
+
+def test_what_goes_wrong_is_said_and_the_form_stays(store: Store) -> None:
+    job = FakeJob(InputError("a.txt: no such file"))
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "l", "ctrl+s")
+        assert "a query and a trace to write are needed" in note(pilot)
+        fill(pilot, documents="'a.txt", query="Does it?")
+        await press(pilot, "ctrl+s")
+        assert "No closing quotation" in note(pilot)
+        fill(pilot, documents="a.txt", max="none")
+        await press(pilot, "ctrl+s")
+        assert "must be a number from 1" in note(pilot) and not job.requests
+        fill(pilot, max="3")
+        await press(pilot, "ctrl+s")
+        assert "a.txt: no such file" in note(pilot) and not screen(pilot).is_linking
+
+    drive(make_app(store, job=job), scenario, SIZE)
