@@ -108,7 +108,7 @@ def subject(common: BenchOptions, shape: str, algos: Sequence[str], seed: int) -
     """
     check_options(common)
     root = open_store(common.store).root
-    from pictool.bench.workload import needs_speculative, with_speculative
+    from pictool.bench.prompts import needs_speculative, with_speculative
     from pictool.controller.calibration import nearest_directory
     from pictool.linker.grid import parse_repeatable
 

@@ -20,9 +20,9 @@ from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.bench.asynchronous import AsyncResult
-    from pictool.bench.storage_round import ObjectSize
-    from pictool.bench.traffic import Plan, Traffic
-    from pictool.bench.user_sets import UserSet, Wanted
+    from pictool.bench.storage import ObjectSize
+    from pictool.bench.traffic import Traffic, Workload
+    from pictool.bench.users import UserCounts, UserSet
     from pictool.eval.datasets.base import Dataset
 
 DEFAULT_SHAPE = "qwen2.5-0.5b"
@@ -72,22 +72,22 @@ def run_async(common: BenchOptions, options: AsyncOptions) -> None:
     if dataset is not None and common.shape is None and common.model is None:
         common = replace(common, model=setting("model", None, "PIC_MODEL") or "embedded")  # one that can answer
     with subject(common, DEFAULT_SHAPE, ASYNC_ALGOS, options.seed) as one:
-        from pictool.bench.asynchronous import measure_async
-        from pictool.bench.traffic import make_plan
-        from pictool.bench.workload import require_disk
+        from pictool.bench.asynchronous import bench_async
+        from pictool.bench.prompts import require_disk
+        from pictool.bench.traffic import make_workload
 
-        plan = make_plan(one.policies, _sets(one, options, wanted, dataset), traffic)
-        require_disk(one.directory, plan.object_bytes)
+        workload = make_workload(one.policies, _sets(one, options, wanted, dataset), traffic)
+        require_disk(one.directory, workload.object_bytes)
         store = Store(one.directory / "objects")
-        with progress("compiling", plan.num_objects) as step:
-            plan.compile(one.model, store, step)
-        note(f"{plan.executions} requests are executed, besides one of each policy to warm up")
-        with progress("serving", plan.executions) as step:
-            result = measure_async(one.model, store, plan, step)
-        found = report("async", one.model, options, _async_results(plan, result))
-    publish(common, found, lambda: print_async(plan, result, found))
+        with progress("compiling", workload.num_objects) as step:
+            workload.compile(one.model, store, step)
+        note(f"{workload.num_executions} requests are executed, besides one of each policy to warm up")
+        with progress("serving", workload.num_executions) as step:
+            result = bench_async(one.model, store, workload, step)
+        found = report("async", one.model, options, _async_results(workload, result))
+    publish(common, found, lambda: print_async(workload, result, found))
     if common.plot:
-        from pictool.bench.load_plot import plot_load
+        from pictool.bench.plot import plot_load
 
         prompts = dataset.name if dataset else f"{options.chunks} × {options.chunk_tokens} tokens"
         plot_load(result.points, f"{model_line(found)}; {prompts}, one request at a time", common.plot)
@@ -154,47 +154,48 @@ def _traffic(options: AsyncOptions) -> Traffic:
     )  # fmt: skip
 
 
-def _wanted(options: AsyncOptions) -> Wanted:
-    from pictool.bench.user_sets import Wanted
+def _wanted(options: AsyncOptions) -> UserCounts:
+    from pictool.bench.users import UserCounts
 
     counts = () if options.users is None else numbers("--users", options.users, int)
-    return Wanted(counts, () if options.ccr is None else numbers("--ccr", options.ccr), options.memory)
+    return UserCounts(counts, () if options.ccr is None else numbers("--ccr", options.ccr), options.memory)
 
 
-def _sets(one: Subject, options: AsyncOptions, wanted: Wanted, dataset: Dataset | None) -> list[UserSet]:
-    from pictool.bench.user_sets import dataset_sets, random_sets
-    from pictool.bench.users import RandomWorkload, dataset_users
-    from pictool.eval.units import Settings
+def _sets(one: Subject, options: AsyncOptions, wanted: UserCounts, dataset: Dataset | None) -> list[UserSet]:
+    from pictool.bench.users import RandomUsers, dataset_user_sets, dataset_users, random_user_sets
+    from pictool.eval.cases import SpecOptions
 
     if dataset is None:
-        workload = RandomWorkload(**{field.name: getattr(options, field.name) for field in fields(RandomWorkload)})
-        return random_sets(one.model, workload, wanted, options.seed, one.directory)
-    settings = Settings(chunk_tokens=options.chunk_tokens, max_new_tokens=options.new_tokens)
+        workload = RandomUsers(**{field.name: getattr(options, field.name) for field in fields(RandomUsers)})
+        return random_user_sets(one.model, workload, wanted, options.seed, one.directory)
+    settings = SpecOptions(chunk_tokens=options.chunk_tokens, max_new_tokens=options.new_tokens)
     users, left_out = dataset_users(one.model, dataset, settings, options.skip_long)
     if left_out:
         note(f"{left_out} cases do not fit {one.model.name}, and are left out")
-    return dataset_sets(one.model, users, wanted, dataset.name)
+    return dataset_user_sets(one.model, users, wanted, dataset.name)
 
 
-def _async_results(plan: Plan, result: AsyncResult) -> dict[str, Any]:
+def _async_results(workload: Workload, result: AsyncResult) -> dict[str, Any]:
     return {
-        "policies": {one.label: {"algo": one.policy.name, "params": one.policy.params} for one in plan.executed},
+        "policies": {
+            one.label: {"algo": one.policy.name, "params": one.policy.params} for one in workload.executed_policies
+        },
         "serving": "one request at a time, first come, first served, no continuous batching; virtual clock",
         "points": [point.report() for point in result.points],
-        "user_sets": [one.report() for one in result.measured],
+        "user_sets": [one.report() for one in result.user_sets],
     }
 
 
 def run_storage(common: BenchOptions, options: StorageOptions) -> None:
     check_options(common)
     sizes = storage_sizes(common, options)
-    from pictool.bench.storage import measure_storage
+    from pictool.bench.storage import bench_storage
     from pictool.controller.calibration import nearest_directory
     from pictool.runtime.machine import machine
 
     where = nearest_directory(open_store(common.store).root)
     with progress("measuring", len(sizes) * options.repeats) as step:
-        results = measure_storage(sizes, where, options.repeats, options.seed, step)
+        results = bench_storage(sizes, where, options.repeats, options.seed, step)
     found = {
         "bench": "storage",
         "command": shlex.join(["pic", *sys.argv[1:]]),
@@ -211,7 +212,7 @@ def storage_sizes(common: BenchOptions, options: StorageOptions) -> list[ObjectS
     Raises:
         PicError: options that make no sense, or name no model.
     """
-    from pictool.bench.storage_round import ObjectSize, size_of_mb
+    from pictool.bench.storage import ObjectSize, size_of_mb
 
     if options.mb is not None and options.tokens is not None:
         raise UsageError("--mb: chooses the number of tokens; leave it or --tokens out")
@@ -226,7 +227,7 @@ def storage_sizes(common: BenchOptions, options: StorageOptions) -> list[ObjectS
 def storage_geometry(common: BenchOptions, options: StorageOptions) -> tuple[Geometry, str]:
     """Layers, KV heads and dimensions as given, of a shape or of a model; those of Llama-3.1-8B if none is named."""
     from pictool.bench.shapes import shape_of
-    from pictool.bench.storage_round import LLAMA_8B
+    from pictool.bench.storage import LLAMA_8B
 
     if options.geometry is not None and (common.shape is not None or common.model is not None):
         raise UsageError("--geometry: is that of --shape or -m, if they are given; leave it or them out")

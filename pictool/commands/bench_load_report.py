@@ -9,47 +9,47 @@ from typing import TYPE_CHECKING, Any
 from pictool.commands.bench_report import head_line, number, print_table, threads_of
 
 if TYPE_CHECKING:
-    from pictool.bench.asynchronous import AsyncResult, Measured, Point
+    from pictool.bench.asynchronous import AsyncResult, LoadPoint, UserSetResult
     from pictool.bench.storage import StorageResult
-    from pictool.bench.traffic import Plan
+    from pictool.bench.traffic import Workload
 
 _OPERATIONS = {"write": "write", "read_cold": "read, cold", "read_warm": "read, warm", "verify": "verify"}
 _OWN = {"disk_write": "disk's write", "disk_cold": "disk's read", "copy": "memory's copy", "checksum": "BLAKE3"}
 
 
-def print_async(plan: Plan, result: AsyncResult, found: dict[str, Any]) -> None:
+def print_async(workload: Workload, result: AsyncResult, found: dict[str, Any]) -> None:
     print(head_line(found))
-    for one in result.measured:
-        points = [point for point in result.points if point.users == len(one.users.users)]
+    for one in result.user_sets:
+        points = [point for point in result.points if point.users == len(one.user_set.users)]
         print(_set_line(one))
         columns = ["alone", "requests", "TTFT ms", "to last token ms", "tokens", "requests/s at most", "score"]
-        print_table(columns, [_alone_row(label, one) for label in one.samples[0].by_label])
+        print_table(columns, [_alone_row(label, one) for label in one.executions[0].by_label])
         columns = ["policy", "requests/s", "TTFT ms", "±", "p50", "p99", "waiting", "latency", "busy", "served/s", "±"]
         has_goodput = one.gamma is not None
         columns += ["good/s", "±"] if has_goodput else []
         print_table(columns, [_point_row(point, has_goodput) for point in points])
     print("One request at a time, first come, first served: the engine has no continuous batching. Requests alone are")
     print("measured, as medians above; the queue runs on a virtual clock. TTFT and latency include waiting.")
-    print(f"Means of {len(result.points[0].runs)} runs, ±: their standard deviation. {_source(plan)}")
+    print(f"Means of {len(result.points[0].runs)} runs, ±: their standard deviation. {_source(workload)}")
 
 
-def _set_line(one: Measured) -> str:
-    count = len(one.users.users)
-    ratio = "" if one.users.ccr is None else f", context cache ratio {one.users.ccr:.3g}"
-    goodput = f"no goodput: {one.why}" if one.gamma is None else f"good answers score {one.gamma:.3f} or more"
-    return f"{count} user{'s' * (count > 1)}: objects of {one.users.num_bytes / 1e6:,.1f} MB{ratio}; {goodput}"
+def _set_line(one: UserSetResult) -> str:
+    count = len(one.user_set.users)
+    ratio = "" if one.user_set.ccr is None else f", context cache ratio {one.user_set.ccr:.3g}"
+    goodput = f"no goodput: {one.no_goodput}" if one.gamma is None else f"good answers score {one.gamma:.3f} or more"
+    return f"{count} user{'s' * (count > 1)}: objects of {one.user_set.num_bytes / 1e6:,.1f} MB{ratio}; {goodput}"
 
 
-def _source(plan: Plan) -> str:
-    if plan.is_scored:
+def _source(workload: Workload) -> str:
+    if workload.is_scored:
         return "Every question is executed once per policy."
-    if any(plan.draws(number) for number in range(len(plan.sets))):
-        return f"{plan.measured} requests are executed per policy and user set; the others draw from these."
+    if any(workload.is_sampled(number) for number in range(len(workload.user_sets))):
+        return f"{workload.measured} requests are executed per policy and user set; the others draw from these."
     return "Every request is executed."
 
 
-def _alone_row(label: str, one: Measured) -> list[str]:
-    done = [sample.by_label[label] for sample in one.samples]
+def _alone_row(label: str, one: UserSetResult) -> list[str]:
+    done = [execution.by_label[label] for execution in one.executions]
     scores = [each.score for each in done if each.score is not None]
     return [
         label, str(len(done)), number(statistics.median(each.ttft_s for each in done), 1e3),
@@ -60,7 +60,7 @@ def _alone_row(label: str, one: Measured) -> list[str]:
     ]  # fmt: skip
 
 
-def _point_row(point: Point, has_goodput: bool) -> list[str]:
+def _point_row(point: LoadPoint, has_goodput: bool) -> list[str]:
     def both(name: str, scale: float = 1.0, digits: int = 2) -> list[str]:
         values = (point.mean(name), point.deviation(name))
         return ["-" if value is None else f"{value * scale:,.{digits}f}" for value in values]

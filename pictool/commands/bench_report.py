@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pictool.bench.breakdown import BreakdownResult, Broken
+    from pictool.bench.breakdown import BreakdownResult, PolicyBreakdown
     from pictool.bench.context import ContextResult, Curve
-    from pictool.bench.floor import Rates
-    from pictool.bench.rounds import Spread
-    from pictool.bench.sync import Measured, SyncResult
+    from pictool.bench.repeats import MedianRange
+    from pictool.bench.roofline import Rates
+    from pictool.bench.sync import MethodResult, SyncResult
 
 _WIDTH = 200  # a narrow terminal wraps lines rather than losing columns
 
@@ -26,7 +26,7 @@ def print_sync(result: SyncResult, found: dict[str, Any]) -> None:
     print(floor_line(result.rates))
 
 
-def _sync_row(one: Measured) -> list[str]:
+def _sync_row(one: MethodResult) -> list[str]:
     median = one.median
     return [
         one.label, f"{one.samples[0].rows:.0f}", spread(one.ttft),
@@ -72,7 +72,7 @@ def print_breakdown(result: BreakdownResult, found: dict[str, Any]) -> None:
     print("Layers are timed each for itself, with its check; checks: comparing and narrowing, of all layers together.")
 
 
-def _breakdown_row(one: Broken) -> list[str]:
+def _breakdown_row(one: PolicyBreakdown) -> list[str]:
     parts = one.parts
     layers = [layer + check for layer, check in zip(parts.layers, parts.checks, strict=True)]
     seconds = [parts.load, parts.scoring, parts.select, sum(layers[:1]), sum(layers[1:2]), sum(layers[2:]),
@@ -98,7 +98,7 @@ def floor_line(rates: Rates) -> str:
     )
 
 
-def spread(one: Spread) -> str:
+def spread(one: MedianRange) -> str:
     """412.0 (405.1–431.2), in milliseconds."""
     return f"{one.median * 1e3:,.1f} ({one.low * 1e3:,.1f}–{one.high * 1e3:,.1f})"
 

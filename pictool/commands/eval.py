@@ -16,8 +16,8 @@ from pictool.commands.outputs import output_path
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
+    from pictool.eval.cases import SpecOptions
     from pictool.eval.datasets.base import Dataset
-    from pictool.eval.units import Settings
     from pictool.runtime.model import Model
 
 PICTURES = (".svg", ".png")
@@ -48,24 +48,24 @@ def run_eval(
     options: EvalOptions, *, model: str | None, store: str | None, remote: str | None, device: str | None,
     dtype: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    from pictool.eval.contenders import DEFAULT_SPECS, parse_contenders
+    from pictool.eval.algorithms import DEFAULT_ALGORITHMS, parse_algorithms
     from pictool.eval.datasets import open_dataset
-    from pictool.eval.evaluate import Run, default_jobs, evaluate
+    from pictool.eval.evaluate import RunOptions, default_jobs, evaluate
     from pictool.eval.summary import require_metric, summarise
 
     require_metric(options.metric)
-    contenders = parse_contenders(options.algo or DEFAULT_SPECS)
+    algorithms = parse_algorithms(options.algo or DEFAULT_ALGORITHMS)
     dataset = open_dataset(options.dataset, parse_fields(options.params))
     check_outputs(options, dataset)
     settings, to = make_settings(options), open_store(store, remote)
     opened = open_model(model, device, dtype)
-    run = Run(
+    run = RunOptions(
         output=None if options.output is None else Path(options.output),
         limit=options.limit, jobs=default_jobs(opened) if options.jobs is None else options.jobs,
         skip_long=options.skip_long, force=options.force,
     )  # fmt: skip
     with answers_bar(title(dataset, opened)) as bar:
-        done = evaluate(opened, to, dataset, contenders, settings, run, on_progress=bar, on_note=note)
+        done = evaluate(opened, to, dataset, algorithms, settings, run, on_progress=bar, on_note=note)
     summary = summarise(done, options.metric)
     if done.skipped:
         note(left_out(done.skipped, opened))
@@ -95,12 +95,12 @@ def check_outputs(options: EvalOptions, dataset: Dataset) -> None:
         output_path("--plot", str(Path(options.plot).with_suffix(suffix)), inputs)
 
 
-def make_settings(options: EvalOptions) -> Settings:
+def make_settings(options: EvalOptions) -> SpecOptions:
     from pictool.compiler.compile import CODEC
-    from pictool.eval.units import Settings
+    from pictool.eval.cases import SpecOptions
 
     head, template = options.head, options.query_template
-    return Settings(
+    return SpecOptions(
         chunk_tokens=options.chunk_tokens,
         head=None if head is None else require_text("the head", head),
         query_template=None if template is None else require_text("the query template", template),
