@@ -35,7 +35,7 @@ def shard(directory: Path) -> None:
     tensors = load_file(directory / "model.safetensors")
     names = sorted(tensors)
     (directory / "model.safetensors").unlink()
-    listed = {}
+    listed: dict[str, str] = {}
     for number, part in enumerate((names[::2], names[1::2])):
         file = f"model-{number}.safetensors"
         save_file({name: tensors[name] for name in part}, directory / file, {"format": "pt"})
