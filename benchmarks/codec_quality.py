@@ -20,17 +20,17 @@ from statistics import fmean
 from typing import Any
 
 from pictool import Store, load_model
-from pictool.eval.contenders import FULL, parse_contenders
+from pictool.eval.algorithms import FULL, parse_algorithms
+from pictool.eval.cases import SpecOptions
 from pictool.eval.datasets import open_dataset
-from pictool.eval.evaluate import Evaluation, Run, evaluate
-from pictool.eval.row import Row
+from pictool.eval.evaluate import Evaluation, RunOptions, evaluate
+from pictool.eval.results import CaseResult
 from pictool.eval.statistics import clustered_mean
-from pictool.eval.units import Settings
 from pictool.runtime.machine import machine
 
 CODECS = ("none", "zstd", "int8", "fp8", "int4")
 SPECS = ("naive", "legolink-0", "legolink-16", "cacheblend-15", "speccache-15", "fixup-10")
-Rows = dict[str, list[Row]]  # by label, in the order of the dataset
+Rows = dict[str, list[CaseResult]]  # by label, in the order of the dataset
 
 
 def rows_of(done: Evaluation) -> Rows:
@@ -40,7 +40,7 @@ def rows_of(done: Evaluation) -> Rows:
     return found
 
 
-def compared(rows: Sequence[Row], plain: Sequence[Row], groups: Sequence[int]) -> dict[str, Any]:
+def compared(rows: Sequence[CaseResult], plain: Sequence[CaseResult], groups: Sequence[int]) -> dict[str, Any]:
     """One policy's answers over coded objects, question by question beside those over plain ones."""
     assert [row.id for row in rows] == [row.id for row in plain]
     pairs = list(zip(rows, plain, strict=True))
@@ -56,11 +56,11 @@ def compared(rows: Sequence[Row], plain: Sequence[Row], groups: Sequence[int]) -
     }  # fmt: skip
 
 
-def score(row: Row) -> float:
+def score(row: CaseResult) -> float:
     return row.scores[row.metric]
 
 
-def raw(rows: Sequence[Row]) -> dict[str, Any]:
+def raw(rows: Sequence[CaseResult]) -> dict[str, Any]:
     return {
         "score": "".join(str(int(score(row))) for row in rows),
         "kl": [float(f"{row.kl:.3g}") for row in rows if row.kl is not None],
@@ -68,16 +68,16 @@ def raw(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def measure(prompts: int, chunks: int, dtype: str, jobs: int, work: Path) -> dict[str, Any]:
-    model, contenders = load_model("embedded", "cpu", dtype), parse_contenders(SPECS)
+    model, algorithms = load_model("embedded", "cpu", dtype), parse_algorithms(SPECS)
     dataset = open_dataset("world", {"prompts": str(prompts), "chunks": str(chunks)})
     by_codec: dict[str, Evaluation] = {}
     for codec in CODECS:
-        run = Run(output=work / f"codec_quality-{dtype}-{codec}.jsonl", jobs=jobs)
-        by_codec[codec] = evaluate(model, Store(work), dataset, contenders, Settings(codec=codec), run)
+        run = RunOptions(output=work / f"codec_quality-{dtype}-{codec}.jsonl", jobs=jobs)
+        by_codec[codec] = evaluate(model, Store(work), dataset, algorithms, SpecOptions(codec=codec), run)
         print(f"{codec}: {len(by_codec[codec].rows)} answers", flush=True)
     plain, rows = by_codec["none"], {codec: rows_of(done) for codec, done in by_codec.items()}
     groups = [number for number, unit in enumerate(plain.units) for _ in unit]
-    labels = [one.label for one in contenders if one != FULL]
+    labels = [one.label for one in algorithms if one != FULL]
     return {
         "machine": machine(), "model": plain.header.model, "dataset": plain.header.dataset, "questions": len(groups),
         "full": asdict(clustered_mean([score(row) for row in rows["none"][FULL.label]], groups)),

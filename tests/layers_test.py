@@ -105,7 +105,7 @@ def test_arrows_go_down_only(module: str) -> None:
         ("engines", "from vllm.v1 import x", False),
         ("engines.vllm", "from vllm.v1 import x", True),
         ("engines.vllm", "from pictool.linker.link import link", True),
-        ("engines.vllm", "from pictool.eval.case import Case", False),
+        ("engines.vllm", "from pictool.eval.datasets.base import Case", False),
         ("engines", "from pictool.commands.app import app", False),
         ("commands", "from pictool.engines.torch import answer", True),
         ("linker", "from .. import engines", False),

@@ -1,1 +1,1 @@
-"""Speed, measured so that others can repeat it: one request after another, many at once, long contexts, storage."""
+"""Speed, measured so that others can repeat it: single requests, many users, long contexts, storage."""

@@ -10,23 +10,24 @@ The context cache ratio (CCR) is EPIC's: bytes of the users' objects by the memo
 the store as everywhere in pictool, and take no memory from computing as they do in EPIC.
 
 Goodput is SpecCache's (eq. 8): answers of a score of at least γ, a share of the mean score of `full` over the same
-questions, by the simulated duration H, which ends when the last request is served.
+questions, by the simulated duration H, which ends when the last request is done.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pictool.bench.arrivals import serve
-from pictool.bench.service import ByLabel, Drawn, EveryQuestion, EveryRequest, Runner, Sample, Service
-from pictool.bench.traffic import REFERENCE, Plan, Stream
-from pictool.bench.user_sets import UserSet
-from pictool.bench.users import Executed
+from pictool.bench.queueing import serve_in_order
+from pictool.bench.repeats import rotated
+from pictool.bench.traffic import REFERENCE, Request, Stream, Workload
+from pictool.bench.users import ExecutedRequest, User, UserSet, execute
+from pictool.linker.grid import Labelled
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -35,11 +36,15 @@ if TYPE_CHECKING:
 NO_SCORES = "random prompts have no right answers; name a --dataset"
 NO_GOOD = "full answers no question right, so any answer would do"
 _ROUNDING = 1e-9
+ByLabel = Mapping[str, ExecutedRequest]
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One run: seconds of the virtual clock, and requests per second. Without scores there is no goodput."""
+    """One run: seconds of the virtual clock, and requests per second. Without scores there is no goodput.
+
+    Fields are the keys of the JSON.
+    """
 
     requests: int
     duration_s: float
@@ -54,7 +59,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Point:
+class LoadPoint:
     """All runs of one policy (its `label` in tables, its name), user set and rate."""
 
     label: str
@@ -84,68 +89,162 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was executed for one user set. `gamma` is the score of a good answer, None if there is none; then `why`."""
+class Execution:
+    """A question that was executed under every policy; `user` and `question` are indices."""
 
-    users: UserSet
-    samples: tuple[Sample, ...]
+    user: int
+    question: int
+    by_label: ByLabel
+
+
+@dataclass(frozen=True)
+class UserSetResult:
+    """What was executed for one user set. `gamma`: the score of a good answer; None if there is none, and then why."""
+
+    user_set: UserSet
+    executions: tuple[Execution, ...]
     gamma: float | None
-    why: str | None
+    no_goodput: str | None
 
     def report(self) -> dict[str, Any]:
+        users = self.user_set.users
         return {
-            "users": len(self.users.users), "bytes": self.users.num_bytes, "ccr": self.users.ccr,
-            "gamma": self.gamma, "no_goodput": self.why,
+            "users": len(users), "bytes": self.user_set.num_bytes, "ccr": self.user_set.ccr,
+            "gamma": self.gamma, "no_goodput": self.no_goodput,
             "executed": [
-                {"user": one.user, "question": self.users.users[one.user].questions[one.question].id,
-                 "label": label, **vars(done)}
-                for one in self.samples for label, done in one.by_label.items()
+                {"user": execution.user, "question": users[execution.user].questions[execution.question].id,
+                 "label": label, **vars(executed)}
+                for execution in self.executions for label, executed in execution.by_label.items()
             ],
         }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class AsyncResult:
-    """Points by user set, rate and policy; and what they stand on."""
+    """Points by user set, rate and policy; and the executions from which they were computed."""
 
-    points: tuple[Point, ...]
-    measured: tuple[Measured, ...]
+    points: tuple[LoadPoint, ...]
+    user_sets: tuple[UserSetResult, ...]
 
 
-def measure_async(model: Model, store: Store, plan: Plan, on_step: Callable[[], None] = lambda: None) -> AsyncResult:
-    """Compile what is not compiled yet, execute requests, and let them queue.
+def bench_async(
+    model: Model, store: Store, workload: Workload, on_step: Callable[[], None] = lambda: None
+) -> AsyncResult:  # fmt: skip
+    """Compile what is not compiled yet, execute requests, and compute how they queue.
 
     Args:
-        on_step: called after each of `plan.executions`.
+        on_step: called after each of `workload.num_executions`.
 
     Raises:
         PicError: see `link`.
     """
-    everyone = plan.sets[-1].users
-    plan.compile(model, store)
-    runner = Runner(model, store, plan.executed, on_step)
-    runner.warm_up(everyone[0])
-    once = EveryQuestion(runner, everyone) if plan.is_scored else None
-    points, measured = [], []
-    for number, one in enumerate(plan.sets):
-        start = 0 if once else len(runner.done)
-        service = once or _service(plan, number, runner)
-        served = [[service.serve(asked) for asked in stream.asked] for stream in plan.streams[number]]
-        samples = [sample for sample in runner.done[start:] if sample.user < len(one.users)]
-        gamma, why = _gamma(samples, plan.gamma_share)
-        measured.append(Measured(one, tuple(samples), gamma, why))
-        points += _points(plan, one, plan.streams[number], served, gamma)
-    return AsyncResult(tuple(points), tuple(measured))
+    users = workload.user_sets[-1].users
+    workload.compile(model, store)
+    executor = Executor(model, store, workload.executed_policies, on_step)
+    executor.warm_up(users[0])
+    per_question = ExecutedPerQuestion(executor, users) if workload.is_scored else None
+    points, results = [], []
+    for number, user_set in enumerate(workload.user_sets):
+        start = 0 if per_question else len(executor.executions)
+        service = per_question or _service(workload, number, executor)
+        streams = workload.streams[number]
+        served = [[service.serve(request) for request in stream.requests] for stream in streams]
+        executions = [each for each in executor.executions[start:] if each.user < len(user_set.users)]
+        gamma, no_goodput = _gamma(executions, workload.gamma_share)
+        results.append(UserSetResult(user_set, tuple(executions), gamma, no_goodput))
+        points += _points(workload, user_set, streams, served, gamma)
+    return AsyncResult(tuple(points), tuple(results))
 
 
-def _service(plan: Plan, number: int, runner: Runner) -> Service:
-    users = plan.sets[number].users
-    return Drawn(runner, users, plan.measured) if plan.draws(number) else EveryRequest(runner, users)
+@dataclass
+class Executor:
+    """Executes questions under every policy, each time beginning with another policy; keeps what was executed.
+
+    A request takes what it took alone on the machine; waiting is added by the queue.
+    """
+
+    model: Model
+    store: Store
+    policies: Sequence[Labelled]
+    on_step: Callable[[], None] = lambda: None
+    executions: list[Execution] = field(default_factory=list)
+
+    def warm_up(self, user: User) -> None:
+        """Run every policy once, so that loading and allocating for the first time is not measured."""
+        for labelled in self.policies:
+            execute(self.model, self.store, labelled.policy, user.questions[0])
+
+    def run(self, users: Sequence[User], user: int, question: int) -> Execution:
+        by_label = {}
+        for labelled in rotated(self.policies, len(self.executions)):
+            asked = users[user].questions[question]
+            by_label[labelled.label] = execute(self.model, self.store, labelled.policy, asked)
+            self.on_step()
+        self.executions.append(Execution(user, question, by_label))
+        return self.executions[-1]
 
 
-def _gamma(samples: Sequence[Sample], share: float) -> tuple[float | None, str | None]:
+class Service(ABC):
+    """Where the service times of requests come from."""
+
+    @abstractmethod
+    def serve(self, request: Request) -> ByLabel:
+        """What this request takes, and its score, under every policy."""
+
+
+class ExecutedPerRequest(Service):
+    """Every request is executed."""
+
+    def __init__(self, executor: Executor, users: Sequence[User]) -> None:
+        self._executor, self._users = executor, users
+
+    def serve(self, request: Request) -> ByLabel:
+        return self._executor.run(self._users, request.user, request.question).by_label
+
+
+class ExecutedPerQuestion(Service):
+    """Every distinct question is executed once; each request of it takes the same."""
+
+    def __init__(self, executor: Executor, users: Sequence[User]) -> None:
+        self._by_question = {
+            (i, j): executor.run(users, i, j).by_label
+            for i, user in enumerate(users)
+            for j in range(len(user.questions))
+        }
+
+    def serve(self, request: Request) -> ByLabel:
+        return self._by_question[request.user, request.question]
+
+
+class Sampled(Service):
+    """So many requests are executed, of one user after another; every request takes what a random one of them took.
+
+    It is one of the same user if any of this user's were executed, else one of all.
+    """
+
+    def __init__(self, executor: Executor, users: Sequence[User], count: int) -> None:
+        executions = [executor.run(users, i % len(users), 0) for i in range(count)]
+        self._all = [execution.by_label for execution in executions]
+        self._of_user = {
+            number: [execution.by_label for execution in executions if execution.user == number]
+            for number in range(len(users))
+        }
+
+    def serve(self, request: Request) -> ByLabel:
+        choices = self._of_user[request.user] or self._all
+        return choices[int(request.pick * len(choices))]
+
+
+def _service(workload: Workload, number: int, executor: Executor) -> Service:
+    users = workload.user_sets[number].users
+    if workload.is_sampled(number):
+        return Sampled(executor, users, workload.measured)
+    return ExecutedPerRequest(executor, users)
+
+
+def _gamma(executions: Sequence[Execution], share: float) -> tuple[float | None, str | None]:
     """The score of a good answer; or None, and why there is none."""
-    scores = [one.by_label[REFERENCE].score for one in samples if REFERENCE in one.by_label]
+    scores = [execution.by_label[REFERENCE].score for execution in executions if REFERENCE in execution.by_label]
     known = [score for score in scores if score is not None]
     if not known:
         return None, NO_SCORES
@@ -154,33 +253,37 @@ def _gamma(samples: Sequence[Sample], share: float) -> tuple[float | None, str |
 
 
 def _points(
-    plan: Plan, users: UserSet, streams: Sequence[Stream], served: Sequence[Sequence[ByLabel]], gamma: float | None
-) -> list[Point]:
+    workload: Workload, user_set: UserSet, streams: Sequence[Stream], served: Sequence[Sequence[ByLabel]],
+    gamma: float | None,
+) -> list[LoadPoint]:  # fmt: skip
+    """The points of one user set. `served` has, for every stream, what each of its requests took."""
     points = []
+    num_users = len(user_set.users)
     for rate in dict.fromkeys(stream.rate for stream in streams):
-        for one in plan.policies:
+        for labelled in workload.policies:
             runs = [
-                _figures(stream, [request[one.label] for request in requests], gamma)
+                _figures(stream, [by_label[labelled.label] for by_label in requests], gamma)
                 for stream, requests in zip(streams, served, strict=True)
                 if stream.rate == rate
             ]
-            points.append(Point(one.label, one.policy.name, len(users.users), users.ccr, rate, tuple(runs)))
+            points.append(LoadPoint(labelled.label, labelled.policy.name, num_users, user_set.ccr, rate, tuple(runs)))
     return points
 
 
-def _figures(stream: Stream, requests: Sequence[Executed], gamma: float | None) -> Figures:
-    served = serve(stream.arrivals, [one.ttft_s for one in requests], [one.service_s for one in requests])
-    good = None if gamma is None else sum((one.score or 0.0) >= gamma - _ROUNDING for one in requests)
-    p50, p99 = np.percentile(served.ttft, (50, 99)).tolist()
+def _figures(stream: Stream, requests: Sequence[ExecutedRequest], gamma: float | None) -> Figures:
+    ttft, service = ([request.ttft_s for request in requests], [request.service_s for request in requests])
+    times = serve_in_order(stream.arrivals, ttft, service)
+    good = None if gamma is None else sum((request.score or 0.0) >= gamma - _ROUNDING for request in requests)
+    p50, p99 = np.percentile(times.ttft, (50, 99)).tolist()
     return Figures(
         requests=len(requests),
-        duration_s=served.duration,
-        ttft_mean_s=float(served.ttft.mean()),
+        duration_s=times.duration,
+        ttft_mean_s=float(times.ttft.mean()),
         ttft_p50_s=p50,
         ttft_p99_s=p99,
-        latency_mean_s=float(served.latency.mean()),
-        waiting_mean_s=float(served.waiting.mean()),
-        throughput=served.throughput,
-        goodput=None if good is None else good / served.duration,
-        utilisation=served.utilisation,
+        latency_mean_s=float(times.latency.mean()),
+        waiting_mean_s=float(times.waiting.mean()),
+        throughput=times.throughput,
+        goodput=None if good is None else good / times.duration,
+        utilisation=times.utilisation,
     )

@@ -1,7 +1,7 @@
-"""Where TTFT goes (EPIC fig. 10): waiting for KV, choosing rows, every layer and its checks, logits.
+"""The parts of TTFT (EPIC fig. 10): waiting for KV, selecting rows, every layer and its checks, logits.
 
-Layers are timed from outside, in runs of their own. On CUDA each is waited for, so nothing of a layer overlaps with
-the next one, and the whole takes longer than under `sync`.
+A hook of the link times them, in runs of their own. On CUDA the device is synchronized around each part, so no layer
+overlaps with the next one, and the whole takes longer than under `sync`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pictool.bench.options import PromptOptions
-from pictool.bench.rounds import OnRun, Spread, rounds
-from pictool.bench.sample import Prompt, link_prompt, settle
-from pictool.bench.sync import make_prompt
+from pictool.bench.prompts import BenchPrompt, make_prompt
+from pictool.bench.repeats import MedianRange, OnRun, interleave
+from pictool.bench.single_request import link_prompt, synchronize
 from pictool.linker.grid import Labelled
 from pictool.linker.policies.base import Policy
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of one link, which add up to its TTFT.
+    """Seconds of one link, which add up to its TTFT. Fields are the keys of the JSON.
 
     Fields:
-        load: opening objects and waiting for layers. scoring: a small model reads the prompt. select: the rest of
-            resolving, laying out and choosing.
+        load: opening objects and waiting for layers.
+        scoring: a second model reads the prompt. select: the rest of resolving, laying out and selecting.
         layers: [layers], computing rows. checks: [layers], comparing and narrowing; 0 where a layer is not checked.
-        other: embedding, and what stands between the layers.
+        other: embedding, and work between the layers.
     """
 
     load: float
@@ -48,13 +48,13 @@ class Parts:
 
     @property
     def ttft(self) -> float:
-        alone = self.load + self.scoring + self.select + self.logits + self.other
-        return alone + sum(self.layers) + sum(self.checks)
+        outside_layers = self.load + self.scoring + self.select + self.logits + self.other
+        return outside_layers + sum(self.layers) + sum(self.checks)
 
     @classmethod
     def medians(cls, several: Sequence[Parts]) -> Parts:
-        """Part by part; their sum is near the median of the sums."""
-        columns = {name: [getattr(one, name) for one in several] for name in asdict(several[0])}
+        """The median of each part; their sum is near the median of the sums."""
+        columns = {name: [getattr(parts, name) for parts in several] for name in asdict(several[0])}
         return cls(**{name: _median(values) for name, values in columns.items()})
 
 
@@ -65,25 +65,25 @@ def _median(values: Sequence[Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Broken:
+class PolicyBreakdown:
     """One policy's TTFT, and the medians of its parts. `checked`: the layers at which it compares."""
 
     label: str
     params: dict[str, Any]
     checked: tuple[int, ...]
-    ttft: Spread
+    ttft: MedianRange
     parts: Parts
     samples: tuple[Parts, ...]
 
     def share(self, seconds: float) -> float:
-        """Of all parts."""
+        """These seconds as a share of all parts."""
         return seconds / self.parts.ttft
 
 
 @dataclass(frozen=True)
 class BreakdownResult:
     prompt_tokens: int
-    methods: tuple[Broken, ...]
+    methods: tuple[PolicyBreakdown, ...]
 
     def report(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,29 +105,28 @@ def bench_breakdown(
         PicError: a prompt that is too long for the model, a policy that does not fit it, no room for the objects.
     """
     prompt = make_prompt(model, policies, options, directory)
-    runs = {one.label: partial(link_in_parts, model, prompt, one.policy, options.is_cold) for one in policies}
-    measured = rounds(runs, options.repeats, on_run)
-    num_layers = model.geometry.layers
-    methods = tuple(
-        Broken(
-            one.label, one.policy.params, one.policy.check_layers(num_layers),
-            Spread.of([parts.ttft for parts in measured[one.label]]), Parts.medians(measured[one.label]),
-            tuple(measured[one.label]),
-        )
-        for one in policies
+    runs = {each.label: partial(link_in_parts, model, prompt, each.policy, options.is_cold) for each in policies}
+    samples = interleave(runs, options.repeats, on_run)
+    methods = [_policy_breakdown(labelled, model.geometry.layers, samples[labelled.label]) for labelled in policies]
+    return BreakdownResult(options.num_tokens, tuple(methods))
+
+
+def _policy_breakdown(labelled: Labelled, num_layers: int, samples: Sequence[Parts]) -> PolicyBreakdown:
+    policy, ttft = labelled.policy, MedianRange.of([parts.ttft for parts in samples])
+    return PolicyBreakdown(
+        labelled.label, policy.params, policy.check_layers(num_layers), ttft, Parts.medians(samples), tuple(samples)
     )  # fmt: skip
-    return BreakdownResult(options.num_tokens, methods)
 
 
-def link_in_parts(model: Model, prompt: Prompt, policy: Policy, is_cold: bool = False) -> Parts:
-    """One link with every layer timed."""
+def link_in_parts(model: Model, prompt: BenchPrompt, policy: Policy, is_cold: bool = False) -> Parts:
+    """Link once, with every part timed."""
     watch = Stopwatch(model)
     timing = link_prompt(model, prompt, policy, is_cold, watch.stage).timing
     seconds, num_layers = watch.seconds, model.geometry.layers
     checked = policy.check_layers(num_layers)
-    whole, each_check = seconds["layer"], iter(seconds["check"])
-    checks = tuple(next(each_check) if layer in checked else 0.0 for layer in range(num_layers))
-    layers = tuple(layer - check for layer, check in zip(whole, checks, strict=True))
+    with_check, check = seconds["layer"], iter(seconds["check"])
+    checks = tuple(next(check) if layer in checked else 0.0 for layer in range(num_layers))
+    layers = tuple(both - check_s for both, check_s in zip(with_check, checks, strict=True))
     scoring, logits = sum(seconds["scoring"]), sum(seconds["logits"])
     return Parts(
         load=timing.load_s, scoring=scoring, select=timing.select_s - scoring, layers=layers, checks=checks,
@@ -136,7 +135,10 @@ def link_in_parts(model: Model, prompt: Prompt, policy: Policy, is_cold: bool = 
 
 
 class Stopwatch:
-    """Seconds of each part of a link that is timed on its own, by its name, in the order in which they ran."""
+    """Seconds of each part of a link that is timed on its own, by its name, in the order in which they ran.
+
+    Its `stage` is the hook of `link`.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -144,9 +146,9 @@ class Stopwatch:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time one part; the device has finished what came before, and all of it."""
-        settle(self._model)
+        """Time one part: the device has done all work before it, and all of it."""
+        synchronize(self._model)
         started = time.perf_counter()
         yield
-        settle(self._model)
+        synchronize(self._model)
         self.seconds[name].append(time.perf_counter() - started)

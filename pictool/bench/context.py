@@ -1,77 +1,111 @@
-"""TTFT as prompts grow at a fixed size of chunks (EPIC §5.6, fig. 9), and the exponents with which it does."""
+"""TTFT by the length of the prompt at a fixed size of chunks (EPIC §5.6, fig. 9), and the exponents of its growth."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from pictool.bench.floor import Rates, measure_rates
-from pictool.bench.growth import Growth, upper_half
-from pictool.bench.options import ContextOptions
-from pictool.bench.plain import plain_module, run_plain
-from pictool.bench.rounds import OnRun, Spread, median_of, median_ratio, rounds
-from pictool.bench.sample import PLAIN, Prompt, Sample, compile_for, run_linked
+from pictool.bench.options import TRANSFORMERS, ContextOptions
+from pictool.bench.prompts import BenchPrompt, compile_for, random_chunks, random_tail, require_positions
+from pictool.bench.repeats import MedianRange, OnRun, interleave, median_or_none, median_ratio
+from pictool.bench.roofline import Rates, measure_rates
+from pictool.bench.single_request import Measurement, run_linked, run_transformers, transformers_module
 from pictool.bench.sync import with_full
-from pictool.bench.workload import random_chunks, random_tail, require_positions
 from pictool.core import Chunk
 from pictool.linker.grid import Labelled
+from pictool.linker.policies import BASELINE
+from pictool.linker.policies.base import PlotStyle
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-Run = Callable[[], Sample | None]
+MeasuredRun = Callable[[], Measurement | None]  # None: the device has too little memory
+TRANSFORMERS_STYLE = PlotStyle(line_colors=("#8c8c8c",))
 
 
 @dataclass(frozen=True)
-class Point:
-    """One method at one length. `speedup` as of `sync`, None if `full` had no memory left."""
+class Growth:
+    """seconds ~ tokens ^ exponent. `error` is the exponent's standard error; two points have none."""
+
+    exponent: float
+    error: float | None
+
+    @classmethod
+    def fit(cls, tokens: Sequence[int], seconds: Sequence[float]) -> Growth | None:
+        """The least-squares line through (log tokens, log seconds); None for less than two lengths."""
+        if len(tokens) < 2:
+            return None
+        x, y = np.log(tokens), np.log(seconds)
+        x, y = x - x.mean(), y - y.mean()
+        square = float(x @ x)
+        exponent = float(x @ y) / square
+        residual = y - exponent * x
+        error = math.sqrt(float(residual @ residual) / (len(x) - 2) / square) if len(x) > 2 else None
+        return cls(exponent, error)
+
+    def __str__(self) -> str:
+        return f"{self.exponent:.2f}" + ("" if self.error is None else f" ± {self.error:.2f}")
+
+
+def longer_half(count: int) -> slice:
+    """The longer half of `count` lengths, with the middle one: what is constant per prompt weighs least there."""
+    return slice(count // 2, count)
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One method at one length. Fields are the keys of the JSON, as of `sync`; `speedup` is None if `full` ended."""
 
     tokens: int
-    ttft: Spread
+    ttft: MedianRange
     recompute_s: float | None
     rows: float
     bytes_read: int
     peak_bytes: float | None
     speedup: float | None
     floor_s: float
-    samples: tuple[Sample, ...]
+    samples: tuple[Measurement, ...]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One method over the lengths; at `out_of_memory` tokens, if not None, the device's memory was not enough."""
+    """One method over the lengths. `out_of_memory`: the tokens for which the device's memory was not enough."""
 
     label: str
     params: dict[str, Any]
-    points: tuple[Point, ...]
+    points: tuple[CurvePoint, ...]
     out_of_memory: int | None
+    style: PlotStyle = PlotStyle()
 
     @property
     def ttft(self) -> Growth | None:
-        """The exponent of the medians of TTFT."""
-        return Growth.fit([one.tokens for one in self.points], [one.ttft.median for one in self.points])
+        """The growth of the medians of TTFT."""
+        return Growth.fit([point.tokens for point in self.points], [point.ttft.median for point in self.points])
 
     @property
     def long_ttft(self) -> Growth | None:
         """The same over the longer half of the lengths."""
-        half = self.points[upper_half(len(self.points))]
-        return Growth.fit([one.tokens for one in half], [one.ttft.median for one in half])
+        half = self.points[longer_half(len(self.points))]
+        return Growth.fit([point.tokens for point in half], [point.ttft.median for point in half])
 
     @property
     def recompute(self) -> Growth | None:
-        """The exponent of computing rows alone."""
-        known = [(one.tokens, one.recompute_s) for one in self.points if one.recompute_s is not None]
+        """The growth of computing rows alone."""
+        known = [(point.tokens, point.recompute_s) for point in self.points if point.recompute_s is not None]
         return Growth.fit([tokens for tokens, _ in known], [seconds for _, seconds in known])
 
     def report(self) -> dict[str, Any]:
+        values = {name: value for name, value in asdict(self).items() if name != "style"}
         growth = {name: getattr(self, name) for name in ("ttft", "long_ttft", "recompute")}
-        return {**asdict(self), "growth": {name: one and asdict(one) for name, one in growth.items()}}
+        return {**values, "growth": {name: fit and asdict(fit) for name, fit in growth.items()}}
 
 
 @dataclass(frozen=True)
@@ -83,7 +117,7 @@ class ContextResult:
     curves: tuple[Curve, ...]
 
     def report(self) -> dict[str, Any]:
-        return {**asdict(self), "curves": [one.report() for one in self.curves]}
+        return {**asdict(self), "curves": [curve.report() for curve in self.curves]}
 
 
 def bench_context(
@@ -102,70 +136,86 @@ def bench_context(
         PicError: a prompt that is too long for the model, a policy that does not fit it, no room for the objects.
     """
     require_positions(model, options.lengths[-1], "--to with less")
-    policies, plain = with_full(policies), plain_module(model)
+    policies, module = with_full(policies), transformers_module(model)
     rates = measure_rates(model.device, model.dtype)
-    runs_at = partial(_runs, model, plain, policies, options.is_cold)
-    found: dict[int, dict[str, list[Sample]]] = {}
+    samples_at: dict[int, dict[str, list[Measurement]]] = {}
     ended: dict[str, int] = {}
     for tokens, prompt in make_prompts(model, policies, options, Store(directory / "objects")):
-        runs = {label: run for label, run in runs_at(prompt).items() if label not in ended}
-        measured = rounds(runs, options.repeats, on_run)
+        runs = _runs(model, module, policies, options.is_cold, prompt)
+        runs = {label: run for label, run in runs.items() if label not in ended}
+        measured = interleave(runs, options.repeats, on_run)
         ended |= {label: tokens for label, samples in measured.items() if None in samples}
-        found[tokens] = {label: [one for one in measured[label] if one] for label in runs if label not in ended}
+        samples_at[tokens] = {
+            label: [sample for sample in samples if sample] for label, samples in measured.items() if label not in ended
+        }
     rates = rates.or_better(measure_rates(model.device, model.dtype))
-    params = {one.label: one.policy.params for one in policies} | {PLAIN: {}}
-    curves = [Curve(label, params[label], _points(label, found, rates), ended.get(label)) for label in params]
+    methods = {labelled.label: (labelled.policy.params, labelled.policy.plot) for labelled in policies}
+    methods[TRANSFORMERS] = ({}, TRANSFORMERS_STYLE)
+    curves = [
+        Curve(label, params, _points(label, samples_at, rates), ended.get(label), style)
+        for label, (params, style) in methods.items()
+    ]
     return ContextResult(options.lengths, rates, tuple(curves))
 
 
 def make_prompts(
     model: Model, policies: Sequence[Labelled], options: ContextOptions, store: Store
-) -> list[tuple[int, Prompt]]:
-    """The prompt of each length; a longer one begins like a shorter one, all chunks are compiled."""
+) -> list[tuple[int, BenchPrompt]]:
+    """The prompt of each length; a longer one begins like a shorter one. All chunks are compiled."""
     context = [length - options.tail_tokens for length in options.lengths]
-    whole = random_chunks(model, context[-1] // options.chunk_tokens, options.chunk_tokens, options.seed)
+    longest = random_chunks(model, context[-1] // options.chunk_tokens, options.chunk_tokens, options.seed)
     tail = random_tail(model, options.tail_tokens, options.seed)
     prompts = []
     for tokens, length in zip(context, options.lengths, strict=True):
-        count, left = divmod(tokens, options.chunk_tokens)
-        last: list[Chunk] = random_chunks(model, 1, left, options.seed + 1) if left else []
-        prompts.append((length, Prompt(store, (*whole[:count], *last), tail)))
-    compile_for(model, store, list(dict.fromkeys(chunk for _, one in prompts for chunk in one.chunks)), policies)
+        count, rest = divmod(tokens, options.chunk_tokens)
+        last: list[Chunk] = random_chunks(model, 1, rest, options.seed + 1) if rest else []
+        prompts.append((length, BenchPrompt(store, (*longest[:count], *last), tail)))
+    chunks = dict.fromkeys(chunk for _, prompt in prompts for chunk in prompt.chunks)
+    compile_for(model, store, list(chunks), policies)
     return prompts
 
 
-def _runs(model: Model, plain: Any, policies: Sequence[Labelled], is_cold: bool, prompt: Prompt) -> dict[str, Run]:
-    runs: dict[str, Run] = {
-        one.label: _if_memory(partial(run_linked, model, prompt, one.policy, 0, is_cold)) for one in policies
+def _runs(
+    model: Model, module: Any, policies: Sequence[Labelled], is_cold: bool, prompt: BenchPrompt
+) -> dict[str, MeasuredRun]:
+    runs: dict[str, MeasuredRun] = {
+        labelled.label: _unless_out_of_memory(partial(run_linked, model, prompt, labelled.policy, 0, is_cold))
+        for labelled in policies
     }
-    return {**runs, PLAIN: _if_memory(partial(run_plain, model, plain, prompt.ids(model), 1))}
+    runs[TRANSFORMERS] = _unless_out_of_memory(partial(run_transformers, model, module, prompt.ids(model), 1))
+    return runs
 
 
-def _if_memory(run: Callable[[], Sample]) -> Run:
-    """The run, or None where the device's memory is not enough; what it had taken is given back."""
+def _unless_out_of_memory(run: Callable[[], Measurement]) -> MeasuredRun:
+    """The run, or None where the device's memory is not enough; then what it took is given back."""
 
-    def guarded() -> Sample | None:
+    def guarded() -> Measurement | None:
         try:
             return run()
         except torch.OutOfMemoryError:
             pass
-        torch.cuda.empty_cache()  # the error, and all that it held on to, is gone
+        torch.cuda.empty_cache()  # after the error, which holds tensors, is gone
         return None
 
     return guarded
 
 
-def _points(label: str, found: dict[int, dict[str, list[Sample]]], rates: Rates) -> tuple[Point, ...]:
-    """One method's points, from the samples by length and label."""
-    at = {tokens: samples for tokens, samples in found.items() if label in samples}
-    return tuple(_point(tokens, samples[label], samples.get("full"), rates) for tokens, samples in at.items())
+def _points(label: str, samples_at: dict[int, dict[str, list[Measurement]]], rates: Rates) -> tuple[CurvePoint, ...]:
+    """The points of one method, from the samples by length and label."""
+    return tuple(
+        _point(tokens, samples[label], samples.get(BASELINE), rates)
+        for tokens, samples in samples_at.items()
+        if label in samples
+    )
 
 
-def _point(tokens: int, mine: list[Sample], full: list[Sample] | None, rates: Rates) -> Point:
-    ttft = [one.ttft_s for one in mine]
-    return Point(
-        tokens=tokens, ttft=Spread.of(ttft), recompute_s=median_of([one.recompute_s for one in mine]),
-        rows=mine[0].rows, bytes_read=mine[0].bytes_read, peak_bytes=median_of([one.peak_bytes for one in mine]),
-        speedup=median_ratio([one.ttft_s for one in full], ttft) if full else None,
-        floor_s=rates.floor_s(mine[0].bytes_read, mine[0].flops), samples=tuple(mine),
+def _point(tokens: int, samples: list[Measurement], full: list[Measurement] | None, rates: Rates) -> CurvePoint:
+    first, ttft = samples[0], [sample.ttft_s for sample in samples]
+    return CurvePoint(
+        tokens=tokens, ttft=MedianRange.of(ttft),
+        recompute_s=median_or_none([sample.recompute_s for sample in samples]),
+        rows=first.rows, bytes_read=first.bytes_read,
+        peak_bytes=median_or_none([sample.peak_bytes for sample in samples]),
+        speedup=median_ratio([sample.ttft_s for sample in full], ttft) if full else None,
+        floor_s=rates.roofline_s(first.bytes_read, first.flops), samples=tuple(samples),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the benches take; imports nothing heavy, so that a command line can be built from it."""
+"""The options of benches; imports nothing heavy, so that a command line can be built from it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from pictool.errors import InputError
 
+TRANSFORMERS = "transformers"  # the label of its own `generate`, beside those of policies
+
 
 @dataclass(frozen=True)
 class PromptOptions:
     """The prompt of `sync` and `breakdown`, and how often each policy links it.
 
     Fields:
-        repeats: rounds over all policies; a round before them is not counted.
+        repeats: how often all policies are linked, interleaved; a warm-up before that is not counted.
         is_cold: objects come from their device in every run; else from the page cache.
     """
 
@@ -26,7 +28,7 @@ class PromptOptions:
 
     def __post_init__(self) -> None:
         least = {"chunks": 1, "chunk_tokens": 1, "tail_tokens": 1, "new_tokens": 0, "repeats": 1, "seed": 0}
-        _require(least, vars(self))
+        _require_at_least(least, vars(self))
 
     @property
     def num_tokens(self) -> int:
@@ -50,7 +52,7 @@ class ContextOptions:
     is_cold: bool = False
 
     def __post_init__(self) -> None:
-        _require({"chunk_tokens": 1, "tail_tokens": 1, "repeats": 1, "seed": 0}, vars(self))
+        _require_at_least({"chunk_tokens": 1, "tail_tokens": 1, "repeats": 1, "seed": 0}, vars(self))
         if self.start <= self.tail_tokens:
             raise InputError(f"--from {self.start}: must be more than the {self.tail_tokens} tokens of the tail")
         if self.stop < self.start:
@@ -63,7 +65,7 @@ class ContextOptions:
         return tuple(self.start << i for i in range(doublings))
 
 
-def _require(least: dict[str, int], given: dict[str, int]) -> None:
+def _require_at_least(least: dict[str, int], values: dict[str, int]) -> None:
     for name, value in least.items():
-        if given[name] < value:
-            raise InputError(f"--{name.replace('_', '-')} {given[name]}: must be {value} or more")
+        if values[name] < value:
+            raise InputError(f"--{name.replace('_', '-')} {values[name]}: must be {value} or more")

@@ -1,22 +1,26 @@
-"""Pictures of benches: SVG and PNG, the same bytes from the same numbers."""
+"""Pictures of benches, each as SVG and PNG: the same bytes from the same numbers."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pictool.bench.options import TRANSFORMERS
 from pictool.errors import InputError
+from pictool.eval.algorithms import plot_style
+from pictool.linker.policies.base import PlotStyle
 from pictool.store.store import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pictool.bench.breakdown import BreakdownResult, Broken
+    from pictool.bench.asynchronous import LoadPoint
+    from pictool.bench.breakdown import BreakdownResult, PolicyBreakdown
     from pictool.bench.context import ContextResult, Curve
 
 _STYLE: Any = {
@@ -24,18 +28,20 @@ _STYLE: Any = {
     "axes.spines.right": False, "axes.grid": True, "grid.color": "#e6e6e6", "axes.axisbelow": True,
     "legend.frameon": False,
 }  # fmt: skip
-# Colours by family; several policies of one are told apart by lightness.
-_FAMILIES = {
-    "full": ("#111111",), "transformers": ("#8c8c8c",), "naive": ("#9467bd",),
-    "legolink": ("#08519c", "#3182bd", "#6baed6", "#9ecae1"), "legolink-0": ("#17becf",),
-    "cacheblend": ("#d94801", "#fd8d3c", "#fdae6b", "#fdd0a2"), "speccache": ("#006d2c", "#31a354", "#74c476"),
-}  # fmt: skip
-_OTHERS = ("#a50f15", "#8c6d31", "#e377c2", "#7f7f7f")
-_PARTS = {
+_PART_COLOURS = {
     "load": "#9e9ac8", "scoring": "#31a354", "select": "#a1d99b", "layer 0": "#08519c", "layer 1": "#d94801",
     "other layers": "#9ecae1", "logits": "#fed976", "other": "#bdbdbd",
 }  # fmt: skip
 DPI = 150
+PANEL_WIDTH, LEGEND_WIDTH, PANEL_HEIGHT = 3.6, 1.8, 3.6  # inches, of `plot_load`
+_OFFERED, _NEUTRAL = "#bbbbbb", "#777777"
+_LINES = ("-", "--", ":", "-.")  # by user set
+_MARKERS = "osD^vP*Xd"  # by policy
+_PANELS = {
+    "ttft_mean_s": "mean time to first token, s",
+    "throughput": "throughput, requests/s",
+    "goodput": "goodput, good answers/s",
+}
 
 
 def require_matplotlib() -> None:
@@ -52,7 +58,7 @@ def picture_paths(name: str | Path) -> tuple[Path, Path]:
     """The SVG and the PNG that `--plot NAME` writes; NAME may end in .svg, .png or neither.
 
     Raises:
-        InputError: another kind of picture is asked for.
+        InputError: another kind of file.
     """
     path = Path(name)
     if path.suffix and path.suffix not in (".svg", ".png"):
@@ -77,17 +83,14 @@ def picture(name: str | Path, width: float, height: float) -> Iterator[Figure]:
                 file.write(drawn.getvalue())
 
 
-def colours(labels: Sequence[str]) -> dict[str, str]:
-    """A colour for each label, the same for a family's first member in every picture."""
+def line_colours(styles: Mapping[str, PlotStyle]) -> dict[str, str]:
+    """A colour for each label: those of one style take its colours one after another."""
     chosen: dict[str, str] = {}
-    counts: dict[str, int] = {}
-    for label in labels:
-        stem = label.split(":")[0]
-        family = stem if stem in _FAMILIES else stem.rpartition("-")[0]
-        known = _FAMILIES.get(family, _OTHERS)
-        key = family if family in _FAMILIES else ""
-        chosen[label] = known[counts.get(key, 0) % len(known)]
-        counts[key] = counts.get(key, 0) + 1
+    counts: dict[tuple[str, ...], int] = {}
+    for label, style in styles.items():
+        number = counts.setdefault(style.line_colors, 0)
+        chosen[label] = style.line_colors[number % len(style.line_colors)]
+        counts[style.line_colors] += 1
     return chosen
 
 
@@ -95,7 +98,7 @@ def plot_context(result: ContextResult, title: str, name: str | Path) -> None:
     """TTFT by length, both logarithmic, with the exponents (EPIC fig. 9)."""
     with picture(name, 8.4, 4.2) as figure:
         axes = figure.subplots()
-        by_label = colours([one.label for one in result.curves])
+        by_label = line_colours({curve.label: curve.style for curve in result.curves})
         for curve in result.curves:
             _draw_curve(axes, curve, by_label[curve.label])
         axes.set_xscale("log", base=2)
@@ -111,16 +114,17 @@ def plot_context(result: ContextResult, title: str, name: str | Path) -> None:
 
 
 def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
-    """Medians, with the least and the most of the rounds; a cross where memory was not enough."""
-    tokens = [one.tokens for one in curve.points]
-    ttft = [one.ttft for one in curve.points]
+    """Medians, with the least and the most of the repeats; a cross where memory was not enough."""
+    tokens = [point.tokens for point in curve.points]
+    ttft = [point.ttft for point in curve.points]
     label = f"{curve.label}\n{curve.ttft or '-'}; {curve.long_ttft or '-'}"
-    is_plain = curve.label == "transformers"
+    is_baseline = curve.label == TRANSFORMERS
     axes.plot(
-        tokens, [one.median for one in ttft], label=label, color=colour, marker="o", markersize=4,
-        linestyle="--" if is_plain else "-", zorder=3 if is_plain else 2,
+        tokens, [spread.median for spread in ttft], label=label, color=colour, marker="o", markersize=4,
+        linestyle="--" if is_baseline else "-", zorder=3 if is_baseline else 2,
     )  # fmt: skip
-    axes.fill_between(tokens, [one.low for one in ttft], [one.high for one in ttft], color=colour, alpha=0.15, lw=0)
+    low, high = [spread.low for spread in ttft], [spread.high for spread in ttft]
+    axes.fill_between(tokens, low, high, color=colour, alpha=0.15, lw=0)
     if curve.out_of_memory and ttft:
         axes.plot(tokens[-1], ttft[-1].median, marker="x", markersize=10, color=colour)
         axes.annotate("out of memory behind", (tokens[-1], ttft[-1].median), fontsize=7, color=colour)
@@ -135,12 +139,12 @@ def _short(tokens: int) -> str:
 
 
 def plot_breakdown(result: BreakdownResult, title: str, name: str | Path) -> None:
-    """Stacked bars of the parts of TTFT (EPIC fig. 10); what checking layers takes is hatched."""
+    """Stacked bars of the parts of TTFT (EPIC fig. 10); checks of layers are hatched."""
     with picture(name, 7.2, 1.4 + 0.45 * len(result.methods)) as figure:
         axes = figure.subplots()
         for row, method in enumerate(result.methods):
             _draw_bar(axes, row, method)
-        axes.set_yticks(range(len(result.methods)), [one.label for one in result.methods])
+        axes.set_yticks(range(len(result.methods)), [method.label for method in result.methods])
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("TTFT, milliseconds (median of each part); the share is that of layer 1 with its check")
@@ -148,21 +152,21 @@ def plot_breakdown(result: BreakdownResult, title: str, name: str | Path) -> Non
         _part_legend(figure)
 
 
-def _draw_bar(axes: Axes, row: int, method: Broken) -> None:
+def _draw_bar(axes: Axes, row: int, method: PolicyBreakdown) -> None:
     at = 0.0
     for part, compute, check in bar_parts(method):
         for seconds, hatch in ((compute, None), (check, "////")):
             axes.barh(
-                row, seconds * 1e3, left=at, color=_PARTS[part], hatch=hatch, edgecolor="white", linewidth=0.2,
+                row, seconds * 1e3, left=at, color=_PART_COLOURS[part], hatch=hatch, edgecolor="white", linewidth=0.2,
                 height=0.7,
             )  # fmt: skip
             at += seconds * 1e3
     if 1 in method.checked:
         layer_1 = method.parts.layers[1] + method.parts.checks[1]
-        axes.annotate(f"  {method.share(layer_1):.0%}", (at, row), va="center", color=_PARTS["layer 1"])
+        axes.annotate(f"  {method.share(layer_1):.0%}", (at, row), va="center", color=_PART_COLOURS["layer 1"])
 
 
-def bar_parts(method: Broken) -> list[tuple[str, float, float]]:
+def bar_parts(method: PolicyBreakdown) -> list[tuple[str, float, float]]:
     """(part, seconds of computing, seconds of checking) from the left to the right of a bar."""
     parts = method.parts
     names = ["layer 0", "layer 1", *["other layers"] * len(parts.layers)]
@@ -174,6 +178,86 @@ def bar_parts(method: Broken) -> list[tuple[str, float, float]]:
 def _part_legend(figure: Figure) -> None:
     from matplotlib.patches import Patch
 
-    handles = [Patch(color=colour, label=part) for part, colour in _PARTS.items()]
+    handles = [Patch(color=colour, label=part) for part, colour in _PART_COLOURS.items()]
     handles.append(Patch(facecolor="#777777", hatch="////", edgecolor="white", label="checks"))
     figure.legend(handles=handles, loc="outside lower center", ncols=5)
+
+
+def plot_load(points: Sequence[LoadPoint], title: str, name: str | Path) -> None:
+    """TTFT, throughput and (where there are scores) goodput by rate (EPIC fig. 8, SpecCache fig. 7), a panel each.
+
+    Bars are standard deviations over the runs.
+    """
+    with picture(name, PANEL_WIDTH * len(panels_of(points)) + LEGEND_WIDTH, PANEL_HEIGHT) as figure:
+        draw_load(figure, points, title)
+
+
+def panels_of(points: Sequence[LoadPoint]) -> list[str]:
+    """The panels for which there are numbers."""
+    return [name for name in _PANELS if any(point.mean(name) is not None for point in points)]
+
+
+def draw_load(figure: Figure, points: Sequence[LoadPoint], title: str) -> None:
+    styles, panels = _line_styles(points), panels_of(points)
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw_panel(axes, panel, points, styles)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    figure.legend(handles=_legend(points, styles), loc="outside right center")
+
+
+def series(points: Sequence[LoadPoint]) -> dict[tuple[str, int], list[LoadPoint]]:
+    """Points by policy and number of users, each by ascending rate."""
+    by_line: dict[tuple[str, int], list[LoadPoint]] = {}
+    for point in sorted(points, key=lambda point: point.rate):
+        by_line.setdefault((point.label, point.users), []).append(point)
+    return by_line
+
+
+def _line_styles(points: Sequence[LoadPoint]) -> dict[str, dict[str, Any]]:
+    """Colour and marker of every policy."""
+    chosen = line_colours({point.label: plot_style(point.algo) for point in points})
+    return {
+        label: {"color": colour, "marker": _MARKERS[i % len(_MARKERS)], "markersize": 4.5}
+        for i, (label, colour) in enumerate(chosen.items())
+    }
+
+
+def _draw_panel(axes: Axes, name: str, points: Sequence[LoadPoint], styles: Mapping[str, dict[str, Any]]) -> None:
+    users = sorted({point.users for point in points})
+    for (label, count), line in series(points).items():
+        known = [(point, mean) for point in line if (mean := point.mean(name)) is not None]
+        axes.errorbar(
+            [point.rate for point, _ in known], [mean for _, mean in known],
+            yerr=[point.deviation(name) or 0.0 for point, _ in known],
+            linestyle=_line(users.index(count)), capsize=2, linewidth=1.3, **styles[label],
+        )  # fmt: skip
+    top = max(point.rate for point in points)
+    if name == "ttft_mean_s":
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        axes.set_ylim(0, 1.08 * axes.dataLim.y1)
+        axes.plot([0, top], [0, top], color=_OFFERED, linewidth=1, zorder=1)
+    axes.set_xlim(0, 1.04 * top)
+    axes.set(xlabel="requests/s that arrive", ylabel=_PANELS[name])
+
+
+def _legend(points: Sequence[LoadPoint], styles: Mapping[str, dict[str, Any]]) -> list[Any]:
+    """Policies by colour and marker; user sets, if there are several, by line; the rate of arrivals."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=label, **style) for label, style in styles.items()]
+    sets = {point.users: _set_name(point) for point in sorted(points, key=lambda point: point.users)}
+    if len(sets) > 1:
+        lines = enumerate(sets.values())
+        handles += [Line2D([], [], color=_NEUTRAL, linestyle=_line(i), label=name) for i, name in lines]
+    return [*handles, Line2D([], [], color=_OFFERED, linewidth=1, label="all that arrives")]
+
+
+def _set_name(point: LoadPoint) -> str:
+    ratio = "" if point.ccr is None else f", CCR {point.ccr:.2g}"
+    return f"{point.users} user{'s' if point.users > 1 else ''}{ratio}"
+
+
+def _line(number: int) -> Any:
+    return _LINES[number % len(_LINES)]

@@ -1,4 +1,4 @@
-"""Random models of the shapes of known ones, so that speed needs no weights; made on the device, in the dtype."""
+"""Random models with the shapes of known ones: measuring speed needs no weights. Made on the device, in the dtype."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Shape:
         """The configuration, with some fields changed."""
         from transformers import AutoConfig
 
-        made: PretrainedConfig = AutoConfig.for_model(**{**self.config, **changed})
-        return made
+        config: PretrainedConfig = AutoConfig.for_model(**{**self.config, **changed})
+        return config
 
 
 @cache
 def shapes() -> Mapping[str, Shape]:
     """Every shape by its name."""
-    read = yaml.safe_load((files("pictool.bench") / "shapes.yaml").read_text(encoding="utf-8"))
-    return {name: Shape(name, entry["config"], entry["speculative"]) for name, entry in read.items()}
+    entries = yaml.safe_load((files("pictool.bench") / "shapes.yaml").read_text(encoding="utf-8"))
+    return {name: Shape(name, entry["config"], entry["speculative"]) for name, entry in entries.items()}
 
 
 def shape_of(name: str) -> Shape:
@@ -53,7 +53,7 @@ def shape_of(name: str) -> Shape:
 
 
 def random_model(name: str, device: str = "auto", dtype: str = "auto", seed: int = 0) -> Model:
-    """A random model of a shape, with the tokenizer of the embedded model, whose ids any of them has.
+    """A random model of a shape, with the tokenizer of the embedded model: every shape has its few token ids.
 
     Args:
         device: as of `load_model`. dtype: likewise; ``auto`` is bfloat16 on CUDA.
@@ -72,8 +72,9 @@ def random_model(name: str, device: str = "auto", dtype: str = "auto", seed: int
 
 
 def random_module(config: PretrainedConfig, device: str, dtype: str, seed: int) -> Any:
-    """A model with weights as `transformers` draws them, on the device from the start; other random numbers go on as
-    if nothing had been drawn.
+    """A model with weights as `transformers` draws them, on the device from the start.
+
+    The state of torch's random numbers is the same afterwards.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -96,7 +97,7 @@ def save_speculative(name: str, directory: str, seed: int = 1) -> str:
 
     target = shape_of(name)
     small = shape_of(target.speculative)
-    positions = max(one.config["max_position_embeddings"] for one in (target, small))
+    positions = max(shape.config["max_position_embeddings"] for shape in (target, small))
     config = small.make_config(max_position_embeddings=positions)
     random_module(config, "cpu", "bfloat16", seed).save_pretrained(directory)
     load_model("embedded").tokenizer.save_pretrained(directory)

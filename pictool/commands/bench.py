@@ -24,11 +24,11 @@ from pictool.commands.progress import progress
 from pictool.commands.settings import Settings
 
 if TYPE_CHECKING:
-    from pictool.bench.breakdown import BreakdownResult, Broken
+    from pictool.bench.breakdown import BreakdownResult, PolicyBreakdown
     from pictool.bench.context import ContextResult, Curve
-    from pictool.bench.floor import Rates
-    from pictool.bench.rounds import Spread
-    from pictool.bench.sync import Measured, SyncResult
+    from pictool.bench.repeats import MedianRange
+    from pictool.bench.roofline import Rates
+    from pictool.bench.sync import MethodResult, SyncResult
 
 DEFAULT_CONTEXT_SHAPE = "tiny"  # small enough that 32k tokens in full take seconds
 SYNC_ALGOS = ("full", "naive", "legolink-16", "cacheblend-15")
@@ -169,17 +169,17 @@ def print_sync(result: SyncResult, report: dict[str, Any]) -> None:
     print(f"prompt of {result.prompt_tokens} tokens; objects of {result.object_bytes / 1e6:.1f} MB on disk, {cold}")
     columns = ["policy", "rows", "TTFT ms", "load", "select", "compute", "speedup", "prompt\n/ rows", "TTFT\n/ floor",
                "tokens\n/ s", "MB\nread", "peak\nMB"]  # fmt: skip
-    print_table(columns, [_sync_row(measured) for measured in result.methods])
+    print_table(columns, [_sync_row(method) for method in result.methods])
     print("Medians of the rounds; TTFT with the least and the most. speedup: full / it, median of the rounds' ratios.")
     print(floor_line(result.rates))
 
 
-def _sync_row(measured: Measured) -> list[str]:
-    median = measured.median
+def _sync_row(method: MethodResult) -> list[str]:
+    median = method.median
     return [
-        measured.label, f"{measured.samples[0].rows:.0f}", spread(measured.ttft),
+        method.label, f"{method.samples[0].rows:.0f}", spread(method.ttft),
         *(number(median[name], 1e3) for name in ("load_s", "select_s", "recompute_s")),
-        f"{measured.speedup:.2f}x", f"{measured.row_floor:.1f}x", f"{measured.ttft_by_floor:.2f}",
+        f"{method.speedup:.2f}x", f"{method.row_floor:.1f}x", f"{method.ttft_by_floor:.2f}",
         number(median["decode_tokens_per_s"]), number(median["bytes_read"], 1e-6), number(median["peak_bytes"], 1e-6),
     ]  # fmt: skip
 
@@ -216,16 +216,16 @@ def print_breakdown(result: BreakdownResult, report: dict[str, Any]) -> None:
     print(f"prompt of {result.prompt_tokens} tokens; ms of each part (median) and its share of their sum")
     columns = ["policy", "TTFT ms", "load", "scoring", "select", "layer 0", "layer 1", "other layers", "logits",
                "other", "checks"]  # fmt: skip
-    print_table(columns, [_breakdown_row(broken) for broken in result.methods])
+    print_table(columns, [_breakdown_row(method) for method in result.methods])
     print("Layers are timed each for itself, with its check; checks: comparing and narrowing, of all layers together.")
 
 
-def _breakdown_row(broken: Broken) -> list[str]:
-    parts = broken.parts
+def _breakdown_row(method: PolicyBreakdown) -> list[str]:
+    parts = method.parts
     layers = [layer + check for layer, check in zip(parts.layers, parts.checks, strict=True)]
     seconds = [parts.load, parts.scoring, parts.select, sum(layers[:1]), sum(layers[1:2]), sum(layers[2:]),
                parts.logits, parts.other, sum(parts.checks)]  # fmt: skip
-    return [broken.label, spread(broken.ttft), *(f"{value * 1e3:,.1f} {broken.share(value):4.0%}" for value in seconds)]
+    return [method.label, spread(method.ttft), *(f"{value * 1e3:,.1f} {method.share(value):4.0%}" for value in seconds)]
 
 
 def floor_line(rates: Rates) -> str:
@@ -235,6 +235,6 @@ def floor_line(rates: Rates) -> str:
     )
 
 
-def spread(times: Spread) -> str:
+def spread(times: MedianRange) -> str:
     """412.0 (405.1–431.2), in milliseconds."""
     return f"{times.median * 1e3:,.1f} ({times.low * 1e3:,.1f}–{times.high * 1e3:,.1f})"

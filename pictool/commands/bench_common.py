@@ -68,7 +68,7 @@ def open_subject(
     """
     check_options(common)
     root = open_store(settings).root
-    from pictool.bench.workload import needs_speculative, with_speculative
+    from pictool.bench.prompts import needs_speculative, with_speculative
     from pictool.controller.calibration import nearest_directory
     from pictool.linker.grid import parse_repeatable
 

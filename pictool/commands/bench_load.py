@@ -34,11 +34,10 @@ from pictool.commands.settings import Settings
 from pictool.core import Geometry
 
 if TYPE_CHECKING:
-    from pictool.bench.asynchronous import AsyncResult, Measured, Point
-    from pictool.bench.storage import StorageResult
-    from pictool.bench.storage_round import ObjectSize
-    from pictool.bench.traffic import Plan, Traffic
-    from pictool.bench.user_sets import UserSet, Wanted
+    from pictool.bench.asynchronous import AsyncResult, LoadPoint, UserSetResult
+    from pictool.bench.storage import ObjectSize, StorageResult
+    from pictool.bench.traffic import Traffic, Workload
+    from pictool.bench.users import UserCounts, UserSet
     from pictool.eval.datasets.base import Dataset
 
 ASYNC_ALGOS = ("full", "naive", "legolink-16", "cacheblend-15")
@@ -114,27 +113,27 @@ def run_async(options: AsyncOptions, common: BenchOptions, settings: Settings) -
     """
     check_async(options)
     options, dataset = with_defaults(options), open_async_dataset(options)
-    traffic, wanted = make_traffic(options), make_wanted(options)
+    traffic, counts = make_traffic(options), make_counts(options)
     if dataset is not None and common.shape is None and common.model is None:
         common = replace(common, model=settings.model or "embedded")  # one that can answer
     with open_subject(common, settings, DEFAULT_SHAPE, ASYNC_ALGOS, options.seed) as subject:
-        from pictool.bench.asynchronous import measure_async
-        from pictool.bench.traffic import make_plan
-        from pictool.bench.workload import require_disk
+        from pictool.bench.asynchronous import bench_async
+        from pictool.bench.prompts import require_disk
+        from pictool.bench.traffic import make_workload
         from pictool.store.store import Store
 
-        plan = make_plan(subject.policies, make_user_sets(subject, options, wanted, dataset), traffic)
-        require_disk(subject.directory, plan.object_bytes)
+        workload = make_workload(subject.policies, make_user_sets(subject, options, counts, dataset), traffic)
+        require_disk(subject.directory, workload.object_bytes)
         store = Store(subject.directory / "objects")
-        with progress("compiling", plan.num_objects) as step:
-            plan.compile(subject.model, store, step)
-        note(f"{plan.executions} requests are executed, besides one of each policy to warm up")
-        with progress("serving", plan.executions) as step:
-            result = measure_async(subject.model, store, plan, step)
-        report = make_report("async", subject.model, options, _async_results(plan, result))
-    publish(common, report, lambda: print_async(plan, result, report))
+        with progress("compiling", workload.num_objects) as step:
+            workload.compile(subject.model, store, step)
+        note(f"{workload.num_executions} requests are executed, besides one of each policy to warm up")
+        with progress("serving", workload.num_executions) as step:
+            result = bench_async(subject.model, store, workload, step)
+        report = make_report("async", subject.model, options, _async_results(workload, result))
+    publish(common, report, lambda: print_async(workload, result, report))
     if common.plot:
-        from pictool.bench.load_plot import plot_load
+        from pictool.bench.plot import plot_load
 
         prompts = dataset.name if dataset else f"{options.chunks} × {options.chunk_tokens} tokens"
         plot_load(result.points, f"{model_line(report)}; {prompts}, one request at a time", common.plot)
@@ -201,37 +200,38 @@ def make_traffic(options: AsyncOptions) -> Traffic:
     )  # fmt: skip
 
 
-def make_wanted(options: AsyncOptions) -> Wanted:
-    from pictool.bench.user_sets import Wanted
+def make_counts(options: AsyncOptions) -> UserCounts:
+    from pictool.bench.users import UserCounts
 
     counts = () if options.users is None else numbers("--users", options.users, int)
-    return Wanted(counts, () if options.ccr is None else numbers("--ccr", options.ccr), options.memory)
+    return UserCounts(counts, () if options.ccr is None else numbers("--ccr", options.ccr), options.memory)
 
 
-def make_user_sets(subject: Subject, options: AsyncOptions, wanted: Wanted, dataset: Dataset | None) -> list[UserSet]:
-    from pictool.bench.user_sets import dataset_sets, random_sets
-    from pictool.bench.users import RandomWorkload, dataset_users
-    from pictool.eval.units import Settings as EvalSettings
+def make_user_sets(
+    subject: Subject, options: AsyncOptions, counts: UserCounts, dataset: Dataset | None
+) -> list[UserSet]:
+    from pictool.bench.users import RandomUsers, dataset_user_sets, dataset_users, random_user_sets
+    from pictool.eval.cases import SpecOptions
 
     if dataset is None:
-        workload = RandomWorkload(**{field.name: getattr(options, field.name) for field in fields(RandomWorkload)})
-        return random_sets(subject.model, workload, wanted, options.seed, subject.directory)
-    asked = EvalSettings(chunk_tokens=options.chunk_tokens, max_new_tokens=options.new_tokens)
-    users, left_out = dataset_users(subject.model, dataset, asked, options.skip_long)
+        users = RandomUsers(**{field.name: getattr(options, field.name) for field in fields(RandomUsers)})
+        return random_user_sets(subject.model, users, counts, options.seed, subject.directory)
+    spec = SpecOptions(chunk_tokens=options.chunk_tokens, max_new_tokens=options.new_tokens)
+    users, left_out = dataset_users(subject.model, dataset, spec, options.skip_long)
     if left_out:
         note(f"{left_out} cases do not fit {subject.model.name}, and are left out")
-    return dataset_sets(subject.model, users, wanted, dataset.name)
+    return dataset_user_sets(subject.model, users, counts, dataset.name)
 
 
-def _async_results(plan: Plan, result: AsyncResult) -> dict[str, Any]:
+def _async_results(workload: Workload, result: AsyncResult) -> dict[str, Any]:
     return {
         "policies": {
             labelled.label: {"algo": labelled.policy.name, "params": labelled.policy.params}
-            for labelled in plan.executed
+            for labelled in workload.executed_policies
         },
         "serving": "one request at a time, first come, first served, no continuous batching; virtual clock",
         "points": [point.report() for point in result.points],
-        "user_sets": [measured.report() for measured in result.measured],
+        "user_sets": [users.report() for users in result.user_sets],
     }
 
 
@@ -247,13 +247,13 @@ def run_storage(options: StorageOptions, common: BenchOptions, settings: Setting
     """
     check_options(common)
     sizes = storage_sizes(options, common, settings)
-    from pictool.bench.storage import measure_storage
+    from pictool.bench.storage import bench_storage
     from pictool.controller.calibration import nearest_directory
     from pictool.runtime.machine import machine
 
     where = nearest_directory(open_store(settings).root)
     with progress("measuring", len(sizes) * options.repeats) as step:
-        results = measure_storage(sizes, where, options.repeats, options.seed, step)
+        results = bench_storage(sizes, where, options.repeats, options.seed, step)
     report = {
         "bench": "storage",
         "command": command_line(),
@@ -270,7 +270,7 @@ def storage_sizes(options: StorageOptions, common: BenchOptions, settings: Setti
     Raises:
         PicError: options that make no sense, or name no model.
     """
-    from pictool.bench.storage_round import ObjectSize, size_of_mb
+    from pictool.bench.storage import ObjectSize, size_of_mb
 
     if options.mb is not None and options.tokens is not None:
         raise UsageError("--mb: chooses the number of tokens; leave it or --tokens out")
@@ -285,7 +285,7 @@ def storage_sizes(options: StorageOptions, common: BenchOptions, settings: Setti
 def storage_geometry(options: StorageOptions, common: BenchOptions, settings: Settings) -> tuple[Geometry, str]:
     """Layers, KV heads and dimensions as given, of a shape or of a model; those of Llama-3.1-8B if none is named."""
     from pictool.bench.shapes import shape_of
-    from pictool.bench.storage_round import LLAMA_8B
+    from pictool.bench.storage import LLAMA_8B
 
     if options.geometry is not None and (common.shape is not None or common.model is not None):
         raise UsageError("--geometry: is that of --shape or -m, if they are given; leave it or them out")
@@ -310,41 +310,40 @@ def geometry_of(config: Any) -> Geometry:
 # Tables
 
 
-def print_async(plan: Plan, result: AsyncResult, report: dict[str, Any]) -> None:
+def print_async(workload: Workload, result: AsyncResult, report: dict[str, Any]) -> None:
     print(head_line(report))
-    for measured in result.measured:
-        points = [point for point in result.points if point.users == len(measured.users.users)]
-        print(_set_line(measured))
+    for users in result.user_sets:
+        points = [point for point in result.points if point.users == len(users.user_set.users)]
+        print(_set_line(users))
         columns = ["alone", "requests", "TTFT ms", "to last token ms", "tokens", "requests/s at most", "score"]
-        print_table(columns, [_alone_row(label, measured) for label in measured.samples[0].by_label])
+        print_table(columns, [_alone_row(label, users) for label in users.executions[0].by_label])
         columns = ["policy", "requests/s", "TTFT ms", "±", "p50", "p99", "waiting", "latency", "busy", "served/s", "±"]
-        has_goodput = measured.gamma is not None
+        has_goodput = users.gamma is not None
         columns += ["good/s", "±"] if has_goodput else []
         print_table(columns, [_point_row(point, has_goodput) for point in points])
     print("One request at a time, first come, first served: the engine has no continuous batching. Requests alone are")
     print("measured, as medians above; the queue runs on a virtual clock. TTFT and latency include waiting.")
-    print(f"Means of {len(result.points[0].runs)} runs, ±: their standard deviation. {_source(plan)}")
+    print(f"Means of {len(result.points[0].runs)} runs, ±: their standard deviation. {_source(workload)}")
 
 
-def _set_line(measured: Measured) -> str:
-    count = len(measured.users.users)
-    ratio = "" if measured.users.ccr is None else f", context cache ratio {measured.users.ccr:.3g}"
-    goodput = (
-        f"no goodput: {measured.why}" if measured.gamma is None else f"good answers score {measured.gamma:.3f} or more"
-    )
-    return f"{count} user{'s' * (count > 1)}: objects of {measured.users.num_bytes / 1e6:,.1f} MB{ratio}; {goodput}"
+def _set_line(users: UserSetResult) -> str:
+    user_set, gamma = users.user_set, users.gamma
+    count = len(user_set.users)
+    ratio = "" if user_set.ccr is None else f", context cache ratio {user_set.ccr:.3g}"
+    goodput = f"no goodput: {users.no_goodput}" if gamma is None else f"good answers score {gamma:.3f} or more"
+    return f"{count} user{'s' * (count > 1)}: objects of {user_set.num_bytes / 1e6:,.1f} MB{ratio}; {goodput}"
 
 
-def _source(plan: Plan) -> str:
-    if plan.is_scored:
+def _source(workload: Workload) -> str:
+    if workload.is_scored:
         return "Every question is executed once per policy."
-    if any(plan.draws(number) for number in range(len(plan.sets))):
-        return f"{plan.measured} requests are executed per policy and user set; the others draw from these."
+    if any(workload.is_sampled(index) for index in range(len(workload.user_sets))):
+        return f"{workload.measured} requests are executed per policy and user set; the others draw from these."
     return "Every request is executed."
 
 
-def _alone_row(label: str, measured: Measured) -> list[str]:
-    done = [sample.by_label[label] for sample in measured.samples]
+def _alone_row(label: str, users: UserSetResult) -> list[str]:
+    done = [execution.by_label[label] for execution in users.executions]
     scores = [answer.score for answer in done if answer.score is not None]
     return [
         label, str(len(done)), number(statistics.median(answer.ttft_s for answer in done), 1e3),
@@ -355,7 +354,7 @@ def _alone_row(label: str, measured: Measured) -> list[str]:
     ]  # fmt: skip
 
 
-def _point_row(point: Point, has_goodput: bool) -> list[str]:
+def _point_row(point: LoadPoint, has_goodput: bool) -> list[str]:
     def both(name: str, scale: float = 1.0, digits: int = 2) -> list[str]:
         values = (point.mean(name), point.deviation(name))
         return ["-" if value is None else f"{value * scale:,.{digits}f}" for value in values]

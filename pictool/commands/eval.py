@@ -34,10 +34,10 @@ from pictool.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from pictool.eval.cases import SpecOptions
     from pictool.eval.datasets.base import Dataset
     from pictool.eval.statistics import Estimate
     from pictool.eval.summary import Line, Summary
-    from pictool.eval.units import Settings as EvalSettings
     from pictool.runtime.model import Model
 
 PICTURES = (".svg", ".png")
@@ -94,24 +94,24 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
     \b
       pic eval world --limit 20 --algo legolink-16 --algo cacheblend:ratio=.1,.2
     """
-    from pictool.eval.contenders import DEFAULT_SPECS, parse_contenders
+    from pictool.eval.algorithms import DEFAULT_ALGORITHMS, parse_algorithms
     from pictool.eval.datasets import open_dataset
-    from pictool.eval.evaluate import Run, default_jobs, evaluate
+    from pictool.eval.evaluate import RunOptions, default_jobs, evaluate
     from pictool.eval.summary import require_metric, summarise
 
     require_metric(options.metric)
-    contenders = parse_contenders(options.algo or DEFAULT_SPECS)
+    algorithms = parse_algorithms(options.algo or DEFAULT_ALGORITHMS)
     dataset = open_dataset(options.dataset, parse_fields(options.params))
     check_outputs(options, dataset)
-    eval_settings, store = make_eval_settings(options), open_store(settings)
+    spec_options, store = make_spec_options(options), open_store(settings)
     model = open_model(settings)
-    run = Run(
+    run = RunOptions(
         output=None if options.output is None else Path(options.output),
         limit=options.limit, jobs=default_jobs(model) if options.jobs is None else options.jobs,
         skip_long=options.skip_long, force=options.force,
     )  # fmt: skip
     with answers_bar(title(dataset, model)) as bar:
-        done = evaluate(model, store, dataset, contenders, eval_settings, run, on_progress=bar, on_note=note)
+        done = evaluate(model, store, dataset, algorithms, spec_options, run, on_progress=bar, on_note=note)
     summary = summarise(done, options.metric)
     if done.skipped:
         note(left_out(done.skipped, model))
@@ -141,12 +141,12 @@ def check_outputs(options: EvalOptions, dataset: Dataset) -> None:
         output_path("--plot", str(Path(options.plot).with_suffix(suffix)), inputs)
 
 
-def make_eval_settings(options: EvalOptions) -> EvalSettings:
+def make_spec_options(options: EvalOptions) -> SpecOptions:
     """How every case is asked; `pic.yaml` and the environment have no part in it."""
     from pictool.compiler.compile import CODEC
-    from pictool.eval.units import Settings as EvalSettings
+    from pictool.eval.cases import SpecOptions
 
-    return EvalSettings(
+    return SpecOptions(
         chunk_tokens=options.chunk_tokens,
         head=text_or_silent("the head", options.head),
         query_template=text_or_silent("the query template", options.query_template),

@@ -50,7 +50,7 @@ ChunkOption = Annotated[
     Optional[int], option("--chunk-tokens", "N", "Cut text files into chunks of N tokens.", COMPILING, min=1)
 ]
 CodecOption = Annotated[
-    Optional[str], option("--codec", "NAME", "How KV is kept: none, zstd, int8, int4, fp8 (PIC_CODEC).", COMPILING)
+    Optional[str], option("--codec", "NAME", "How KV is kept (PIC_CODEC; none); a wrong name lists all.", COMPILING)
 ]
 FieldsOption = Annotated[list[str], option("-p", "FIELD=VALUE", "Any field of the policy; repeatable.", POLICY)]
 

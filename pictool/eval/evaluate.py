@@ -1,13 +1,13 @@
-"""`evaluate()`: cases → units → header → results file → what is missing → rows. It can be killed, and continues.
+"""`evaluate()`: cases → groups → header → results file → missing tasks → results. It can be killed, and continues.
 
 from pictool import Store, load_model
-from pictool.eval.contenders import parse_contenders
+from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.datasets import open_dataset
 from pictool.eval.evaluate import evaluate
 from pictool.eval.summary import summarise
 
 dataset = open_dataset("world", {"prompts": "3"})
-done = evaluate(load_model(), Store(), dataset, parse_contenders(["naive", "legolink-16"]))
+done = evaluate(load_model(), Store(), dataset, parse_algorithms(["naive", "legolink-16"]))
 for line in summarise(done).lines:
     print(line.label, line.score.mean)
 """
@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.errors import InputError
-from pictool.eval.contenders import FULL, Contender
+from pictool.eval import require_extra
+from pictool.eval.algorithms import FULL, Algorithm
+from pictool.eval.cases import CaseGroup, CaseGroups, SpecOptions, group_cases
 from pictool.eval.datasets.base import Dataset
-from pictool.eval.header import Header, make_header
-from pictool.eval.results import Results, open_results
-from pictool.eval.row import Row
+from pictool.eval.results import CaseResult, Header, ResultsFile, make_header, open_results
 from pictool.eval.runner import Runner, Task, object_store
-from pictool.eval.units import Settings, Unit, Units, make_units
 from pictool.eval.workers import make_job, run_here, run_in_processes
 from pictool.runtime.machine import usable_cores
 from pictool.store.store import Store
@@ -40,15 +39,16 @@ SMALL_MODEL_BYTES = 200_000_000  # 50 M parameters in float32: below, a process 
 
 
 @dataclass(frozen=True)
-class Run:
+class RunOptions:
     """How an evaluation is carried out; none of it changes a number.
 
-    output: the results file; None: one in the store, named by what the experiment is.
-    limit: only the first cases.
-    jobs: processes; more than one need a `__main__` that can be imported. Each has one thread if there are several, or
-        the model is small, else as many as torch takes.
-    skip_long: leave out cases that do not fit the model, instead of refusing them.
-    force: begin the results file anew.
+    Fields:
+        output: the results file; None: one in the store, named by what the experiment is.
+        limit: only the first cases.
+        jobs: processes; more than one need a `__main__` that can be imported. Each has one thread if there are several,
+            or the model is small, else as many as torch takes.
+        skip_long: leave out cases that do not fit the model, instead of refusing them.
+        force: begin the results file anew.
     """
 
     output: Path | None = None
@@ -57,89 +57,99 @@ class Run:
     skip_long: bool = False
     force: bool = False
 
+    def __post_init__(self) -> None:
+        for option, value in (("--limit", self.limit), ("--jobs", self.jobs)):
+            if value is not None and value < 1:
+                raise InputError(f"{option} {value}: must be 1 or more")
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A finished evaluation: rows of every asked case under every contender, in order of dataset and tables."""
+    """A finished evaluation: the results of every case under every algorithm, in order of dataset and tables.
+
+    Fields:
+        groups: ids of the cases that share their documents.
+        skipped: ids of cases that do not fit the model.
+    """
 
     path: Path
     header: Header
-    contenders: tuple[Contender, ...]
-    units: tuple[tuple[str, ...], ...]  # ids of the cases that share their documents
-    rows: tuple[Row, ...]
-    skipped: tuple[str, ...]  # ids of cases that do not fit the model
+    algorithms: tuple[Algorithm, ...]
+    groups: tuple[tuple[str, ...], ...]
+    results: tuple[CaseResult, ...]
+    skipped: tuple[str, ...]
 
 
 def evaluate(
-    model: Model, store: Store, dataset: Dataset, contenders: Sequence[Contender], settings: Settings = Settings(),
-    run: Run = Run(), *, on_progress: Callable[[int, int], None] = lambda done, total: None,
+    model: Model, store: Store, dataset: Dataset, algorithms: Sequence[Algorithm],
+    options: SpecOptions = SpecOptions(), run: RunOptions = RunOptions(), *,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> Evaluation:  # fmt: skip
-    """Ask every case of a dataset under every contender, and under `full`, with which all are compared.
+    """Answer every case of a dataset under every algorithm, and under `full`, with which all are compared.
 
     What the results file already has is not run again.
 
     Args:
         store: its directory holds the results and, apart from its own objects, those of evaluations.
-        on_progress: told how many answers are done, of how many; at the start too.
-        on_note: told what a user should know.
+        algorithms: `full` first, see `parse_algorithms`.
+        on_progress: called with how many answers are done, of how many; at the start too.
+        on_note: called with what a user should know.
 
     Raises:
         PicError: names the case, the file or the option; what was done is in the results file.
     """
-    assert contenders[0] == FULL, "parse_contenders puts full first"
-    _require_at_least_one("--limit", run.limit)
-    _require_at_least_one("--jobs", run.jobs)
-    everything = list(dataset.cases())
-    chosen = make_units(model, islice(everything, run.limit), settings, run.skip_long)
-    if not chosen.units:
-        raise InputError(f"{dataset.name}: none of the {len(chosen.skipped)} cases fits {model.name}")
-    threads = _threads(model, run.jobs)
-    asked = make_header(model, dataset, everything, settings, threads)
-    path = run.output or store.root / "eval" / "results" / f"{asked.digest[:12]}.jsonl"
-    with open_results(path, asked, run.force, on_note) as results:
-        if not results.header.is_of_machine(asked):
+    assert algorithms[0] == FULL, "parse_algorithms puts full first"
+    require_extra()
+    cases = list(dataset.cases())
+    grouped = group_cases(model, islice(cases, run.limit), options, run.skip_long)
+    if not grouped.groups:
+        raise InputError(f"{dataset.name}: none of the {len(grouped.skipped)} cases fits {model.name}")
+    header = make_header(model, dataset, cases, options, _threads(model, run.jobs))
+    path = run.output or store.root / "eval" / "results" / f"{header.digest[:12]}.jsonl"
+    with open_results(path, header, run.force, on_note) as file:
+        if not file.header.is_of_machine(header):
             on_note(f"{path}: was begun on another machine; its times are of both")
-        _require_same_models(model, results, contenders)
-        _fill(results, model, store, contenders, chosen.units, run.jobs, on_progress)
-        return _collect(results, contenders, chosen)
+        _require_same_models(model, file, algorithms)
+        _fill(file, model, store, algorithms, grouped.groups, run.jobs, on_progress)
+        return _collect(file, algorithms, grouped)
 
 
 def _fill(
-    results: Results, model: Model, store: Store, contenders: Sequence[Contender], units: Sequence[Unit], jobs: int,
-    on_progress: Callable[[int, int], None],
+    file: ResultsFile, model: Model, store: Store, algorithms: Sequence[Algorithm], groups: Sequence[CaseGroup],
+    jobs: int, on_progress: Callable[[int, int], None],
 ) -> None:  # fmt: skip
-    """Answer what the results lack; each unit's rows are written as soon as they are there."""
-    tasks = missing_tasks(units, contenders, results.rows)
-    total = len(contenders) * sum(len(unit.questions) for unit in units)
-    done = total - sum(len(labels) for task in tasks for labels in task.wanted.values())
+    """Answer what the file lacks; each group's results are written as soon as they are there."""
+    tasks = missing_tasks(groups, algorithms, file.results)
+    total = len(algorithms) * sum(len(group.cases) for group in groups)
+    done = total - sum(len(labels) for task in tasks for labels in task.labels.values())
     on_progress(done, total)
-    with closing(_run(model, store, contenders, tasks, results.header, jobs)) as finished:
-        for rows in finished:
-            results.append(rows)
-            done += len(rows)
+    with closing(_run(model, store, algorithms, tasks, file.header, jobs)) as batches:
+        for results in batches:
+            file.append(results)
+            done += len(results)
             on_progress(done, total)
 
 
-def _collect(results: Results, contenders: Sequence[Contender], chosen: Units) -> Evaluation:
-    ids = tuple(tuple(question.case.id for question in unit.questions) for unit in chosen.units)
-    rows = tuple(results.rows[name, one.label] for unit in ids for name in unit for one in contenders)
-    return Evaluation(results.path, results.header, tuple(contenders), ids, rows, chosen.skipped)
+def _collect(file: ResultsFile, algorithms: Sequence[Algorithm], grouped: CaseGroups) -> Evaluation:
+    ids = tuple(tuple(case.id for case in group.cases) for group in grouped.groups)
+    results = tuple(file.results[id_, algorithm.label] for group in ids for id_ in group for algorithm in algorithms)
+    return Evaluation(file.path, file.header, tuple(algorithms), ids, results, grouped.skipped)
 
 
 def missing_tasks(
-    units: Sequence[Unit], contenders: Sequence[Contender], rows: Container[tuple[str, str]]
+    groups: Sequence[CaseGroup], algorithms: Sequence[Algorithm], done: Container[tuple[str, str]]
 ) -> list[Task]:
-    """What is still to be asked."""
+    """What is still to be answered; `done` are the ids and labels of results."""
     tasks = []
-    for unit in units:
-        missing = {
-            case_id: tuple(one.label for one in contenders if (case_id, one.label) not in rows)
-            for case_id in (question.case.id for question in unit.questions)
+    for group in groups:
+        labels = {
+            case.id: tuple(algorithm.label for algorithm in algorithms if (case.id, algorithm.label) not in done)
+            for case in group.cases
         }
-        wanted = {case_id: labels for case_id, labels in missing.items() if labels}
-        if wanted:
-            tasks.append(Task(unit, wanted))
+        missing = {case_id: some for case_id, some in labels.items() if some}
+        if missing:
+            tasks.append(Task(group, missing))
     return tasks
 
 
@@ -155,15 +165,15 @@ def _is_small(model: Model) -> bool:
     if model.device != "cpu":
         return False
     if model.directory is None:
-        sizes = [int(one.numel() * one.itemsize) for one in model.module.parameters()]
+        sizes = [int(weight.numel() * weight.itemsize) for weight in model.module.parameters()]
     else:
         sizes = [path.stat().st_size for path in weight_files(model.directory)]
     return sum(sizes) < SMALL_MODEL_BYTES
 
 
 def _run(
-    model: Model, store: Store, contenders: Sequence[Contender], tasks: Sequence[Task], header: Header, jobs: int
-) -> Generator[list[Row], None, None]:
+    model: Model, store: Store, algorithms: Sequence[Algorithm], tasks: Sequence[Task], header: Header, jobs: int
+) -> Generator[list[CaseResult], None, None]:
     """Here, or in processes that have together at most as many threads as there are cores."""
     if not tasks:
         return
@@ -172,9 +182,9 @@ def _run(
     most = jobs if threads == 1 else max(1, _cores() // threads)
     count = min(jobs, most, len(tasks))
     if count > 1:
-        yield from run_in_processes(make_job(model, objects, contenders, threads, codec), tasks, count)
+        yield from run_in_processes(make_job(model, objects, algorithms, threads, codec), tasks, count)
     else:
-        yield from run_here(Runner(model, objects, contenders, codec), tasks, threads)
+        yield from run_here(Runner(model, objects, algorithms, codec), tasks, threads)
 
 
 def _threads(model: Model, jobs: int) -> int:
@@ -184,21 +194,16 @@ def _threads(model: Model, jobs: int) -> int:
     return 1 if jobs > 1 or _is_small(model) else torch.get_num_threads()
 
 
-def _require_at_least_one(option: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise InputError(f"{option} {value}: must be 1 or more")
-
-
 def _cores() -> int:
     return usable_cores() or 1
 
 
-def _require_same_models(model: Model, results: Results, contenders: Sequence[Contender]) -> None:
-    """A model that a policy's field names may have been replaced since its rows were made."""
-    named = {one.label: fingerprint for one in contenders if (fingerprint := one.other_model(model))}
-    for row in results.rows.values():
-        if row.label in named and row.other_model != named[row.label]:
+def _require_same_models(model: Model, file: ResultsFile, algorithms: Sequence[Algorithm]) -> None:
+    """A model that a policy's field names may have been replaced since its results were made."""
+    named = {each.label: fingerprint for each in algorithms if (fingerprint := each.other_model(model))}
+    for result in file.results.values():
+        if result.label in named and result.other_model != named[result.label]:
             raise InputError(
-                f"{results.path}: its rows of {row.label} were made with another model at that place; name another "
+                f"{file.path}: its rows of {result.label} were made with another model at that place; name another "
                 "file with -o, or begin it anew with --force"
             )

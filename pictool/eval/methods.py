@@ -1,35 +1,93 @@
-"""Answers that are not linked: other ways to prompt over documents, as baselines (CacheBlend §7.1). All recompute."""
+"""Methods that answer without linking: other ways to prompt over documents, as baselines (CacheBlend §7.1).
+
+All of them recompute everything. Here is also what any answer of an evaluation is measured as: `MeasuredAnswer`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pictool.core import Chunk
 from pictool.errors import InputError
-from pictool.eval.reply import Ask, Reply, Times
+from pictool.linker.policies.base import PlotStyle
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pictool.engines.base import Answer
     from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
+
+ModelCall = Callable[["Spec"], "Answer"]  # answers one spec
+_GREY = "#8a8a8a"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds. load_s, select_s and recompute_s are parts of ttft_s, as in `Timing`; decode_s comes after it."""
+
+    ttft_s: float
+    load_s: float
+    select_s: float
+    recompute_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True)
+class MeasuredAnswer:
+    """An answer and its costs, without its image. Costs are those of all calls of the model that it took.
+
+    Fields:
+        tokens: generated. logprobs: of these tokens, in nats.
+        logits: of the first token, float32 [vocab]; None where the prompt is not that of the case.
+        rows: mean number of context rows that were computed per layer.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    logits: Tensor | None
+    rows: float
+    bytes_read: int
+    times: Times
+
+    @classmethod
+    def from_answer(cls, answer: Answer) -> MeasuredAnswer:
+        linked, timing = answer.linked, answer.linked.timing
+        return cls(
+            answer.text, answer.generated.tokens, answer.generated.logprobs, answer.logits,
+            linked.recomputed, linked.bytes_read,
+            Times(timing.ttft_s, timing.load_s, timing.select_s, timing.recompute_s, answer.decode_s),
+        )  # fmt: skip
+
+    @property
+    def confidence(self) -> float:
+        """Mean log-probability of the generated tokens, in nats."""
+        return sum(self.logprobs) / len(self.logprobs) if self.logprobs else float("-inf")
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """One way to answer by several calls of the model; its fields are its options."""
+    """A way to answer by several calls of the model; its fields are its options."""
 
     name: ClassVar[str]
     reference: ClassVar[str]
+    plot: ClassVar[PlotStyle] = PlotStyle()
 
     @property
     def params(self) -> dict[str, Any]:
         return asdict(self)
 
     @abstractmethod
-    def answer(self, model: Model, ask: Ask, spec: Spec) -> Reply:
-        """Answer a spec whose documents are chunks and whose policy is `full`; `ask` calls the model."""
+    def answer(self, model: Model, call: ModelCall, spec: Spec) -> MeasuredAnswer:
+        """Answer a spec whose documents are chunks and whose policy is `full`.
+
+        Args:
+            call: calls the model.
+        """
 
 
 @dataclass(frozen=True)
@@ -40,13 +98,14 @@ class MapReduce(Method):
     case's own head and query.
 
     Fields:
-        prompt: asks for a summary of {text}; what stands before that is the head.
+        prompt: asks for a summary of {text}; the text before {text} is the head.
         summary_tokens: tokens of a summary, at most.
-        separator: stands between the summaries.
+        separator: is put between the summaries.
     """
 
     name: ClassVar[str] = "mapreduce"
     reference: ClassVar[str] = "CacheBlend §7.1; LangChain, MapReduceDocumentsChain"
+    plot: ClassVar[PlotStyle] = PlotStyle("D", _GREY, 6.5)
     prompt: str = 'Write a concise summary of the following:\n\n\n"{text}"\n\n\nCONCISE SUMMARY:'
     summary_tokens: int = 64
     separator: str = "\n\n"
@@ -59,17 +118,16 @@ class MapReduce(Method):
         if self.summary_tokens < 1:
             raise InputError(f"mapreduce: summary_tokens={self.summary_tokens} must be 1 or more")
 
-    def answer(self, model: Model, ask: Ask, spec: Spec) -> Reply:
-        summaries = [Reply.of(ask(self._map(spec, document))) for document in spec.documents]
-        text = self.separator.join(one.text for one in summaries if one.text)
+    def answer(self, model: Model, call: ModelCall, spec: Spec) -> MeasuredAnswer:
+        summaries = [MeasuredAnswer.from_answer(call(self._summary_spec(spec, text))) for text in spec.documents]
+        text = self.separator.join(summary.text for summary in summaries if summary.text)
         context = Chunk(text, model.encode(text), "the summaries")
-        last = Reply.of(ask(replace(spec, documents=[context] if context.tokens else [])))
-        total = _sum([*summaries, last])
+        last = MeasuredAnswer.from_answer(call(replace(spec, documents=[context] if context.tokens else [])))
+        total = _last_with_all_costs([*summaries, last])
         ttft_s = total.times.ttft_s + total.times.decode_s - last.times.decode_s
-        times = replace(total.times, ttft_s=ttft_s, decode_s=last.times.decode_s)
-        return replace(last, logits=None, rows=total.rows, bytes_read=total.bytes_read, times=times)
+        return replace(total, logits=None, times=replace(total.times, ttft_s=ttft_s, decode_s=last.times.decode_s))
 
-    def _map(self, spec: Spec, document: Any) -> Spec:
+    def _summary_spec(self, spec: Spec, document: Any) -> Spec:
         head, _, query = self.prompt.partition("{text}")
         return replace(
             spec, documents=[document], head=head, query=query, query_template="{query}",
@@ -86,37 +144,38 @@ class MapRerank(Method):
     the time to the first token is that of everything.
 
     Fields:
-        prompt: asks {query} about {text}, what stands before {text} is the head; blank: the case's own prompt.
+        prompt: asks {query} about {text}; the text before {text} is the head. Blank: the case's own prompt.
     """
 
     name: ClassVar[str] = "maprerank"
     reference: ClassVar[str] = "CacheBlend §7.1; LangChain, MapRerankDocumentsChain"
+    plot: ClassVar[PlotStyle] = PlotStyle("d", _GREY)
     prompt: str = ""
 
     def __post_init__(self) -> None:
         if self.prompt and "{query}" not in self.prompt.partition("{text}")[2]:
             raise InputError(f"maprerank: prompt={self.prompt!r} must contain {{text}}, and {{query}} behind it")
 
-    def answer(self, model: Model, ask: Ask, spec: Spec) -> Reply:
+    def answer(self, model: Model, call: ModelCall, spec: Spec) -> MeasuredAnswer:
         if self.prompt:
             head, _, template = self.prompt.partition("{text}")
             spec = replace(spec, head=head, query_template=template)
-        prompts = [replace(spec, documents=[one]) for one in spec.documents] or [spec]
-        replies = [Reply.of(ask(one)) for one in prompts]
-        best, total = max(replies, key=lambda one: one.confidence), _sum(replies)
+        specs = [replace(spec, documents=[document]) for document in spec.documents] or [spec]
+        answers = [MeasuredAnswer.from_answer(call(each)) for each in specs]
+        best, total = max(answers, key=lambda answer: answer.confidence), _last_with_all_costs(answers)
         times = replace(total.times, ttft_s=total.times.ttft_s + total.times.decode_s, decode_s=0.0)
         return replace(best, logits=None, rows=total.rows, bytes_read=total.bytes_read, times=times)
 
 
-METHODS: Mapping[str, type[Method]] = {one.name: one for one in (MapReduce, MapRerank)}
+METHODS: Mapping[str, type[Method]] = {method.name: method for method in (MapReduce, MapRerank)}
 
 
-def _sum(replies: Sequence[Reply]) -> Reply:
-    """The last reply, with the costs of all."""
-    times = [one.times for one in replies]
+def _last_with_all_costs(answers: Sequence[MeasuredAnswer]) -> MeasuredAnswer:
+    """The last answer, with the costs of all."""
+    columns = zip(*(vars(answer.times).values() for answer in answers), strict=True)
     return replace(
-        replies[-1],
-        rows=sum(one.rows for one in replies),
-        bytes_read=sum(one.bytes_read for one in replies),
-        times=Times(*(sum(column) for column in zip(*(vars(one).values() for one in times), strict=True))),
+        answers[-1],
+        rows=sum(answer.rows for answer in answers),
+        bytes_read=sum(answer.bytes_read for answer in answers),
+        times=Times(*map(sum, columns)),
     )

@@ -5,7 +5,7 @@
 | `f1` | F1 over the words of the normalised texts, as multisets | SQuAD; LongBench `qa_f1_score` |
 | `em` | 1 if the normalised texts are equal | SQuAD |
 | `rouge_l` | F-measure of the longest common subsequence of words | `rouge-score`, Lin 2004 |
-| `contains` | 1 if the gold stands in the prediction, whatever the case | RULER `string_match_part` |
+| `contains` | 1 if the gold is part of the prediction, whatever the case | RULER `string_match_part` |
 
 No golds at all score 0. Where a text has no words after normalisation (it is empty, an article, or punctuation), `f1`
 is 1 if the other has none either, and 0 otherwise: SQuAD's rule for "no answer". LongBench's own F1 is 0 in both cases.
@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
+
+from pictool.eval import require_extra
 
 Metric = Callable[[str, Sequence[str]], float]
 
@@ -36,13 +38,13 @@ def normalize_answer(text: str) -> str:
 
 
 def f1(prediction: str, golds: Sequence[str]) -> float:
-    """2·|common words| / (|words| + |gold's words|) over normalised words, each counted as often as it stands there."""
+    """2·|common words| / (|words| + |gold's words|) over normalised words, as multisets."""
     return _best(_f1, prediction, golds)
 
 
 def em(prediction: str, golds: Sequence[str]) -> float:
     """1.0 if the prediction is equal to a gold, both normalised; 0.0 otherwise."""
-    return _best(lambda one, gold: float(normalize_answer(one) == normalize_answer(gold)), prediction, golds)
+    return _best(lambda text, gold: float(normalize_answer(text) == normalize_answer(gold)), prediction, golds)
 
 
 def rouge_l(prediction: str, golds: Sequence[str]) -> float:
@@ -51,14 +53,17 @@ def rouge_l(prediction: str, golds: Sequence[str]) -> float:
     That library keeps a-z and 0-9 only, in lower case: "naïve" is two words, and a text in Chinese has none, which
     scores 0. LongBench's `rouge` package does not stem either, but splits at white space and keeps case, so that its
     numbers are not quite these. CacheBlend's code uses `rouge-score` with stemming: its numbers are never lower.
+
+    Raises:
+        InputError: rouge-score is not installed.
     """
-    return _best(lambda one, gold: float(_rouge().score(gold, one)["rougeL"].fmeasure), prediction, golds)
+    return _best(lambda text, gold: float(_rouge().score(gold, text)["rougeL"].fmeasure), prediction, golds)
 
 
 def contains(prediction: str, golds: Sequence[str]) -> float:
-    """1.0 if a gold stands in the prediction, in any case and with any white space; 0.0 otherwise.
+    """1.0 if a gold is part of the prediction, in any case and with any white space; 0.0 otherwise.
 
-    A part of a word counts, as in RULER ("7" stands in "17"). A blank gold stands in a blank prediction only.
+    A part of a word counts, as in RULER ("7" is in "17"). A blank gold is in a blank prediction only.
     """
     return _best(_contains, prediction, golds)
 
@@ -72,19 +77,20 @@ def _best(score: Callable[[str, str], float], prediction: str, golds: Sequence[s
 
 
 def _f1(prediction: str, gold: str) -> float:
-    ours, theirs = normalize_answer(prediction).split(), normalize_answer(gold).split()
-    if not ours or not theirs:
-        return float(ours == theirs)
-    return 2 * (Counter(ours) & Counter(theirs)).total() / (len(ours) + len(theirs))
+    predicted, right = normalize_answer(prediction).split(), normalize_answer(gold).split()
+    if not predicted or not right:
+        return float(predicted == right)
+    return 2 * (Counter(predicted) & Counter(right)).total() / (len(predicted) + len(right))
 
 
 def _contains(prediction: str, gold: str) -> float:
-    text, part = (" ".join(one.lower().split()) for one in (prediction, gold))
+    text, part = (" ".join(words.lower().split()) for words in (prediction, gold))
     return float(part in text if part else not text)
 
 
 @cache
 def _rouge() -> Any:
+    require_extra("rouge_score")
     from rouge_score.rouge_scorer import RougeScorer  # takes a second to import
 
     return RougeScorer(["rougeL"], use_stemmer=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pictool.eval.algorithms import plot_style
 from pictool.eval.plot_labels import Mark, place_labels
 from pictool.eval.summary import Line, Summary
+from pictool.linker.policies.base import PlotStyle
 from pictool.store.store import atomic_write
 
 if TYPE_CHECKING:
@@ -16,29 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIZE = (7.5, 5.0)  # inches
-BLACK, GREY = "#1a1a1a", "#8a8a8a"
-
-
-@dataclass(frozen=True)
-class Family:
-    """Algorithms of one idea: one marker, and a colour map whose shades tell its members apart."""
-
-    marker: str
-    colours: str  # of matplotlib's maps, or a colour
-    size: float = 8.0
-
-
-FAMILIES = {
-    "full": Family("o", BLACK),
-    "naive": Family("X", BLACK),
-    "legolink": Family("*", "Blues", 13.0),
-    "legolink-0": Family("*", BLACK, 13.0),  # as in the paper's figure
-    "cacheblend": Family("s", "Oranges", 7.0),
-    "speccache": Family("^", "Greens"),
-    "mapreduce": Family("D", GREY, 6.5),
-    "maprerank": Family("d", GREY),
-}
-OTHER = Family("P", "Purples")
+EDGE = "#1a1a1a"  # of every marker
 
 
 def write_pareto(summary: Summary, path: Path) -> list[Path]:
@@ -61,14 +40,15 @@ def write_pareto(summary: Summary, path: Path) -> list[Path]:
 
 
 def draw(summary: Summary) -> Figure:
+    """Draw the picture, with all labels placed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for line, style in zip(summary.lines, styles(summary.lines), strict=True):
-        _draw_point(axes, line, style)
+    for line, (style, colour) in zip(summary.lines, styles(summary.lines), strict=True):
+        _draw_point(axes, line, style, colour)
     _draw_front(axes, summary.lines)
     _dress(axes, summary)
     figure.draw_without_rendering()  # type: ignore[no-untyped-call]
@@ -87,7 +67,7 @@ def ttft_ms(line: Line) -> float:
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of points (cost, quality) those that no other one beats: not dearer, and better; ascending."""
+    """Of points (cost, quality) those that no other point beats (costs no more, and is better); ascending."""
     front: list[tuple[float, float]] = []
     for cost, quality in sorted(set(points), key=lambda point: (point[0], -point[1])):
         if not front or quality > front[-1][1]:
@@ -95,27 +75,26 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
     return front
 
 
-def styles(lines: Sequence[Line]) -> list[tuple[Family, Any]]:
-    """Family and colour of every line: later members of a family, with more rows, are darker."""
+def styles(lines: Sequence[Line]) -> list[tuple[PlotStyle, Any]]:
+    """Style and colour of every line. Lines of one style take shades of its colour map, later ones darker shades."""
     from matplotlib import colormaps
 
-    found: list[tuple[Family, Any]] = []
-    for line in lines:
-        family = FAMILIES.get(line.algo, OTHER)
-        mates = [one.label for one in lines if FAMILIES.get(one.algo, OTHER) is family]
-        if family.colours.startswith("#"):
-            found.append((family, family.colours))
+    each = [plot_style(line.algo) for line in lines]
+    coloured: list[tuple[PlotStyle, Any]] = []
+    for i, style in enumerate(each):
+        if style.colors.startswith("#"):
+            coloured.append((style, style.colors))
         else:
-            shade = 0.9 if len(mates) == 1 else 0.4 + 0.55 * mates.index(line.label) / (len(mates) - 1)
-            found.append((family, colormaps[family.colours](shade)))
-    return found
+            count, number = each.count(style), each[:i].count(style)
+            coloured.append((style, colormaps[style.colors](0.9 if count == 1 else 0.4 + 0.55 * number / (count - 1))))
+    return coloured
 
 
-def _draw_point(axes: Axes, line: Line, style: tuple[Family, Any]) -> None:
-    (family, colour), mark = style, _mark(line)
+def _draw_point(axes: Axes, line: Line, style: PlotStyle, colour: Any) -> None:
+    mark = _mark(line)
     axes.vlines(mark.x, mark.low, mark.high, colors=[colour], linewidth=1.2, alpha=0.5, zorder=2)
     axes.plot(
-        [mark.x], [mark.y], marker=family.marker, markersize=family.size, color=colour, markeredgecolor=BLACK,
+        [mark.x], [mark.y], marker=style.marker, markersize=style.size, color=colour, markeredgecolor=EDGE,
         markeredgewidth=0.4, linestyle="none", zorder=3,
     )  # fmt: skip
 

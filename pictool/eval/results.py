@@ -1,54 +1,272 @@
-"""A results file: a header, then one row per line. A run that was killed is continued; two at once are refused.
+"""A results file: a header, then one JSON object per line, each the result of a case under an algorithm.
 
-The file is append-only. All rows of a unit of work are written at once and synced; a last line that is not whole was
-being written when its process was killed, and is done again.
+The header says what the numbers were made of, so that only an equal experiment continues a file. The file is
+append-only: all results of a group of cases are written at once and synced. A run that was killed is continued; a last
+line that is not whole was being written then, and is done again. Two processes cannot write one file.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from pictool.compiler.compile import CODEC
 from pictool.errors import InputError, StoreError
-from pictool.eval.header import FORMAT, Header
-from pictool.eval.row import Row
+from pictool.eval.cases import SpecOptions
+from pictool.eval.datasets.base import Case, Dataset
+from pictool.eval.methods import Times
+from pictool.runtime.machine import installed, machine
 
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+FORMAT, VERSION = "pictool-eval", 1
+MEASURED = ("timing", "peak_bytes")  # fields of a result that differ from run to run; all others do not
 _BEGINNING = f'{{"format": "{FORMAT}"'.encode()
 
 
-class Results:
-    """An open results file, locked. `rows` are those that it holds, by case and label."""
+@dataclass(frozen=True)
+class Header:
+    """The first line of a results file. Fields are the keys of its JSON, in this order.
 
-    def __init__(self, path: Path, file: BinaryIO, header: Header, rows: Mapping[tuple[str, str], Row]) -> None:
+    Fields:
+        pictool: the version; None if it runs from its sources.
+        dataset: its name and fields, the number of its cases, and `sha256` over their content.
+        model: its name, fingerprints, dtype, device, and `prompts`, a hash of what makes its prompts and ends its
+            answers.
+        settings: the fields of `SpecOptions`.
+        threads: of each process; they decide the last bits, so who continues the file uses as many.
+    """
+
+    format: str
+    version: int
+    pictool: str | None
+    torch: str
+    dataset: dict[str, Any]
+    model: dict[str, Any]
+    settings: dict[str, Any]
+    threads: int
+    machine: dict[str, Any]
+
+    def report(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What two runs must share to go into one file. Names, paths and machines are no part of it."""
+        model = {name: value for name, value in self.model.items() if name != "name"}
+        return {
+            "pictool": self.pictool, "torch": self.torch, "dataset": [self.dataset["name"], self.dataset["sha256"]],
+            "model": model, "codec": CODEC, **self.settings,
+        }  # fmt: skip
+
+    @property
+    def digest(self) -> str:
+        """Of the identity (hex)."""
+        return _sha256([self.identity])
+
+    def describe(self, field: str) -> str:
+        """A field of the identity, for people."""
+        if field == "dataset":
+            params = ", ".join(f"{name}={value}" for name, value in self.dataset["params"].items())
+            return f"{self.dataset['name']} ({params}; content {self.dataset['sha256'][:12]})"
+        if field == "model":
+            name, mark = self.model["name"], _sha256([self.identity["model"]])[:12]
+            return f"{name} ({self.model['dtype']} on {self.model['device']}; {mark})"
+        return json.dumps(self.identity[field], ensure_ascii=False)
+
+    @property
+    def title(self) -> str:
+        """What a table or a picture calls the dataset: the name of its file, if it has one."""
+        path = self.dataset["params"].get("path")
+        return str(self.dataset["name"]) if path is None else Path(path).name
+
+    def is_of_machine(self, other: Header) -> bool:
+        """Whether the times of both can be compared, as far as the system tells."""
+        return all(self.machine.get(name) == other.machine.get(name) for name in ("cpu", "cores", "gpu"))
+
+    def require_same(self, other: Header, path: Path) -> None:
+        """Refuse to continue this header's file with another experiment.
+
+        Raises:
+            InputError: names what differs, on both sides.
+        """
+        here, there = other.identity, self.identity
+        different = [name for name in here if here[name] != there.get(name)]
+        if different:
+            sides = "; ".join(f"{name} {self.describe(name)} there, {other.describe(name)} here" for name in different)
+            raise InputError(
+                f"{path}: holds results of another experiment: {sides}. Name another file with -o, or begin it anew "
+                "with --force"
+            )
+
+    @classmethod
+    def from_json(cls, values: Any) -> Header:
+        """The header of a JSON object.
+
+        Raises:
+            InputError: of another version, or incomplete.
+        """
+        version = values.get("version") if isinstance(values, dict) else None
+        if version != VERSION:
+            raise InputError(f"is of version {version}, but this pictool reads version {VERSION}")
+        try:
+            header = cls(**values)
+            _ = header.digest, header.describe("dataset"), header.describe("model"), header.title
+            _ = range(header.threads)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError("the header is damaged") from error
+        return header
+
+
+def make_header(model: Model, dataset: Dataset, cases: Sequence[Case], options: SpecOptions, threads: int) -> Header:
+    """The header of a new experiment. Loads no weights."""
+    import torch
+
+    return Header(
+        FORMAT, VERSION, installed("pictool"), torch.__version__,
+        dataset={
+            "name": dataset.name, "params": json.loads(json.dumps(dataset.params)), "cases": len(cases),
+            "sha256": _sha256(asdict(case) for case in cases),
+        },
+        model=_model_identity(model),
+        settings=asdict(options),
+        threads=threads,
+        machine={name: value for name, value in machine().items() if name != "threads"},
+    )  # fmt: skip
+
+
+def _model_identity(model: Model) -> dict[str, Any]:
+    tokenizer = model.tokenizer
+    prompts = [str(tokenizer.chat_template), tokenizer.bos_token, model.bos_id, sorted(model.eos_ids)]
+    return {
+        "name": model.name, "fingerprint": model.fingerprint, "tokenizer": model.target.tokenizer,
+        "prompts": _sha256([prompts]), "dtype": model.dtype, "device": model.device,
+    }  # fmt: skip
+
+
+def _sha256(values: Iterable[Any]) -> str:
+    digest = hashlib.sha256()
+    for value in values:
+        digest.update(json.dumps(value, sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """The result of a case under an algorithm: one line of a results file. Fields are its JSON's keys, in this order.
+
+    Fields:
+        other_model: fingerprint of a second model that the user named.
+        metric: the case's own. scores: by every metric.
+        kl: KL(full ‖ this) of the first token in nats; None for methods, whose prompts are others.
+        agreement: share of tokens that are equal to those of `full`, position by position, of the longer answer.
+        common_prefix, generated: tokens of the answer. tokens: of the prompt. context: of head and documents.
+        rows: mean number of context rows that were computed per layer.
+    """
+
+    id: str
+    label: str
+    kind: str
+    algo: str
+    params: dict[str, Any]
+    other_model: str | None
+    metric: str
+    scores: dict[str, float]
+    answer: str
+    kl: float | None
+    agreement: float
+    common_prefix: int
+    generated: int
+    tokens: int
+    context: int
+    rows: float
+    bytes_read: int
+    timing: Times
+    peak_bytes: int | None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.id, self.label
+
+    @property
+    def row_share(self) -> float:
+        """`rows` as a share of the context; above 1 for methods that call the model several times."""
+        return self.rows / self.context if self.context else 0.0
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Everything that is the same in every run."""
+        return {name: value for name, value in self.report().items() if name not in MEASURED}
+
+    def report(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Any) -> CaseResult:
+        """The result of a JSON object.
+
+        Raises:
+            InputError: a key is missing, unknown, or has a value of another type.
+        """
+        checked = _require_types(cls, values, "")
+        return cls(**{**checked, "timing": Times(**_require_types(Times, checked["timing"], "timing."))})
+
+
+def _require_types(cls: type[Any], values: Any, prefix: str) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    if not isinstance(values, dict) or set(values) != set(hints):
+        raise InputError(f"is no {'row' if not prefix else 'timing'} of this version")
+    for name, hint in hints.items():
+        if hint is not Times and not _is_of_type(values[name], hint):
+            raise InputError(f"{prefix}{name} has the value {values[name]!r}")
+    return values
+
+
+def _is_of_type(value: Any, hint: Any) -> bool:
+    kind = hint if isinstance(hint, types.UnionType) else typing.get_origin(hint) or hint
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+class ResultsFile:
+    """An open results file, locked. `results` are those that it holds, by case and label."""
+
+    def __init__(
+        self, path: Path, file: BinaryIO, header: Header, results: Mapping[tuple[str, str], CaseResult]
+    ) -> None:
         self.path, self.header = path, header
-        self.rows = dict(rows)
+        self.results = dict(results)
         self._file = file
 
-    def append(self, rows: Sequence[Row]) -> None:
-        """Write rows, so that they last.
+    def append(self, results: Sequence[CaseResult]) -> None:
+        """Write results, so that they last.
 
         Raises:
             StoreError: the disk is full; what was written before stays.
         """
-        _write(self.path, self._file, [row.report() for row in rows])
-        self.rows |= {row.key: row for row in rows}
+        _write(self.path, self._file, [result.report() for result in results])
+        self.results |= {result.key: result for result in results}
 
 
 @contextmanager
 def open_results(
-    path: Path, asked: Header, force: bool = False, on_note: Callable[[str], None] = lambda _: None
-) -> Iterator[Results]:
-    """Continue the results file of the experiment `asked`, or begin it.
+    path: Path, header: Header, force: bool = False, on_note: Callable[[str], None] = lambda _: None
+) -> Iterator[ResultsFile]:
+    """Continue the results file of the experiment that `header` describes, or begin it.
 
     Args:
         force: begin anew, whatever experiment the file holds.
-        on_note: told what was dropped.
+        on_note: called with what was dropped.
 
     Raises:
         InputError: no results file, one of another experiment, a damaged one, or one that another process writes.
@@ -60,22 +278,22 @@ def open_results(
         _lock(path, file)
         file.seek(0)
         data = file.read()
-        if not _is_ours(data):
+        if not _is_results_file(data):
             raise InputError(f"{path}: is no results file of pic eval; name another with -o")
-        lines = [] if force else data.split(b"\n")[:-1]  # without what stands behind the last line break
+        lines = [] if force else data.split(b"\n")[:-1]  # without what comes after the last line break
         if not lines:
             file.truncate(0)
-            _write(path, file, [asked.report()])
-            yield Results(path, file, asked, {})
+            _write(path, file, [header.report()])
+            yield ResultsFile(path, file, header, {})
             return
-        header = _read_header(path, lines[0])
-        header.require_same(asked, path)
-        rows, is_torn = _read_rows(path, lines[1:])
+        held = _read_header(path, lines[0])
+        held.require_same(header, path)
+        results, is_torn = _read_results(path, lines[1:])
         whole = b"".join(line + b"\n" for line in (lines[:-1] if is_torn else lines))
         if len(whole) < len(data):
             on_note(f"{path}: the last line is not whole; it is dropped, and done again")
             file.truncate(len(whole))
-        yield Results(path, file, header, rows)
+        yield ResultsFile(path, file, held, results)
 
 
 def _lock(path: Path, file: BinaryIO) -> None:
@@ -85,34 +303,36 @@ def _lock(path: Path, file: BinaryIO) -> None:
         raise InputError(f"{path}: another process is writing it; wait for it, or name another with -o") from error
 
 
-def _is_ours(data: bytes) -> bool:
+def _is_results_file(data: bytes) -> bool:
     """Whether it begins like a results file; one that is shorter than that may be cut off."""
     return data[: len(_BEGINNING)] == _BEGINNING[: len(data)]
 
 
 def _read_header(path: Path, line: bytes) -> Header:
     try:
-        return Header.of(_parse(line))
+        return Header.from_json(_parse(line))
     except InputError as error:
         raise InputError(
             f"{path}: line 1: {error}; name another file with -o, or begin this one anew with --force"
         ) from error
 
 
-def _read_rows(path: Path, lines: Sequence[bytes]) -> tuple[dict[tuple[str, str], Row], bool]:
-    """The rows of the lines after the header, and whether the last one cannot be read."""
-    rows: dict[tuple[str, str], Row] = {}
+def _read_results(path: Path, lines: Sequence[bytes]) -> tuple[dict[tuple[str, str], CaseResult], bool]:
+    """The results of the lines after the header, and whether the last one cannot be read."""
+    results: dict[tuple[str, str], CaseResult] = {}
     for number, line in enumerate(lines, 2):
         try:
-            row = Row.of(_parse(line))
+            result = CaseResult.from_json(_parse(line))
         except InputError as error:
             if number == len(lines) + 1:
-                return rows, True
+                return results, True
             raise InputError(f"{path}: line {number}: {error}; take the line out, and it is done again") from error
-        if row.key in rows:
-            raise InputError(f"{path}: line {number}: case {row.id} under {row.label} stands there twice; take one out")
-        rows[row.key] = row
-    return rows, False
+        if result.key in results:
+            raise InputError(
+                f"{path}: line {number}: case {result.id} under {result.label} stands there twice; take one out"
+            )
+        results[result.key] = result
+    return results, False
 
 
 def _parse(line: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""From rows to the numbers of a table: a line per algorithm, compared with `full` case by case."""
+"""From the results of cases to the numbers of a table: a line per algorithm, compared with `full` case by case."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from statistics import fmean, median
 from typing import Any
 
 from pictool.errors import InputError
-from pictool.eval.contenders import FULL, Contender
+from pictool.eval.algorithms import FULL, Algorithm
 from pictool.eval.evaluate import Evaluation
+from pictool.eval.methods import Times
 from pictool.eval.metrics import METRICS
-from pictool.eval.reply import Times
-from pictool.eval.row import Row
+from pictool.eval.results import CaseResult
 from pictool.eval.statistics import Estimate, clustered_mean
 
 
 @dataclass(frozen=True)
 class Line:
-    """An algorithm over all cases. Shares are of 1; times are medians in seconds.
+    """An algorithm over all cases. Shares are of 1; times are medians in seconds. Fields are the keys of the JSON.
 
-    score: mean by the metric. difference: mean difference to `full`, case by case; lost and won: share of cases that
-    score less and more. kl: mean KL(full ‖ this) of the first token, nats. agreement, common_prefix, rows, row_share,
-    bytes_read: means. speedup: median over cases of full's TTFT ÷ this one's. decode_tokens_per_s: all tokens ÷ all
-    seconds. peak_bytes: the most that memory rose in a case.
+    Fields:
+        score: mean by the metric.
+        difference: mean difference to `full`, case by case. lost, won: share of cases that score less and more.
+        kl: mean KL(full ‖ this) of the first token, nats.
+        agreement, common_prefix, rows, row_share, bytes_read: means.
+        speedup: median over cases of full's TTFT ÷ this one's.
+        decode_tokens_per_s: all tokens ÷ all seconds.
+        peak_bytes: the most that memory rose in a case.
     """
 
     label: str
@@ -52,17 +56,25 @@ MEASURED = ("timing", "speedup", "decode_tokens_per_s", "peak_bytes")  # the oth
 
 @dataclass(frozen=True)
 class Summary:
-    """What an evaluation found. `metric` is the name of the score's, or "score" where cases have several."""
+    """The table of an evaluation. Fields are the keys of the JSON.
 
-    title: str  # of the dataset
+    Fields:
+        title: of the dataset.
+        metric: the name of the score's metric, or "score" where cases have several.
+        units: groups of cases that share their documents.
+        kinds: questions of each kind; empty if there is one kind only.
+        tokens: mean of the prompts.
+    """
+
+    title: str
     results: str
     header: Mapping[str, Any]
     metric: str
     questions: int
     units: int
     skipped: Sequence[str]
-    kinds: Mapping[str, int]  # questions of each; empty if there is one kind only
-    tokens: float  # mean of the prompts
+    kinds: Mapping[str, int]
+    tokens: float
     lines: Sequence[Line]
 
     def report(self) -> dict[str, Any]:
@@ -80,20 +92,20 @@ def summarise(evaluation: Evaluation, metric: str | None = None) -> Summary:
         InputError: no such metric.
     """
     require_metric(metric)
-    unit_of = {name: number for number, unit in enumerate(evaluation.units) for name in unit}
-    by_label: dict[str, list[Row]] = {one.label: [] for one in evaluation.contenders}
-    for row in evaluation.rows:
-        by_label[row.label].append(row)
+    group_of = {case_id: number for number, group in enumerate(evaluation.groups) for case_id in group}
+    by_label: dict[str, list[CaseResult]] = {algorithm.label: [] for algorithm in evaluation.algorithms}
+    for result in evaluation.results:
+        by_label[result.label].append(result)
     full = by_label[FULL.label]
-    kinds = Counter(row.kind for row in full)
-    maker = _LineMaker(full, [unit_of[row.id] for row in full], metric, list(kinds) if len(kinds) > 1 else [])
-    metrics = {metric or row.metric for row in full}
+    kinds = Counter(result.kind for result in full)
+    maker = _LineMaker(full, [group_of[result.id] for result in full], metric, list(kinds) if len(kinds) > 1 else [])
+    metrics = {metric or result.metric for result in full}
     return Summary(
         title=evaluation.header.title, results=str(evaluation.path), header=evaluation.header.report(),
-        metric=metrics.pop() if len(metrics) == 1 else "score", questions=len(full), units=len(evaluation.units),
+        metric=metrics.pop() if len(metrics) == 1 else "score", questions=len(full), units=len(evaluation.groups),
         skipped=evaluation.skipped, kinds=dict(kinds) if len(kinds) > 1 else {},
-        tokens=fmean(row.tokens for row in full),
-        lines=[maker.line(one, by_label[one.label]) for one in evaluation.contenders],
+        tokens=fmean(result.tokens for result in full),
+        lines=[maker.line(algorithm, by_label[algorithm.label]) for algorithm in evaluation.algorithms],
     )  # fmt: skip
 
 
@@ -103,48 +115,51 @@ def require_metric(metric: str | None) -> None:
 
 
 class _LineMaker:
-    """Makes lines of rows that stand in the same order as those of `full`."""
+    """Makes lines of results that are in the same order as those of `full`."""
 
-    def __init__(self, full: Sequence[Row], units: Sequence[int], metric: str | None, kinds: Sequence[str]) -> None:
-        self._full, self._units, self._metric, self._kinds = full, units, metric, kinds
+    def __init__(
+        self, full: Sequence[CaseResult], groups: Sequence[int], metric: str | None, kinds: Sequence[str]
+    ) -> None:
+        self._full, self._groups, self._metric, self._kinds = full, groups, metric, kinds
 
-    def line(self, one: Contender, rows: Sequence[Row]) -> Line:
-        assert [row.id for row in rows] == [row.id for row in self._full]
-        scores, pairs = [self._score(row) for row in rows], list(zip(rows, self._full, strict=True))
-        differences = [self._score(row) - self._score(full) for row, full in pairs]
-        kls = [row.kl for row in rows if row.kl is not None]
+    def line(self, algorithm: Algorithm, results: Sequence[CaseResult]) -> Line:
+        assert [result.id for result in results] == [result.id for result in self._full]
+        scores, pairs = [self._score(result) for result in results], list(zip(results, self._full, strict=True))
+        differences = [self._score(result) - self._score(full) for result, full in pairs]
+        kls = [result.kl for result in results if result.kl is not None]
         return Line(
-            label=one.label, algo=one.algo.name, params=rows[0].params,
-            score=clustered_mean(scores, self._units),
-            difference=clustered_mean(differences, self._units),
-            lost=fmean(apart < 0 for apart in differences), won=fmean(apart > 0 for apart in differences),
-            kl=clustered_mean(kls, self._units) if kls else None,
-            agreement=fmean(row.agreement for row in rows), common_prefix=fmean(row.common_prefix for row in rows),
-            rows=fmean(row.rows for row in rows), row_share=fmean(row.row_share for row in rows),
-            timing=_medians([row.timing for row in rows]),
-            speedup=median(full.timing.ttft_s / row.timing.ttft_s for row, full in pairs),
-            decode_tokens_per_s=_rate(rows), peak_bytes=_most(row.peak_bytes for row in rows),
-            bytes_read=fmean(row.bytes_read for row in rows),
-            by_kind={kind: self._of_kind(rows, scores, kind) for kind in self._kinds},
+            label=algorithm.label, algo=algorithm.name, params=results[0].params,
+            score=clustered_mean(scores, self._groups),
+            difference=clustered_mean(differences, self._groups),
+            lost=fmean(difference < 0 for difference in differences),
+            won=fmean(difference > 0 for difference in differences),
+            kl=clustered_mean(kls, self._groups) if kls else None,
+            agreement=fmean(result.agreement for result in results),
+            common_prefix=fmean(result.common_prefix for result in results),
+            rows=fmean(result.rows for result in results), row_share=fmean(result.row_share for result in results),
+            timing=_median_times([result.timing for result in results]),
+            speedup=median(full.timing.ttft_s / result.timing.ttft_s for result, full in pairs),
+            decode_tokens_per_s=_decode_rate(results), peak_bytes=_highest(result.peak_bytes for result in results),
+            bytes_read=fmean(result.bytes_read for result in results),
+            by_kind={kind: self._of_kind(results, scores, kind) for kind in self._kinds},
         )  # fmt: skip
 
-    def _score(self, row: Row) -> float:
-        return row.scores[self._metric or row.metric]
+    def _score(self, result: CaseResult) -> float:
+        return result.scores[self._metric or result.metric]
 
-    def _of_kind(self, rows: Sequence[Row], scores: Sequence[float], kind: str) -> Estimate:
-        chosen = [i for i, row in enumerate(rows) if row.kind == kind]
-        return clustered_mean([scores[i] for i in chosen], [self._units[i] for i in chosen])
-
-
-def _medians(times: Sequence[Times]) -> Times:
-    return Times(*(median(column) for column in zip(*(vars(one).values() for one in times), strict=True)))
+    def _of_kind(self, results: Sequence[CaseResult], scores: Sequence[float], kind: str) -> Estimate:
+        chosen = [i for i, result in enumerate(results) if result.kind == kind]
+        return clustered_mean([scores[i] for i in chosen], [self._groups[i] for i in chosen])
 
 
-def _rate(rows: Sequence[Row]) -> float | None:
-    seconds = sum(row.timing.decode_s for row in rows)
-    return sum(row.generated for row in rows) / seconds if seconds else None
+def _median_times(several: Sequence[Times]) -> Times:
+    return Times(*(median(column) for column in zip(*(vars(times).values() for times in several), strict=True)))
 
 
-def _most(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
+def _decode_rate(results: Sequence[CaseResult]) -> float | None:
+    seconds = sum(result.timing.decode_s for result in results)
+    return sum(result.generated for result in results) / seconds if seconds else None
+
+
+def _highest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

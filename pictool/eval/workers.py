@@ -1,4 +1,4 @@
-"""Tasks run in this process, or spread over processes that end with it. Results come as they get ready."""
+"""Runs tasks in this process, or in worker processes that end with it. Results come as they get ready."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from pictool.compiler.compile import CODEC
 from pictool.errors import InputError, PicError
-from pictool.eval.contenders import Contender
-from pictool.eval.row import Row
+from pictool.eval.algorithms import Algorithm
+from pictool.eval.results import CaseResult
 from pictool.eval.runner import Runner, Task
 from pictool.store.remote import Remote
 from pictool.store.store import Store
@@ -31,7 +31,7 @@ _Workers = dict[Connection, SpawnProcess]
 
 @dataclass(frozen=True)
 class Job:
-    """What each process needs to begin. `fingerprint` is of the model that is asked for."""
+    """What each process needs to begin. `fingerprint` is that of the model that is evaluated."""
 
     name: str
     directory: Path
@@ -40,12 +40,12 @@ class Job:
     fingerprint: str
     store: Path
     remote: Remote | None
-    contenders: tuple[Contender, ...]
+    algorithms: tuple[Algorithm, ...]
     threads: int
     codec: str
 
     def runner(self) -> Runner:
-        """Opens the model in this process."""
+        """Open the model in this process."""
         import torch
         from transformers.utils import logging
 
@@ -58,7 +58,7 @@ class Job:
         model.name = self.name
         if model.fingerprint != self.fingerprint:
             raise InputError(f"{self.name}: was replaced while it was being evaluated; run the command again")
-        return Runner(model, Store(self.store, remote=self.remote), self.contenders, self.codec)
+        return Runner(model, Store(self.store, remote=self.remote), self.algorithms, self.codec)
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,22 @@ class Crash:
     trace: str
 
 
-def make_job(
-    model: Model, store: Store, contenders: Sequence[Contender], threads: int, codec: str = CODEC
-) -> Job:  # fmt: skip
+def make_job(model: Model, store: Store, algorithms: Sequence[Algorithm], threads: int, codec: str = CODEC) -> Job:
+    """The job of a model on disk.
+
+    Raises:
+        InputError: the model is in memory only.
+    """
     if model.directory is None:
         raise InputError(f"{model.name}: is in memory, and other processes cannot open it; use one job")
     return Job(
         model.name, model.directory.absolute(), model.device, model.dtype, model.fingerprint, store.root.absolute(),
-        store.remote, tuple(contenders), threads, codec,
+        store.remote, tuple(algorithms), threads, codec,
     )  # fmt: skip
 
 
-def run_here(runner: Runner, tasks: Sequence[Task], threads: int) -> Iterator[list[Row]]:
-    """In this process, with so many threads."""
+def run_here(runner: Runner, tasks: Sequence[Task], threads: int) -> Iterator[list[CaseResult]]:
+    """Run tasks in this process, with so many threads."""
     import torch
 
     before = torch.get_num_threads()
@@ -92,27 +95,27 @@ def run_here(runner: Runner, tasks: Sequence[Task], threads: int) -> Iterator[li
         torch.set_num_threads(before)
 
 
-def run_in_processes(job: Job, tasks: Sequence[Task], count: int) -> Iterator[list[Row]]:
-    """In `count` processes. However this ends, they do.
+def run_in_processes(job: Job, tasks: Sequence[Task], count: int) -> Iterator[list[CaseResult]]:
+    """Run tasks in `count` processes. However this ends, the processes end too.
 
     Raises:
         PicError: of the first task that failed, or of a process that was killed.
     """
-    waiting = iter(tasks)
-    with _started(job, count) as workers:
-        busy = {connection for connection in workers if _give(connection, waiting)}
+    queue = iter(tasks)
+    with _start_workers(job, count) as workers:
+        busy = {connection for connection in workers if _send_next(connection, queue)}
         while busy:
             for ready in wait([*busy]):
                 assert isinstance(ready, Connection)
-                rows = _take(ready, workers[ready])
-                if not _give(ready, waiting):
+                results = _receive(ready, workers[ready])
+                if not _send_next(ready, queue):
                     busy.remove(ready)
-                yield rows
+                yield results
 
 
-def _give(connection: Connection, waiting: Iterator[Task]) -> bool:
-    """Hand the next task to a worker; False if there is none. A worker that is dead is noticed when it is read."""
-    task = next(waiting, None)
+def _send_next(connection: Connection, queue: Iterator[Task]) -> bool:
+    """Send the next task to a worker; False if there is none. A dead worker is noticed when it is read from."""
+    task = next(queue, None)
     if task is not None:
         try:
             connection.send(task)
@@ -121,7 +124,8 @@ def _give(connection: Connection, waiting: Iterator[Task]) -> bool:
     return task is not None
 
 
-def _take(connection: Connection, process: SpawnProcess) -> list[Row]:
+def _receive(connection: Connection, process: SpawnProcess) -> list[CaseResult]:
+    """The results of a worker's task. Raises what the worker raised."""
     try:
         result = connection.recv()
     except (EOFError, OSError) as error:
@@ -134,22 +138,22 @@ def _take(connection: Connection, process: SpawnProcess) -> list[Row]:
         raise result
     if isinstance(result, Crash):
         raise RuntimeError(f"in a worker process:\n{result.trace}")
-    rows: list[Row] = result
-    return rows
+    results: list[CaseResult] = result
+    return results
 
 
 @contextmanager
-def _started(job: Job, count: int) -> Iterator[_Workers]:
+def _start_workers(job: Job, count: int) -> Iterator[_Workers]:
     context = multiprocessing.get_context("spawn")
     workers: _Workers = {}
     try:
-        with _deaf_to_interrupts():
+        with _interrupts_ignored():
             for _ in range(count):
-                mine, theirs = context.Pipe()
-                process = context.Process(target=_work, args=(theirs, job), daemon=True)
+                connection, worker_end = context.Pipe()
+                process = context.Process(target=_work, args=(worker_end, job), daemon=True)
                 process.start()
-                theirs.close()
-                workers[mine] = process
+                worker_end.close()
+                workers[connection] = process
         yield workers
     finally:
         for process in workers.values():
@@ -160,8 +164,8 @@ def _started(job: Job, count: int) -> Iterator[_Workers]:
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes that are started within ignore Ctrl-C for good: their parent hears it, and ends them."""
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes that are started within ignore Ctrl-C for good: their parent receives it, and ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -173,7 +177,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _work(connection: Connection, job: Job) -> None:
-    """A worker's life: tasks in, rows out, until its parent ends it, or is gone."""
+    """The main function of a worker: receives tasks and sends results, until its parent ends it, or is gone."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, ConnectionError):
         try:

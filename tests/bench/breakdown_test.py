@@ -13,10 +13,9 @@ import torch
 from pictool.bench import breakdown
 from pictool.bench.breakdown import Parts, Stopwatch, bench_breakdown, link_in_parts
 from pictool.bench.options import PromptOptions
-from pictool.bench.sample import Prompt, link_prompt
+from pictool.bench.prompts import BenchPrompt, make_prompt, with_speculative
 from pictool.bench.shapes import save_speculative
-from pictool.bench.sync import make_prompt
-from pictool.bench.workload import with_speculative
+from pictool.bench.single_request import link_prompt
 from pictool.linker.grid import Labelled, parse_grid
 from pictool.linker.link import Linked
 from pictool.runtime.model import Model
@@ -31,12 +30,12 @@ def policies(tmp_path: Path) -> list[Labelled]:
 
 
 @pytest.fixture
-def prompt(model: Model, policies: list[Labelled], tmp_path: Path) -> Prompt:
+def prompt(model: Model, policies: list[Labelled], tmp_path: Path) -> BenchPrompt:
     return make_prompt(model, policies, OPTIONS, tmp_path)
 
 
 def test_parts_add_up_to_the_ttft_of_the_link(
-    model: Model, policies: list[Labelled], prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+    model: Model, policies: list[Labelled], prompt: BenchPrompt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links: list[Linked] = []
 
@@ -53,7 +52,7 @@ def test_parts_add_up_to_the_ttft_of_the_link(
 
 
 def test_only_checked_layers_check_and_only_speccache_scores(
-    model: Model, policies: list[Labelled], prompt: Prompt
+    model: Model, policies: list[Labelled], prompt: BenchPrompt
 ) -> None:
     for one in policies:
         parts = link_in_parts(model, prompt, one.policy)
@@ -63,14 +62,14 @@ def test_only_checked_layers_check_and_only_speccache_scores(
         assert (parts.scoring > 0) == (one.policy.name == "speccache")
 
 
-def test_timing_changes_no_result(model: Model, policies: list[Labelled], prompt: Prompt) -> None:
+def test_timing_changes_no_result(model: Model, policies: list[Labelled], prompt: BenchPrompt) -> None:
     for labelled in policies:
         timed = link_prompt(model, prompt, labelled.policy, False, Stopwatch(model).stage).image.logits
         plain = link_prompt(model, prompt, labelled.policy, False).image.logits
         assert timed is not None and plain is not None and torch.equal(timed, plain)
 
 
-def test_every_layer_is_timed_once_and_the_logits(model: Model, policies: list[Labelled], prompt: Prompt) -> None:
+def test_every_layer_is_timed_once_and_the_logits(model: Model, policies: list[Labelled], prompt: BenchPrompt) -> None:
     for labelled in policies:
         watch, layers = Stopwatch(model), model.geometry.layers
         link_prompt(model, prompt, labelled.policy, False, watch.stage)
@@ -81,7 +80,7 @@ def test_every_layer_is_timed_once_and_the_logits(model: Model, policies: list[L
 
 
 def test_a_link_that_is_interrupted_while_it_is_timed_leaves_nothing_behind(
-    model: Model, policies: list[Labelled], prompt: Prompt
+    model: Model, policies: list[Labelled], prompt: BenchPrompt
 ) -> None:
     @contextmanager
     def interrupt(name: str) -> Iterator[None]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pictool.bench import context, sync
-from pictool.bench.floor import Rates
+from pictool.bench.roofline import Rates
 from pictool.bench.shapes import random_model
 from pictool.runtime.model import Model
 

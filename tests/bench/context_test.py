@@ -7,15 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import linregress
 
 from pictool.bench import context
-from pictool.bench.context import ContextResult, Curve, Point, bench_context, make_prompts
-from pictool.bench.floor import Rates
+from pictool.bench.context import ContextResult, Curve, CurvePoint, Growth, bench_context, longer_half, make_prompts
 from pictool.bench.options import ContextOptions
-from pictool.bench.rounds import Spread
-from pictool.bench.sample import run_linked
+from pictool.bench.repeats import MedianRange
+from pictool.bench.roofline import Rates
+from pictool.bench.single_request import run_linked
 from pictool.errors import InputError
 from pictool.linker.grid import parse_grid
 from pictool.runtime.model import Model
@@ -77,7 +79,7 @@ def test_a_curve_ends_where_memory_does_and_the_others_go_on(
 
 def curve(seconds: list[float], recompute: list[float]) -> Curve:
     points = [
-        Point(1024 << i, Spread(ttft, ttft, ttft), compute, 1.0, 0, None, 1.0, 1.0, ())
+        CurvePoint(1024 << i, MedianRange(ttft, ttft, ttft), compute, 1.0, 0, None, 1.0, 1.0, ())
         for i, (ttft, compute) in enumerate(zip(seconds, recompute, strict=True))
     ]
     return Curve("x", {}, tuple(points), None)
@@ -98,3 +100,32 @@ def test_the_last_length_must_fit_the_model(model: Model, tmp_path: Path) -> Non
 
 def test_a_result_without_curves_is_empty() -> None:
     assert ContextResult((1,), Rates(1.0, 1.0), ()).report()["curves"] == []
+
+
+# Growth
+
+
+def test_a_power_law_gives_its_exponent() -> None:
+    tokens = [1024, 2048, 4096, 8192]
+    fit = Growth.fit(tokens, [3e-9 * n**1.7 for n in tokens])
+    assert fit is not None and fit.error is not None
+    assert fit.exponent == pytest.approx(1.7) and fit.error == pytest.approx(0, abs=1e-6)
+
+
+def test_exponent_and_error_are_those_of_scipy() -> None:
+    tokens = [1000, 1500, 4000, 9000, 30000]
+    seconds = np.random.default_rng(0).uniform(0.5, 2, 5) * np.array(tokens) ** 1.3
+    fit, expected = Growth.fit(tokens, list(seconds)), linregress(np.log(tokens), np.log(seconds))
+    assert fit is not None
+    assert (fit.exponent, fit.error) == pytest.approx((expected.slope, expected.stderr))
+
+
+def test_two_lengths_have_no_error_and_one_no_exponent() -> None:
+    fit = Growth.fit([10, 100], [1.0, 10.0])
+    assert fit is not None and fit.exponent == pytest.approx(1.0) and fit.error is None
+    assert Growth.fit([10], [1.0]) is None and Growth.fit([], []) is None
+    assert [str(one) for one in (Growth(1.234, None), Growth(2.0, 0.056))] == ["1.23", "2.00 ± 0.06"]
+
+
+def test_the_longer_half_has_the_middle_one() -> None:
+    assert [list(range(n))[longer_half(n)] for n in (1, 2, 5, 6)] == [[0], [1], [2, 3, 4], [3, 4, 5]]

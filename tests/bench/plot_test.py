@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from pictool.bench.breakdown import BreakdownResult, Broken, Parts
-from pictool.bench.context import ContextResult, Curve, Point
-from pictool.bench.floor import Rates
+from pictool.bench.asynchronous import Figures, LoadPoint
+from pictool.bench.breakdown import BreakdownResult, Parts, PolicyBreakdown
+from pictool.bench.context import TRANSFORMERS_STYLE, ContextResult, Curve, CurvePoint
 from pictool.bench.plot import (
     bar_parts,
-    colours,
+    draw_load,
+    line_colours,
     picture,
     picture_paths,
     plot_breakdown,
     plot_context,
+    plot_load,
     require_matplotlib,
+    series,
 )
-from pictool.bench.rounds import Spread
+from pictool.bench.repeats import MedianRange
+from pictool.bench.roofline import Rates
 from pictool.errors import InputError
+from pictool.eval.algorithms import plot_style
+from pictool.linker.policies.base import PlotStyle
 
 pytest.importorskip("matplotlib")
 
 
-def curve(label: str, seconds: list[float], out_of_memory: int | None = None) -> Curve:
+def curve(
+    label: str, seconds: list[float], out_of_memory: int | None = None, style: PlotStyle = PlotStyle()
+) -> Curve:  # fmt: skip
     points = [
-        Point(1024 << i, Spread(s, s * 0.9, s * 1.1), s, 1.0, 0, None, 1.0, 1.0, ()) for i, s in enumerate(seconds)
+        CurvePoint(1024 << i, MedianRange(s, s * 0.9, s * 1.1), s, 1.0, 0, None, 1.0, 1.0, ())
+        for i, s in enumerate(seconds)
     ]
-    return Curve(label, {}, tuple(points), out_of_memory)
+    return Curve(label, {}, tuple(points), out_of_memory, style)
 
 
 CONTEXT = ContextResult(
@@ -40,8 +53,8 @@ PARTS = Parts(1.0, 0.5, 0.25, (1, 2, 3), (0, 1, 0.5), 0.1, 0.2)
 BREAKDOWN = BreakdownResult(
     128,
     (
-        Broken("cacheblend-15", {}, (1, 2), Spread(9, 8, 10), PARTS, (PARTS,)),
-        Broken("full", {}, (), Spread(9, 8, 10), Parts(0, 0, 0, (1,), (0,), 0, 0), ()),
+        PolicyBreakdown("cacheblend-15", {}, (1, 2), MedianRange(9, 8, 10), PARTS, (PARTS,)),
+        PolicyBreakdown("full", {}, (), MedianRange(9, 8, 10), Parts(0, 0, 0, (1,), (0,), 0, 0), ()),
     ),
 )
 
@@ -83,12 +96,34 @@ def test_nothing_is_written_after_an_error() -> None:
     assert not list(Path().glob("out.*"))
 
 
-def test_colours_are_those_of_families() -> None:
-    labels = ["full", "legolink-16", "legolink-2", "legolink-0", "cacheblend-15:on=k", "mine", "other-3"]
-    chosen = colours(labels)
-    assert len({*chosen.values()}) == len(labels)
-    assert colours(["legolink-16"])["legolink-16"] == chosen["legolink-16"]
-    assert colours(["cacheblend-15"])["cacheblend-15"] == chosen["cacheblend-15:on=k"]
+LINE_COLOURS = {
+    "full": ("#111111",), "naive": ("#9467bd",), "legolink": ("#08519c", "#3182bd", "#6baed6", "#9ecae1"),
+    "legolink-0": ("#17becf",), "cacheblend": ("#d94801", "#fd8d3c", "#fdae6b", "#fdd0a2"),
+    "speccache": ("#006d2c", "#31a354", "#74c476"), "unknown": ("#a50f15", "#8c6d31", "#e377c2", "#7f7f7f"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINE_COLOURS)
+def test_policies_have_their_colours(name: str) -> None:
+    assert plot_style(name).line_colors == LINE_COLOURS[name]
+
+
+def test_variants_of_a_policy_take_its_colours_one_after_another() -> None:
+    names = {
+        "full": "full", "legolink-16": "legolink", "legolink-2": "legolink", "legolink-0": "legolink-0",
+        "cacheblend-15:on=k": "cacheblend", "mine": "mine", "other-3": "other",
+    }  # fmt: skip
+    chosen = line_colours({label: plot_style(name) for label, name in names.items()})
+    assert len({*chosen.values()}) == len(names)
+    assert line_colours({"legolink-16": plot_style("legolink")})["legolink-16"] == chosen["legolink-16"]
+    assert line_colours({"cacheblend-15": plot_style("cacheblend")})["cacheblend-15"] == chosen["cacheblend-15:on=k"]
+    five = line_colours({f"legolink-{k}": plot_style("legolink") for k in range(5)})
+    assert list(five.values()) == [*LINE_COLOURS["legolink"], LINE_COLOURS["legolink"][0]]
+
+
+def test_baselines_of_a_curve_have_colours_of_their_own() -> None:
+    plot_context(replace(CONTEXT, curves=(curve("transformers", [1, 2], style=TRANSFORMERS_STYLE),)), "t", "out.svg")
+    assert "#8c8c8c" in Path("out.svg").read_text()
 
 
 def test_another_kind_of_picture_is_refused() -> None:
@@ -102,3 +137,67 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(InputError, match=r"--plot: needs matplotlib.* pip install 'pictool\[plot\]'"):
         require_matplotlib()
+
+
+# Many users
+
+
+def point(
+    label: str, users: int, rate: float, goodput: float | None = None, ttft: Sequence[float] = (1, 3)
+) -> LoadPoint:  # fmt: skip
+    runs = tuple(Figures(9, 1.0, seconds, 0, 0, 0, 0, rate / 2, goodput, 1.0) for seconds in ttft)
+    return LoadPoint(label, label.split("-")[0], users, None if users == 1 else 0.1 * users, rate, runs)
+
+
+POINTS = [point(label, users, rate) for rate in (4, 1, 2) for users in (1, 8) for label in ("full", "legolink-16")]
+
+
+def test_a_line_is_a_policy_and_a_user_set_by_ascending_rate() -> None:
+    found = series(POINTS)
+    assert set(found) == {(label, users) for label in ("full", "legolink-16") for users in (1, 8)}
+    assert all([one.rate for one in line] == [1, 2, 4] for line in found.values())
+
+
+def drawn(points: Sequence[LoadPoint]) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    draw_load(figure, points, "a title")
+    figure.draw_without_rendering()
+    return figure
+
+
+def test_panels_show_means_with_deviations_against_the_rate() -> None:
+    ttft, throughput = drawn(POINTS).axes
+    assert ttft.get_yscale() == "log" and "time to first token" in ttft.get_ylabel()
+    assert len(ttft.containers) == len(throughput.containers) == 4  # policies · user sets
+    line, _, (bars,) = ttft.containers[0]
+    assert line.get_xydata().tolist() == [[1, 2], [2, 2], [4, 2]]
+    low, high = bars.get_segments()[0][:, 1]
+    assert (low, high) == pytest.approx((2 - 2**0.5, 2 + 2**0.5))
+    assert throughput.containers[0][0].get_xydata().tolist() == [[1, 0.5], [2, 1], [4, 2]]
+
+
+def test_goodput_has_a_panel_where_there_are_scores() -> None:
+    with_scores = [point("full", 1, 1, 0.5), point("naive", 1, 1, 0.25), point("full", 8, 1)]  # of one set only
+    *_, goodput = drawn(with_scores).axes
+    assert "good answers" in goodput.get_ylabel()
+    heights = [container[0].get_ydata().tolist() for container in goodput.containers]
+    assert heights == [[0.5], [0.25], []]
+
+
+def test_the_legend_names_user_sets_only_if_there_are_several() -> None:
+    def names(points: Sequence[LoadPoint]) -> list[str]:
+        return [text.get_text() for text in drawn(points).legends[0].get_texts()]
+
+    assert names(POINTS) == ["full", "legolink-16", "1 user", "8 users, CCR 0.8", "all that arrives"]
+    assert names([one for one in POINTS if one.users == 8]) == ["full", "legolink-16", "all that arrives"]
+
+
+def test_equal_numbers_give_equal_files(tmp_path: Path) -> None:
+    for name in ("a.svg", "b.png"):
+        plot_load(POINTS, "a title", tmp_path / name)
+    for suffix in (".svg", ".png"):
+        first, second = ((tmp_path / f"{stem}{suffix}").read_bytes() for stem in "ab")
+        assert first == second
+    assert ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")

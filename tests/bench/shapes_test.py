@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pictool.api import link
-from pictool.bench.plain import plain_module
 from pictool.bench.shapes import random_model, random_module, save_speculative, shape_of, shapes
+from pictool.bench.single_request import transformers_module
 from pictool.controller.calibration import token_bytes
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
@@ -52,7 +52,7 @@ def test_every_shape_made_narrow_computes_what_transformers_does(name: str, stor
     chunks = subjects.make_chunks((9, 30))
     linked = link(model, store, chunks, "Which year?", make_policy("full", {}))
     ids = torch.from_numpy(linked.image.layout.tokens.astype("int64"))[None]
-    for other in (reference.eager(module), plain_module(model)):
+    for other in (reference.eager(module), transformers_module(model)):
         with torch.inference_mode():
             logits = other(ids).logits[0, -1]
         assert linked.image.logits is not None

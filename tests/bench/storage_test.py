@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pictool.bench import disk, storage, storage_round
-from pictool.bench.storage import OWN, StorageResult, bytes_needed, measure_storage
-from pictool.bench.storage_round import ObjectSize, size_of_mb
+from pictool.bench import storage
+from pictool.bench.storage import COMPARED_WITH, ObjectSize, StorageResult, bench_storage, bytes_needed, size_of_mb
 from pictool.core import Geometry
 from pictool.errors import InputError
 from pictool.store.format import CompiledChunk, ObjectFile
@@ -24,7 +22,7 @@ ALWAYS = {"write", "disk_write", "read_cold", "disk_cold", "read_warm", "copy", 
 
 
 def measure(*sizes: ObjectSize, **more: Any) -> list[StorageResult]:
-    return measure_storage(sizes, memory_bytes=1 << 16, **more)
+    return bench_storage(sizes, memory_bytes=1 << 16, **more)
 
 
 def test_sizes_are_those_of_k_and_v() -> None:
@@ -36,7 +34,7 @@ def test_sizes_are_those_of_k_and_v() -> None:
     assert size_of_mb(1e-9).tokens == 1
 
 
-def test_every_operation_is_timed_in_every_round_and_nothing_stays(tmp_path: Path) -> None:
+def test_every_operation_is_timed_in_every_repeat_and_nothing_stays(tmp_path: Path) -> None:
     steps: list[None] = []
     results = measure(SMALL, ObjectSize(9, 1, TINY), repeats=3, on_step=lambda: steps.append(None))
     assert [result.size.tokens for result in results] == [5, 9] and len(steps) == 6
@@ -47,7 +45,7 @@ def test_every_operation_is_timed_in_every_round_and_nothing_stays(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rates_are_bytes_of_k_and_v_by_time_and_shares_those_of_the_same_round() -> None:
+def test_rates_are_bytes_of_k_and_v_by_time_and_shares_those_of_the_same_repeat() -> None:
     seconds = {
         "write": [2.0, 4.0], "disk_write": [1.0, 1.0], "read_cold": [2.0, 2.0], "disk_cold": [4.0, 1.0],
         "disk_direct": [1.0, 2.0], "read_warm": [1.0, 1.0], "copy": [0.5, 0.5], "verify": [3.0, 3.0],
@@ -56,21 +54,21 @@ def test_rates_are_bytes_of_k_and_v_by_time_and_shares_those_of_the_same_round()
     result = StorageResult(ObjectSize(5, 2, TINY), 1, True, seconds)
     one = 2 * 960 / 1e9  # GB of a round
     assert result.rates("write") == pytest.approx([one / 2, one / 4])
-    assert result.own_rates("read_cold") == pytest.approx([one, one])  # the faster way past or through the cache
-    assert result.share("write", result.own_rates("write")) == pytest.approx((1 / 2 + 1 / 4) / 2)
+    assert result.compared_rates("read_cold") == pytest.approx([one, one])  # the faster way past or through the cache
+    assert result.share("write", result.compared_rates("write")) == pytest.approx((1 / 2 + 1 / 4) / 2)
     # Written after the checksum is known: 1 + 1 and 1 + 1.5 s. Read: 0.5 + 1 and 0.5 + 1.5 s, or the disk's 1 s.
-    assert result.expected("write") == pytest.approx([one / 2, one / 2.5])
-    assert result.expected("read_warm") == result.expected("verify") == pytest.approx([one / 1.5, one / 2])
-    assert result.expected("read_cold") == pytest.approx([one / 1.5, one / 2])
+    assert result.expected_rates("write") == pytest.approx([one / 2, one / 2.5])
+    assert result.expected_rates("read_warm") == result.expected_rates("verify") == pytest.approx([one / 1.5, one / 2])
+    assert result.expected_rates("read_cold") == pytest.approx([one / 1.5, one / 2])
     report = result.report()
     assert report["operations"]["write"]["of_own"] == pytest.approx(0.375)
     assert report["operations"]["write"]["of_expected"] == pytest.approx((1 + 2.5 / 4) / 2)
-    assert set(report["operations"]) == set(OWN) and report["raw_s"] == seconds
+    assert set(report["operations"]) == set(COMPARED_WITH) and report["raw_s"] == seconds
 
 
 def test_objects_are_whole_and_hold_what_was_drawn(tmp_path: Path) -> None:
     store, data = Store(tmp_path), np.random.default_rng(0).bytes(SMALL.kv_bytes)
-    path = store.put(storage_round._object(SMALL, memoryview(data), np.random.default_rng(1)))
+    path = store.put(storage._object(SMALL, memoryview(data), np.random.default_rng(1)))
     with ObjectFile(path) as file:
         file.verify()
         assert file.meta.target.geometry == TINY and file.meta.num_tokens == 5
@@ -91,9 +89,9 @@ def test_all_layers_of_all_objects_are_read_and_nothing_else(monkeypatch: pytest
     assert read == [0, 1, 2] * 2 * 3  # two objects: cold, warm, verified
 
 
-def test_memory_is_passed_over_layer_by_layer_and_round_and_round() -> None:
+def test_memory_is_passed_over_layer_by_layer_and_over_and_over() -> None:
     memory = np.arange(1000, dtype=np.int64).astype(np.uint8)
-    pieces = list(storage_round._pieces(SMALL, memory))  # 2 · 3 layers of 320 bytes; three fit
+    pieces = list(storage._pieces(SMALL, memory))  # 2 · 3 layers of 320 bytes; three fit
     assert [len(piece) for piece in pieces] == [320] * 6
     assert [int(piece[0]) for piece in pieces] == [0, 320 % 256, 640 % 256] * 2
 
@@ -111,7 +109,7 @@ def test_what_is_compared_changes_places(monkeypatch: pytest.MonkeyPatch) -> Non
         path.write_bytes(data)
 
     monkeypatch.setattr(Store, "put", put_object)
-    monkeypatch.setattr(storage_round, "write_plain", put_plain)
+    monkeypatch.setattr(storage, "write_file", put_plain)
     measure(ObjectSize(1, 1, TINY), repeats=2)
     assert order == ["object", "plain", "plain", "object"]
 
@@ -121,7 +119,7 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         assert any(tmp_path.rglob("*.kvo"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(storage_round, "_read_objects", interrupt)
+    monkeypatch.setattr(storage, "_read_objects", interrupt)
     with pytest.raises(KeyboardInterrupt):
         measure(SMALL, repeats=1)
     assert list(tmp_path.iterdir()) == []
@@ -138,13 +136,13 @@ def test_too_little_room_is_known_before_anything_is_written(tmp_path: Path, mon
 
 def test_as_much_as_is_asked_for_is_written_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size, found = ObjectSize(300, 3, Geometry(40, 4, 8)), []
-    read = storage_round._read_objects
+    read = storage._read_objects
 
-    def look(*arguments: Any) -> None:
+    def record(*arguments: Any) -> None:
         found.append(sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()))
         read(*arguments)
 
-    monkeypatch.setattr(storage_round, "_read_objects", look)
+    monkeypatch.setattr(storage, "_read_objects", record)
     measure(size, repeats=1)
     assert 2 * size.count * size.kv_bytes < max(found) <= bytes_needed(size)
 
@@ -159,7 +157,7 @@ def test_as_much_as_is_asked_for_is_written_at_most(tmp_path: Path, monkeypatch:
         (lambda: ObjectSize(1, 1, Geometry(0, 1, 1)), "layers 0"),
         (lambda: ObjectSize(1, dtype="int8"), "dtype int8"),
         (lambda: measure(SMALL, repeats=0), "--repeats 0"),
-        (lambda: measure(SMALL, where="nowhere"), "nowhere: no such directory"),
+        (lambda: measure(SMALL, parent="nowhere"), "nowhere: no such directory"),
     ],
 )
 def test_what_makes_no_sense(make: Any, message: str) -> None:
@@ -167,58 +165,30 @@ def test_what_makes_no_sense(make: Any, message: str) -> None:
         make()
 
 
-# Plain files
-
-
-def test_plain_files_are_read_whole_through_the_cache_and_past_it(tmp_path: Path) -> None:
-    path, data = tmp_path / "x", os.urandom(3 * 4096 + 100)
-    disk.write_plain(path, data)
-    assert path.read_bytes() == data
-    buffer = memoryview(bytearray(4096))
-    assert disk.read_plain(path, buffer) == len(data)
-    assert bytes(buffer[:100]) == data[-100:]
-    assert disk.read_direct(path) in (len(data), None)
-
-
-def test_a_file_that_was_just_read_is_in_the_page_cache(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    disk.write_plain(path, bytes(8192))
-    assert disk.is_cached(path) in (True, None)
-
-
-def test_a_file_system_without_direct_reads_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(22, "Invalid argument")
-
-    path = tmp_path / "x"
-    disk.write_plain(path, b"x")
-    monkeypatch.setattr(os, "open", refuse)
-    assert disk.read_direct(path) is None
-
-
 def test_without_direct_reads_the_disk_is_what_comes_through_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_round, "read_direct", lambda _: None)
+    monkeypatch.setattr(storage, "read_direct", lambda _: None)
     (result,) = measure(SMALL, repeats=1)
     assert set(result.seconds) == ALWAYS
-    assert result.own_rates("read_cold") == result.rates("disk_cold")
+    assert result.compared_rates("read_cold") == result.rates("disk_cold")
 
 
 @pytest.mark.parametrize(("held", "want"), [(True, False), (False, True), (None, None)])
-def test_it_says_whether_the_page_cache_forgets(
+def test_it_says_whether_the_page_cache_drops_files(
     held: bool | None, want: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_round, "is_cached", lambda _: held)
+    monkeypatch.setattr(storage, "is_cached", lambda _: held)
     (result,) = measure(SMALL, repeats=1)
     assert result.is_cold is want
 
 
 def test_sizes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
+    original = storage.run_repeat
 
-    def run(size: ObjectSize, *more: Any) -> storage_round.Round:
+    def run(size: ObjectSize, *more: Any) -> storage.StorageRepeat:
         seen.append(size.tokens)
-        return storage_round.run_round(size, *more)
+        return original(size, *more)
 
-    monkeypatch.setattr(storage, "run_round", run)
+    monkeypatch.setattr(storage, "run_repeat", run)
     measure(*(ObjectSize(tokens, 1, TINY) for tokens in (1, 2, 3)), repeats=2)
     assert seen == [1, 2, 3, 2, 3, 1]

@@ -10,15 +10,14 @@ import pytest
 import subjects
 import torch
 
-from pictool.bench import sample
-from pictool.bench.floor import Rates
+from pictool.bench import single_request
 from pictool.bench.options import PromptOptions
-from pictool.bench.plain import plain_module, run_plain
-from pictool.bench.rounds import median_ratio
-from pictool.bench.sample import Prompt, run_linked
+from pictool.bench.prompts import BenchPrompt, with_speculative
+from pictool.bench.repeats import median_ratio
+from pictool.bench.roofline import Rates
 from pictool.bench.shapes import save_speculative
+from pictool.bench.single_request import run_linked, run_transformers, transformers_module
 from pictool.bench.sync import SyncResult, bench_sync
-from pictool.bench.workload import with_speculative
 from pictool.controller.calibration import token_bytes
 from pictool.errors import InputError
 from pictool.linker.grid import Labelled, parse_grid
@@ -64,7 +63,7 @@ def test_ratios_are_of_the_rounds(rates: Rates, result: SyncResult) -> None:
     full = [one.ttft_s for one in result.methods[0].samples]
     for one in result.methods:
         assert one.speedup == median_ratio(full, [sample.ttft_s for sample in one.samples])
-        assert one.floor_s == rates.floor_s(one.samples[0].bytes_read, one.samples[0].flops)
+        assert one.floor_s == rates.roofline_s(one.samples[0].bytes_read, one.samples[0].flops)
         assert one.ttft_by_floor == one.ttft.median / one.floor_s
     assert result.methods[0].speedup == 1
 
@@ -85,9 +84,9 @@ def test_the_report_is_json_with_raw_rounds(result: SyncResult) -> None:
 
 def test_transformers_generates_the_tokens_of_full(store: Store) -> None:
     one = subjects.subject("llama3")
-    prompt = Prompt(store, tuple(subjects.make_chunks((17, 29))), " why?")
+    prompt = BenchPrompt(store, tuple(subjects.make_chunks((17, 29))), " why?")
     linked = run_linked(one.model, prompt, make_policy("full", {}), 12)
-    plain = run_plain(one.model, plain_module(one.model), prompt.ids(one.model), 12)
+    plain = run_transformers(one.model, transformers_module(one.model), prompt.ids(one.model), 12)
     assert linked.tokens == plain.tokens and len(set(plain.tokens)) > 3
     assert linked.flops == plain.flops and linked.rows == plain.rows
 
@@ -95,7 +94,7 @@ def test_transformers_generates_the_tokens_of_full(store: Store) -> None:
 @pytest.mark.parametrize("architecture", subjects.ARCHITECTURES)
 def test_the_baseline_holds_no_weight_twice_and_computes_the_same(architecture: str) -> None:
     one = subjects.subject(architecture)
-    plain = plain_module(one.model)
+    plain = transformers_module(one.model)
     ours, theirs = ({p.data_ptr() for p in module.parameters()} for module in (one.model.module, plain))
     assert ours == theirs
     assert plain.config._attn_implementation == "sdpa" and one.model.config._attn_implementation == "pictool"
@@ -106,7 +105,7 @@ def test_the_baseline_holds_no_weight_twice_and_computes_the_same(architecture: 
 
 
 def test_a_request_without_new_tokens_decodes_nothing(model: Model, store: Store) -> None:
-    prompt = Prompt(store, tuple(subjects.make_chunks((9,))), " why?")
+    prompt = BenchPrompt(store, tuple(subjects.make_chunks((9,))), " why?")
     done = run_linked(model, prompt, make_policy("full", {}), 0)
     assert done.tokens == () and done.decode_tokens_per_s is None
     assert run_linked(model, prompt, make_policy("full", {}), 1).decode_tokens_per_s is None
@@ -117,7 +116,7 @@ def test_cold_runs_forget_the_objects_before_each_link(
     model: Model, rates: Rates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dropped: list[int] = []
-    monkeypatch.setattr(sample, "drop_page_cache", lambda paths: dropped.append(len(list(paths))))
+    monkeypatch.setattr(single_request, "drop_page_cache", lambda paths: dropped.append(len(list(paths))))
     run(model, ["naive"], tmp_path / "warm", PromptOptions(2, 9, 4, 0, 1))
     assert not dropped
     run(model, ["naive"], tmp_path / "cold", PromptOptions(2, 9, 4, 0, 1, is_cold=True))

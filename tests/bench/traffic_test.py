@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import subjects
-from bench.crowd import WORKLOAD, plan_of
+from bench.workloads import USERS, workload_of
 
 from pictool.bench.traffic import Traffic
 from pictool.bench.users import User
@@ -23,32 +23,32 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def four(model: Model) -> list[User]:
-    return WORKLOAD.users(model, 4, seed=0)
+    return USERS.make(model, 4, seed=0)
 
 
 def test_streams_depend_on_seed_rate_and_users_only(model: Model, four: list[User]) -> None:
-    alone = plan_of(model, four, (3,), rates=(1.0,)).streams[0]
-    among = plan_of(model, four, (1, 3), rates=(4.0, 1.0)).streams[1]
+    alone = workload_of(model, four, (3,), rates=(1.0,)).streams[0]
+    among = workload_of(model, four, (1, 3), rates=(4.0, 1.0)).streams[1]
     same = [stream for stream in among if stream.rate == 1.0]
-    assert [stream.asked for stream in same] == [stream.asked for stream in alone]
+    assert [stream.requests for stream in same] == [stream.requests for stream in alone]
     assert all(np.array_equal(a.arrivals, b.arrivals) for a, b in zip(same, alone, strict=True))
-    assert alone[0].asked != alone[1].asked  # another repeat
-    assert alone[0].asked != plan_of(model, four, (3,), rates=(1.0,), seed=1).streams[0][0].asked
+    assert alone[0].requests != alone[1].requests  # another repeat
+    assert alone[0].requests != workload_of(model, four, (3,), rates=(1.0,), seed=1).streams[0][0].requests
 
 
 def test_users_and_questions_are_equally_likely(model: Model, four: list[User]) -> None:
     two, three = (replace(user, questions=user.questions * n) for user, n in zip(four, (2, 3), strict=False))
-    (stream,) = plan_of(model, [two, three], requests=6000, repeats=1).streams[0]
+    (stream,) = workload_of(model, [two, three], requests=6000, repeats=1).streams[0]
     counts = {who: [0, 0, 0] for who in (0, 1)}
-    for asked in stream.asked:
-        counts[asked.user][asked.question] += 1
+    for request in stream.requests:
+        counts[request.user][request.question] += 1
     assert counts[0] == pytest.approx([1500, 1500, 0], rel=0.1)
     assert counts[1] == pytest.approx([1000, 1000, 1000], rel=0.1)
 
 
 def test_a_run_without_requests_is_refused(model: Model, four: list[User]) -> None:
     with pytest.raises(InputError, match=r"--rate 0.001: nothing arrives in 1 s; use --duration or --requests"):
-        plan_of(model, four, rates=(0.001,), requests=None, duration=1)
+        workload_of(model, four, rates=(0.001,), requests=None, duration=1)
 
 
 @pytest.mark.parametrize(

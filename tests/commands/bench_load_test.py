@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commands.run import pic, write
-from pictool.bench import service, storage_round
+from pictool.bench import asynchronous, storage
 from pictool.commands.bench_common import BenchOptions
 from pictool.commands.bench_load import (
     AsyncOptions,
@@ -112,7 +112,7 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         assert any(tmp_path.rglob("*.kvo"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(service, "execute", interrupt)
+    monkeypatch.setattr(asynchronous, "execute", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_async(AsyncOptions(**SMALL), BenchOptions(**TINY, output="out.json"), ON_CPU)
     assert left_in(tmp_path) == []
@@ -188,7 +188,7 @@ def test_storage_gives_all_that_was_measured(capsys: pytest.CaptureFixture[str])
 def test_storage_says_if_cold_was_not(
     held: bool | None, words: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_round, "is_cached", lambda _: held)
+    monkeypatch.setattr(storage, "is_cached", lambda _: held)
     run_storage(StorageOptions(tokens="1", objects=1, geometry="1,1,8", repeats=1), BenchOptions(), Settings())
     out = capsys.readouterr().out
     assert words in out if words else "cold reads" not in out.lower()

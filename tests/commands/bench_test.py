@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pictool.bench import context, sync
-from pictool.bench.floor import Rates
 from pictool.bench.options import ContextOptions, PromptOptions
+from pictool.bench.roofline import Rates
 from pictool.commands import bench
 from pictool.commands.bench import run_breakdown, run_context, run_sync
 from pictool.commands.bench_common import BenchOptions, open_subject

@@ -41,9 +41,12 @@ class Strided(Policy):
 RUN = """
 import json, sys
 from commands.run import pic
+from pictool.bench import context, sync
+from pictool.bench.roofline import Rates
 from pictool.controller import calibration
 
 calibration._PREFILL_TOKENS, calibration._LOADS = (64, 128), ((1, 64), (4, 8))  # measured in no time
+sync.measure_rates = context.measure_rates = lambda *_: Rates(1e9, 1e12)
 print(json.dumps({name: vars(pic(*arguments)) for name, arguments in json.load(sys.stdin).items()}))
 """
 ROOT = Path(__file__).parents[2]

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from eval.given import CASES, SPECS, Given, case, model, model_directory, numbers, run, steady
+from eval.shared import CASES, SPECS, CaseList, case, model, model_directory, numbers, run, steady
 
 from pictool.api import compile
 from pictool.errors import InputError
 from pictool.eval import evaluate as evaluations
-from pictool.eval.contenders import parse_contenders
+from pictool.eval.algorithms import parse_algorithms
+from pictool.eval.cases import SpecOptions
 from pictool.eval.evaluate import default_jobs, evaluate
 from pictool.eval.runner import Runner
-from pictool.eval.units import Settings
 from pictool.runtime.model import wrap_model
 from pictool.store.format import CompiledChunk
 from pictool.store.store import Store
@@ -41,7 +41,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
     original = Runner.run
 
     def spy(self: Runner, task: Any) -> Any:
-        ran.extend(task.wanted.items())
+        ran.extend(task.labels.items())
         return original(self, task)
 
     monkeypatch.setattr(Runner, "run", spy)
@@ -50,9 +50,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
 
 def test_a_row_for_every_case_and_label_in_order_of_dataset_and_table(store: Store) -> None:
     done = run(store)
-    labels = [one.label for one in parse_contenders(SPECS)]
-    assert [(row.id, row.label) for row in done.rows] == [(case.id, label) for case in CASES for label in labels]
-    assert done.units == (("one", "two"), ("three",), ("four",))
+    labels = [one.label for one in parse_algorithms(SPECS)]
+    assert [(row.id, row.label) for row in done.results] == [(case.id, label) for case in CASES for label in labels]
+    assert done.groups == (("one", "two"), ("three",), ("four",))
 
 
 def test_numbers_do_not_depend_on_the_order_of_policies(store: Store, expected: list[dict[str, Any]]) -> None:
@@ -93,8 +93,8 @@ def test_more_policies_on_a_finished_file_are_all_that_is_run(store: Store, aske
     asked.clear()
     done = run(store, ["legolink-2", "naive"], limit=3)
     assert asked == [("one", ("legolink-2",)), ("two", ("legolink-2",)), ("three", ("full", "naive", "legolink-2"))]
-    assert {row.label for row in done.rows} == {"full", "naive", "legolink-2"}
-    assert {row.label for row in run(store, ["naive"], limit=2).rows} == {"full", "naive"}
+    assert {row.label for row in done.results} == {"full", "naive", "legolink-2"}
+    assert {row.label for row in run(store, ["naive"], limit=2).results} == {"full", "naive"}
 
 
 def test_a_file_that_was_cut_off_anywhere_gives_the_same_table(
@@ -112,16 +112,16 @@ def test_the_default_file_is_named_by_the_experiment(store: Store) -> None:
     path = run(store, ["naive"], limit=1).path
     assert path.parent == store.root / "eval" / "results" and len(path.stem) == 12
     assert run(store, ["legolink"], limit=2).path == path
-    assert run(store, ["naive"], settings=Settings(head="Hey."), limit=1).path != path
-    assert run(store, ["naive"], Given((case("other"),))).path != path
+    assert run(store, ["naive"], options=SpecOptions(head="Hey."), limit=1).path != path
+    assert run(store, ["naive"], CaseList((case("other"),))).path != path
 
 
 def test_documents_are_reused_in_the_codec_that_is_asked_for(store: Store, tmp_path: Path) -> None:
     """The lossless one changes no number but the bytes that are read; a lossy one changes first tokens, not `full`."""
     specs = ("naive", "legolink-2")
-    plain, zstd, int4 = (run(store, specs, settings=Settings(codec=one)) for one in ("none", "zstd", "int4"))
+    plain, zstd, int4 = (run(store, specs, options=SpecOptions(codec=one)) for one in ("none", "zstd", "int4"))
     assert len({done.path for done in (plain, zstd, int4)}) == 3
-    for row, same, other in zip(plain.rows, zstd.rows, int4.rows, strict=True):
+    for row, same, other in zip(plain.results, zstd.results, int4.results, strict=True):
         assert {**same.numbers, "bytes_read": 0} == {**row.numbers, "bytes_read": 0}
         is_full = row.label == "full"
         assert (other.numbers == row.numbers) is is_full
@@ -129,7 +129,7 @@ def test_documents_are_reused_in_the_codec_that_is_asked_for(store: Store, tmp_p
     objects = Store(next((store.root / "eval").glob("*/objects")).parent)
     kept = {one.meta.codec for one in objects.objects() if one.meta is not None}
     assert kept == {"none", "zstd", "int4"}
-    in_processes = run(Store(tmp_path / "other"), specs, settings=Settings(codec="int4"), jobs=2)
+    in_processes = run(Store(tmp_path / "other"), specs, options=SpecOptions(codec="int4"), jobs=2)
     assert numbers(in_processes) == numbers(int4)
 
 
@@ -143,7 +143,11 @@ def test_progress_counts_what_is_done_already(store: Store) -> None:
     run(store, ["naive"], limit=2)
     told: list[tuple[int, int]] = []
     evaluate(
-        model(), store, Given(), parse_contenders(["naive"]), on_progress=lambda done, total: told.append((done, total))
+        model(),
+        store,
+        CaseList(),
+        parse_algorithms(["naive"]),
+        on_progress=lambda done, total: told.append((done, total)),
     )
     assert told == [(4, 8), (6, 8), (8, 8)]
 
@@ -152,18 +156,18 @@ def test_times_of_another_machine_are_told(store: Store) -> None:
     done = run(store, ["naive"], limit=2)
     done.path.write_text(done.path.read_text().replace('"cores": ', '"cores": 9'))
     notes: list[str] = []
-    evaluate(model(), store, Given(), parse_contenders(["naive"]), on_note=notes.append)
+    evaluate(model(), store, CaseList(), parse_algorithms(["naive"]), on_note=notes.append)
     assert notes == [f"{done.path}: was begun on another machine; its times are of both"]
 
 
 def test_cases_that_are_too_long_are_left_out_if_asked_for(store: Store) -> None:
-    dataset = Given((case("one"), case("long", ["harbour " * 600]), case("two")))
+    dataset = CaseList((case("one"), case("long", ["harbour " * 600]), case("two")))
     with pytest.raises(InputError, match="case long: document 1"):
         run(store, ["naive"], dataset)
     done = run(store, ["naive"], dataset, skip_long=True)
-    assert done.skipped == ("long",) and done.units == (("one",), ("two",))
+    assert done.skipped == ("long",) and done.groups == (("one",), ("two",))
     with pytest.raises(InputError, match="given: none of the 1 cases fits"):
-        run(store, ["naive"], Given((case("long", ["harbour " * 600]),)), skip_long=True)
+        run(store, ["naive"], CaseList((case("long", ["harbour " * 600]),)), skip_long=True)
 
 
 @pytest.mark.parametrize(("option", "message"), [({"limit": 0}, "--limit 0"), ({"jobs": 0}, "--jobs 0")])
@@ -177,7 +181,7 @@ def test_a_model_that_a_policy_names_is_part_of_its_rows(store: Store, tmp_path:
     link.symlink_to(model_directory(7))
     specs = [f"speccache:spec_model={link}"]
     run(store, specs, limit=1)
-    assert len(run(store, specs, limit=1).rows) == 2
+    assert len(run(store, specs, limit=1).results) == 2
     link.unlink()
     link.symlink_to(model_directory(8))
     with pytest.raises(InputError, match="were made with another model at that place"):
@@ -210,7 +214,7 @@ def test_small_models_have_a_process_per_core_and_large_ones_their_threads(
     assert default_jobs(in_memory) == 1
     monkeypatch.setattr(evaluations, "SMALL_MODEL_BYTES", 1000)
     assert default_jobs(model()) == default_jobs(in_memory) == 1
-    assert run(store, ["naive"], Given((case("other"),))).header.threads == 3
+    assert run(store, ["naive"], CaseList((case("other"),))).header.threads == 3
 
 
 # Killed
@@ -221,20 +225,20 @@ import sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from eval import given
+from eval import shared
 from pictool.eval.runner import Runner
 from pictool.store.store import Store
 directory, slow = Path(sys.argv[1]), Runner.run
-given.model_directory = lambda seed=0: directory
+shared.model_directory = lambda seed=0: directory
 def run(self, task):
-    print(task.unit.questions[0].case.id, flush=True)
+    print(task.group.cases[0].id, flush=True)
     rows = slow(self, task)
-    if task.unit.questions[0].case.id == "four":
+    if task.group.cases[0].id == "four":
         import time
         time.sleep(60)
     return rows
 Runner.run = run
-given.run(Store("killed"))
+shared.run(Store("killed"))
 """
 
 

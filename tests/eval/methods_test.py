@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from eval.given import A, B, C, model
+from eval.shared import A, B, C, model
 
 from pictool.api import answer
 from pictool.compiler.chunking import make_chunk
 from pictool.core import Sampling
 from pictool.engines.base import Answer
-from pictool.eval.methods import MapReduce, MapRerank
-from pictool.eval.reply import Reply
+from pictool.eval.methods import MapReduce, MapRerank, MeasuredAnswer
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
@@ -28,63 +27,63 @@ def opened() -> Model:
     return model()
 
 
-class Asked:
-    """Asks the model, and keeps what was asked and answered."""
+class RecordedCalls:
+    """Calls the model, and keeps the specs and the answers."""
 
-    def __init__(self, model: Model, store: Store, **answered: str) -> None:
-        self._model, self._store, self._answered = model, store, answered
-        self.requests: list[Spec] = []
+    def __init__(self, model: Model, store: Store, **texts: str) -> None:
+        self._model, self._store, self._texts = model, store, texts
+        self.specs: list[Spec] = []
         self.answers: list[Answer] = []
 
-    def __call__(self, request: Spec) -> Answer:
-        self.requests.append(request)
-        given = answer(self._model, self._store, request)
-        if self._answered:
-            given = replace(given, generated=replace(given.generated, text=self._answered.pop(min(self._answered))))
-        self.answers.append(given)
-        return given
+    def __call__(self, spec: Spec) -> Answer:
+        self.specs.append(spec)
+        made = answer(self._model, self._store, spec)
+        if self._texts:
+            made = replace(made, generated=replace(made.generated, text=self._texts.pop(min(self._texts))))
+        self.answers.append(made)
+        return made
 
 
-def request(opened: Model, *texts: str) -> Spec:
+def make_spec(opened: Model, *texts: str) -> Spec:
     chunks = [make_chunk(opened, text, "test") for text in texts]
     return Spec("Who knows?", chunks, FULL, "You are.", "{query}!", 5, Sampling(stop=("qqq",)))
 
 
-def prompt_of(given: Answer) -> str:
-    layout = given.linked.image.layout
+def prompt_of(answer: Answer) -> str:
+    layout = answer.linked.image.layout
     return str(model().tokenizer.decode(layout.tokens.tolist()))
 
 
 def test_mapreduce_asks_for_summaries_and_then_the_question_over_them(opened: Model, store: Store) -> None:
-    asked = Asked(opened, store, a=" one ", b="", c="three")
-    reply = MapReduce(summary_tokens=3).answer(opened, asked, request(opened, A, B, C))
-    prompts = [prompt_of(one) for one in asked.answers]
+    calls = RecordedCalls(opened, store, a=" one ", b="", c="three")
+    measured = MapReduce(summary_tokens=3).answer(opened, calls, make_spec(opened, A, B, C))
+    prompts = [prompt_of(each) for each in calls.answers]
     asks = ['<s>Write a concise summary of the following:\n\n\n"' + text for text in (A, B, C)]
     assert prompts[:3] == [one + '"\n\n\nCONCISE SUMMARY:' for one in asks]
     assert prompts[3] == "<s>You are.one\n\nthreeWho knows?!"
-    assert [one.max_new_tokens for one in asked.requests] == [3, 3, 3, 5]
-    assert [one.sampling.stop for one in asked.requests] == [(), (), (), ("qqq",)]
-    assert {one.policy for one in asked.requests} == {FULL}
-    assert reply.text == asked.answers[3].text and reply.tokens == asked.answers[3].generated.tokens
+    assert [one.max_new_tokens for one in calls.specs] == [3, 3, 3, 5]
+    assert [one.sampling.stop for one in calls.specs] == [(), (), (), ("qqq",)]
+    assert {one.policy for one in calls.specs} == {FULL}
+    assert measured.text == calls.answers[3].text and measured.tokens == calls.answers[3].generated.tokens
 
 
 def test_mapreduce_without_a_word_in_any_summary_asks_without_context(opened: Model, store: Store) -> None:
-    asked = Asked(opened, store, a="", b=" \n", c="end")
-    reply = MapReduce().answer(opened, asked, request(opened, A, B))
-    assert prompt_of(asked.answers[2]) == "<s>You are.Who knows?!" and reply.text == "end"
+    calls = RecordedCalls(opened, store, a="", b=" \n", c="end")
+    measured = MapReduce().answer(opened, calls, make_spec(opened, A, B))
+    assert prompt_of(calls.answers[2]) == "<s>You are.Who knows?!" and measured.text == "end"
 
 
 def test_costs_are_those_of_all_calls(opened: Model, store: Store) -> None:
     for method in (MapReduce(summary_tokens=2), MapRerank()):
-        asked = Asked(opened, store)
-        reply = method.answer(opened, asked, request(opened, A, B))
-        timings, decodes = [one.linked.timing for one in asked.answers], [one.decode_s for one in asked.answers]
+        calls = RecordedCalls(opened, store)
+        measured = method.answer(opened, calls, make_spec(opened, A, B))
+        timings, decodes = [one.linked.timing for one in calls.answers], [one.decode_s for one in calls.answers]
         last = decodes[-1] if isinstance(method, MapReduce) else 0.0
-        assert reply.times.ttft_s == pytest.approx(sum(one.ttft_s for one in timings) + sum(decodes) - last)
-        assert reply.times.decode_s == pytest.approx(last)
-        assert reply.times.recompute_s == pytest.approx(sum(one.recompute_s for one in timings))
-        assert reply.rows == sum(one.linked.image.layout.num_context for one in asked.answers)
-        assert reply.bytes_read == 0 and reply.logits is None
+        assert measured.times.ttft_s == pytest.approx(sum(one.ttft_s for one in timings) + sum(decodes) - last)
+        assert measured.times.decode_s == pytest.approx(last)
+        assert measured.times.recompute_s == pytest.approx(sum(one.recompute_s for one in timings))
+        assert measured.rows == sum(one.linked.image.layout.num_context for one in calls.answers)
+        assert measured.bytes_read == 0 and measured.logits is None
 
 
 def log_probability(opened: Model, given: Answer) -> float:
@@ -98,31 +97,31 @@ def log_probability(opened: Model, given: Answer) -> float:
 
 
 def test_maprerank_takes_the_answer_of_highest_probability(opened: Model, store: Store) -> None:
-    asked = Asked(opened, store)
-    reply = MapRerank().answer(opened, asked, request(opened, A, B, C))
-    assert [prompt_of(one) for one in asked.answers] == [f"<s>You are.{text}Who knows?!" for text in (A, B, C)]
-    by_hand = [log_probability(opened, one) for one in asked.answers]
-    assert [Reply.of(one).confidence for one in asked.answers] == pytest.approx(by_hand, abs=1e-4)
-    best = asked.answers[by_hand.index(max(by_hand))]
-    assert (reply.text, reply.tokens) == (best.text, best.generated.tokens)
-    assert reply.confidence == pytest.approx(max(by_hand), abs=1e-4)
+    calls = RecordedCalls(opened, store)
+    measured = MapRerank().answer(opened, calls, make_spec(opened, A, B, C))
+    assert [prompt_of(each) for each in calls.answers] == [f"<s>You are.{text}Who knows?!" for text in (A, B, C)]
+    by_hand = [log_probability(opened, one) for one in calls.answers]
+    assert [MeasuredAnswer.from_answer(one).confidence for one in calls.answers] == pytest.approx(by_hand, abs=1e-4)
+    best = calls.answers[by_hand.index(max(by_hand))]
+    assert (measured.text, measured.tokens) == (best.text, best.generated.tokens)
+    assert measured.confidence == pytest.approx(max(by_hand), abs=1e-4)
 
 
 def test_of_equal_answers_the_first_counts(opened: Model, store: Store) -> None:
-    asked = Asked(opened, store, a="first", b="second")
-    assert MapRerank().answer(opened, asked, request(opened, A, A)).text == "first"
+    calls = RecordedCalls(opened, store, a="first", b="second")
+    assert MapRerank().answer(opened, calls, make_spec(opened, A, A)).text == "first"
 
 
 def test_prompts_can_be_others(opened: Model, store: Store) -> None:
-    asked = Asked(opened, store)
-    MapRerank("Read: {text}. Now {query}").answer(opened, asked, request(opened, A))
-    MapReduce("Read {text} and sum up").answer(opened, asked, request(opened, A))
-    assert prompt_of(asked.answers[0]) == f"<s>Read: {A}. Now Who knows?"
-    assert prompt_of(asked.answers[1]) == f"<s>Read {A} and sum up"
+    calls = RecordedCalls(opened, store)
+    MapRerank("Read: {text}. Now {query}").answer(opened, calls, make_spec(opened, A))
+    MapReduce("Read {text} and sum up").answer(opened, calls, make_spec(opened, A))
+    assert prompt_of(calls.answers[0]) == f"<s>Read: {A}. Now Who knows?"
+    assert prompt_of(calls.answers[1]) == f"<s>Read {A} and sum up"
 
 
 def test_no_documents_at_all(opened: Model, store: Store) -> None:
     for method in (MapReduce(), MapRerank()):
-        asked = Asked(opened, store)
-        method.answer(opened, asked, request(opened))
-        assert [prompt_of(one) for one in asked.answers] == ["<s>You are.Who knows?!"]
+        calls = RecordedCalls(opened, store)
+        method.answer(opened, calls, make_spec(opened))
+        assert [prompt_of(each) for each in calls.answers] == ["<s>You are.Who knows?!"]

@@ -10,21 +10,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pictool.eval.plot import FAMILIES, OTHER, draw, pareto_front, styles, write_pareto
-from pictool.eval.reply import Times
+from pictool.eval.algorithms import plot_style
+from pictool.eval.methods import Times
+from pictool.eval.plot import draw, pareto_front, styles, write_pareto
 from pictool.eval.statistics import Estimate
 from pictool.eval.summary import Line, Summary
-from pictool.linker.policies import policies
+from pictool.linker.policies.base import PlotStyle
 
 pytest.importorskip("matplotlib")
 
 LABELS = ("full", "naive", "cacheblend-5", "cacheblend-15", "legolink-0", "legolink-2", "legolink-16", "speccache-15",
           "mapreduce", "new-one")  # fmt: skip
+STYLES = {  # marker, colours, size
+    "full": ("o", "#1a1a1a", 8.0), "naive": ("X", "#1a1a1a", 8.0), "legolink": ("*", "Blues", 13.0),
+    "legolink-0": ("*", "#1a1a1a", 13.0), "cacheblend": ("s", "Oranges", 7.0), "speccache": ("^", "Greens", 8.0),
+    "mapreduce": ("D", "#8a8a8a", 6.5), "maprerank": ("d", "#8a8a8a", 8.0),
+}  # fmt: skip
 
 
 def line(label: str, ttft_s: float, score: float, half: float | None = 0.05) -> Line:
     estimate = Estimate(score, None, None) if half is None else Estimate(score, score - half, score + half)
-    algo = label if label in FAMILIES else label.rpartition("-")[0]
+    algo = label if label in STYLES else label.rpartition("-")[0]
     return Line(
         label, algo, {}, estimate, estimate, 0, 0, None, 1, 1, 1, 1, Times(ttft_s, 0, 0, 0, 0), 1, None, None, 0, {}
     )
@@ -79,15 +85,17 @@ def test_labels_cover_no_other_label(drawn: Summary) -> None:
         assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
-def test_families_have_their_colours_and_shades() -> None:
+def test_algorithms_have_their_styles_and_variants_their_shades() -> None:
     lines = [line(label, 1, 1) for label in LABELS]
     found = dict(zip(LABELS, styles(lines), strict=True))
-    assert found["full"] == (FAMILIES["full"], "#1a1a1a") and found["new-one"][0] == OTHER
+    assert found["full"] == (plot_style("full"), "#1a1a1a") and found["new-one"][0] == PlotStyle()
     light, dark = found["legolink-2"][1], found["legolink-16"][1]
     assert light[2] == max(light[:3]) and sum(dark[:3]) < sum(light[:3])  # blue, and darker with more rows
     orange = found["cacheblend-5"][1]
     assert orange[0] > orange[1] > orange[2]
-    assert set(FAMILIES) - {"mapreduce", "maprerank"} <= set(policies())
+    for name, values in STYLES.items():
+        style = plot_style(name)
+        assert (style.marker, style.colors, style.size) == values
 
 
 def test_a_single_point_and_no_intervals(drawn: Summary) -> None:

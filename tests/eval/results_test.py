@@ -4,47 +4,62 @@ from __future__ import annotations
 
 import fcntl
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from eval.given import CASES, Given, case, model
+from eval.shared import CASES, CaseList, case, model
 
 from pictool.errors import InputError
-from pictool.eval.header import Header, make_header
-from pictool.eval.reply import Times
-from pictool.eval.results import open_results
-from pictool.eval.row import MEASURED, Row
-from pictool.eval.units import Settings
+from pictool.eval.cases import SpecOptions
+from pictool.eval.methods import Times
+from pictool.eval.results import MEASURED, CaseResult, Header, make_header, open_results
 from pictool.runtime.machine import installed
 
 PATH = Path("out/results.jsonl")
-ROW = Row(
+ROW = CaseResult(
     "one", "naive", "x", "naive", {}, None, "f1", {"f1": 0.5, "em": 0.0}, "naïve 🙂\u2028", 0.25, 1.0, 3, 4, 20, 15,
     0.0, 960, Times(0.1, 0.2, 0.3, 0.4, 0.5), 4096,
 )  # fmt: skip
 ROWS = [ROW, replace(ROW, label="mapreduce", kl=None, peak_bytes=None), replace(ROW, id="two")]
+GOLDEN = [  # of a header and two rows
+    '{"format": "pictool-eval", "version": 1, "pictool": "0.1.0", "torch": "2.13.0", '
+    '"dataset": {"name": "world", "params": {"seed": 0}, "cases": 4, "sha256": "ab"}, '
+    '"model": {"name": "embedded", "fingerprint": "cd", "tokenizer": "ef", "prompts": "01", "dtype": "float32", '
+    '"device": "cpu"}, "settings": {"chunk_tokens": 64, "head": "Hé.", "query_template": null, '
+    '"max_new_tokens": null, "codec": "none"}, "threads": 2, "machine": {"cpu": "x", "cores": 8, "gpu": null}}',
+    '{"id": "one", "label": "naive", "kind": "x", "algo": "naive", "params": {}, "other_model": null, '
+    '"metric": "f1", "scores": {"f1": 0.5, "em": 0.0}, "answer": "naïve 🙂\u2028", "kl": 0.25, "agreement": 1.0, '
+    '"common_prefix": 3, "generated": 4, "tokens": 20, "context": 15, "rows": 0.0, "bytes_read": 960, '
+    '"timing": {"ttft_s": 0.1, "load_s": 0.2, "select_s": 0.3, "recompute_s": 0.4, "decode_s": 0.5}, '
+    '"peak_bytes": 4096}',
+    '{"id": "one", "label": "mapreduce", "kind": "x", "algo": "naive", "params": {}, "other_model": null, '
+    '"metric": "f1", "scores": {"f1": 0.5, "em": 0.0}, "answer": "naïve 🙂\u2028", "kl": null, "agreement": 1.0, '
+    '"common_prefix": 3, "generated": 4, "tokens": 20, "context": 15, "rows": 0.0, "bytes_read": 960, '
+    '"timing": {"ttft_s": 0.1, "load_s": 0.2, "select_s": 0.3, "recompute_s": 0.4, "decode_s": 0.5}, '
+    '"peak_bytes": null}',
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def header() -> Header:
-    return make_header(model(), Given(), CASES, Settings(), 1)
+    return make_header(model(), CaseList(), CASES, SpecOptions(), 1)
 
 
 @pytest.fixture
 def written(header: Header) -> bytes:
     """The bytes of a file of two appends."""
-    with open_results(PATH, header) as results:
-        results.append(ROWS[:2])
-        results.append(ROWS[2:])
+    with open_results(PATH, header) as file:
+        file.append(ROWS[:2])
+        file.append(ROWS[2:])
     return PATH.read_bytes()
 
 
-def reopen(header: Header, **options: Any) -> tuple[list[Row], list[str]]:
+def reopen(header: Header, **options: Any) -> tuple[list[CaseResult], list[str]]:
     notes: list[str] = []
-    with open_results(PATH, header, on_note=notes.append, **options) as results:
-        return list(results.rows.values()), notes
+    with open_results(PATH, header, on_note=notes.append, **options) as file:
+        return list(file.results.values()), notes
 
 
 def refusal(header: Header, **options: Any) -> str:
@@ -65,6 +80,20 @@ def test_it_is_jsonl_with_a_header(header: Header, written: bytes) -> None:
     assert set(ROW.report()) - set(ROW.numbers) == set(MEASURED) == {"timing", "peak_bytes"}
 
 
+def test_the_format_is_fixed_byte_by_byte() -> None:
+    """Version 1: keys and their order, and what names an experiment. Files of former versions are continued."""
+    fixed = Header(
+        "pictool-eval", 1, "0.1.0", "2.13.0", {"name": "world", "params": {"seed": 0}, "cases": 4, "sha256": "ab"},
+        {"name": "embedded", "fingerprint": "cd", "tokenizer": "ef", "prompts": "01", "dtype": "float32",
+         "device": "cpu"},
+        asdict(SpecOptions(chunk_tokens=64, head="Hé.")), 2, {"cpu": "x", "cores": 8, "gpu": None},
+    )  # fmt: skip
+    with open_results(PATH, fixed) as file:
+        file.append(ROWS[:2])
+    assert PATH.read_text(encoding="utf-8").split("\n") == [*GOLDEN, ""]
+    assert fixed.digest == "dc710aef4e4a4d8e0c2f28ad5a5b9cedecd53b05ed5200ffa40a775d814f8d07"
+
+
 def test_wherever_it_is_cut_off_whole_lines_are_kept_and_the_rest_can_be_done_again(
     header: Header, written: bytes
 ) -> None:
@@ -72,9 +101,9 @@ def test_wherever_it_is_cut_off_whole_lines_are_kept_and_the_rest_can_be_done_ag
     for size in [*range(0, len(written), 37), *ends, *(end - 1 for end in ends)]:
         PATH.write_bytes(written[:size])
         kept = max(0, sum(end <= size for end in ends) - 1)
-        with open_results(PATH, header) as results:
-            assert list(results.rows.values()) == ROWS[:kept]
-            results.append(ROWS[kept:])
+        with open_results(PATH, header) as file:
+            assert list(file.results.values()) == ROWS[:kept]
+            file.append(ROWS[kept:])
         assert PATH.read_bytes() == written
 
 
@@ -108,8 +137,8 @@ def test_a_line_that_is_damaged_in_the_middle_is_refused(
     [
         ({"pictool": "0.0"}, f'pictool "{installed("pictool")}" there, "0.0" here'),
         ({"torch": "1.0"}, "torch "),
-        ({"settings": {**vars(Settings()), "codec": "int8"}}, 'codec "none" there, "int8" here'),
-        ({"settings": {**vars(Settings()), "head": "Hey."}}, 'head null there, "Hey." here'),
+        ({"settings": {**vars(SpecOptions()), "codec": "int8"}}, 'codec "none" there, "int8" here'),
+        ({"settings": {**vars(SpecOptions()), "head": "Hey."}}, 'head null there, "Hey." here'),
     ],
 )
 def test_another_experiment_is_refused(header: Header, written: bytes, change: dict[str, Any], message: str) -> None:
@@ -120,20 +149,20 @@ def test_another_experiment_is_refused(header: Header, written: bytes, change: d
 
 def test_other_cases_and_other_models_are_told_apart_by_content(header: Header, written: bytes) -> None:
     cases = [*CASES[:-1], replace(CASES[-1], answers=("he",))]
-    assert "dataset given (cases=4; content " in refusal(make_header(model(), Given(), cases, Settings(), 1))
+    assert "dataset given (cases=4; content " in refusal(make_header(model(), CaseList(), cases, SpecOptions(), 1))
     other = model()
     other.dtype = "bfloat16"
-    assert "(float32 on cpu; " in refusal(make_header(other, Given(), CASES, Settings(), 1))
+    assert "(float32 on cpu; " in refusal(make_header(other, CaseList(), CASES, SpecOptions(), 1))
     ends = model()
     ends.eos_ids = frozenset([5])
-    assert "model " in refusal(make_header(ends, Given(), CASES, Settings(), 1))
+    assert "model " in refusal(make_header(ends, CaseList(), CASES, SpecOptions(), 1))
 
 
 def test_names_threads_and_machines_are_no_part_of_an_experiment(header: Header, written: bytes) -> None:
     other = replace(header, threads=8, machine={}, model={**header.model, "name": "x"})
-    with open_results(PATH, other) as results:
-        assert results.header == header and len(results.rows) == 3
-    assert header.digest == other.digest != make_header(model(), Given(), [case("1")], Settings(), 1).digest
+    with open_results(PATH, other) as file:
+        assert file.header == header and len(file.results) == 3
+    assert header.digest == other.digest != make_header(model(), CaseList(), [case("1")], SpecOptions(), 1).digest
 
 
 def test_results_from_before_codecs_are_those_of_none(header: Header) -> None:

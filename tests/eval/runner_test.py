@@ -10,26 +10,26 @@ import pytest
 import reference
 import tiny
 import torch
-from eval.given import CASES, SPECS, A, B, C, case, model
+from eval.shared import CASES, SPECS, A, B, C, case, model
 from scipy.stats import entropy
 from transformers import LlamaConfig
 
 from pictool.api import compile, link
 from pictool.core import Chunk, Sampling
 from pictool.errors import ModelError, PicError
-from pictool.eval.contenders import parse_contenders
+from pictool.eval.algorithms import parse_algorithms
+from pictool.eval.cases import CaseGroup, SpecOptions, group_cases
 from pictool.eval.metrics import METRICS
-from pictool.eval.row import Row
+from pictool.eval.results import CaseResult
 from pictool.eval.runner import Runner, Task, object_store
-from pictool.eval.units import Settings, Unit, make_units
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
 from pictool.runtime.decode import generate
 from pictool.runtime.model import Model
 from pictool.store.store import Store
 
-CONTENDERS = parse_contenders(SPECS)
-LABELS = tuple(one.label for one in CONTENDERS)
+ALGORITHMS = parse_algorithms(SPECS)
+LABELS = tuple(one.label for one in ALGORITHMS)
 POLICIES = {
     "full": make_policy("full", {}), "naive": make_policy("naive", {}), "legolink-2": make_policy("legolink", {"k": 2}),
     "cacheblend-30": make_policy("cacheblend", {"ratio": 0.3}), "legolink-0": make_policy("legolink-0", {}),
@@ -41,37 +41,37 @@ def opened() -> Model:
     return model()
 
 
-def units_of(opened: Model, *cases: Any) -> tuple[Unit, ...]:
-    return make_units(opened, cases, Settings()).units
+def groups_of(opened: Model, *cases: Any) -> tuple[CaseGroup, ...]:
+    return group_cases(opened, cases, SpecOptions()).groups
 
 
-def rows_of(opened: Model, store: Store, *cases: Any) -> dict[tuple[str, str], Row]:
-    runner = Runner(opened, store, CONTENDERS)
-    tasks = [Task(unit, {one.case.id: LABELS for one in unit.questions}) for unit in units_of(opened, *cases)]
+def rows_of(opened: Model, store: Store, *cases: Any) -> dict[tuple[str, str], CaseResult]:
+    runner = Runner(opened, store, ALGORITHMS)
+    tasks = [Task(group, {prepared.id: LABELS for prepared in group.cases}) for group in groups_of(opened, *cases)]
     return {row.key: row for task in tasks for row in runner.run(task)}
 
 
 @pytest.fixture(scope="module")
-def rows(opened: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Row]:
+def rows(opened: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], CaseResult]:
     return rows_of(opened, Store(tmp_path_factory.mktemp("store")), *CASES)
 
 
 def links(opened: Model, store: Store, name: str) -> dict[str, Linked]:
     """A case's prompt under every policy, in a store of its own where each chunk is compiled alone."""
-    unit, question = next(
-        (unit, one) for unit in units_of(opened, *CASES) for one in unit.questions if one.case.id == name
+    group, prepared = next(
+        (group, prepared) for group in groups_of(opened, *CASES) for prepared in group.cases if prepared.id == name
     )
-    head = Chunk(question.frame.head, opened.encode(question.frame.head), "head")
-    for chunk in (head, *unit.chunks):
+    head = Chunk(prepared.frame.head, opened.encode(prepared.frame.head), "head")
+    for chunk in (head, *group.chunks):
         compile(opened, store, [chunk])
         compile(opened, store, [chunk], sinks=4)
     return {
-        label: link(opened, store, unit.chunks, question.frame.tail, policy, head=question.frame.head)
+        label: link(opened, store, group.chunks, prepared.frame.tail, policy, head=prepared.frame.head)
         for label, policy in POLICIES.items()
     }
 
 
-def test_a_row_for_every_case_and_label_in_order(rows: dict[tuple[str, str], Row]) -> None:
+def test_a_row_for_every_case_and_label_in_order(rows: dict[tuple[str, str], CaseResult]) -> None:
     assert list(rows) == [(case.id, label) for case in CASES for label in LABELS]
     first = rows["one", "cacheblend-30"]
     assert (first.kind, first.algo, first.params["ratio"], first.metric) == ("x", "cacheblend", 0.3, "f1")
@@ -79,7 +79,7 @@ def test_a_row_for_every_case_and_label_in_order(rows: dict[tuple[str, str], Row
 
 @pytest.mark.parametrize("name", [case.id for case in CASES])
 def test_answers_rows_and_fidelity_are_those_of_links(
-    rows: dict[tuple[str, str], Row], opened: Model, store: Store, name: str
+    rows: dict[tuple[str, str], CaseResult], opened: Model, store: Store, name: str
 ) -> None:
     by_hand = links(opened, store, name)
     case = next(one for one in CASES if one.id == name)
@@ -98,12 +98,12 @@ def test_answers_rows_and_fidelity_are_those_of_links(
         assert row.scores == {name: metric(row.answer, case.answers) for name, metric in METRICS.items()}
 
 
-def test_full_answers_as_transformers_does(rows: dict[tuple[str, str], Row], opened: Model) -> None:
+def test_full_answers_as_transformers_does(rows: dict[tuple[str, str], CaseResult], opened: Model) -> None:
     module = type(opened.module)(opened.config).eval()
     module.load_state_dict(opened.module.state_dict())
-    unit = units_of(opened, CASES[3])[0]
-    frame = unit.questions[0].frame
-    tokens = [*opened.encode(frame.head), *unit.chunks[0].tokens, *opened.encode(frame.tail)]
+    group = groups_of(opened, CASES[3])[0]
+    frame = group.cases[0].frame
+    tokens = [*opened.encode(frame.head), *group.chunks[0].tokens, *opened.encode(frame.tail)]
     ids = torch.tensor([tokens])
     done = reference.eager(module).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False)
     text = opened.tokenizer.decode(done[0, len(tokens) :], skip_special_tokens=True)
@@ -114,9 +114,9 @@ def test_agreement_is_by_position_over_the_longer_answer(opened: Model, store: S
     rows = rows_of(opened, store, case("x", [A, B, C], max_new_tokens=9))
     by_hand = {}
     for label, policy in POLICIES.items():
-        unit = units_of(opened, case("x", [A, B, C], max_new_tokens=9))[0]
-        frame = unit.questions[0].frame
-        linked = link(opened, store, unit.chunks, frame.tail, policy, head=frame.head)
+        group = groups_of(opened, case("x", [A, B, C], max_new_tokens=9))[0]
+        frame = group.cases[0].frame
+        linked = link(opened, store, group.chunks, frame.tail, policy, head=frame.head)
         by_hand[label] = generate(opened, linked.image, 9).tokens
     full = by_hand["full"]
     for label, tokens in by_hand.items():
@@ -127,7 +127,7 @@ def test_agreement_is_by_position_over_the_longer_answer(opened: Model, store: S
     assert min(row.agreement for row in rows.values()) < 1, "no policy answers otherwise: this test sees nothing"
 
 
-def test_what_is_reused_is_read_and_full_reads_nothing(rows: dict[tuple[str, str], Row], opened: Model) -> None:
+def test_what_is_reused_is_read_and_full_reads_nothing(rows: dict[tuple[str, str], CaseResult], opened: Model) -> None:
     """A token's KV is 2 × 3 layers × 2 heads × 8 dims × 4 bytes."""
     for name in ("one", "two", "three", "four"):
         assert rows[name, "full"].bytes_read == rows[name, "maprerank"].bytes_read == 0
@@ -136,28 +136,28 @@ def test_what_is_reused_is_read_and_full_reads_nothing(rows: dict[tuple[str, str
     assert rows["one", "maprerank"].kl is None and rows["one", "mapreduce:summary_tokens=3"].kl is None
 
 
-def test_times_are_there_and_their_parts_are_within_the_whole(rows: dict[tuple[str, str], Row]) -> None:
+def test_times_are_there_and_their_parts_are_within_the_whole(rows: dict[tuple[str, str], CaseResult]) -> None:
     for row in rows.values():
         parts = row.timing.load_s + row.timing.select_s + row.timing.recompute_s
         assert 0 < row.timing.recompute_s <= row.timing.ttft_s and parts <= row.timing.ttft_s * (1 + 1e-9)
 
 
 def test_only_what_is_wanted_is_run(opened: Model, store: Store) -> None:
-    first = units_of(opened, *CASES)[0]
-    runner = Runner(opened, store, CONTENDERS)
+    first = groups_of(opened, *CASES)[0]
+    runner = Runner(opened, store, ALGORITHMS)
     found = runner.run(Task(first, {"two": ("naive",)}))
     assert [row.key for row in found] == [("two", "naive")]
     assert found[0].numbers == rows_of(opened, store, *CASES)["two", "naive"].numbers
 
 
 def test_objects_are_those_that_policies_want_each_compiled_alone(opened: Model, store: Store) -> None:
-    unit = units_of(opened, case("x", [A, B, A]))[0]
-    Runner(opened, store, parse_contenders(["maprerank"])).run(Task(unit, {"x": ("full", "maprerank")}))
+    group = groups_of(opened, case("x", [A, B, A]))[0]
+    Runner(opened, store, parse_algorithms(["maprerank"])).run(Task(group, {"x": ("full", "maprerank")}))
     assert store.keys() == []
-    Runner(opened, store, CONTENDERS).run(Task(unit, {"x": ("legolink-0",)}))
+    Runner(opened, store, ALGORITHMS).run(Task(group, {"x": ("legolink-0",)}))
     sinks = [found.meta.sinks for found in store.objects() if found.meta and found.text in (A, B)]
     assert sinks == [4, 4]
-    Runner(opened, store, CONTENDERS).run(Task(unit, {"x": LABELS}))
+    Runner(opened, store, ALGORITHMS).run(Task(group, {"x": LABELS}))
     alone = Store(store.root / "alone")
     for found in store.objects():
         assert found.meta is not None
@@ -173,22 +173,22 @@ def test_objects_of_other_threads_are_kept_apart(opened: Model, store: Store) ->
 
 def test_errors_name_the_case_and_the_algorithm(opened: Model, store: Store, tmp_path: Path) -> None:
     small = tiny.save_model(tmp_path, LlamaConfig(**{**tiny.SIZE, "max_position_embeddings": 60}))
-    contenders = parse_contenders([f"speccache:spec_model={small}"])
-    task = Task(units_of(opened, CASES[0])[0], {"one": ("full", contenders[1].label)})
+    algorithms = parse_algorithms([f"speccache:spec_model={small}"])
+    task = Task(groups_of(opened, CASES[0])[0], {"one": ("full", algorithms[1].label)})
     with pytest.raises(PicError, match=r"^case one, speccache-15:\S+: the prompt has \d+ tokens for the speculative"):
-        Runner(opened, store, contenders).run(task)
+        Runner(opened, store, algorithms).run(task)
 
 
 def test_a_policy_that_does_not_suit_the_model_is_refused_before_any_case(opened: Model, store: Store) -> None:
-    contenders = parse_contenders(["cacheblend:layers=9"])
-    task = Task(units_of(opened, CASES[0])[0], {"one": (contenders[1].label,)})
+    algorithms = parse_algorithms(["cacheblend:layers=9"])
+    task = Task(groups_of(opened, CASES[0])[0], {"one": (algorithms[1].label,)})
     with pytest.raises(PicError, match=r"^cacheblend: layers=9, but the model has the layers 0 to 2"):
-        Runner(opened, store, contenders).run(task)
+        Runner(opened, store, algorithms).run(task)
 
 
 def test_numbers_that_are_none_are_refused(store: Store) -> None:
     broken = model()
     broken.module.lm_head.weight[7] = float("nan")
-    task = Task(units_of(broken, CASES[0])[0], {"one": ("full",)})
-    with pytest.raises(ModelError, match="computes what is no number in float32; use another --dtype"):
-        Runner(broken, store, CONTENDERS).run(task)
+    task = Task(groups_of(broken, CASES[0])[0], {"one": ("full",)})
+    with pytest.raises(ModelError, match="computes numbers that are not finite in float32; use another --dtype"):
+        Runner(broken, store, ALGORITHMS).run(task)

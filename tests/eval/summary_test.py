@@ -10,22 +10,21 @@ from typing import Any
 import pytest
 
 from pictool.errors import InputError
-from pictool.eval.contenders import parse_contenders
+from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.evaluate import Evaluation
-from pictool.eval.header import Header
-from pictool.eval.reply import Times
-from pictool.eval.row import Row
+from pictool.eval.methods import Times
+from pictool.eval.results import CaseResult, Header
 from pictool.eval.statistics import clustered_mean
 from pictool.eval.summary import Summary, summarise
 
 HEADER = Header("pictool-eval", 1, "0", "0", {"name": "given", "params": {}}, {"name": "tiny"}, {}, 1, {})
-CONTENDERS = tuple(parse_contenders(["naive", "maprerank"]))
-UNITS = (("a", "b"), ("c",))
+ALGORITHMS = tuple(parse_algorithms(["naive", "maprerank"]))
+GROUPS = (("a", "b"), ("c",))
 
 
-def row(name: str, label: str, f1: float, **more: Any) -> Row:
+def row(name: str, label: str, f1: float, **more: Any) -> CaseResult:
     kind = {"a": "x", "b": "y", "c": "x"}[name]
-    given = Row(
+    given = CaseResult(
         name, label, kind, label, {}, None, "f1", {"f1": f1, "em": 0.0}, "", 0.0, 1.0, 4, 4, 20, 16, 16.0, 0,
         Times(0.4, 0.1, 0.1, 0.2, 0.5), 100,
     )  # fmt: skip
@@ -53,9 +52,9 @@ def summary() -> Summary:
     return summarise(made())
 
 
-def made(rows: list[list[Row]] = ROWS) -> Evaluation:
+def made(rows: list[list[CaseResult]] = ROWS) -> Evaluation:
     flat = tuple(rows[i][j] for j in range(3) for i in range(3))
-    return Evaluation(Path("r.jsonl"), HEADER, CONTENDERS, UNITS, flat, ())
+    return Evaluation(Path("r.jsonl"), HEADER, ALGORITHMS, GROUPS, flat, ())
 
 
 def test_what_it_is_about(summary: Summary) -> None:
@@ -114,3 +113,15 @@ def test_another_metric_scores_all(summary: Summary) -> None:
     assert [line.score.mean for line in summarise(made(mixed)).lines] == pytest.approx([1 / 6, 0.5, 0.0])
     with pytest.raises(InputError, match="metric 'bleu': must be one of f1, em, rouge_l, contains"):
         summarise(made(), "bleu")
+
+
+def test_the_keys_of_the_json_are_a_contract(summary: Summary) -> None:
+    report = summary.report()
+    line = report["lines"][1]
+    assert [list(values) for values in (report, line, line["score"], line["timing"])] == [
+        ["title", "results", "header", "metric", "questions", "units", "skipped", "kinds", "tokens", "lines"],
+        ["label", "algo", "params", "score", "difference", "lost", "won", "kl", "agreement", "common_prefix", "rows",
+         "row_share", "timing", "speedup", "decode_tokens_per_s", "peak_bytes", "bytes_read", "by_kind"],
+        ["mean", "low", "high"],
+        ["ttft_s", "load_s", "select_s", "recompute_s", "decode_s"],
+    ]  # fmt: skip

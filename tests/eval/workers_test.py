@@ -14,13 +14,13 @@ from typing import Any
 
 import psutil
 import pytest
-from eval.given import CASES, case, model, model_directory, numbers, run
+from eval.shared import CASES, case, model, model_directory, numbers, run
 
 from pictool.errors import InputError, PicError
 from pictool.eval import workers
-from pictool.eval.contenders import parse_contenders
+from pictool.eval.algorithms import parse_algorithms
+from pictool.eval.cases import SpecOptions, group_cases
 from pictool.eval.runner import Task
-from pictool.eval.units import Settings, make_units
 from pictool.eval.workers import Job, make_job, run_in_processes
 from pictool.runtime.model import wrap_model
 from pictool.store.store import Store
@@ -29,12 +29,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def job_of(store: Store, specs: list[str]) -> Job:
-    return make_job(model(), store, parse_contenders(specs), 1)
+    return make_job(model(), store, parse_algorithms(specs), 1)
 
 
 def tasks_of(*cases: Any, labels: tuple[str, ...]) -> list[Task]:
-    units = make_units(model(), cases, Settings()).units
-    return [Task(unit, {one.case.id: labels for one in unit.questions}) for unit in units]
+    groups = group_cases(model(), cases, SpecOptions()).groups
+    return [Task(group, {prepared.id: labels for prepared in group.cases}) for group in groups]
 
 
 def children() -> list[psutil.Process]:
@@ -45,7 +45,7 @@ def test_two_processes_give_what_one_gives(store: Store) -> None:
     specs = ["naive", "cacheblend-30", "maprerank"]
     two = run(store, specs, jobs=2, output=Path("two.jsonl"))
     one = run(store, specs, jobs=1, output=Path("one.jsonl"))
-    assert numbers(two) == numbers(one) and len(two.rows) == 4 * len(CASES)
+    assert numbers(two) == numbers(one) and len(two.results) == 4 * len(CASES)
     assert two.header.threads == 1 and not children()
 
 
@@ -55,10 +55,10 @@ def worked(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(workers, "_end_with_parent", lambda: None)
 
     def work(job: Job, task: Task) -> Any:
-        mine, theirs = multiprocessing.Pipe()
-        mine.send(task)
-        workers._work(theirs, job)
-        return workers._take(mine, SpawnProcess())
+        connection, worker_end = multiprocessing.Pipe()
+        connection.send(task)
+        workers._work(worker_end, job)
+        return workers._receive(connection, SpawnProcess())
 
     return work
 
@@ -94,19 +94,19 @@ def test_a_model_that_was_replaced_is_refused(store: Store) -> None:
 def test_a_model_in_memory_has_one_process(store: Store) -> None:
     opened = model()
     with pytest.raises(InputError, match="is in memory, and other processes cannot open it; use one job"):
-        make_job(wrap_model(opened.module, opened.tokenizer), store, parse_contenders([]), 1)
+        make_job(wrap_model(opened.module, opened.tokenizer), store, parse_algorithms([]), 1)
 
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from eval import given
+from eval import shared
 from pictool.commands.errors import reports_errors
 from pictool.store.store import Store
-given.model_directory = lambda seed=0: Path(sys.argv[1])
-cases = tuple(given.case(str(i), [f"Page {i}. " * 30], max_new_tokens=8) for i in range(2000))
+shared.model_directory = lambda seed=0: Path(sys.argv[1])
+cases = tuple(shared.case(str(i), [f"Page {i}. " * 30], max_new_tokens=8) for i in range(2000))
 if __name__ == "__main__":
-    reports_errors(lambda: given.run(Store("store"), ["naive"], dataset=given.Given(cases), jobs=2))()
+    reports_errors(lambda: shared.run(Store("store"), ["naive"], dataset=shared.CaseList(cases), jobs=2))()
 """
 
 

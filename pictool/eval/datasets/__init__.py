@@ -1,11 +1,14 @@
-"""The datasets, one file each. A file put here is found: nothing else has to name it."""
+"""The datasets, one file each. A file put here is found, and so is one of another package: nothing else names it.
+
+Another package adds datasets by an entry point:
+
+    [project.entry-points."pictool.datasets"]
+    my-dataset = "my_package.my_dataset:MyDataset"
+"""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import os
-import pkgutil
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -14,21 +17,17 @@ from pictool.errors import InputError
 from pictool.eval.datasets.base import Dataset, FileDataset
 from pictool.eval.datasets.records import first_record
 from pictool.linker.fields import make
+from pictool.plugins import find_classes
 
 
 @cache
 def datasets() -> Mapping[str, type[Dataset]]:
     """Every dataset by its name."""
-    found = {}
-    for module in pkgutil.iter_modules(__path__):
-        for value in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
-            if isinstance(value, type) and issubclass(value, Dataset) and not inspect.isabstract(value):
-                found[value.name] = value
-    return dict(sorted(found.items()))
+    return find_classes(__name__, __path__, "pictool.datasets", Dataset)  # type: ignore[type-abstract]
 
 
 def open_dataset(name_or_path: str, fields: Mapping[str, str]) -> Dataset:
-    """A dataset by its name, or the one that a file holds, recognised by its first record.
+    """Open a dataset by its name, or the one that a file holds, recognised by its first record.
 
     A name comes before a file of that name (`./world` is the file). The dataset's file is read by `cases`.
 
@@ -49,22 +48,22 @@ def open_dataset(name_or_path: str, fields: Mapping[str, str]) -> Dataset:
     if "path" in values:
         raise InputError(f"{name_or_path}: path={values['path']} names a second file")
     name = _recognise(Path(name_or_path)) if forced is None else forced
-    if name not in _of_files():
-        raise InputError(f"{name_or_path}: format={name} must be one of {', '.join(_of_files())}")
-    return make(_of_files()[name], name, {"path": name_or_path, **values})
+    if name not in _file_datasets():
+        raise InputError(f"{name_or_path}: format={name} must be one of {', '.join(_file_datasets())}")
+    return make(_file_datasets()[name], name, {"path": name_or_path, **values})
 
 
-def _of_files() -> Mapping[str, type[FileDataset]]:
+def _file_datasets() -> Mapping[str, type[FileDataset]]:
     return {name: cls for name, cls in datasets().items() if issubclass(cls, FileDataset)}
 
 
 def _recognise(path: Path) -> str:
-    """The name of the dataset whose marks the file's first record bears."""
+    """The name of the dataset whose marks the file's first record has."""
     record = first_record(path)
-    fits = [name for name, cls in _of_files().items() if all(key in record.values for key in cls.marks)]
-    if len(fits) == 1:
-        return fits[0]
-    if fits:
-        raise record.error(f"may be of {' or '.join(fits)}; say which with format=")
-    known = ", ".join(f"{name} ({', '.join(cls.marks)})" for name, cls in _of_files().items())
+    names = [name for name, cls in _file_datasets().items() if all(key in record.values for key in cls.marks)]
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise record.error(f"may be of {' or '.join(names)}; say which with format=")
+    known = ", ".join(f"{name} ({', '.join(cls.marks)})" for name, cls in _file_datasets().items())
     raise record.error(f"has the keys of no known dataset; known are {known}")

@@ -1,4 +1,4 @@
-"""What a dataset is: cases, from a generator or from a file that is read from its path. Nothing is fetched."""
+"""What a dataset is: a source of cases, generated or read from a file. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -8,8 +8,34 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pictool.eval.case import Case
 from pictool.eval.datasets.records import Record, read_records
+
+
+@dataclass(frozen=True)
+class Case:
+    """A question over documents. The prompt is head + documents + query template, as `make_frame` puts it together.
+
+    Fields:
+        id: stable and unique in its dataset.
+        documents: texts; each is one chunk, or more if it is cut.
+        answers: any of them is right; at least one.
+        kind: a dataset's own sub-class, for tables by kind.
+        head: text before the documents; None: the model's default.
+        query_template: contains {query}; None: the model's default.
+        metric: the dataset's main metric, a name in `metrics.METRICS`.
+        stop: texts that end the answer and are no part of it, as in `Sampling`.
+    """
+
+    id: str
+    documents: tuple[str, ...]
+    query: str
+    answers: tuple[str, ...]
+    kind: str = ""
+    head: str | None = None
+    query_template: str | None = None
+    metric: str = "f1"
+    max_new_tokens: int = 32
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pictool.eval.case import Case
-from pictool.eval.datasets.base import FileDataset
+from pictool.eval.datasets.base import Case, FileDataset
 from pictool.eval.datasets.records import Record
 
 HEAD = (

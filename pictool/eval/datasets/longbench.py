@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pictool.errors import InputError
-from pictool.eval.case import Case
-from pictool.eval.datasets.base import FileDataset
+from pictool.eval.datasets.base import Case, FileDataset
 from pictool.eval.datasets.records import Record
 
 _PASSAGE = re.compile(r"^(?=Passage \d+:$)", re.MULTILINE)

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 from pictool.compiler.chunking import read_text
 from pictool.errors import InputError
-from pictool.eval.case import Case
-from pictool.eval.datasets.base import Dataset
+from pictool.eval.datasets.base import Case, Dataset
 
 _WORD = re.compile(r"\S+\s*")
 _SENTENCE_END = re.compile(r"(?:[.!?。！？][\"'”’)\]]*\s+|\n\s*\n\s*)$")  # of a word and the white space behind it

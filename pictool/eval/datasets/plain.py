@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from pictool.compiler.chunking import read_text
 from pictool.errors import InputError
-from pictool.eval.case import Case
-from pictool.eval.datasets.base import FileDataset
+from pictool.eval.datasets.base import Case, FileDataset
 from pictool.eval.datasets.records import Record
 from pictool.eval.metrics import METRICS
 

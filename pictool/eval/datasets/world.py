@@ -10,8 +10,7 @@ from itertools import islice
 from typing import ClassVar
 
 from pictool.errors import InputError
-from pictool.eval.case import Case
-from pictool.eval.datasets.base import Dataset
+from pictool.eval.datasets.base import Case, Dataset
 from pictool.world.generate import KINDS, Prompt, write_prompt
 
 MAX_CHUNKS = 32  # the names of the world do not last for more

@@ -93,14 +93,19 @@ class Needs:
 
 @dataclass(frozen=True)
 class PlotStyle:
-    """How pictures draw a policy: a marker of matplotlib, its size in points, and a colour map or one colour (#rrggbb).
+    """How pictures draw a policy: its points by a marker of matplotlib, and its lines.
 
-    Variants of one policy take different shades of its colour map.
+    Fields:
+        colors: of points: a colour map of matplotlib, of which variants of one policy take different shades, or one
+            colour (#rrggbb).
+        size: of the marker, in points.
+        line_colors: of lines: variants of one policy take one after another.
     """
 
     marker: str = "P"
     colors: str = "Purples"
     size: float = 8.0
+    line_colors: tuple[str, ...] = ("#a50f15", "#8c6d31", "#e377c2", "#7f7f7f")
 
 
 @dataclass(frozen=True)

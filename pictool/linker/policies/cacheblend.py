@@ -36,7 +36,7 @@ class CacheBlend(Policy):
 
     name: ClassVar[str] = "cacheblend"
     reference: ClassVar[str] = "CacheBlend §4.3"
-    plot: ClassVar[PlotStyle] = PlotStyle("s", "Oranges", 7.0)
+    plot: ClassVar[PlotStyle] = PlotStyle("s", "Oranges", 7.0, ("#d94801", "#fd8d3c", "#fdae6b", "#fdd0a2"))
     ratio: float = 0.15
     on: str = "v"
     filter: str = "gradual"

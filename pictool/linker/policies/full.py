@@ -12,7 +12,7 @@ class Full(Policy):
 
     name: ClassVar[str] = "full"
     reference: ClassVar[str] = "EPIC §2.3"
-    plot: ClassVar[PlotStyle] = PlotStyle("o", "#1a1a1a")
+    plot: ClassVar[PlotStyle] = PlotStyle("o", "#1a1a1a", line_colors=("#111111",))
 
     @property
     def needs(self) -> Needs:

@@ -16,7 +16,7 @@ class LegoLink(Policy):
 
     name: ClassVar[str] = "legolink"
     reference: ClassVar[str] = "EPIC §4.2"
-    plot: ClassVar[PlotStyle] = PlotStyle("*", "Blues", 13.0)
+    plot: ClassVar[PlotStyle] = PlotStyle("*", "Blues", 13.0, ("#08519c", "#3182bd", "#6baed6", "#9ecae1"))
     k: int = 16
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ class LegoLinkZero(Policy):
 
     name: ClassVar[str] = "legolink-0"
     reference: ClassVar[str] = "EPIC §5.4"
-    plot: ClassVar[PlotStyle] = PlotStyle("*", "#1a1a1a", 13.0)  # as in the paper's figure
+    plot: ClassVar[PlotStyle] = PlotStyle("*", "#1a1a1a", 13.0, ("#17becf",))  # as in the paper's figure
     s: int = 4
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ class Naive(Policy):
 
     name: ClassVar[str] = "naive"
     reference: ClassVar[str] = "EPIC §2.3"
-    plot: ClassVar[PlotStyle] = PlotStyle("X", "#1a1a1a")
+    plot: ClassVar[PlotStyle] = PlotStyle("X", "#1a1a1a", line_colors=("#9467bd",))
 
     def select(self, prompt: Prompt) -> Selection:
         return Selection(no_rows(prompt.layout))

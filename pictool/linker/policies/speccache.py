@@ -46,7 +46,7 @@ class SpecCache(Policy):
 
     name: ClassVar[str] = "speccache"
     reference: ClassVar[str] = "SpecCache §2"
-    plot: ClassVar[PlotStyle] = PlotStyle("^", "Greens")
+    plot: ClassVar[PlotStyle] = PlotStyle("^", "Greens", line_colors=("#006d2c", "#31a354", "#74c476"))
     ratio: float = 0.15
     deep: float = 1 / 3
     tau_smooth: float = 0.4

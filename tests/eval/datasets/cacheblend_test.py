@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pictool.eval.case import Case
 from pictool.eval.datasets import open_dataset
+from pictool.eval.datasets.base import Case
 
 CTXS = [{"title": "", "text": "ada was born in 1815."}, {"title": "Bob", "text": ""}]
 

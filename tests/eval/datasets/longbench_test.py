@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pictool.errors import InputError
-from pictool.eval.case import Case
 from pictool.eval.datasets import open_dataset
+from pictool.eval.datasets.base import Case
 from pictool.eval.datasets.longbench import TASKS
 
 QUESTION = (

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pictool.eval.case import Case
 from pictool.eval.datasets import open_dataset
+from pictool.eval.datasets.base import Case
 from pictool.world.generate import KINDS
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"

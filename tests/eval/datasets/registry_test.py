@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import FrozenInstanceError, fields
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pictool.errors import InputError
+from pictool import plugins
+from pictool.errors import InputError, PicError
 from pictool.eval.datasets import datasets, open_dataset
 from pictool.eval.datasets.base import Dataset, FileDataset
 from pictool.eval.metrics import METRICS
@@ -144,6 +146,51 @@ def test_a_file_that_may_be_two_is_opened_by_format(tmp_path: Path) -> None:
 def test_every_file_dataset_has_marks_of_its_own() -> None:
     marks = [set(cls.marks) for cls in datasets().values() if issubclass(cls, FileDataset)]
     assert len(marks) == 3 and all(not a <= b for a in marks for b in marks if a is not b)
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from pictool.eval.datasets.base import Case, Dataset
+
+@dataclass(frozen=True)
+class Letters(Dataset):
+    name = "letters"
+    reference = "here"
+    count: int = 2
+
+    def cases(self):
+        for letter in "abcdefgh"[: self.count]:
+            yield Case(letter, (f"{letter}.",), "Which letter?", (letter,))
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Adds an entry point of another package to the datasets."""
+    (tmp_path / "some_letters.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def add(target: str) -> None:
+        entry = EntryPoint("letters", target, "pictool.datasets")
+        monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if group == entry.group else [])
+        datasets.cache_clear()
+
+    yield add
+    datasets.cache_clear()
+
+
+def test_a_dataset_of_another_package_is_found(install: Callable[[str], None]) -> None:
+    install("some_letters:Letters")
+    assert list(datasets()) == ["cacheblend", "letters", "longbench", "needle", "plain", "world"]
+    dataset = open_dataset("letters", {"count": "3"})
+    assert dataset.params == {"count": 3} and [case.id for case in dataset.cases()] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("target", ["some_letters:Nothing", "no_module:Letters", "some_letters:Case"])
+def test_an_entry_point_that_is_no_dataset_is_refused(install: Callable[[str], None], target: str) -> None:
+    install(target)
+    with pytest.raises(PicError, match=r"entry point letters of pictool\.datasets: "):
+        open_dataset("world", {})
 
 
 def test_no_dataset_loads_torch() -> None:

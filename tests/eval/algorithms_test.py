@@ -1,14 +1,14 @@
-"""What is compared: which algorithms specifications name, how they are called, and in which order they stand."""
+"""What is compared: which algorithms names stand for, how they are called, and in which order they stand."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from eval.given import model, model_directory
+from eval.shared import model, model_directory
 
 from pictool.errors import InputError
-from pictool.eval.contenders import DEFAULT_SPECS, FULL, parse_contenders
+from pictool.eval.algorithms import DEFAULT_ALGORITHMS, FULL, parse_algorithms
 from pictool.eval.methods import MapReduce, MapRerank
 
 SPECS = [
@@ -18,13 +18,13 @@ SPECS = [
 
 
 def labels(*specs: str) -> list[str]:
-    return [one.label for one in parse_contenders(specs)]
+    return [one.label for one in parse_algorithms(specs)]
 
 
 def test_full_is_always_there_and_first() -> None:
-    assert parse_contenders([]) == [FULL]
+    assert parse_algorithms([]) == [FULL]
     assert labels("naive") == labels("naive", "full") == ["full", "naive"]
-    assert labels(*DEFAULT_SPECS) == ["full", "naive", "cacheblend-15", "legolink-16"]
+    assert labels(*DEFAULT_ALGORITHMS) == ["full", "naive", "cacheblend-15", "legolink-16"]
 
 
 def test_the_order_is_that_of_tables_whatever_is_named_first() -> None:
@@ -34,14 +34,14 @@ def test_the_order_is_that_of_tables_whatever_is_named_first() -> None:
 
 
 def test_a_label_names_an_equal_algorithm_again() -> None:
-    for one in parse_contenders(SPECS):
-        assert parse_contenders([one.label])[-1] == one
+    for one in parse_algorithms(SPECS):
+        assert parse_algorithms([one.label])[-1] == one
 
 
 def test_methods_take_fields_and_prompts_with_colons() -> None:
-    *_, reduce = parse_contenders(["mapreduce:summary_tokens=8:prompt=Sum up: {text}\nSummary:"])
-    assert reduce.algo == MapReduce(prompt="Sum up: {text}\nSummary:", summary_tokens=8)
-    assert parse_contenders(["maprerank"])[-1].algo == MapRerank()
+    *_, reduce = parse_algorithms(["mapreduce:summary_tokens=8:prompt=Sum up: {text}\nSummary:"])
+    assert reduce.method == MapReduce(prompt="Sum up: {text}\nSummary:", summary_tokens=8)
+    assert parse_algorithms(["maprerank"])[-1].method == MapRerank()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_methods_take_fields_and_prompts_with_colons() -> None:
 )
 def test_what_is_refused(spec: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        parse_contenders([spec])
+        parse_algorithms([spec])
     assert message in str(caught.value)
 
 
@@ -73,9 +73,9 @@ def test_legolink_0_and_legolink_with_k_0_are_two() -> None:
 
 
 def test_a_second_model_is_known_by_its_content() -> None:
-    named = parse_contenders([f"speccache:spec_model={model_directory(7)}"])[-1]
+    named = parse_algorithms([f"speccache:spec_model={model_directory(7)}"])[-1]
     assert named.other_model(model()) not in (None, model().fingerprint)
     assert (
-        parse_contenders([f"speccache:spec_model={model_directory()}"])[-1].other_model(model()) == model().fingerprint
+        parse_algorithms([f"speccache:spec_model={model_directory()}"])[-1].other_model(model()) == model().fingerprint
     )
-    assert [one.other_model(model()) for one in parse_contenders(["speccache", "legolink"])] == [None] * 3
+    assert [one.other_model(model()) for one in parse_algorithms(["speccache", "legolink"])] == [None] * 3

@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 import tiny
 from transformers import LlamaConfig
 
-from pictool.eval.case import Case
-from pictool.eval.contenders import parse_contenders
-from pictool.eval.datasets.base import Dataset
-from pictool.eval.evaluate import Evaluation, Run, evaluate
+from pictool.eval.algorithms import parse_algorithms
+from pictool.eval.cases import SpecOptions
+from pictool.eval.datasets.base import Case, Dataset
+from pictool.eval.evaluate import Evaluation, RunOptions, evaluate
 from pictool.eval.summary import summarise
-from pictool.eval.units import Settings
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
 
@@ -46,19 +45,19 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Given(Dataset):
+class CaseList(Dataset):
     """Cases as they are."""
 
     name: ClassVar[str] = "given"
     reference: ClassVar[str] = "here"
-    given: tuple[Case, ...] = CASES
+    listed: tuple[Case, ...] = CASES
 
     @property
     def params(self) -> dict[str, Any]:
-        return {"cases": len(self.given)}
+        return {"cases": len(self.listed)}
 
     def cases(self) -> Iterator[Case]:
-        yield from self.given
+        yield from self.listed
 
 
 @cache
@@ -77,16 +76,16 @@ def model() -> Model:
 def run(
     store: Store,
     specs: Sequence[str] = SPECS,
-    dataset: Dataset = Given(),
-    settings: Settings = Settings(),
-    **options: Any,
+    dataset: Dataset = CaseList(),
+    options: SpecOptions = SpecOptions(),
+    **run_options: Any,
 ) -> Evaluation:
-    return evaluate(model(), store, dataset, parse_contenders(specs), settings, Run(**options))
+    return evaluate(model(), store, dataset, parse_algorithms(specs), options, RunOptions(**run_options))
 
 
 def numbers(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """Everything of the rows that does not depend on the clock or on memory."""
-    return [row.numbers for row in evaluation.rows]
+    """Everything of the results that does not depend on the clock or on memory."""
+    return [result.numbers for result in evaluation.results]
 
 
 def steady(evaluation: Evaluation) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What the tests of many users share: small users, plans of them, and a dataset in a file."""
+"""What the tests of many users share: small users, workloads of them, and a dataset in a file."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pictool.bench.traffic import Plan, Traffic, make_plan
-from pictool.bench.user_sets import make_sets
-from pictool.bench.users import RandomWorkload, User
+from pictool.bench.traffic import Traffic, Workload, make_workload
+from pictool.bench.users import RandomUsers, User, make_user_sets
 from pictool.linker.grid import parse_grid
 from pictool.runtime.model import Model
 
-WORKLOAD = RandomWorkload(chunks=2, chunk_tokens=9, tail_tokens=4, new_tokens=3)
+USERS = RandomUsers(chunks=2, chunk_tokens=9, tail_tokens=4, new_tokens=3)
 POLICIES = parse_grid(["legolink-2", "naive"])
 
 
-def plan_of(model: Model, users: Sequence[User], counts: Sequence[int] = (2,), **traffic: Any) -> Plan:
-    given = {"rates": (2.0,), "repeats": 2, "requests": 7, **traffic}
-    return make_plan(POLICIES, make_sets(model, users, counts, memory=10**6), Traffic(**given))
+def workload_of(model: Model, users: Sequence[User], counts: Sequence[int] = (2,), **traffic: Any) -> Workload:
+    options = {"rates": (2.0,), "repeats": 2, "requests": 7, **traffic}
+    return make_workload(POLICIES, make_user_sets(model, users, counts, memory=10**6), Traffic(**options))
 
 
 def write_dataset(path: Path, answers: Sequence[str]) -> Path:

@@ -1,4 +1,4 @@
-"""Units of work: the cases that stand on the same documents, tokenized once, and known to fit the model."""
+"""Cases as they are asked: one spec each, grouped by the documents that they share, and known to fit the model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunks
 from pictool.compiler.compile import CODEC
-from pictool.core import Chunk
+from pictool.core import Chunk, Sampling
 from pictool.errors import InputError, PicError
-from pictool.eval.case import Case
+from pictool.eval.datasets.base import Case
+from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.spec import Spec
 from pictool.runtime.support import rope_switch
-from pictool.runtime.template import Frame, make_frame
+from pictool.runtime.template import Frame
 from pictool.store.codecs import require_codec
 
 if TYPE_CHECKING:
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How every case is asked; None: as the case says. `pic.yaml` has no part in it: a dataset brings its prompts.
+class SpecOptions:
+    """What the specs of all cases have in common; None: as the case says. `pic.yaml` is not read for evaluations.
 
-    chunk_tokens: documents are cut into chunks of at most so many tokens. codec: how the KV of documents is kept.
+    Fields:
+        chunk_tokens: documents are cut into chunks of at most so many tokens.
+        codec: how the KV of documents is kept.
     """
 
     chunk_tokens: int | None = None
@@ -45,31 +49,37 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Question:
-    """One case as it is asked."""
+class PreparedCase:
+    """A case with its spec, under the policy `full`, and the prompt's texts and length.
+
+    Fields:
+        num_context: tokens of head and documents. num_tokens: of the whole prompt.
+    """
 
     case: Case
-    head: str | None
-    query_template: str | None
+    spec: Spec
     frame: Frame
-    max_new_tokens: int
-    num_context: int  # tokens of head and documents
-    num_tokens: int  # of the whole prompt
+    num_context: int
+    num_tokens: int
+
+    @property
+    def id(self) -> str:
+        return self.case.id
 
 
 @dataclass(frozen=True)
-class Unit:
-    """Questions over the same chunks."""
+class CaseGroup:
+    """Cases over the same chunks."""
 
     chunks: tuple[Chunk, ...]
-    questions: tuple[Question, ...]
+    cases: tuple[PreparedCase, ...]
 
 
 @dataclass(frozen=True)
-class Units:
-    """All units in the dataset's order, and the ids of cases that are too long for the model."""
+class CaseGroups:
+    """All groups in the dataset's order, and the ids of cases that are too long for the model."""
 
-    units: tuple[Unit, ...]
+    groups: tuple[CaseGroup, ...]
     skipped: tuple[str, ...]
 
 
@@ -77,8 +87,8 @@ class TooLongError(InputError):
     """A case that does not fit the model's positions."""
 
 
-def make_units(model: Model, cases: Iterable[Case], settings: Settings, skip_long: bool = False) -> Units:
-    """Tokenize the cases; consecutive ones with the same documents make a unit.
+def group_cases(model: Model, cases: Iterable[Case], options: SpecOptions, skip_long: bool = False) -> CaseGroups:
+    """Tokenize the cases; consecutive ones with the same documents make a group.
 
     Args:
         skip_long: leave out cases that do not fit the model, instead of refusing them.
@@ -86,32 +96,33 @@ def make_units(model: Model, cases: Iterable[Case], settings: Settings, skip_lon
     Raises:
         InputError: names the case, and what is wrong with it.
     """
-    units: list[Unit] = []
+    groups: list[CaseGroup] = []
     skipped: list[str] = []
-    for _, group in itertools.groupby(cases, key=lambda case: case.documents):
-        unit, too_long = _make_unit(model, list(group), settings)
+    for _, consecutive in itertools.groupby(cases, key=lambda case: case.documents):
+        group, too_long = _make_group(model, list(consecutive), options)
         if too_long and not skip_long:
             raise too_long[0][1]
         skipped.extend(case.id for case, _ in too_long)
-        if unit.questions:
-            units.append(unit)
-    return Units(tuple(units), tuple(skipped))
+        if group.cases:
+            groups.append(group)
+    return CaseGroups(tuple(groups), tuple(skipped))
 
 
-def _make_unit(model: Model, cases: Sequence[Case], settings: Settings) -> tuple[Unit, list[tuple[Case, TooLongError]]]:
+def _make_group(
+    model: Model, cases: Sequence[Case], options: SpecOptions
+) -> tuple[CaseGroup, list[tuple[Case, TooLongError]]]:
     too_long: list[tuple[Case, TooLongError]] = []
-    questions = []
+    prepared = []
     try:
-        chunks = tuple(_chunks(model, cases[0], settings.chunk_tokens))
+        chunks = tuple(_chunks(model, cases[0], options.chunk_tokens))
     except TooLongError as error:
-        return Unit((), ()), [(case, error) for case in cases]
-    num_tokens = sum(map(len, chunks))
+        return CaseGroup((), ()), [(case, error) for case in cases]
     for case in cases:
         try:
-            questions.append(_question(model, case, settings, num_tokens))
+            prepared.append(_prepare(model, case, chunks, options))
         except TooLongError as error:
             too_long.append((case, error))
-    return Unit(chunks, tuple(questions)), too_long
+    return CaseGroup(chunks, tuple(prepared)), too_long
 
 
 def _chunks(model: Model, case: Case, chunk_tokens: int | None) -> Iterator[Chunk]:
@@ -129,16 +140,23 @@ def _chunks(model: Model, case: Case, chunk_tokens: int | None) -> Iterator[Chun
             ) from error
 
 
-def _question(model: Model, case: Case, settings: Settings, num_tokens: int) -> Question:
-    head = case.head if settings.head is None else settings.head
-    template = case.query_template if settings.query_template is None else settings.query_template
-    new_tokens = settings.max_new_tokens or case.max_new_tokens
-    with naming(f"case {case.id}"):
-        frame = make_frame(model, case.query, head, template)
-        num_context = num_tokens + len(model.encode(frame.head))
+def _prepare(model: Model, case: Case, chunks: tuple[Chunk, ...], options: SpecOptions) -> PreparedCase:
+    spec = Spec(
+        query=case.query,
+        documents=chunks,
+        policy=make_policy(BASELINE),
+        head=case.head if options.head is None else options.head,
+        query_template=case.query_template if options.query_template is None else options.query_template,
+        max_new_tokens=options.max_new_tokens or case.max_new_tokens,
+        sampling=Sampling(stop=case.stop),
+        codec=options.codec,
+    )
+    with prefixed_errors(f"case {case.id}"):
+        frame = spec.frame(model)
+        num_context = sum(map(len, chunks)) + len(model.encode(frame.head))
         num_tokens = num_context + len(model.encode(frame.tail))
-        _require_room(model, num_tokens, new_tokens)
-    return Question(case, head, template, frame, new_tokens, num_context, num_tokens)
+        _require_room(model, num_tokens, spec.max_new_tokens)
+    return PreparedCase(case, spec, frame, num_context, num_tokens)
 
 
 def _require_room(model: Model, num_tokens: int, new_tokens: int) -> None:
@@ -157,9 +175,9 @@ def _require_room(model: Model, num_tokens: int, new_tokens: int) -> None:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Errors of what is done within name it."""
+def prefixed_errors(prefix: str) -> Iterator[None]:
+    """Put a prefix before the message of every PicError that is raised within."""
     try:
         yield
     except PicError as error:
-        raise type(error)(f"{what}: {error}") from error
+        raise type(error)(f"{prefix}: {error}") from error

@@ -1,4 +1,4 @@
-"""Poisson arrivals, and a queue with one server on a virtual clock: first come, first served. Knows no model."""
+"""A queue with Poisson arrivals and one server on a virtual clock: first come, first served. Knows no model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Load:
-    """How many requests come: `rate` a second on average, for `duration` seconds or, if given, just `requests`."""
+    """How many requests arrive: `rate` a second on average, for `duration` seconds or, if not None, just `requests`."""
 
     rate: float
     duration: float = 40.0
@@ -26,16 +26,16 @@ class Load:
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"--{option} {value:g}: must be above 0")
 
-    def arrivals(self, draw: np.random.Generator) -> Seconds:
-        """Ascending times of a Poisson process of this rate, from 0 on; float64 [requests]."""
+    def draw_arrivals(self, draw: np.random.Generator) -> Seconds:
+        """Draw the ascending times of a Poisson process of this rate, from 0 on; float64 [requests]."""
         if self.requests is not None:
             return np.cumsum(draw.exponential(1 / self.rate, self.requests))
         return np.sort(draw.uniform(0, self.duration, draw.poisson(self.rate * self.duration)))
 
 
 @dataclass(frozen=True)
-class Served:
-    """What became of the requests, in order of arrival; seconds of the virtual clock, float64 [requests]."""
+class QueueTimes:
+    """When requests arrived, and were served, in order of arrival; seconds of the virtual clock, float64 [requests]."""
 
     arrival: Seconds
     start: Seconds
@@ -57,7 +57,7 @@ class Served:
 
     @property
     def duration(self) -> float:
-        """H: from 0 until the last request is served."""
+        """H: from 0 until the last request is done."""
         return float(self.end[-1])
 
     @property
@@ -70,8 +70,10 @@ class Served:
         return float((self.end - self.start).sum()) / self.duration
 
 
-def serve(arrivals: Seconds, ttft: Sequence[float] | Seconds, service: Sequence[float] | Seconds) -> Served:
-    """Serve requests one at a time in order of arrival: each starts when it is there and the one before it is done.
+def serve_in_order(
+    arrivals: Seconds, ttft: Sequence[float] | Seconds, service: Sequence[float] | Seconds
+) -> QueueTimes:  # fmt: skip
+    """Serve one request at a time in order of arrival: each starts when it has arrived and the one before it is done.
 
     Args:
         ttft: seconds from each request's start to its first token.
@@ -83,4 +85,4 @@ def serve(arrivals: Seconds, ttft: Sequence[float] | Seconds, service: Sequence[
         starts.append(max(float(arrival), free))
         free = starts[-1] + seconds
     start = np.asarray(starts)
-    return Served(np.asarray(arrivals), start, start + np.asarray(ttft), start + np.asarray(service))
+    return QueueTimes(np.asarray(arrivals), start, start + np.asarray(ttft), start + np.asarray(service))

@@ -1,4 +1,4 @@
-"""FLOPs of rows against PyTorch's own counter and by hand; the floor is the longer of copying and computing."""
+"""FLOPs of rows against PyTorch's own counter and by hand; the roofline is the longer of copying and computing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import subjects
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pictool.bench import floor
-from pictool.bench.floor import Rates, link_flops, measure_rates, window_of
-from pictool.bench.plain import plain_module
+from pictool.bench import roofline
+from pictool.bench.roofline import Rates, link_flops, measure_rates, window_of
 from pictool.bench.shapes import random_model
+from pictool.bench.single_request import transformers_module
 from pictool.core import RowMask
 from pictool.runtime.model import Model
 
@@ -37,7 +37,7 @@ def test_all_rows_cost_what_pytorch_counts(architecture: str) -> None:
     """PyTorch counts whole squares of keys, so what a row does not see is taken off."""
     model = subjects.subject(architecture).model
     tokens, geometry = 11, model.geometry  # shorter than any window
-    plain = plain_module(model)
+    plain = transformers_module(model)
     plain.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
         plain(torch.arange(3, 3 + tokens)[None], logits_to_keep=1)
@@ -52,14 +52,14 @@ def test_some_rows_by_hand(model: Model) -> None:
     assert link_flops(model, rows, (), 4) == LOGITS + 4 * ROW + keys * KEY
 
 
-def test_a_checked_layer_needs_k_and_v_of_all_and_the_rest_of_those_that_go_on(model: Model) -> None:
+def test_a_checked_layer_needs_k_and_v_of_all_and_the_rest_of_those_that_are_kept(model: Model) -> None:
     wide, narrow = mask("xxxxx", "x.x.x")
     assert link_flops(model, np.array([wide, narrow]), (0,), 4) == (
         LOGITS + 5 * KV + 3 * (ROW - KV) + (1 + 3 + 5) * KEY + 3 * ROW + (1 + 3 + 5) * KEY
     )
 
 
-def test_behind_a_checked_last_layer_only_the_tail_is_known_to_go_on(model: Model) -> None:
+def test_after_a_checked_last_layer_only_the_tail_is_known_to_be_kept(model: Model) -> None:
     assert link_flops(model, mask("...xx", "xxxxx"), (1,), 3) == (
         LOGITS + 2 * ROW + (4 + 5) * KEY + 5 * KV + 2 * (ROW - KV) + (4 + 5) * KEY
     )
@@ -79,10 +79,10 @@ def test_windows_are_those_of_the_layers() -> None:
     assert window_of(subjects.subject("llama").model.config, 0) is None
 
 
-def test_the_floor_is_the_longer_of_copying_and_computing() -> None:
+def test_the_roofline_is_the_longer_of_copying_and_computing() -> None:
     rates = Rates(copy_bytes_s=100.0, flops_s=1000.0)
-    assert rates.floor_s(50, 100) == 0.5
-    assert rates.floor_s(5, 100) == 0.1
+    assert rates.roofline_s(50, 100) == 0.5
+    assert rates.roofline_s(5, 100) == 0.1
 
 
 def test_the_better_of_two_measurements_counts() -> None:
@@ -91,7 +91,7 @@ def test_the_better_of_two_measurements_counts() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rates_are_measured(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floor, "_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(floor, "_SIZE", {"cpu": 64})
+    monkeypatch.setattr(roofline, "_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(roofline, "_SIZE", {"cpu": 64})
     rates = measure_rates("cpu", dtype)
     assert 1e6 < rates.copy_bytes_s < 1e13 and 1e6 < rates.flops_s < 1e15

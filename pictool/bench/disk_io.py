@@ -1,4 +1,4 @@
-"""Plain files as the yardstick of objects: written with fsync, read in blocks, from the page cache or past it."""
+"""Plain files to compare objects with: written with fsync, read in blocks, through the page cache or past it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pictool.bench.workload import require_disk
+from pictool.bench.prompts import require_disk
 from pictool.errors import InputError
 from pictool.store.format import Buffer
 
@@ -18,26 +18,26 @@ BLOCK = 8 << 20  # bytes of one read
 
 
 @contextmanager
-def workplace(where: str | os.PathLike[str], num_bytes: int) -> Iterator[Path]:
-    """A directory inside `where` with room for so many bytes, removed at the end, however it comes.
+def temporary_directory(parent: str | os.PathLike[str], num_bytes: int) -> Iterator[Path]:
+    """A new directory inside `parent`, with room for so many bytes. It is removed at the end, also after an error.
 
     Raises:
         InputError: no such directory, or not enough room.
     """
-    if not Path(where).is_dir():
-        raise InputError(f"{where}: no such directory for what is measured; make it, or name another with --store")
-    require_disk(Path(where), num_bytes)
+    if not Path(parent).is_dir():
+        raise InputError(f"{parent}: no such directory for what is measured; make it, or name another with --store")
+    require_disk(Path(parent), num_bytes)
     try:
-        directory = tempfile.TemporaryDirectory(prefix=".pic-bench-", dir=where)
+        directory = tempfile.TemporaryDirectory(prefix=".pic-bench-", dir=parent)
     except OSError as error:
         raise InputError(
-            f"{where}: cannot be written ({error.strerror}); name another directory with --store"
+            f"{parent}: cannot be written ({error.strerror}); name another directory with --store"
         ) from error
-    with directory as inside:
-        yield Path(inside)
+    with directory as path:
+        yield Path(path)
 
 
-def write_plain(path: Path, data: Buffer) -> None:
+def write_file(path: Path, data: Buffer) -> None:
     """Write a file and wait until its data are on the device."""
     with path.open("wb", buffering=0) as file:
         view, done = memoryview(data), 0
@@ -46,8 +46,8 @@ def write_plain(path: Path, data: Buffer) -> None:
         os.fsync(file.fileno())
 
 
-def read_plain(path: Path, buffer: memoryview) -> int:
-    """Read a file from its beginning to its end, block by block, each to the same memory. Returns its bytes."""
+def read_file(path: Path, buffer: memoryview) -> int:
+    """Read a whole file in blocks, each into the same memory. Returns its size in bytes."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return _read_blocks(fd, buffer)
@@ -56,7 +56,7 @@ def read_plain(path: Path, buffer: memoryview) -> int:
 
 
 def read_direct(path: Path) -> int | None:
-    """The same past the page cache (O_DIRECT); None where the system or the file system has no such thing."""
+    """Read a whole file past the page cache (O_DIRECT); None where the system or the file system has no such mode."""
     if not hasattr(os, "O_DIRECT"):
         return None
     try:
@@ -66,7 +66,7 @@ def read_direct(path: Path) -> int | None:
             return None
         raise
     try:
-        with mmap.mmap(-1, BLOCK) as pages, memoryview(pages) as buffer:  # aligned, as such reads want it
+        with mmap.mmap(-1, BLOCK) as pages, memoryview(pages) as buffer:  # aligned, as O_DIRECT needs it
             return _read_blocks(fd, buffer)
     finally:
         os.close(fd)
@@ -82,13 +82,13 @@ def _read_blocks(fd: int, buffer: memoryview) -> int:
 def is_cached(path: Path) -> bool | None:
     """Whether the page cache holds the file's first or last page; None where the system does not tell.
 
-    The question itself may start a read-ahead: drop the file from the cache again before it is timed.
+    Asking may start a read-ahead: drop the file from the cache again before reading is timed.
     """
     if not hasattr(os, "RWF_NOWAIT"):
         return None
     fd = os.open(path, os.O_RDONLY)
     try:
-        return any(_is_held(fd, offset) for offset in (0, max(0, os.fstat(fd).st_size - 1)))
+        return any(_is_page_cached(fd, offset) for offset in (0, max(0, os.fstat(fd).st_size - 1)))
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
             return None
@@ -97,7 +97,7 @@ def is_cached(path: Path) -> bool | None:
         os.close(fd)
 
 
-def _is_held(fd: int, offset: int) -> bool:
+def _is_page_cached(fd: int, offset: int) -> bool:
     try:
         return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except BlockingIOError:

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import subjects
 
-from pictool.bench.shapes import random_model
-from pictool.bench.workload import (
+from pictool.bench.prompts import (
     needs_speculative,
     random_chunks,
     random_tail,
@@ -18,6 +17,7 @@ from pictool.bench.workload import (
     require_positions,
     with_speculative,
 )
+from pictool.bench.shapes import random_model
 from pictool.errors import InputError
 from pictool.linker.grid import parse_grid
 from pictool.runtime.model import Model, load_model

@@ -1,0 +1,103 @@
+"""The JSON of `pic bench`: its keys and their order are a contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bench.workloads import USERS, workload_of
+
+from pictool.bench.asynchronous import bench_async
+from pictool.bench.breakdown import bench_breakdown
+from pictool.bench.context import bench_context
+from pictool.bench.options import ContextOptions, PromptOptions
+from pictool.bench.roofline import Rates
+from pictool.bench.storage import ObjectSize, bench_storage
+from pictool.bench.sync import bench_sync
+from pictool.core import Geometry
+from pictool.linker.grid import parse_grid
+from pictool.runtime.model import Model
+from pictool.store.store import Store
+
+POLICIES = parse_grid(["naive"])
+PROMPT = PromptOptions(chunks=2, chunk_tokens=9, tail_tokens=4, new_tokens=1, repeats=1)
+MEASUREMENT = (
+    "ttft_s rows bytes_read flops decode_tokens_per_s peak_bytes tokens load_s select_s recompute_s fetch_s".split()
+)
+PARTS = "load scoring select layers checks logits other".split()
+FIGURES = (
+    "requests duration_s ttft_mean_s ttft_p50_s ttft_p99_s latency_mean_s waiting_mean_s throughput goodput "
+    "utilisation".split()
+)
+
+
+def keys(*values: dict[str, Any]) -> list[list[str]]:
+    return [list(value) for value in values]
+
+
+def test_sync(model: Model, rates: Rates, tmp_path: Path) -> None:
+    report = bench_sync(model, POLICIES, PROMPT, tmp_path).report()
+    method = report["methods"][1]
+    assert keys(report, report["rates"], method, method["ttft"], method["median"], method["samples"][0]) == [
+        ["prompt_tokens", "object_bytes", "rates", "methods"],
+        ["copy_bytes_s", "flops_s"],
+        ["label", "params", "ttft", "median", "speedup", "row_floor", "floor_s", "samples", "ttft_by_floor"],
+        ["median", "low", "high"],
+        [name for name in MEASUREMENT if name != "tokens"],
+        MEASUREMENT,
+    ]
+
+
+def test_context(model: Model, rates: Rates, tmp_path: Path) -> None:
+    options = ContextOptions(start=32, stop=64, chunk_tokens=16, tail_tokens=6, repeats=1)
+    report = bench_context(model, POLICIES, options, tmp_path).report()
+    curve = report["curves"][1]
+    point, growth = curve["points"][0], curve["growth"]
+    assert keys(report, curve, point, point["samples"][0], growth, growth["ttft"]) == [
+        ["lengths", "rates", "curves"],
+        ["label", "params", "points", "out_of_memory", "growth"],
+        ["tokens", "ttft", "recompute_s", "rows", "bytes_read", "peak_bytes", "speedup", "floor_s", "samples"],
+        MEASUREMENT,
+        ["ttft", "long_ttft", "recompute"],
+        ["exponent", "error"],
+    ]
+
+
+def test_breakdown(model: Model, tmp_path: Path) -> None:
+    report = bench_breakdown(model, POLICIES, PROMPT, tmp_path).report()
+    method = report["methods"][0]
+    assert keys(report, method, method["parts"], method["samples"][0]) == [
+        ["prompt_tokens", "methods"],
+        ["label", "params", "checked", "ttft", "parts", "samples"],
+        PARTS,
+        PARTS,
+    ]
+
+
+def test_async(model: Model, store: Store) -> None:
+    workload = workload_of(model, USERS.make(model, 2, seed=0), requests=2, measured=1)
+    result = bench_async(model, store, workload)
+    point, user_set = result.points[0].report(), result.user_sets[0].report()
+    assert keys(point, point["mean"], point["deviation"], point["runs"][0], user_set, user_set["executed"][0]) == [
+        ["label", "algo", "users", "ccr", "rate", "mean", "deviation", "runs"],
+        FIGURES,
+        FIGURES,
+        FIGURES,
+        ["users", "bytes", "ccr", "gamma", "no_goodput", "executed"],
+        ["user", "question", "label", "ttft_s", "service_s", "tokens", "score"],
+    ]
+
+
+def test_storage() -> None:
+    (result,) = bench_storage([ObjectSize(5, 1, Geometry(2, 2, 8))], repeats=1, memory_bytes=1 << 16)
+    report = result.report()
+    write, names = report["operations"]["write"], [name for name in report["raw_s"] if name != "disk_direct"]
+    assert keys(report, report["geometry"], report["operations"], write) == [
+        ["tokens", "objects", "geometry", "dtype", "kv_bytes", "file_bytes", "is_cold", "operations", "median_gb_s",
+         "raw_s"],
+        ["layers", "kv_heads", "head_dim"],
+        ["write", "read_cold", "read_warm", "verify"],
+        ["gb_s", "gb_s_range", "own", "own_gb_s", "of_own", "expected_gb_s", "of_expected"],
+    ]  # fmt: skip
+    assert names == ["write", "disk_write", "read_cold", "disk_cold", "read_warm", "copy", "verify", "checksum"]
+    assert list(report["median_gb_s"]) == list(report["raw_s"])

@@ -1,0 +1,111 @@
+"""Groups of cases: documents once, every case with the spec that it asks for, and none that the model cannot take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import subjects
+from eval.shared import CASES, POSITIONS, A, B, C, case, model
+
+from pictool.errors import InputError
+from pictool.eval.cases import SpecOptions, group_cases
+
+LONG = "harbour " * POSITIONS
+
+
+def test_consecutive_cases_with_equal_documents_make_a_group() -> None:
+    cases = [case("1"), case("2", [A]), case("3", [A]), case("4", [A, B]), case("5", [A, B])]
+    groups = group_cases(model(), cases, SpecOptions()).groups
+    assert [[prepared.id for prepared in group.cases] for group in groups] == [["1"], ["2", "3"], ["4", "5"]]
+    assert [[chunk.text for chunk in group.chunks] for group in groups] == [[A, B], [A], [A, B]]
+
+
+def test_a_question_is_asked_as_its_case_says() -> None:
+    (first, second), third, _ = (group.cases for group in group_cases(model(), CASES, SpecOptions()).groups)
+    assert (first.frame.head, first.frame.tail) == ("<s>", "Question: Who knows one?\nAnswer:")
+    assert second.frame.head == "<s>You are."
+    assert third[0].frame.tail == " Who knows three?!" and third[0].spec.max_new_tokens == 4
+
+
+def test_options_come_before_the_case() -> None:
+    options = SpecOptions(head="Hey.", query_template="Q {query}", max_new_tokens=2, chunk_tokens=5)
+    for group in group_cases(model(), CASES, options).groups:
+        assert all(1 <= len(chunk) <= 5 for chunk in group.chunks)
+        assert "".join(chunk.text for chunk in group.chunks) == "".join(group.cases[0].case.documents)
+        for prepared in group.cases:
+            assert (prepared.frame.head, prepared.frame.tail) == ("<s>Hey.", f"Q {prepared.case.query}")
+            assert prepared.spec.max_new_tokens == 2
+
+
+def test_tokens_are_those_of_the_prompt() -> None:
+    opened = model()
+    for group in group_cases(opened, CASES, SpecOptions()).groups:
+        for prepared in group.cases:
+            parts = [prepared.frame.head, *prepared.case.documents, prepared.frame.tail]
+            counts = [len(opened.encode(part)) for part in parts]
+            assert (prepared.num_tokens, prepared.num_context) == (sum(counts), sum(counts[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (case("bad", [A, ""]), "case bad: document 2: has no tokens"),
+        (case("bad", [A, LONG]), "case bad: document 2: "),
+        (case("bad", [LONG]), f"takes {POSITIONS} positions; cut documents with --chunk-tokens, or leave such cases"),
+        (case("bad", [A], query=LONG), "case bad: has "),
+        (case("bad", [A], max_new_tokens=POSITIONS), "leave such cases out with --skip-long"),
+        (case("bad", [A], query=" "), "case bad: the query is empty"),
+        (case("bad", [A], query_template="?"), "case bad: query template '?': must contain {query}"),
+    ],
+)
+def test_a_case_that_cannot_be_asked_is_named(wrong: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        group_cases(model(), [case("good"), wrong], SpecOptions())
+    assert message in str(caught.value)
+
+
+def test_a_case_fits_up_to_the_last_position() -> None:
+    """All but the last token of the answer have a position."""
+    opened, short = model(), case("1", [A])
+    prompt = group_cases(opened, [short], SpecOptions()).groups[0].cases[0].num_tokens
+    assert group_cases(opened, [short], SpecOptions(max_new_tokens=POSITIONS - prompt + 1)).groups
+    with pytest.raises(InputError, match=f"{prompt} tokens of prompt"):
+        group_cases(opened, [short], SpecOptions(max_new_tokens=POSITIONS - prompt + 2))
+
+
+def test_what_is_too_long_is_left_out_if_asked_for() -> None:
+    cases = [case("1", [C]), case("2", [LONG]), case("3", [A, LONG]), case("4"), case("5", query=LONG), case("6")]
+    grouped = group_cases(model(), cases, SpecOptions(), skip_long=True)
+    assert [prepared.id for group in grouped.groups for prepared in group.cases] == ["1", "4", "6"]
+    assert grouped.skipped == ("2", "3", "5") and len(grouped.groups) == 2
+    with pytest.raises(InputError, match="case 0: document 1: has no tokens"):
+        group_cases(model(), [case("0", [""]), *cases], SpecOptions(), skip_long=True)
+
+
+def test_chunks_that_are_cut_fit() -> None:
+    assert len(group_cases(model(), [case("1", [LONG[:800]])], SpecOptions(chunk_tokens=100)).groups[0].chunks) > 1
+    grouped = group_cases(model(), [case("1", [LONG])], SpecOptions(chunk_tokens=2 * POSITIONS), skip_long=True)
+    assert grouped.skipped == ("1",)
+
+
+def test_an_answer_does_not_cross_the_switch_of_long_rope() -> None:
+    """Long RoPE of this model changes at 128 tokens."""
+    opened, long = subjects.subject("phi3-long").model, case("1", [A], max_new_tokens=128)
+    with pytest.raises(InputError, match=r"case 1: has .* which cross 128, where the RoPE"):
+        group_cases(opened, [long], SpecOptions())
+    assert group_cases(opened, [long], SpecOptions(), skip_long=True).skipped == ("1",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"query_template": "?"}, "query template '?': must contain {query}"),
+        ({"chunk_tokens": 0}, "--chunk-tokens 0: must be 1 or more"),
+        ({"max_new_tokens": 0}, "--max-new-tokens 0: must be 1 or more"),
+    ],
+)
+def test_options_that_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        SpecOptions(**fields)
+    assert str(caught.value) == message

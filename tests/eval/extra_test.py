@@ -1,0 +1,63 @@
+"""The packages of the extra `eval`: without them evaluations are refused at once, with the remedy."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.workloads import write_dataset
+from eval.shared import model, run
+
+from pictool.bench.users import dataset_users
+from pictool.errors import InputError
+from pictool.eval import metrics
+from pictool.eval.cases import SpecOptions
+from pictool.eval.datasets import open_dataset
+from pictool.eval.metrics import f1, rouge_l
+from pictool.eval.runner import Runner
+from pictool.eval.statistics import Estimate, clustered_mean
+from pictool.store.store import Store
+
+
+@pytest.fixture(params=["scipy", "rouge_score"])
+def missing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == request.param else find_spec(name, *more)
+    )
+    metrics._rouge.cache_clear()
+    return str(request.param)
+
+
+def message(missing: str) -> str:
+    return rf"^{missing} is not installed, and evaluations need it; pip install 'pictool\[eval\]'$"
+
+
+def test_an_evaluation_is_refused_before_anything_runs(
+    missing: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runner, "run", lambda *_: pytest.fail("ran"))
+    with pytest.raises(InputError, match=message(missing)):
+        run(store, ["naive"])
+    assert not (store.root / "eval").exists()
+
+
+@pytest.mark.parametrize("missing", ["scipy"], indirect=True)
+def test_only_intervals_need_scipy(missing: str) -> None:
+    assert rouge_l("a b", ["a b"]) == 1 and clustered_mean([0.5], [0]) == Estimate(0.5, None, None)
+    with pytest.raises(InputError, match=message(missing)):
+        clustered_mean([0.0, 1.0], [0, 1])
+
+
+@pytest.mark.parametrize("missing", ["rouge_score"], indirect=True)
+def test_only_rouge_needs_rouge_score(missing: str, tmp_path: Path) -> None:
+    assert f1("a b", ["a b"]) == 1
+    with pytest.raises(InputError, match=message(missing)):
+        rouge_l("a b", ["a b"])
+    path = str(write_dataset(tmp_path / "d.jsonl", "abc"))
+    assert dataset_users(model(), open_dataset(path, {}), SpecOptions())[1] == 0
+    fields: dict[str, Any] = {"metric": "rouge_l"}
+    with pytest.raises(InputError, match=message(missing)):  # of users, before their requests run
+        dataset_users(model(), open_dataset(path, fields), SpecOptions())
