@@ -167,11 +167,13 @@ def print_sync(result: SyncResult, report: dict[str, Any]) -> None:
     print(head_line(report))
     cold = "cold: read from their device" if report["options"]["is_cold"] else "warm: in the page cache"
     print(f"prompt of {result.prompt_tokens} tokens; objects of {result.object_bytes / 1e6:.1f} MB on disk, {cold}")
-    columns = ["policy", "rows", "TTFT ms", "load", "select", "compute", "speedup", "prompt\n/ rows", "TTFT\n/ floor",
-               "tokens\n/ s", "MB\nread", "peak\nMB"]  # fmt: skip
+    columns = ["policy", "rows", "TTFT ms", "load", "select", "compute", "speedup", "prompt\n/ rows",
+               "TTFT\n/ roofline", "tokens\n/ s", "MB\nread", "peak\nMB"]  # fmt: skip
     print_table(columns, [_sync_row(method) for method in result.methods])
-    print("Medians of the rounds; TTFT with the least and the most. speedup: full / it, median of the rounds' ratios.")
-    print(floor_line(result.rates))
+    print(
+        "Medians of the repeats; TTFT with the least and the most. speedup: full / it, median of the repeats' ratios."
+    )
+    print(roofline_line(result.rates))
 
 
 def _sync_row(method: MethodResult) -> list[str]:
@@ -191,9 +193,9 @@ def print_context(result: ContextResult, report: dict[str, Any]) -> None:
     print("of computing rows alone, with their standard errors")
     print_table(["policy", *lengths, "exponent", "longer half", "rows alone"], [_growth_row(curve, len(lengths))
                 for curve in result.curves])  # fmt: skip
-    print("TTFT / floor")
-    print_table(["policy", *lengths], [_floor_row(curve, len(lengths)) for curve in result.curves])
-    print(floor_line(result.rates))
+    print("TTFT / roofline")
+    print_table(["policy", *lengths], [_roofline_row(curve, len(lengths)) for curve in result.curves])
+    print(roofline_line(result.rates))
 
 
 def _growth_row(curve: Curve, count: int) -> list[str]:
@@ -201,7 +203,7 @@ def _growth_row(curve: Curve, count: int) -> list[str]:
     return [curve.label, *_cells([f"{point.ttft.median * 1e3:,.1f}" for point in curve.points], count, curve), *growth]
 
 
-def _floor_row(curve: Curve, count: int) -> list[str]:
+def _roofline_row(curve: Curve, count: int) -> list[str]:
     return [curve.label, *_cells([f"{point.ttft.median / point.floor_s:.2f}" for point in curve.points], count, curve)]
 
 
@@ -228,10 +230,10 @@ def _breakdown_row(method: PolicyBreakdown) -> list[str]:
     return [method.label, spread(method.ttft), *(f"{value * 1e3:,.1f} {method.share(value):4.0%}" for value in seconds)]
 
 
-def floor_line(rates: Rates) -> str:
+def roofline_line(rates: Rates) -> str:
     return (
-        f"floor: the longer of bytes read / {rates.copy_bytes_s / 1e9:.1f} GB/s (copy, measured) and FLOPs of the rows "
-        f"/ {rates.flops_s / 1e12:.3g} TFLOP/s (matmul, measured)"
+        f"roofline: the longer of bytes read / {rates.copy_bytes_s / 1e9:.1f} GB/s (copy, measured) and FLOPs of the "
+        f"rows / {rates.flops_s / 1e12:.3g} TFLOP/s (matmul, measured)"
     )
 
 

@@ -214,8 +214,8 @@ def make_user_sets(
     from pictool.eval.cases import SpecOptions
 
     if dataset is None:
-        users = RandomUsers(**{field.name: getattr(options, field.name) for field in fields(RandomUsers)})
-        return random_user_sets(subject.model, users, counts, options.seed, subject.directory)
+        random_users = RandomUsers(**{field.name: getattr(options, field.name) for field in fields(RandomUsers)})
+        return random_user_sets(subject.model, random_users, counts, options.seed, subject.directory)
     spec = SpecOptions(chunk_tokens=options.chunk_tokens, max_new_tokens=options.new_tokens)
     users, left_out = dataset_users(subject.model, dataset, spec, options.skip_long)
     if left_out:
@@ -372,7 +372,7 @@ def print_storage(results: Sequence[StorageResult], report: dict[str, Any]) -> N
     print(f"objects of {_geometry(size.geometry)} {size.dtype} on {machine['cpu']}, {threads_of(machine)}")
     columns = ["objects", "operation", "GB/s", "range", "against", "GB/s", "share", "expected GB/s", "share"]
     print_table(columns, [row for result in results for row in _storage_rows(result)])
-    print("Medians of the rounds, GB (10^9 bytes) of K and V; shares are medians of the rounds' ratios.")
+    print("Medians of the repeats, GB (10^9 bytes) of K and V; shares are medians of the repeats' ratios.")
     print("expected: disk or memory, and the checksum that every write and read computes, together.")
     if any(result.is_cold is None for result in results):
         print("Whether cold reads were cold is unknown: this system does not tell what its page cache holds.")

@@ -142,7 +142,7 @@ def check_outputs(options: EvalOptions, dataset: Dataset) -> None:
 
 
 def make_spec_options(options: EvalOptions) -> SpecOptions:
-    """How every case is asked; `pic.yaml` and the environment have no part in it."""
+    """How every case becomes a spec; `pic.yaml` and the environment have no part in it."""
     from pictool.compiler.compile import CODEC
     from pictool.eval.cases import SpecOptions
 

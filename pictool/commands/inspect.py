@@ -1,4 +1,4 @@
-"""`pic inspect`: what an object is, or what a link did. Loads no torch unless a model has to be asked."""
+"""`pic inspect`: what an object is, or what a link did. Loads no torch unless it needs a model."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def _print_sinks(sinks: AttentionSinks) -> None:
 
     screen = open_screen()
     rows = [f"layer {layer}" for layer in range(len(sinks.initial_share))]
-    heading(screen, f"% of attention: {first_tokens(sinks.num_initial)}, of the {sinks.num_rows} behind")
+    heading(screen, f"% of attention: {first_tokens(sinks.num_initial)}, of the {sinks.num_rows} after them")
     screen.print(
         f"{100 * sinks.initial_share.mean():.1f} on the mean; {100 * sinks.uniform_share:.1f} if all drew alike",
         style="dim",

@@ -55,7 +55,7 @@ def output_path(option: str, name: str, inputs: Iterable[str | Path]) -> Path:
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():
         raise InputError(f"{option} {name}: {above.name} is no directory; name another")
-    if path.exists() and any(Path(given).exists() and path.samefile(given) for given in inputs):
+    if path.exists() and any(Path(source).exists() and path.samefile(source) for source in inputs):
         raise InputError(f"{option} {name}: is an input as well; name another")
     return path
 

@@ -385,16 +385,16 @@ def _tier_entry(path: Path, index: int, data: Any) -> TierEntry:
         raise InputError(
             f"{path}: tier {name} has an unknown key {', '.join(unknown)}; known are {', '.join(_TIER_KEYS)}"
         )
-    given = {key for key in ("read_gb_s", "path") if data.get(key) is not None}
-    if name == STORE_TIER and given:
-        raise InputError(f"{path}: tier {name} is measured where the store lives; leave {' and '.join(given)} out")
-    if name != STORE_TIER and len(given) != 1:
+    named = {key for key in ("read_gb_s", "path") if data.get(key) is not None}
+    if name == STORE_TIER and named:
+        raise InputError(f"{path}: tier {name} is measured where the store lives; leave {' and '.join(named)} out")
+    if name != STORE_TIER and len(named) != 1:
         raise InputError(f"{path}: tier {name} must have read_gb_s (stated) or path (measured), one of them")
-    if data.get("latency_ms") is not None and "read_gb_s" not in given:
+    if data.get("latency_ms") is not None and "read_gb_s" not in named:
         raise InputError(f"{path}: latency_ms of tier {name} goes with read_gb_s; a measured tier has its own")
     return TierEntry(
         name, _tier_number(path, name, data, "price_gb_month", None), _tier_directory(path, name, data.get("path")),
-        _tier_number(path, name, data, "read_gb_s", None) if "read_gb_s" in given else None,
+        _tier_number(path, name, data, "read_gb_s", None) if "read_gb_s" in named else None,
         _tier_number(path, name, data, "latency_ms", 0.0),
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ class Settings:
         max_size: bytes that the store may hold; None: no limit.
         codec: how KV is kept.
         salt: separates tenants.
-        remote: URL of a store that is asked for what the store lacks; an empty text is none.
+        remote: URL of a store to fetch missing objects from; an empty text is none.
         memory: bytes of host memory that keep objects.
         named: the settings that the command line says.
     """
