@@ -93,7 +93,7 @@ class WorkerJob:
         if self._process is None or self._process.poll() is not None:
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process may write)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pictool.commands.tui_worker"],
+                [sys.executable, "-P", "-m", "pictool.commands.tui_worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
             )  # fmt: skip
             assert self._process.stdin is not None

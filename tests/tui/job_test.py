@@ -41,6 +41,14 @@ def form(**changes: object) -> LinkForm:
     return LinkForm(**{**fields, "max_new_tokens": 3, **changes})  # type: ignore[arg-type]
 
 
+def test_the_process_imports_nothing_from_the_working_directory() -> None:
+    for name in ("socket", "pickle", "pictool"):
+        write(f"{name}.py", "from pathlib import Path\nPath('ran').touch()\nraise SystemExit(3)\n")
+    with WorkerJob(store="st", model=None, device="cpu", dtype="float32") as job:
+        assert job.policies()
+    assert not Path("ran").exists()
+
+
 def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
     model, other = save(tmp_path / "model"), save(tmp_path / "other", seed=1)
     write("a.txt", "The harbour was quiet. It holds a festival.\n")
