@@ -29,7 +29,7 @@ COMMANDS = {
 class _Commands(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}  # until they are used
+        self.commands = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}  # only their names
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
@@ -47,6 +47,7 @@ app = typer.Typer(
     cls=_Commands,
     rich_markup_mode=None,  # plain help, in half the time
     help="Compile documents to KV objects, link them into prompts.",
+    epilog="pic COMMAND --help shows the options of a command, and an example.",
     no_args_is_help=True,
 )
 

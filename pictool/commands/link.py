@@ -48,6 +48,7 @@ def run_link(
 
     \b
       pic link a.txt b.txt -q "Which festival does Gadwick hold?" --compare
+      pic link -T question.yaml --trace link.trace
     """
     script = read_script(Path(request.script)) if request.script else LinkScript()
     inputs = input_files(request, script)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import pictool
 from commands.conftest import TEXT
 from commands.run import Objects, write
 
@@ -96,3 +97,8 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped(objects: Objects) -> No
     path = Path(shutil.copy(objects.mine, os.fsdecode(b"\xff\xe6.kvo")))
     done = run("inspect", os.fsencode(path).decode("utf-8", "surrogateescape"), env={**os.environ, "PYTHONUTF8": "1"})
     assert done.returncode == 0 and "\\udcff" in done.stdout
+
+
+def test_python_m_pictool_is_the_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "pictool", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"pic {pictool.__version__}\n")

@@ -44,7 +44,7 @@ def form(**changes: object) -> LinkForm:
 def test_the_process_imports_nothing_from_the_working_directory() -> None:
     for name in ("socket", "pickle", "pictool"):
         write(f"{name}.py", "from pathlib import Path\nPath('ran').touch()\nraise SystemExit(3)\n")
-    with WorkerJob(store="st", model=None, device="cpu", dtype="float32") as job:
+    with WorkerJob(Settings().override(store="st", device="cpu", dtype="float32")) as job:
         assert job.policies()
     assert not Path("ran").exists()
 
