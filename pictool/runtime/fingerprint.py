@@ -108,7 +108,7 @@ def weight_files(directory: Path) -> list[Path]:
     names = _WEIGHTS if explicit is None else (str(explicit),)
     name = next((name for name in names if (directory / name).is_file()), None)
     if name is None:
-        raise ModelError(f"{directory}: holds no weights ({', '.join(names)})")
+        raise ModelError(f"{directory}: holds no weights (*.safetensors or *.bin, of these names: {', '.join(names)})")
     if not name.endswith(".index.json"):
         return [_within(directory, name)]
     listed = _read_json(directory / name).get("weight_map")
