@@ -31,6 +31,7 @@ def require_finite(what: str, dtype: str, *tensors: Tensor) -> None:
     Raises:
         ModelError: a tensor holds inf or nan.
     """
-    for tensor in tensors:
-        if not bool(torch.isfinite(tensor).all()):
-            raise ModelError(f"{what}: computes numbers that are not finite in {dtype}; use another --dtype")
+    numbers = tensors[0] if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
+    extremes = torch.stack(torch.aminmax(numbers))  # nan, if any is; several times faster than asking each number
+    if not bool(torch.isfinite(extremes).all()):
+        raise ModelError(f"{what}: computes numbers that are not finite in {dtype}; use another --dtype")
