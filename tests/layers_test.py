@@ -1,4 +1,4 @@
-"""The layers of DESIGN §5, read from the imports: arrows go down only. And what must stay light stays light."""
+"""The layers of docs/design.md §5, read from the imports: arrows go down only. And what must stay light stays light."""
 
 from __future__ import annotations
 
