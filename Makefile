@@ -34,7 +34,8 @@ fixtures: $(READY)
 	$(BIN)/python -m training.fixtures fixtures
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks.link_speed --out benchmarks/results
+	$(BIN)/pic bench sync --repeats 3 -o benchmarks/results/bench_sync.json
+	$(BIN)/python -m benchmarks.compile_speed --out benchmarks/results
 
 # The version of the package is in pictool/__init__.py; constraints.txt pins what is installed.
 $(READY): pyproject.toml constraints.txt pictool/__init__.py

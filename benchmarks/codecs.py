@@ -35,11 +35,11 @@ Layer = tuple[torch.Tensor, torch.Tensor]  # key, value: [kv_heads, tokens, head
 
 def real_layers(model: Model, num_chunks: int) -> list[Layer]:
     """KV of held-out chunks, each layer of each chunk as an object has it, in bfloat16."""
-    found: list[Layer] = []
+    layers_of_all: list[Layer] = []
     pages = [page for seed in range(num_chunks // 8) for page in write_prompt(random.Random(f"codecs-{seed}"), 8).pages]
     for _, layers in prefill_chunks(model, [make_chunk(model, page, "page").tokens for page in pages], (), True):
-        found += [(key.bfloat16(), value.bfloat16()) for key, value in layers]
-    return found
+        layers_of_all += [(key.bfloat16(), value.bfloat16()) for key, value in layers]
+    return layers_of_all
 
 
 def size_of(codec: Codec, layers: list[Layer]) -> tuple[int, int]:
@@ -74,13 +74,13 @@ def error_of(codec: Codec, layers: list[Layer]) -> dict[str, float]:
 
 
 def rotated(model: Model, layers: list[Layer]) -> list[Layer]:
-    """The same KV with keys rotated to the positions of their tokens, as a cache that stores them so would have it."""
-    found = []
+    """The same KV with keys rotated to the positions of their tokens, as caches store them that do not relocate."""
+    turned = []
     for index, (key, value) in enumerate(layers):
         tables = model.stack.rotary_tables(torch.arange(key.shape[1]))
         moved = model.stack.rotate(key.float()[None], tables, index % model.geometry.layers)
-        found.append((moved[0].bfloat16(), value))
-    return found
+        turned.append((moved[0].bfloat16(), value))
+    return turned
 
 
 def best_of(work: Callable[[], object], seconds: float) -> float:
@@ -94,18 +94,18 @@ def best_of(work: Callable[[], object], seconds: float) -> float:
 
 
 def speed_of(codec: Codec, layers: list[Layer], seconds: float) -> dict[str, float]:
-    """GB/s of one core on a layer of some thousand tokens, put together of real ones."""
+    """GB/s of one core on a layer of some thousand tokens, concatenated from real ones."""
     key, value = (torch.cat([layer[part] for layer in layers[1::4]][:80], 1) for part in (0, 1))
     shape = shape_of(key)
     pair = to_bytes(key), to_bytes(value)
     coded, out = memoryview(codec.encode(*pair, shape)), memoryview(bytearray(shape.num_bytes))
     encode_s = best_of(lambda: codec.encode(*pair, shape), seconds)
     decode_s = best_of(lambda: codec.decode(coded, shape, out), seconds)
-    found = {"encode": encode_s, "decode": decode_s}
+    seconds_of = {"encode": encode_s, "decode": decode_s}
     if isinstance(codec, Quantizing):
-        found["unpack"] = best_of(lambda: list(codec.pieces(coded, shape)), seconds)
-        found["decode_torch"] = best_of(lambda: dequantized(codec, coded, shape, torch.bfloat16, CPU), seconds)
-    return {name: shape.num_bytes / s / 1e9 for name, s in found.items()}
+        seconds_of["unpack"] = best_of(lambda: list(codec.pieces(coded, shape)), seconds)
+        seconds_of["decode_torch"] = best_of(lambda: dequantized(codec, coded, shape, torch.bfloat16, CPU), seconds)
+    return {name: shape.num_bytes / s / 1e9 for name, s in seconds_of.items()}
 
 
 def measure(num_chunks: int, seconds: float) -> dict[str, Any]:
@@ -127,14 +127,14 @@ def measure(num_chunks: int, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chunks", type=int, default=400)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    found = measure(given.chunks, given.seconds)
-    if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    options = parser.parse_args()
+    results = measure(options.chunks, options.seconds)
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Mutated objects: each is refused with one clear line, without a crash and without much memory.
+"""Mutated objects: each is refused with a clear message of one line, without a crash and without much memory.
 
     python -m benchmarks.store_fuzz --count 24000 --out benchmarks/results/store_fuzz.json
 
@@ -133,19 +133,19 @@ def outcome(path: Path, original: Original, data: bytes) -> str:
     path.write_bytes(data)
     tracemalloc.reset_peak()
     try:
-        found = read(path)
+        content = read(path)
     except ObjectError as error:
         is_clear = str(error).startswith(f"{path}: ") and "\n" not in str(error) and len(str(error)) < 1000
         fine = "refused" if is_clear else "refused unclearly"
         return fine if tracemalloc.get_traced_memory()[1] < MAX_MEMORY else "much memory"
     except Exception as error:
         return f"crashed: {type(error).__name__}"
-    return "as before" if found == original.content else "another answer"
+    return "as before" if content == original.content else "another answer"
 
 
 def fuzz(count: int, seed: int = 0) -> dict[str, dict[str, int]]:
     """Outcomes by kind of mutation."""
-    draw, outcomes = random.Random(seed), {one.__name__: Counter[str]() for one in MUTATIONS}
+    draw, outcomes = random.Random(seed), {mutation.__name__: Counter[str]() for mutation in MUTATIONS}
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "x.kvo"
         originals = [
@@ -160,17 +160,17 @@ def fuzz(count: int, seed: int = 0) -> dict[str, dict[str, int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=24_000)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    found = fuzz(given.count)
+    options = parser.parse_args()
+    outcomes = fuzz(options.count)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    report = {"mutated": given.count, "outcomes": found, "peak_memory_mb": peak}
+    report = {"mutated": options.count, "outcomes": outcomes, "peak_memory_mb": peak}
     print(json.dumps(report, indent=1))
-    if given.out:
-        given.out.write_text(json.dumps(report, indent=1) + "\n")
-    if any(set(counts) - {"refused", "as before"} for counts in found.values()):
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    if any(set(counts) - {"refused", "as before"} for counts in outcomes.values()):
         raise SystemExit("a mutated object was not refused as it should be")
 
 

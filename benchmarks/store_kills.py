@@ -1,11 +1,11 @@
-"""SIGKILL at random moments: compiles and gcs on one store, many at once; what is left is whole, and nothing is lost.
+"""SIGKILL at random moments while many compiles and gcs run on one store: what is left is whole, nothing is lost.
 
     python -m benchmarks.store_kills --kills 1000 --out benchmarks/results/store_kills.json
 
-The embedded model compiles pages; every worker says which object it has written, after `compile` said so, through a
-pipe. After each batch of kills: every object in the store is read and checked; what was said to be written is there
-(under a budget: what was written last is, up to half of the budget); after a gc no temp file is left. At the end 16
-processes link the same and other prompts while a gc evicts all the time; each answer must be that of a link alone.
+The embedded model compiles pages; every worker reports each object through a pipe, after `compile` reported it. After
+each batch of kills: every object in the store is read and checked; every reported object is there (under a budget: the
+last ones, up to half of the budget); after a gc no temp file is left. At the end 16 processes link the same and other
+prompts while a gc evicts all the time; each answer must be that of a link alone.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Result:
     over_budget: int = 0
 
     def __add__(self, other: Result) -> Result:
-        mine, theirs = asdict(self), asdict(other)
-        return Result(**{name: mine[name] + theirs[name] for name in mine})
+        a, b = asdict(self), asdict(other)
+        return Result(**{name: a[name] + b[name] for name in a})
 
 
 def pages(seed: int) -> list[str]:
@@ -75,17 +75,17 @@ def spawn(work: Callable[[], None]) -> int:
 
 
 def compile_forever(model: Model, store: Store, seed: int, pipe: int) -> None:
-    """Compile pages without end, half of them shared with other workers; tell each key that is done."""
+    """Compile pages without end, half of them shared with other workers; report each key."""
     draw = random.Random(seed)
 
-    def tell(done: Compiled) -> None:
+    def report(done: Compiled) -> None:
         os.write(pipe, done.key.encode() + b"\n")
 
     while True:
         shared = draw.random() < 0.5
         texts = pages(draw.randrange(20) if shared else draw.randrange(10**9))
         with suppress(PicError):
-            compile(model, store, texts[:3], codec=draw.choice(CODECS), force=draw.random() < 0.5, on_done=tell)
+            compile(model, store, texts[:3], codec=draw.choice(CODECS), force=draw.random() < 0.5, on_done=report)
 
 
 def gc_forever(store: Store) -> None:
@@ -110,8 +110,8 @@ def kill_batch(model: Model, store: Store, draw: random.Random, workers: int) ->
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL, "a worker ended by itself"
         writing += bool(before)
     os.close(writer)
-    with os.fdopen(reader) as told:
-        keys = told.read().split()
+    with os.fdopen(reader) as reported:
+        keys = reported.read().split()
     return Result(kills=len(running), kills_while_writing=writing, said_written=len(keys)), keys
 
 
@@ -122,23 +122,22 @@ def litter(store: Store) -> int:
 
 
 def check(store: Store, written: list[str]) -> Result:
-    """Read all, look for what was said to be written, collect, and look for temp files."""
-    found = verify(store)
-    there, sizes = set(store.keys()), {key: store.path(key).stat().st_size for key in store.keys()}
+    """Read all objects, look for those that were reported, run a gc, and look for temp files."""
+    verified = verify(store)
+    stored, sizes = set(store.keys()), {key: store.path(key).stat().st_size for key in store.keys()}
     if store.max_bytes is not None:
         written = newest(written, sizes, store.max_bytes // 2)
-    lost = [key for key in written if key not in there]
+    lost = [key for key in written if key not in stored]
     removed = gc(Store(store.root)).litter.count
-    held = sum(sizes.values())
-    is_over = store.max_bytes is not None and held > store.max_bytes
+    is_over = store.max_bytes is not None and sum(sizes.values()) > store.max_bytes
     return Result(
-        objects_read=found.objects, damaged=len(found.problems), lost=len(lost), litter_after_gc=litter(store),
+        objects_read=verified.objects, damaged=len(verified.problems), lost=len(lost), litter_after_gc=litter(store),
         litter_removed=removed, over_budget=int(is_over),
     )  # fmt: skip
 
 
 def newest(written: list[str], sizes: dict[str, int], room: int) -> list[str]:
-    """Of the keys in the order they were told, the last ones that `room` bytes hold; a missing one takes the most."""
+    """Of the keys in the order of their reports, the last ones that `room` bytes hold; a missing one takes the most."""
     most, kept = max(sizes.values(), default=1), list[str]()
     for key in dict.fromkeys(reversed(written)):
         room -= sizes.get(key, most)
@@ -153,8 +152,8 @@ def kill_all(model: Model, kills: int, workers: int, max_bytes: int | None) -> R
     with tempfile.TemporaryDirectory() as directory:
         store = Store(Path(directory) / "store", max_bytes)
         while total.kills < kills:
-            result, told = kill_batch(model, store, draw, workers)
-            written += told
+            result, reported = kill_batch(model, store, draw, workers)
+            written += reported
             total += result + check(store, written)
     return total
 
@@ -186,8 +185,8 @@ def link_together(model: Model, processes: int, links: int) -> dict[str, float]:
 
         collector, running = spawn(evict), [spawn(lambda n=n: work(n)) for n in range(processes)]  # type: ignore[misc]
         os.close(writer)
-        with os.fdopen(reader) as told:
-            apart = [float(line) for line in told]
+        with os.fdopen(reader) as reported:
+            apart = [float(line) for line in reported]
         failed = sum(os.waitpid(pid, 0)[1] != 0 for pid in running)
         os.kill(collector, signal.SIGKILL)
         os.waitpid(collector, 0)
@@ -196,22 +195,22 @@ def link_together(model: Model, processes: int, links: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     model = load_model(None, "cpu", "float32")
     _ = model.stack
     report: dict[str, Any] = {}
     for name, max_bytes in (("no budget", None), ("budget of 2 MB", 2_000_000)):
-        report[name] = asdict(kill_all(model, given.kills // 2, given.workers, max_bytes))
+        report[name] = asdict(kill_all(model, options.kills // 2, options.workers, max_bytes))
         print(name, json.dumps(report[name]), flush=True)
-    report["together"] = together = link_together(model, 16, max(2, given.kills // 50))
+    report["together"] = together = link_together(model, 16, max(2, options.kills // 50))
     print("together", json.dumps(together), flush=True)
-    if given.out:
-        given.out.write_text(json.dumps(report, indent=1) + "\n")
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
     wrong = [row.get(field) for row in report.values() for field in WRONG]
     if any(wrong) or together["farthest"] > 1e-4:
         raise SystemExit("something was damaged, lost or left behind")

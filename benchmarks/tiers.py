@@ -1,17 +1,16 @@
-"""TTFT of one link by where its objects are: host memory, local disk, a remote on loopback; side by side in one run.
+"""TTFT of one link by where its objects are: host memory, local disk, a remote on loopback; interleaved.
 
     python -m benchmarks.tiers --out benchmarks/results
 
 A random model of a shape, objects of random numbers (they load like others). The remote is an HTTP server in a process
-of its own on this machine; `--delay-ms` makes it wait before each answer, as a network would. Each round links the same
-prompt from every tier; ratios are of a round. Every image is compared with the one from disk, bit for bit.
+of its own on this machine; `--delay-ms` makes it wait before each answer, as a network would. Each repeat links the
+same prompt from every tier; ratios are of one repeat. Every image is compared with the one from disk, bit for bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
@@ -23,14 +22,16 @@ from typing import Any
 
 import torch
 
-from pictool import Chunk, Model, Store, link, make_policy
+from benchmarks.output import write_results
+from pictool import Chunk, Model, Store
+from pictool.bench.repeats import median_ratio
 from pictool.bench.shapes import random_model
 from pictool.controller.calibration import drop_page_cache, random_object
-from pictool.linker.link import Linked
-from pictool.linker.policies.base import Policy
-from pictool.runtime.machine import machine
+from pictool.linker.grid import parse_grid
+from pictool.linker.link import Linked, link
+from pictool.linker.spec import Spec
 
-POLICIES = {"naive": make_policy("naive", {}), "legolink-16": make_policy("legolink", {"k": 16})}
+POLICIES = parse_grid(["naive", "legolink-16"])
 TAIL = "Which festival does it hold, and on which river does it lie?"
 BASE = "disk"
 
@@ -69,82 +70,79 @@ def serving(directory: Path, delay_ms: float) -> Iterator[str]:
             server.kill()
 
 
-def round_of(model: Model, far: Store, url: str, chunks: list[Chunk], policy: Policy, warm: Store) -> dict[str, Linked]:
-    """The same link from every tier. `warm` has host memory that holds the objects."""
-
-    def run(store: Store) -> Linked:
-        return link(model, store, chunks, TAIL, policy)
-
+def link_from_every_tier(model: Model, disk: Store, memory: Store, url: str, spec: Spec) -> dict[str, Linked]:
+    """The same link from every tier. `memory` has host memory that holds the objects of `disk`."""
     with tempfile.TemporaryDirectory(dir=".") as directory:
-        near = Store(directory, remote=url)
-        found = {"memory": run(warm), BASE: run(far), "remote, first": run(near)}
-        near.drain()
-        found["remote, second"] = run(near)
-    drop_page_cache(map(far.path, far.keys()))
-    return found | {"disk, cold": run(far)}
+        remote = Store(directory, remote=url)
+        by_tier = {"memory": link(model, memory, spec), BASE: link(model, disk, spec)}
+        by_tier["remote, first"] = link(model, remote, spec)
+        remote.drain()
+        by_tier["remote, second"] = link(model, remote, spec)
+    drop_page_cache(map(disk.path, disk.keys()))
+    return by_tier | {"disk, cold": link(model, disk, spec)}
 
 
-def measure(model: Model, far: Store, url: str, chunks: list[Chunk], policy: Policy, repeats: int) -> dict[str, Any]:
+def measure(model: Model, disk: Store, url: str, spec: Spec, repeats: int) -> dict[str, Any]:
     """Medians by tier: of TTFT, its ratio to that from disk (page cache warm), and what the link waited for layers."""
-    warm, rounds = Store(far.root, memory_bytes=1 << 40), []
-    link(model, warm, chunks, TAIL, policy)
+    memory, raw = Store(disk.root, memory_bytes=1 << 40), []
+    link(model, memory, spec)
     for _ in range(repeats):
-        found = round_of(model, far, url, chunks, policy, warm)
-        require_equal(found)
-        rounds.append({tier: vars(one.timing) for tier, one in found.items()})
-        times = (f"{tier} {one['load_s']:.3f} of {one['ttft_s']:.3f}" for tier, one in rounds[-1].items())
+        by_tier = link_from_every_tier(model, disk, memory, url, spec)
+        require_equal(by_tier)
+        raw.append({tier: vars(linked.timing) for tier, linked in by_tier.items()})
+        times = (f"{tier} {timing['load_s']:.3f} of {timing['ttft_s']:.3f}" for tier, timing in raw[-1].items())
         print("  " + ", ".join(times), file=sys.stderr, flush=True)
 
-    def median(field: str) -> dict[str, float]:
-        return {tier: statistics.median(one[tier][field] for one in rounds) for tier in rounds[0]}
+    def column(tier: str, field: str) -> list[float]:
+        return [repeat[tier][field] for repeat in raw]
 
+    medians = {
+        field: {tier: statistics.median(column(tier, field)) for tier in by_tier}
+        for field in ("ttft_s", "load_s", "fetch_s")
+    }
     return {
-        "ttft_s": median("ttft_s"),
-        "by_disk": {t: statistics.median(one[t]["ttft_s"] / one[BASE]["ttft_s"] for one in rounds) for t in rounds[0]},
-        "load_s": median("load_s"),
-        "fetch_s": median("fetch_s"),
-        "bytes_read": {tier: one.bytes_read for tier, one in found.items()},
-        "raw": rounds,
+        **medians,
+        "by_disk": {tier: median_ratio(column(tier, "ttft_s"), column(BASE, "ttft_s")) for tier in by_tier},
+        "bytes_read": {tier: linked.bytes_read for tier, linked in by_tier.items()},
+        "raw": raw,
     }
 
 
-def require_equal(found: dict[str, Linked]) -> None:
-    images = [one.image for one in found.values()]
-    for image in images[1:]:
+def require_equal(by_tier: dict[str, Linked]) -> None:
+    first, *others = (linked.image for linked in by_tier.values())
+    for image in others:
         for layer in range(image.stack.num_layers):
-            same = torch.equal(image.key(layer), images[0].key(layer))
-            assert same and torch.equal(image.value(layer), images[0].value(layer))
+            assert torch.equal(image.key(layer), first.key(layer))
+            assert torch.equal(image.value(layer), first.value(layer))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="directory for tiers.json")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="directory for tiers.json")
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--chunks", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--delay-ms", type=float, nargs="+", default=[0.0, 20.0])
     parser.add_argument("--serve", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.serve:
-        serve(arguments.serve, arguments.delay_ms[0])
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve, options.delay_ms[0])
         return
-    model = random_model(arguments.shape)
-    results: dict[str, Any] = {"command": f"python -m benchmarks.tiers {' '.join(sys.argv[1:])}", "machine": machine()}
+    model = random_model(options.shape)
     with tempfile.TemporaryDirectory(dir=".") as directory:
-        far, made = Store(directory), [random_object(model, arguments.tokens, seed) for seed in range(arguments.chunks)]
-        results["object_bytes"] = sum(far.put(one).stat().st_size for one in made)
-        chunks = [Chunk(one.text, tuple(map(int, one.tokens)), "random") for one in made]
-        del made
-        link(model, far, chunks, TAIL, POLICIES["naive"])  # warm-up
-        for delay in arguments.delay_ms:
-            with serving(far.root, delay) as url:
-                for name, policy in POLICIES.items():
-                    print(f"{name}, a remote {delay:g} ms away", file=sys.stderr)
-                    key = f"{name}, {delay:g} ms"
-                    results[key] = measure(model, far, url, chunks, policy, arguments.repeats)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "tiers.json").write_text(json.dumps(results, indent=1) + "\n")
+        disk, objects = Store(directory), [random_object(model, options.tokens, seed) for seed in range(options.chunks)]
+        results: dict[str, Any] = {"object_bytes": sum(disk.put(each).stat().st_size for each in objects)}
+        chunks = [Chunk(each.text, tuple(map(int, each.tokens)), "random") for each in objects]
+        del objects
+        link(model, disk, Spec.raw(chunks, TAIL, POLICIES[0].policy))  # warm-up
+        for delay in options.delay_ms:
+            with serving(disk.root, delay) as url:
+                for labelled in POLICIES:
+                    print(f"{labelled.label}, a remote {delay:g} ms away", file=sys.stderr)
+                    spec = Spec.raw(chunks, TAIL, labelled.policy)
+                    results[f"{labelled.label}, {delay:g} ms"] = measure(model, disk, url, spec, options.repeats)
+    write_results(options.out / "tiers.json", results)
 
 
 if __name__ == "__main__":

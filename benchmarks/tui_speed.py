@@ -6,7 +6,7 @@ Moves: keys are pressed in the app without a terminal (textual's own driver for 
 the time that the event loop spends from a key to the next idle moment, layout and drawing among it: a frame cannot
 take longer.
 Start: `pic tui` in a pseudo-terminal, from starting the process to the first key of the store on the screen; and the
-CPU time that takes, which other work on the machine changes less.
+CPU time of it, which other work on the machine changes less.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import pty
 import select
 import statistics
@@ -24,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fcntl import ioctl
@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.output import write_results
 from pictool.core import Geometry, Layout, Target
 from pictool.store.format import CompiledChunk, ObjectMeta, write_object
 from pictool.store.store import Store
@@ -86,18 +87,18 @@ def fill_store(root: Path) -> None:
 @contextmanager
 def watched_loop() -> Iterator[list[tuple[float, float]]]:
     """Wall and CPU seconds of every callback that asyncio runs."""
-    plain, found = asyncio.Handle._run, list[tuple[float, float]]()
+    original, times = asyncio.Handle._run, list[tuple[float, float]]()
 
     def run(handle: asyncio.Handle) -> None:
         wall, cpu = time.perf_counter(), time.thread_time()
-        plain(handle)
-        found.append((time.perf_counter() - wall, time.thread_time() - cpu))
+        original(handle)
+        times.append((time.perf_counter() - wall, time.thread_time() - cpu))
 
     asyncio.Handle._run = run  # type: ignore[assignment, method-assign]
     try:
-        yield found
+        yield times
     finally:
-        asyncio.Handle._run = plain  # type: ignore[method-assign]
+        asyncio.Handle._run = original  # type: ignore[method-assign]
 
 
 async def moves(path: Path, store: Path) -> dict[str, Any]:
@@ -105,15 +106,15 @@ async def moves(path: Path, store: Path) -> dict[str, Any]:
     from pictool.commands.tui import open_app
 
     no_job: Any = _NoJob()
-    app, found = open_app([str(path)], Settings().override(store=str(store)), no_job), {}
+    app, times = open_app([str(path)], Settings().override(store=str(store)), no_job), {}
     async with app.run_test(size=SIZE) as pilot:
         await app.workers.wait_for_complete()
         await pilot.pause(1)
         for name, keys in MOVES.items():
             app.screen.query_one("TokensView" if name == "tokens" else "HeatMap").focus()
             await pilot.pause(0.5)
-            found[name] = await _press(pilot, keys)
-    return found
+            times[name] = await _press(pilot, keys)
+    return times
 
 
 async def _press(pilot: Any, keys: list[str]) -> dict[str, Any]:
@@ -124,9 +125,9 @@ async def _press(pilot: Any, keys: list[str]) -> dict[str, Any]:
             callbacks.clear()
             await pilot.press(key)
             await pilot.pause()
-            wall.append(1e3 * sum(one for one, _ in callbacks))
-            cpu.append(1e3 * sum(one for _, one in callbacks))
-            longest.append(1e3 * max(one for one, _ in callbacks))
+            wall.append(1e3 * sum(wall_s for wall_s, _ in callbacks))
+            cpu.append(1e3 * sum(cpu_s for _, cpu_s in callbacks))
+            longest.append(1e3 * max(wall_s for wall_s, _ in callbacks))
     return {
         "keys": len(keys), "median_ms": statistics.median(wall), "p95_ms": float(np.percentile(wall, 95)),
         "max_ms": max(wall), "max_cpu_ms": max(cpu), "longest_callback_ms": max(longest),
@@ -143,7 +144,8 @@ def start(store: Path, checkout: Path = Path()) -> tuple[float, float, float]:
     key = Store(store).keys()[0][:12].encode()
     leader, follower = pty.openpty()
     ioctl(follower, TIOCSWINSZ, struct.pack("HHHH", SIZE[1], SIZE[0], 0, 0))
-    command = [sys.executable, "-c", "from pictool.commands import main; main()", "tui", str(store)]
+    module, function = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["scripts"]["pic"].split(":")
+    command = [sys.executable, "-c", f"from {module} import {function}; {function}()", "tui", str(store)]
     began, seen, first = time.perf_counter(), b"", 0.0
     process = subprocess.Popen(
         command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True, cwd=checkout
@@ -170,38 +172,35 @@ def _cpu_seconds(pid: int) -> float:
 def compare_starts(store: Path, other: Path) -> dict[str, Any]:
     """Starts of this checkout and of another one in turns: medians of both, and the ratios."""
     pairs = [(start(store), start(store, other)) for _ in range(7)]
-    mine, theirs = (np.asarray(one) for one in zip(*pairs, strict=True))
-    medians = np.median(mine, axis=0), np.median(theirs, axis=0)
+    this, that = (np.asarray(starts) for starts in zip(*pairs, strict=True))
+    medians = np.median(this, axis=0), np.median(that, axis=0)
     return {
         "objects": OBJECTS, "cores": os.cpu_count(), "load_average": os.getloadavg(),
-        "columns": ["first frame s", "first keys s", "CPU s"], "this": mine.tolist(), "other": theirs.tolist(),
-        "medians": [one.tolist() for one in medians], "ratios": (medians[0] / medians[1]).tolist(),
+        "columns": ["first frame s", "first keys s", "CPU s"], "this": this.tolist(), "other": that.tolist(),
+        "medians": [median.tolist() for median in medians], "ratios": (medians[0] / medians[1]).tolist(),
     }  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, help="another checkout: compare the starts only, into tui_start.json")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         root, path = Path(directory) / "store", Path(directory) / "long.trace"
         fill_store(root)
-        if arguments.against:
-            compared = json.dumps(compare_starts(root, arguments.against), indent=1)
-            (arguments.out / "tui_start.json").write_text(compared + "\n")
-            print(compared)
-            return
-        write_trace(path, long_trace())
-        (Path(directory) / "empty").mkdir()
-        found: dict[str, Any] = {"tokens": TOKENS, "layers": LAYERS, "size": SIZE, "objects": OBJECTS}
-        found["machine"] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-        found["load_average"] = os.getloadavg()
-        found["moves"] = asyncio.run(moves(path, Path(directory) / "empty"))
-        found["start_s"] = [start(root) for _ in range(5)]
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "tui_speed.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+        if options.against:
+            results = compare_starts(root, options.against)
+            write_results(options.out / "tui_start.json", results)
+        else:
+            write_trace(path, long_trace())
+            (Path(directory) / "empty").mkdir()
+            results = {"tokens": TOKENS, "layers": LAYERS, "size": SIZE, "objects": OBJECTS}
+            results["load_average"] = os.getloadavg()
+            results["moves"] = asyncio.run(moves(path, Path(directory) / "empty"))
+            results["start_s"] = [start(root) for _ in range(5)]
+            write_results(options.out / "tui_speed.json", results)
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

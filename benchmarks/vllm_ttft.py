@@ -1,11 +1,11 @@
-"""TTFT inside vLLM: linked, full prefill, prefix cache; and what the connector costs ordinary requests. In one run.
+"""TTFT inside vLLM: linked, full prefill, prefix cache; and what the connector costs ordinary requests.
 
     .venv-vllm/bin/python -m benchmarks.vllm_ttft --out benchmarks/results
 
-Two engines, each in a process of its own, one with the connector and one without; they are asked in turn, so that a
-slow moment of the machine meets both. A random model of Qwen2.5-0.5B's shape. Times are medians; the raw ones are in
-the JSON. Every request has its documents in an order of its own; one that is to find nothing in vLLM's prefix cache
-has a salt of its own.
+Two engines, each in a process of its own, one with the connector and one without; their requests are interleaved, so
+that a slow moment of the machine meets both. A random model of Qwen2.5-0.5B's shape. Times are medians; the raw ones
+are in the JSON. Every request has its documents in an order of its own; one that must miss vLLM's prefix cache has a
+salt of its own.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def save_model(directory: Path, shape: dict[str, Any]) -> None:
     load_model("embedded").tokenizer.save_pretrained(directory)
 
 
-def serve(pipe: Connection, directory: str, store: str | None, length: int, threads: int) -> None:
+def serve(
+    pipe: Connection, directory: str, store: str | None, length: int, threads: int, kv_cache_bytes: int | None
+) -> None:  # fmt: skip
     """An engine's process: answers (prompts, params, salt, tokens) with each request's TTFT."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     from vllm import LLM, SamplingParams
@@ -70,26 +72,27 @@ def serve(pipe: Connection, directory: str, store: str | None, length: int, thre
         )  # fmt: skip
     llm: Any = LLM(
         directory, dtype="float32", max_model_len=length, enforce_eager=True, enable_prefix_caching=True,
-        disable_log_stats=False, **options,
+        disable_log_stats=False, kv_cache_memory_bytes=kv_cache_bytes, **options,
     )  # fmt: skip
     spent = count_seconds() if store is not None else [0.0]
     pipe.send("ready")
-    while (asked := pipe.recv()) is not None:
-        prompts, params, salt, count = asked
-        given = [{"prompt_token_ids": tokens} | ({} if salt is None else {"cache_salt": salt}) for tokens in prompts]
+    while (request := pipe.recv()) is not None:
+        token_ids, params, salt, count = request
+        salts = {} if salt is None else {"cache_salt": salt}
+        prompts = [{"prompt_token_ids": tokens} | salts for tokens in token_ids]
         extra = None if params is None else {"kv_transfer_params": params}
         sampling = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True, detokenize=False, extra_args=extra)
-        outputs = llm.generate(given, sampling, use_tqdm=False)
-        states = [(one.kv_transfer_params or {}).get("pic", {}).get("state") for one in outputs]
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        states = [(output.kv_transfer_params or {}).get("pic", {}).get("state") for output in outputs]
         assert params is None or states == ["linked"], states
-        last = [one.metrics.last_token_ts - one.metrics.queued_ts for one in outputs]
-        pipe.send(([one.metrics.first_token_latency for one in outputs], max(last), spent[0]))
+        last = [output.metrics.last_token_ts - output.metrics.queued_ts for output in outputs]
+        pipe.send(([output.metrics.first_token_latency for output in outputs], max(last), spent[0]))
         spent[0] = 0.0
     llm.llm_engine.engine_core.shutdown()
 
 
 def count_seconds() -> list[float]:
-    """Count from now on what this process spends in the connector's own methods; the sum is the list's one item."""
+    """Count the seconds that this process spends in the connector's own methods from now on; a list of the sum."""
     from pictool.engines.vllm.connector import PicConnector
 
     spent = [0.0]
@@ -114,14 +117,15 @@ def count_seconds() -> list[float]:
 class Process:
     """One of the two engines."""
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, *given), daemon=True)
+        self._pipe, worker_end = context.Pipe()
+        self._process = context.Process(target=serve, args=(worker_end, *arguments), daemon=True)
         self._process.start()
+        worker_end.close()  # so that an engine that fails to start ends this process too
         assert self._pipe.recv() == "ready"
 
-    def ask(self, prompts: list[list[int]], params: Any = None, salt: str | None = None, count: int = 1) -> Any:
+    def request(self, prompts: list[list[int]], params: Any = None, salt: str | None = None, count: int = 1) -> Any:
         self._pipe.send((prompts, params, salt, count))
         return self._pipe.recv()
 
@@ -138,7 +142,7 @@ class Prompts:
         self._head, self._tail = ([int(t) for t in self._draw.integers(3, vocab, n)] for n in (HEAD, TAIL))
 
     def next(self) -> tuple[list[int], list[dict[str, Any]]]:
-        """Tokens, and where the objects stand."""
+        """Tokens, and the key and start of every object."""
         tokens, places = list(self._head), []
         for i in self._draw.permutation(len(self._chunks)).tolist():
             places.append({"key": self._keys[i], "start": len(tokens)})
@@ -147,48 +151,49 @@ class Prompts:
 
 
 def measure(linking: Process, plain: Process, prompts: Prompts, repeats: int) -> dict[str, list[float]]:
-    """Seconds of every kind of request, interleaved; the first round warms up and is dropped."""
+    """Seconds of every kind of request, interleaved; the first repeat warms up and is dropped."""
     seconds: dict[str, list[float]] = {}
     for repeat in range(repeats + 1):
-        found = {}
+        seconds_of = {}
         for spec in LINKED:
             tokens, places = prompts.next()
-            (found[spec],), *_ = linking.ask([tokens], {"pic": {"chunks": places, "policy": spec}})
+            (seconds_of[spec],), *_ = linking.request([tokens], {"pic": {"chunks": places, "policy": spec}})
         tokens, _ = prompts.next()
-        (found["full prefill"],), *_ = plain.ask([tokens], salt=f"full {repeat}")
-        (found["full prefill, connector loaded"],), *_ = linking.ask([tokens], salt=f"full {repeat}")
-        (found["prefix cache, another order"],), *_ = plain.ask([prompts.next()[0]])
-        found |= ask_in_turn(linking, plain, prompts, repeat)
-        for name, took in found.items():
+        (seconds_of["full prefill"],), *_ = plain.request([tokens], salt=f"full {repeat}")
+        (seconds_of["full prefill, connector loaded"],), *_ = linking.request([tokens], salt=f"full {repeat}")
+        (seconds_of["prefix cache, another order"],), *_ = plain.request([prompts.next()[0]])
+        seconds_of |= request_in_turn(linking, plain, prompts, repeat)
+        for name, took in seconds_of.items():
             seconds.setdefault(name, []).append(took)
     return {name: took[1:] for name, took in seconds.items()}
 
 
-def ask_in_turn(linking: Process, plain: Process, prompts: Prompts, repeat: int) -> dict[str, float]:
-    """Seconds of one ordinary load on both engines, the other one first every other time."""
+def request_in_turn(linking: Process, plain: Process, prompts: Prompts, repeat: int) -> dict[str, float]:
+    """Seconds of one ordinary load on both engines, in turn the one and the other first."""
     load = [prompts.next()[0][: HEAD + 256] for _ in range(BATCH)]
     in_turn = [("ordinary load", plain), ("ordinary load, connector loaded", linking)]
     pairs = in_turn if repeat % 2 else in_turn[::-1]
-    took = {name: engine.ask(load, salt=f"load {repeat}", count=DECODED)[1:] for name, engine in pairs}
+    took = {name: engine.request(load, salt=f"load {repeat}", count=DECODED)[1:] for name, engine in pairs}
     spent = {"ordinary load, within the connector": took["ordinary load, connector loaded"][1]}
     return {name: seconds for name, (seconds, _) in took.items()} | spent
 
 
 def measure_loads(linking: Process, plain: Process, prompts: Prompts, repeats: int) -> dict[str, list[float]]:
-    """Seconds of ordinary loads only; the first round warms up and is dropped."""
-    rounds = [ask_in_turn(linking, plain, prompts, repeat) for repeat in range(repeats + 1)][1:]
-    return {name: [one[name] for one in rounds] for name in rounds[0]}
+    """Seconds of ordinary loads only; the first repeat warms up and is dropped."""
+    repeated = [request_in_turn(linking, plain, prompts, repeat) for repeat in range(repeats + 1)][1:]
+    return {name: [times[name] for times in repeated] for name in repeated[0]}
 
 
 def overhead_of(seconds: dict[str, list[float]]) -> float:
-    """What the connector costs ordinary requests: the median of the rounds' ratios, less one."""
+    """What the connector costs ordinary requests: the median of the repeats' ratios, less one."""
     with_it, without = seconds["ordinary load, connector loaded"], seconds["ordinary load"]
     return statistics.median(a / b for a, b in zip(with_it, without, strict=True)) - 1
 
 
 def run(
-    shape: dict[str, Any], documents: int, tokens: int, repeats: int, threads: int, only_loads: bool
-) -> dict[str, Any]:
+    shape: dict[str, Any], documents: int, tokens: int, repeats: int, threads: int, only_loads: bool,
+    kv_cache_bytes: int | None,
+) -> dict[str, Any]:  # fmt: skip
     from pictool import Chunk, Store, compile, load_model
 
     with tempfile.TemporaryDirectory(prefix="pic-vllm-") as scratch:
@@ -197,11 +202,12 @@ def run(
         drawn = np.random.default_rng(0).integers(3, 1400, (documents, tokens)).tolist()
         chunks = [Chunk(f"chunk {i}", tuple(row), "random") for i, row in enumerate(drawn)]
         keys = [done.key for done in compile(load_model(str(directory), "cpu", "float32"), store, chunks)]
-        given = (str(directory), str(store.root), HEAD + documents * tokens + TAIL + DECODED + 1, threads)
-        linking, plain = Process(*given), Process(given[0], None, *given[2:])
+        length = HEAD + documents * tokens + TAIL + DECODED + 1
+        arguments = (str(directory), str(store.root), length, threads, kv_cache_bytes)
+        linking, plain = Process(*arguments), Process(arguments[0], None, *arguments[2:])
         try:
             work = measure_loads if only_loads else measure
-            seconds = work(linking, plain, Prompts([one.tokens for one in chunks], keys, 1400), repeats)
+            seconds = work(linking, plain, Prompts([chunk.tokens for chunk in chunks], keys, 1400), repeats)
         finally:
             linking.stop()
             plain.stop()
@@ -225,11 +231,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512, help="of a document")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--kv-cache-mb", type=int, help="of each engine; default: what vLLM takes")
     parser.add_argument("--tiny", action="store_true", help="a model of a few layers: shows that all runs")
     parser.add_argument("--only-loads", action="store_true", help="ordinary requests only, to vllm_overhead.json")
     options = parser.parse_args()
     shape = TINY if options.tiny else QWEN
-    result = run(shape, options.documents, options.tokens, options.repeats, options.threads, options.only_loads)
+    kv_cache_bytes = None if options.kv_cache_mb is None else options.kv_cache_mb << 20
+    result = run(
+        shape, options.documents, options.tokens, options.repeats, options.threads, options.only_loads, kv_cache_bytes
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     name = "vllm_overhead.json" if options.only_loads else "vllm_ttft.json"
     (options.out / name).write_text(json.dumps(result, indent=2) + "\n")

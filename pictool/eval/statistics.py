@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pictool.eval import require_extra
+
+Numbers = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -37,17 +40,28 @@ def clustered_mean(values: Sequence[float], groups: Sequence[int]) -> Estimate:
     numbers = np.asarray(values, dtype=float)
     mean = float(numbers.mean())
     _, index = np.unique(np.asarray(groups), return_inverse=True)
-    sums, counts = np.bincount(index, numbers), np.bincount(index).astype(float)
+    sums, counts = (np.bincount(index, weights).astype(float) for weights in (numbers, None))
     if len(sums) < 2:
         return Estimate(mean, None, None)
     if (numbers == numbers[0]).all():
         return Estimate(mean, mean, mean)
+    return Estimate(mean, *ratio_interval(sums, counts))
+
+
+def ratio_interval(numerators: Numbers, denominators: Numbers) -> tuple[float, float]:
+    """The 95 % percentile bootstrap interval of Σ numerators ÷ Σ denominators, where pairs are resampled.
+
+    The random numbers are fixed. There are two pairs or more.
+
+    Raises:
+        InputError: scipy is not installed.
+    """
     require_extra("scipy")
     from scipy.stats import bootstrap
 
     result = bootstrap(
-        (sums, counts), lambda total, count, axis: total.sum(axis) / count.sum(axis), paired=True, vectorized=True,
-        n_resamples=RESAMPLES, batch=max(1, _BATCH_CELLS // len(sums)), confidence_level=CONFIDENCE,
-        method="percentile", rng=np.random.default_rng(0),
+        (numerators, denominators), lambda above, below, axis: above.sum(axis) / below.sum(axis), paired=True,
+        vectorized=True, n_resamples=RESAMPLES, batch=max(1, _BATCH_CELLS // len(numerators)),
+        confidence_level=CONFIDENCE, method="percentile", rng=np.random.default_rng(0),
     )  # fmt: skip
-    return Estimate(mean, float(result.confidence_interval.low), float(result.confidence_interval.high))
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)

@@ -1,0 +1,28 @@
+"""The scripts of benchmarks/: every results file has its command, and every command names a script that there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+README = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (BENCHMARKS / "results").iterdir()))
+def test_every_results_file_has_a_command(name: str) -> None:
+    assert any(line.startswith("| `") and f"`{name}`" in line.split("|")[1] for line in README.splitlines())
+
+
+def test_commands_name_scripts_that_there_are() -> None:
+    named = set(re.findall(r"-m benchmarks\.(\w+)", README))
+    assert named and not [name for name in named if not (BENCHMARKS / f"{name}.py").exists()]
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_every_script_says_how_it_is_run(path: Path) -> None:
+    if path.stem not in ("__init__", "output"):
+        assert f"python -m benchmarks.{path.stem}" in path.read_text(encoding="utf-8")
+        assert f"benchmarks.{path.stem}" in README
