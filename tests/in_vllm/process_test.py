@@ -92,12 +92,12 @@ def server(world: rig.World, extra: dict[str, Any], *options: str) -> Iterator[s
         yield url
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(180)
         log.close()
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    for _ in range(240):
+    for _ in range(600):  # a busy machine takes minutes to start it
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=2):
                 return
