@@ -102,9 +102,11 @@ def watched_loop() -> Iterator[list[tuple[float, float]]]:
 
 
 async def moves(path: Path, store: Path) -> dict[str, Any]:
-    from pictool.commands.tui import make_app
+    from pictool.commands.settings import Settings
+    from pictool.commands.tui import open_app
 
-    app, times = make_app([str(path)], str(store), _NoJob()), {}
+    no_job: Any = _NoJob()
+    app, times = open_app([str(path)], Settings().override(store=str(store)), no_job), {}
     async with app.run_test(size=SIZE) as pilot:
         await app.workers.wait_for_complete()
         await pilot.pause(1)

@@ -18,7 +18,7 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pictool
-from pictool.commands.common import quiet_libraries
+from pictool.commands.resources import quiet_libraries
 from pictool.runtime.template import make_frame
 
 ROOT = Path(__file__).parent.parent

@@ -95,8 +95,9 @@ def test_code_cites_pages_and_sections_that_exist(source: str) -> None:
 
 def program() -> typer.Typer:
     """`pic`, as pyproject.toml names it."""
-    scripts = tomllib.loads(text_of("pyproject.toml"))["project"]["scripts"]
-    app: typer.Typer = importlib.import_module(scripts["pic"].partition(":")[0]).app
+    package, _, function = tomllib.loads(text_of("pyproject.toml"))["project"]["scripts"]["pic"].partition(":")
+    assert callable(getattr(importlib.import_module(package), function))
+    app: typer.Typer = importlib.import_module(f"{package}.app").app
     return app
 
 

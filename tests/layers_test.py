@@ -1,8 +1,9 @@
-"""The layers of DESIGN §5, read from the imports: arrows go down only. And what must stay light stays light."""
+"""The layers of docs/design.md §5, read from the imports: arrows go down only. And what must stay light stays light."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import json
 import os
 import subprocess
@@ -23,8 +24,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pictool"
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py"))
 
-# Who stands on whom, lowest first. A part imports from the parts below it, and itself; `core` from `errors`, `cli` from
-# `commands`, and nothing else from beside it. `pictool/__init__.py` re-exports, and is exempt.
+# Who stands on whom, lowest first. A part imports from the parts below it, and itself; `core` from `errors`, `commands`
+# from `tui`, and nothing else from beside it. `pictool/__init__.py` re-exports, and is exempt.
 RANKS = {
     "core": 0, "errors": 0, "plugins": 0,
     "store": 1, "runtime": 1, "world": 1,
@@ -34,10 +35,11 @@ RANKS = {
     "engines": 5,
     "api": 6, "eval": 6, "spans": 6, "serve": 6,
     "bench": 7,  # goodput needs datasets and metrics
-    "commands": 8, "tui": 8, "cli": 8,
+    "commands": 8, "tui": 8,
+    "__main__": 9,
 }  # fmt: skip
 VLLM = "engines.vllm"  # the only package that imports vllm
-BESIDE = {("core", "errors"), ("plugins", "errors"), ("cli", "commands"), ("commands", "tui")}
+BESIDE = {("core", "errors"), ("plugins", "errors"), ("commands", "tui")}
 HEAVY = {"torch", "transformers", "tokenizers", "vllm"}
 LIGHT = ("core", "errors", "store", "world")
 
@@ -72,7 +74,7 @@ def is_allowed(importer: str, module: str) -> bool:
     if part == importer or (importer, part) in BESIDE:
         return True
     if importer == "world" or part not in RANKS:
-        return importer == "cli" and part == "__version__"
+        return importer == "commands" and part == "__version__"
     return RANKS[part] < RANKS[importer]
 
 
@@ -105,17 +107,37 @@ def test_arrows_go_down_only(module: str) -> None:
         ("engines.vllm", "from vllm.v1 import x", True),
         ("engines.vllm", "from pictool.linker.link import link", True),
         ("engines.vllm", "from pictool.eval.datasets.base import Case", False),
-        ("commands", "from pictool.cli import app", False),
+        ("engines", "from pictool.commands.app import app", False),
         ("commands", "from pictool.engines.torch import answer", True),
         ("linker", "from .. import engines", False),
         ("store", "from .format import ObjectFile", False),
         ("engines", "from pictool import link", False),
         ("engines", "import pictool", False),
-        ("cli", "from pictool import __version__", True),
+        ("commands", "from pictool import __version__", True),
     ],
 )
 def test_the_rule_itself(importer: str, source: str, allowed: bool) -> None:
     assert all(is_allowed(importer, name) for name in imports(source)) == allowed
+
+
+def module_name(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported_on_load(path: str, names: set[str]) -> set[str]:
+    """The package's modules that a module imports when it is imported itself: not within functions, nor for types."""
+    found = set()
+    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+        for name in imports(ast.unparse(node)) if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            found.add(name if name in names else name.rpartition(".")[0])
+    return (found & names) - {module_name(path)}
+
+
+def test_no_modules_import_each_other() -> None:
+    names = {module_name(path) for path in MODULES}
+    graph = {module_name(path): imported_on_load(path, names) for path in MODULES}
+    assert "pictool.store.store" in graph["pictool.linker.link"]
+    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
 # What answers without a model must not wait for one
@@ -158,12 +180,12 @@ def test_commands_that_need_no_model_load_no_torch(path: Path, trace: Path, stor
     names = {"TRACE": str(trace), "OBJECT": str(path), "KEY": path.stem[:12]}
     options = [] if command[0] in ("--help", "diff") else ["--store", str(store.root)]
     arguments = [names.get(argument, argument) for argument in command] + options
-    loaded = loaded_by("from pictool.cli import main; main()", *arguments)
-    assert "pictool.cli" in loaded and not loaded & HEAVY
+    loaded = loaded_by("from pictool.commands import main; main()", *arguments)
+    assert "pictool.commands.app" in loaded and not loaded & HEAVY
 
 
 LIGHT_MODULES = [
-    "pictool.cli", "pictool.store.store", "pictool.store.bundles", "pictool",
+    "pictool.commands.app", "pictool.store.store", "pictool.store.bundles", "pictool",
     "pictool.trace.analysis", "pictool.trace.attention_sinks",  # what they find is read by the TUI
 ]  # fmt: skip
 

@@ -1,186 +1,242 @@
-"""`pic bench sync`, `context` and `breakdown`: from options to a result, a file, a picture."""
+"""`pic bench`: `sync`, `context` and `breakdown`, from options to a result, a file, tables, a picture."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pictool.bench.options import ContextOptions, PromptOptions
-from pictool.commands.bench_report import print_breakdown, print_context, print_sync, threads_of
-from pictool.commands.common import UsageError, note, open_model, open_store, print_json, quiet_libraries, to_json
-from pictool.commands.config import setting
-from pictool.commands.outputs import output_path
+from pictool.commands import bench_load
+from pictool.commands.bench_common import (
+    DEFAULT_SHAPE,
+    BenchOptions,
+    SeedOption,
+    head_line,
+    make_report,
+    model_line,
+    number,
+    open_subject,
+    print_table,
+    publish,
+)
+from pictool.commands.options import ANSWER, PROMPT, command, make_app, option
 from pictool.commands.progress import progress
-from pictool.store.store import atomic_write
+from pictool.commands.settings import Settings
 
 if TYPE_CHECKING:
-    from pictool.linker.grid import Labelled
-    from pictool.runtime.model import Model
+    from pictool.bench.breakdown import BreakdownResult, PolicyBreakdown
+    from pictool.bench.context import ContextResult, Curve
+    from pictool.bench.repeats import MedianRange
+    from pictool.bench.roofline import Rates
+    from pictool.bench.sync import MethodResult, SyncResult
 
-DEFAULT_SHAPE = "qwen2.5-0.5b"
 DEFAULT_CONTEXT_SHAPE = "tiny"  # small enough that 32k tokens in full take seconds
 SYNC_ALGOS = ("full", "naive", "legolink-16", "cacheblend-15")
 CONTEXT_ALGOS = ("full", "legolink-16", "cacheblend-15", "naive")
 BREAKDOWN_ALGOS = ("naive", "legolink-16", "cacheblend-15", "cacheblend-15:filter=single")
 
+app = make_app("Measure speed, on models of any shape with random weights.")
 
-@dataclass(frozen=True)
-class BenchOptions:
-    """The options that every bench has; None or empty where the user said nothing."""
-
-    shape: str | None = None
-    model: str | None = None
-    algo: Sequence[str] = ()
-    device: str | None = None
-    dtype: str | None = None
-    store: str | None = None
-    threads: int | None = None
-    output: str | None = None
-    plot: str | None = None
-    as_json: bool = False
+RepeatsOption = Annotated[
+    int, option("--repeats", "N", "Times that each policy is run, after a warm-up that does not count.", min=1)
+]
+ColdOption = Annotated[bool, option("--cold", None, "Read objects from the device, not from the page cache.")]
+ChunksOption = Annotated[int, option("--chunks", "N", "Chunks of the prompt.", PROMPT, min=1)]
+ChunkTokensOption = Annotated[int, option("--chunk-tokens", "N", "Tokens of a chunk.", PROMPT, min=1)]
+TailOption = Annotated[int, option("--tail-tokens", "N", "Tokens after the documents.", PROMPT, min=1)]
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is measured, and a directory for its objects that is removed afterwards."""
+@command(app, "sync", "device", "dtype", "store", without=["plot"])
+def sync(
+    common: BenchOptions,
+    settings: Settings,
+    repeats: RepeatsOption = 5,
+    cold: ColdOption = False,
+    seed: SeedOption = 0,
+    chunks: ChunksOption = 8,
+    chunk_tokens: ChunkTokensOption = 512,
+    tail_tokens: TailOption = 32,
+    new_tokens: Annotated[int, option("--new-tokens", "N", "Tokens that are decoded.", ANSWER, min=0)] = 16,
+) -> None:
+    """Measure TTFT, its parts, and decoding.
 
-    model: Model
-    policies: list[Labelled]
-    directory: Path
+    One request comes after another; beside the policies, full recompute and transformers' generate are measured.
+
+    \b
+      pic bench sync --shape tiny --algo full --algo cacheblend:ratio=.05,.15
+    """
+    prompt = PromptOptions(
+        chunks=chunks, chunk_tokens=chunk_tokens, tail_tokens=tail_tokens, new_tokens=new_tokens, repeats=repeats,
+        seed=seed, is_cold=cold,
+    )  # fmt: skip
+    run_sync(common, prompt, settings)
 
 
-def run_sync(common: BenchOptions, options: PromptOptions) -> None:
+@command(app, "context", "device", "dtype", "store")
+def context(
+    common: BenchOptions,
+    settings: Settings,
+    repeats: RepeatsOption = 3,
+    cold: ColdOption = False,
+    seed: SeedOption = 0,
+    start: Annotated[int, option("--from", "N", "Tokens of the shortest prompt.", PROMPT, min=1)] = 1024,
+    stop: Annotated[int, option("--to", "N", "Lengths are doubled up to N tokens.", PROMPT, min=1)] = 32768,
+    chunk_tokens: ChunkTokensOption = 512,
+    tail_tokens: TailOption = 32,
+) -> None:
+    """Measure TTFT by the length of the context. Shows how it grows (EPIC, fig. 9).
+
+    \b
+      pic bench context --from 1024 --to 8192 --plot growth.svg
+    """
+    lengths = ContextOptions(
+        start=start, stop=stop, chunk_tokens=chunk_tokens, tail_tokens=tail_tokens, repeats=repeats, seed=seed,
+        is_cold=cold,
+    )  # fmt: skip
+    run_context(common, lengths, settings)
+
+
+@command(app, "breakdown", "device", "dtype", "store")
+def breakdown(
+    common: BenchOptions,
+    settings: Settings,
+    repeats: RepeatsOption = 3,
+    cold: ColdOption = False,
+    seed: SeedOption = 0,
+    chunks: ChunksOption = 8,
+    chunk_tokens: ChunkTokensOption = 512,
+    tail_tokens: TailOption = 32,
+) -> None:
+    """Measure the parts of TTFT. Shows where the time to the first token goes (EPIC, fig. 10).
+
+    \b
+      pic bench breakdown --chunks 16 --plot parts.svg
+    """
+    prompt = PromptOptions(
+        chunks=chunks, chunk_tokens=chunk_tokens, tail_tokens=tail_tokens, new_tokens=0, repeats=repeats, seed=seed,
+        is_cold=cold,
+    )  # fmt: skip
+    run_breakdown(common, prompt, settings)
+
+
+def run_sync(common: BenchOptions, options: PromptOptions, settings: Settings) -> None:
     from pictool.bench.sync import bench_sync
 
-    with subject(common, DEFAULT_SHAPE, SYNC_ALGOS, options.seed) as one:
-        with progress("linking", _runs(one, options.repeats, 2)) as step:
-            result = bench_sync(one.model, one.policies, options, one.directory, step)
-        found = report("sync", one.model, options, result.report())
-    publish(common, found, lambda: print_sync(result, found))
+    with open_subject(common, settings, DEFAULT_SHAPE, SYNC_ALGOS, options.seed) as subject:
+        with progress("linking", subject.num_links(options.repeats, 2)) as step:
+            result = bench_sync(subject.model, subject.policies, options, subject.directory, step)
+        report = make_report("sync", subject.model, options, result.report())
+    publish(common, report, lambda: print_sync(result, report))
 
 
-def run_context(common: BenchOptions, options: ContextOptions) -> None:
+def run_context(common: BenchOptions, options: ContextOptions, settings: Settings) -> None:
     from pictool.bench.context import bench_context
     from pictool.bench.plot import plot_context
 
-    with subject(common, DEFAULT_CONTEXT_SHAPE, CONTEXT_ALGOS, options.seed) as one:
-        with progress("linking", _runs(one, options.repeats, 2) * len(options.lengths)) as step:
-            result = bench_context(one.model, one.policies, options, one.directory, step)
-        found = report("context", one.model, options, result.report())
-    publish(common, found, lambda: print_context(result, found))
+    with open_subject(common, settings, DEFAULT_CONTEXT_SHAPE, CONTEXT_ALGOS, options.seed) as subject:
+        with progress("linking", subject.num_links(options.repeats, 2) * len(options.lengths)) as step:
+            result = bench_context(subject.model, subject.policies, options, subject.directory, step)
+        report = make_report("context", subject.model, options, result.report())
+    publish(common, report, lambda: print_context(result, report))
     if common.plot:
-        title = f"{model_line(found)}, chunks of {options.chunk_tokens} tokens"
+        title = f"{model_line(report)}, chunks of {options.chunk_tokens} tokens"
         plot_context(result, title, common.plot)
 
 
-def run_breakdown(common: BenchOptions, options: PromptOptions) -> None:
+def run_breakdown(common: BenchOptions, options: PromptOptions, settings: Settings) -> None:
     from pictool.bench.breakdown import bench_breakdown
     from pictool.bench.plot import plot_breakdown
 
-    with subject(common, DEFAULT_SHAPE, BREAKDOWN_ALGOS, options.seed) as one:
-        with progress("linking", _runs(one, options.repeats, 0)) as step:
-            result = bench_breakdown(one.model, one.policies, options, one.directory, step)
-        found = report("breakdown", one.model, options, result.report())
-    publish(common, found, lambda: print_breakdown(result, found))
+    with open_subject(common, settings, DEFAULT_SHAPE, BREAKDOWN_ALGOS, options.seed) as subject:
+        with progress("linking", subject.num_links(options.repeats, 0)) as step:
+            result = bench_breakdown(subject.model, subject.policies, options, subject.directory, step)
+        report = make_report("breakdown", subject.model, options, result.report())
+    publish(common, report, lambda: print_breakdown(result, report))
     if common.plot:
-        title = f"{model_line(found)}, {options.chunks} chunks of {options.chunk_tokens} tokens"
+        title = f"{model_line(report)}, {options.chunks} chunks of {options.chunk_tokens} tokens"
         plot_breakdown(result, title, common.plot)
 
 
-def _runs(one: Subject, repeats: int, baselines: int) -> int:
-    """How many runs there will be; `full` may be among the policies already."""
-    has_full = baselines and any(policy.label == "full" for policy in one.policies)
-    return (len(one.policies) + baselines - bool(has_full)) * (repeats + 1)
+app.add_typer(bench_load.app)
 
 
-@contextmanager
-def subject(common: BenchOptions, shape: str, algos: Sequence[str], seed: int) -> Iterator[Subject]:
-    """What the options name, or else a random model of `shape` under the policies `algos`.
-
-    Raises:
-        PicError: options that cannot be used, found before anything long runs.
-    """
-    check_options(common)
-    root = open_store(common.store).root
-    from pictool.bench.prompts import needs_speculative, with_speculative
-    from pictool.controller.calibration import nearest_directory
-    from pictool.linker.grid import parse_repeatable
-
-    policies = parse_repeatable(common.algo or algos)
-    model = open_subject(common, shape, seed)
-    with tempfile.TemporaryDirectory(prefix=".pic-bench-", dir=nearest_directory(root)) as directory:
-        if common.model is None and needs_speculative(policies):
-            from pictool.bench.shapes import save_speculative
-
-            policies = with_speculative(policies, save_speculative(common.shape or shape, f"{directory}/speculative"))
-        yield Subject(model, policies, Path(directory))
+# Tables
 
 
-def check_options(common: BenchOptions) -> None:
-    """Refuse what makes no sense, and outputs that cannot be written."""
-    if common.shape is not None and common.model is not None:
-        raise UsageError("--shape: names a random model; leave it or -m out")
-    if common.output is not None:
-        output_path("-o", common.output, [])
-    if common.plot is not None:
-        from pictool.bench.plot import picture_paths, require_matplotlib
-
-        require_matplotlib()
-        for path in picture_paths(common.plot):
-            output_path("--plot", str(path), [])
-
-
-def open_subject(common: BenchOptions, shape: str, seed: int) -> Model:
-    """The model that is measured, on as many threads as asked for."""
-    quiet_libraries()
-    import torch
-
-    from pictool.bench.shapes import random_model, shape_of
-
-    if common.threads is not None:
-        torch.set_num_threads(common.threads)
-    if common.model is not None:
-        return open_model(common.model, common.device, common.dtype)
-    name = shape_of(common.shape or shape).name
-    device, dtype = setting("device", common.device, "PIC_DEVICE"), setting("dtype", common.dtype, "PIC_DTYPE")
-    note(f"making a random {name}")
-    return random_model(name, device or "auto", dtype or "auto", seed)
+def print_sync(result: SyncResult, report: dict[str, Any]) -> None:
+    print(head_line(report))
+    cold = "cold: read from their device" if report["options"]["is_cold"] else "warm: in the page cache"
+    print(f"prompt of {result.prompt_tokens} tokens; objects of {result.object_bytes / 1e6:.1f} MB on disk, {cold}")
+    columns = ["policy", "rows", "TTFT ms", "load", "select", "compute", "speedup", "prompt\n/ rows",
+               "TTFT\n/ roofline", "tokens\n/ s", "MB\nread", "peak\nMB"]  # fmt: skip
+    print_table(columns, [_sync_row(method) for method in result.methods])
+    print(
+        "Medians of the repeats; TTFT with the least and the most. speedup: full / it, median of the repeats' ratios."
+    )
+    print(roofline_line(result.rates))
 
 
-def report(bench: str, model: Model, options: Any, results: dict[str, Any]) -> dict[str, Any]:
-    """What `--json` prints and `-o` writes."""
-    from pictool.runtime.machine import machine
-
-    return {
-        "bench": bench,
-        "command": shlex.join(["pic", *sys.argv[1:]]),
-        "machine": machine(),
-        "model": {"name": model.name, "dtype": model.dtype, "device": model.device},
-        "options": asdict(options),
-        "results": results,
-    }
+def _sync_row(method: MethodResult) -> list[str]:
+    median = method.median
+    return [
+        method.label, f"{method.samples[0].rows:.0f}", spread(method.ttft),
+        *(number(median[name], 1e3) for name in ("load_s", "select_s", "recompute_s")),
+        f"{method.speedup:.2f}x", f"{method.row_floor:.1f}x", f"{method.ttft_by_floor:.2f}",
+        number(median["decode_tokens_per_s"]), number(median["bytes_read"], 1e-6), number(median["peak_bytes"], 1e-6),
+    ]  # fmt: skip
 
 
-def model_line(found: dict[str, Any]) -> str:
-    """The model and what it ran on, for a title."""
-    machine, model = found["machine"], found["model"]
-    where = machine["gpu"] if model["device"].startswith("cuda") else threads_of(machine)
-    return f"{model['name']}, {model['dtype']}, {where}"
+def print_context(result: ContextResult, report: dict[str, Any]) -> None:
+    print(head_line(report))
+    lengths = [f"{tokens:,}" for tokens in result.lengths]
+    print("TTFT in ms by tokens of the prompt, medians; exponents of TTFT over all lengths, over the longer half, and")
+    print("of computing rows alone, with their standard errors")
+    print_table(["policy", *lengths, "exponent", "longer half", "rows alone"], [_growth_row(curve, len(lengths))
+                for curve in result.curves])  # fmt: skip
+    print("TTFT / roofline")
+    print_table(["policy", *lengths], [_roofline_row(curve, len(lengths)) for curve in result.curves])
+    print(roofline_line(result.rates))
 
 
-def publish(common: BenchOptions, found: dict[str, Any], print_tables: Callable[[], None]) -> None:
-    """Write the file, then print tables or JSON."""
-    if common.output is not None:
-        with atomic_write(Path(common.output)) as file:
-            file.write((to_json(found) + "\n").encode())
-        note(f"wrote {common.output}")
-    if common.as_json:
-        print_json(found)
-    else:
-        print_tables()
+def _growth_row(curve: Curve, count: int) -> list[str]:
+    growth = [str(fit or "-") for fit in (curve.ttft, curve.long_ttft, curve.recompute)]
+    return [curve.label, *_cells([f"{point.ttft.median * 1e3:,.1f}" for point in curve.points], count, curve), *growth]
+
+
+def _roofline_row(curve: Curve, count: int) -> list[str]:
+    return [curve.label, *_cells([f"{point.ttft.median / point.floor_s:.2f}" for point in curve.points], count, curve)]
+
+
+def _cells(known: Sequence[str], count: int, curve: Curve) -> list[str]:
+    """What is known of a curve; after it, why there is no more."""
+    left = count - len(known)
+    return [*known, *["no memory"] * left] if curve.out_of_memory else [*known, *["-"] * left]
+
+
+def print_breakdown(result: BreakdownResult, report: dict[str, Any]) -> None:
+    print(head_line(report))
+    print(f"prompt of {result.prompt_tokens} tokens; ms of each part (median) and its share of their sum")
+    columns = ["policy", "TTFT ms", "load", "scoring", "select", "layer 0", "layer 1", "other layers", "logits",
+               "other", "checks"]  # fmt: skip
+    print_table(columns, [_breakdown_row(method) for method in result.methods])
+    print("Layers are timed each for itself, with its check; checks: comparing and narrowing, of all layers together.")
+
+
+def _breakdown_row(method: PolicyBreakdown) -> list[str]:
+    parts = method.parts
+    layers = [layer + check for layer, check in zip(parts.layers, parts.checks, strict=True)]
+    seconds = [parts.load, parts.scoring, parts.select, sum(layers[:1]), sum(layers[1:2]), sum(layers[2:]),
+               parts.logits, parts.other, sum(parts.checks)]  # fmt: skip
+    return [method.label, spread(method.ttft), *(f"{value * 1e3:,.1f} {method.share(value):4.0%}" for value in seconds)]
+
+
+def roofline_line(rates: Rates) -> str:
+    return (
+        f"roofline: the longer of bytes read / {rates.copy_bytes_s / 1e9:.1f} GB/s (copy, measured) and FLOPs of the "
+        f"rows / {rates.flops_s / 1e12:.3g} TFLOP/s (matmul, measured)"
+    )
+
+
+def spread(times: MedianRange) -> str:
+    """412.0 (405.1–431.2), in milliseconds."""
+    return f"{times.median * 1e3:,.1f} ({times.low * 1e3:,.1f}–{times.high * 1e3:,.1f})"

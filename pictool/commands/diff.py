@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from pictool.commands.common import print_json
 from pictool.commands.inspect import check_plot
-from pictool.core import RowMask
-from pictool.trace.diff import TraceDiff, diff_traces
-from pictool.trace.format import GeneratedToken, Trace, read_trace
+from pictool.commands.options import JsonOption, PlotOption, argument, command, make_app
+from pictool.commands.outputs import print_json
 
-MOST_LISTED = 24  # tokens
+if TYPE_CHECKING:
+    from pictool.core import RowMask
+    from pictool.trace.diff import TraceDiff
+    from pictool.trace.format import GeneratedToken, Trace
+
+MAX_LISTED = 24  # tokens
+
+app = make_app()
 
 
-def run_diff(a: str, b: str, *, plot: str | None, as_json: bool) -> None:
+@command(app, "diff")
+def run_diff(
+    a: Annotated[str, argument("TRACE", "A trace.")],
+    b: Annotated[str, argument("TRACE", "Another trace of the same prompt.")],
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two links of one prompt.
+
+    \b
+      pic diff legolink.trace cacheblend.trace
+    """
+    from pictool.commands.trace_json import diff_json
+    from pictool.trace.diff import diff_traces
+    from pictool.trace.format import read_trace
+
     paths = Path(a), Path(b)
     check_plot(plot, paths)
     first, second = read_trace(paths[0]), read_trace(paths[1])
-    found = diff_traces(first, second, (a, b))
+    diff = diff_traces(first, second, (a, b))
     if as_json:
-        from pictool.commands.trace_json import diff_json
-
-        print_json(diff_json((a, b), found))
+        print_json(diff_json((a, b), diff))
     else:
-        _print((a, b), first, second, found)
+        print_diff((a, b), first, second, diff)
     if plot:
         from pictool.trace import plots
 
         plots.save(plots.draw_selection([first, second]), Path(plot))
 
 
-def _print(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> None:
-    from pictool.commands.screen import bars, heading, open_screen, short, table, visible
+def print_diff(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> None:
+    from pictool.commands.terminal import bars, heading, open_screen, table
+    from pictool.trace.labels import short, visible
 
     screen = open_screen()
     for letter, trace, name in (("A", a, names[0]), ("B", b, names[1])):
@@ -55,8 +75,8 @@ def _print(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> None:
     screen.print(_parting(diff), markup=False)
     heading(screen, "first token: candidates by probability")
     rows = [
-        [short(one.text, 16), *(f"{x:.4f}" for x in one.probabilities), *(f"{x:.2f}" for x in one.logits)]
-        for one in diff.candidates[:8]
+        [short(token.text, 16), *(f"{x:.4f}" for x in token.probabilities), *(f"{x:.2f}" for x in token.logits)]
+        for token in diff.candidates[:8]
     ]
     screen.print(table(["token", "A", "B", "logit A", "logit B"], rows))
     screen.print(
@@ -65,23 +85,22 @@ def _print(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> None:
 
 
 def _listed(trace: Trace, mask: RowMask) -> str:
-    """Tokens by their text and where they stand (see `position_label`), as many as are readable."""
-    from pictool.commands.screen import short
-    from pictool.trace.labels import position_label
+    """Tokens by their text and position (see `position_label`), as many as are readable."""
+    from pictool.trace.labels import position_label, short
 
-    found = [int(at) for at in mask.nonzero()[0]]
-    shown = ", ".join(f'"{short(trace.pieces[at], 16)}" {position_label(trace, at)}' for at in found[:MOST_LISTED])
-    return shown + (f", and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else "")
+    positions = [int(position) for position in mask.nonzero()[0]]
+    shown = ", ".join(f'"{short(trace.pieces[i], 16)}" {position_label(trace, i)}' for i in positions[:MAX_LISTED])
+    return shown + (f", and {len(positions) - MAX_LISTED} more" if len(positions) > MAX_LISTED else "")
 
 
 def _parting(diff: TraceDiff) -> str:
     if diff.parting == (None, None):
         return f"the same {diff.common} tokens"
-    a, b = (_quoted(one) for one in diff.parting)
+    a, b = (_quoted(token) for token in diff.parting)
     return f"{diff.common} tokens in common, then A says {a} and B says {b}"
 
 
 def _quoted(token: GeneratedToken | None) -> str:
-    from pictool.commands.screen import visible
+    from pictool.trace.labels import visible
 
     return "nothing" if token is None else f'"{visible(token.text)}" ({token.logprob:.3g} nats)'

@@ -1,19 +1,18 @@
-"""`--engine`: what links and compiles, our own runtime or an offline vLLM."""
+"""`--engine`: what compiles and links."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from pictool.commands.common import UsageError
-from pictool.engines import engine_class, engine_names
+from pictool.commands.errors import UsageError
 
 if TYPE_CHECKING:
     from pictool.engines.base import Engine, Feature
 
 
-def find_engine(name: str, needed: dict[Feature, str] | None = None) -> type[Engine]:
-    """The engine of this name; what it logs goes to stderr, since stdout is for the answer.
+def find_engine(name: str | None, needed: dict[Feature, str] | None = None) -> type[Engine]:
+    """The engine of this name, or the default one; what it logs goes to stderr, since stdout is for the answer.
 
     Args:
         needed: features that the command line needs, each with the option that does.
@@ -22,6 +21,10 @@ def find_engine(name: str, needed: dict[Feature, str] | None = None) -> type[Eng
         UsageError: no such engine, or it has no such feature.
         InputError: it is not installed.
     """
+    from pictool.engines import DEFAULT, engine_class, engine_names
+
+    if name is None:
+        name = DEFAULT
     if name not in engine_names():
         raise UsageError(f"--engine {name}: must be {' or '.join(engine_names())}")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

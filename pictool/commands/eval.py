@@ -4,50 +4,96 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.common import UsageError, note, open_model, open_store, print_json, require_text
-from pictool.commands.eval_progress import answers_bar
-from pictool.commands.eval_report import print_summary
-from pictool.commands.link import parse_fields
-from pictool.commands.outputs import output_path
+from pictool.commands.errors import UsageError
+from pictool.commands.options import (
+    ANSWER,
+    COMPILING,
+    DATASET,
+    OUTPUT,
+    POLICY,
+    PROMPT,
+    SPECS,
+    ChunkOption,
+    JsonOption,
+    argument,
+    command,
+    make_app,
+    option,
+)
+from pictool.commands.outputs import note, output_path, print_json
+from pictool.commands.progress import answers_bar
+from pictool.commands.request import parse_fields, text_or_silent
+from pictool.commands.resources import open_model, open_store
+from pictool.commands.settings import Settings
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from pictool.eval.cases import SpecOptions
     from pictool.eval.datasets.base import Dataset
+    from pictool.eval.statistics import Estimate
+    from pictool.eval.summary import Line, Summary
     from pictool.runtime.model import Model
 
 PICTURES = (".svg", ".png")
+NONE = "-"
+LEGEND = (
+    "KL, same: first token and all tokens against full. Times: medians, ms.\n"
+    "peak: rise of memory over what the process keeps, MB. read: KV of objects a question, MB."
+)
+
+app = make_app()
 
 
 @dataclass(frozen=True)
 class EvalOptions:
     """The options of `pic eval`; None where the user said nothing."""
 
-    dataset: str
-    params: Sequence[str]
-    algo: Sequence[str]
-    output: str | None
-    limit: int | None
-    jobs: int | None
-    chunk_tokens: int | None
-    head: str | None
-    query_template: str | None
-    metric: str | None
-    max_new_tokens: int | None
-    skip_long: bool
-    force: bool
-    plot: str | None
-    codec: str | None = None
+    dataset: Annotated[str, argument("DATASET", "A file of questions, or world; a wrong name lists all.")]
+    limit: Annotated[Optional[int], option("--limit", "N", "Only the first N questions.", min=1)] = None
+    jobs: Annotated[Optional[int], option("--jobs", "N", "Processes, of one thread each.", min=1)] = None
+    metric: Annotated[Optional[str], option("--metric", "NAME", "f1, em, rouge_l or contains.")] = None
+    skip_long: Annotated[bool, option("--skip-long", None, "Leave out what does not fit the model.")] = False
+    force: Annotated[bool, option("--force", None, "Start the results file anew.")] = False
+    params: Annotated[list[str], option("-p", "FIELD=VALUE", "Any field of the dataset; repeatable.", DATASET)] = field(
+        default_factory=list
+    )
+    algo: Annotated[
+        list[str],
+        option("--algo", "SPEC", f"Policy or method: {SPECS}", POLICY),
+    ] = field(default_factory=list)
+    head: Annotated[Optional[str], option("--head", "TEXT", "System message, before the documents.", PROMPT)] = None
+    query_template: Annotated[
+        Optional[str], option("--query-template", "TEXT", "How {query} follows the documents.", PROMPT)
+    ] = None
+    max_new_tokens: Annotated[
+        Optional[int], option("--max-new-tokens", "N", "Tokens of every answer at most.", ANSWER, min=1)
+    ] = None
+    chunk_tokens: ChunkOption = None
+    codec: Annotated[
+        Optional[str], option("--codec", "NAME", "How KV is kept (none); a wrong name lists all.", COMPILING)
+    ] = None
+    output: Annotated[
+        Optional[str], option("-o, --output", "FILE", "Results (jsonl), continued if they are there.", OUTPUT)
+    ] = None
+    plot: Annotated[Optional[str], option("--plot", "FILE", "Draw quality against TTFT (.svg and .png).", OUTPUT)] = (
+        None
+    )
+    as_json: JsonOption = False
 
 
-def run_eval(
-    options: EvalOptions, *, model: str | None, store: str | None, remote: str | None, device: str | None,
-    dtype: str | None, as_json: bool,
-) -> None:  # fmt: skip
+@command(app, "eval", "model", "device", "dtype", "store", "remote")
+def run_eval(options: EvalOptions, settings: Settings) -> None:
+    """Ask a dataset's questions under several policies. Each is compared with full recompute.
+
+    \b
+      pic eval world --limit 20 --algo legolink-16 --algo cacheblend:ratio=.1,.2
+    """
     from pictool.eval.algorithms import DEFAULT_ALGORITHMS, parse_algorithms
     from pictool.eval.datasets import open_dataset
     from pictool.eval.evaluate import RunOptions, default_jobs, evaluate
@@ -57,24 +103,24 @@ def run_eval(
     algorithms = parse_algorithms(options.algo or DEFAULT_ALGORITHMS)
     dataset = open_dataset(options.dataset, parse_fields(options.params))
     check_outputs(options, dataset)
-    settings, to = make_settings(options), open_store(store, remote)
-    opened = open_model(model, device, dtype)
+    spec_options, store = make_spec_options(options), open_store(settings)
+    model = open_model(settings)
     run = RunOptions(
         output=None if options.output is None else Path(options.output),
-        limit=options.limit, jobs=default_jobs(opened) if options.jobs is None else options.jobs,
+        limit=options.limit, jobs=default_jobs(model) if options.jobs is None else options.jobs,
         skip_long=options.skip_long, force=options.force,
     )  # fmt: skip
-    with answers_bar(title(dataset, opened)) as bar:
-        done = evaluate(opened, to, dataset, algorithms, settings, run, on_progress=bar, on_note=note)
+    with answers_bar(title(dataset, model)) as bar:
+        done = evaluate(model, store, dataset, algorithms, spec_options, run, on_progress=bar, on_note=note)
     summary = summarise(done, options.metric)
     if done.skipped:
-        note(left_out(done.skipped, opened))
+        note(left_out(done.skipped, model))
     if options.plot is not None:
         from pictool.eval.plot import write_pareto
 
         note(f"wrote {' and '.join(map(str, write_pareto(summary, Path(options.plot))))}")
     note(f"results are in {done.path}")
-    if as_json:
+    if options.as_json:
         print_json(summary.report())
     else:
         print_summary(summary)
@@ -95,15 +141,15 @@ def check_outputs(options: EvalOptions, dataset: Dataset) -> None:
         output_path("--plot", str(Path(options.plot).with_suffix(suffix)), inputs)
 
 
-def make_settings(options: EvalOptions) -> SpecOptions:
+def make_spec_options(options: EvalOptions) -> SpecOptions:
+    """How every case becomes a spec; `pic.yaml` and the environment have no part in it."""
     from pictool.compiler.compile import CODEC
     from pictool.eval.cases import SpecOptions
 
-    head, template = options.head, options.query_template
     return SpecOptions(
         chunk_tokens=options.chunk_tokens,
-        head=None if head is None else require_text("the head", head),
-        query_template=None if template is None else require_text("the query template", template),
+        head=text_or_silent("the head", options.head),
+        query_template=text_or_silent("the query template", options.query_template),
         max_new_tokens=options.max_new_tokens,
         codec=options.codec or CODEC,
     )
@@ -117,3 +163,111 @@ def left_out(skipped: Sequence[str], model: Model) -> str:
 
 def title(dataset: Dataset, model: Model) -> str:
     return f"{Path(dataset.params.get('path', dataset.name)).name}, {model.name}"
+
+
+def print_summary(summary: Summary) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    model = summary.header["model"]
+    console.print(
+        f"{summary.title}: {count(summary.questions, 'question')} over {count(summary.units, 'set')} of documents, "
+        f"{summary.tokens:.0f} tokens a prompt; {model['name']}, {model['dtype']} on {model['device']}, "
+        f"{count(summary.header['threads'], 'thread')}",
+        soft_wrap=True,
+    )
+    tables = [quality_table(summary), cost_table(summary), *([kinds_table(summary)] if summary.kinds else [])]
+    for table in tables:
+        console.print()
+        console.print(table)
+    console.print(f"\n{LEGEND}")
+
+
+def quality_table(summary: Summary) -> Table:
+    """Scores with 95 % intervals, the difference to full, and fidelity to it."""
+    table = make_table([summary.metric, "95 %", "vs full", "95 %", "lost", "won", "KL", "same"])
+    for line in summary.lines:
+        is_full = line is summary.lines[0]
+        table.add_row(
+            line.label, f"{line.score.mean:.3f}", interval(line.score, "{:.2f}"),
+            *([NONE] * 4 if is_full else _against_full(line)),
+            NONE if line.kl is None else number(line.kl.mean), percent(line.agreement),
+        )  # fmt: skip
+    return table
+
+
+def _against_full(line: Line) -> list[str]:
+    difference = f"{line.difference.mean:+.3f}"
+    return [difference, interval(line.difference, "{:+.2f}"), percent(line.lost), percent(line.won)]
+
+
+def cost_table(summary: Summary) -> Table:
+    """Rows, times and bytes; times are medians."""
+    table = make_table(["rows", "TTFT", "speedup", "load", "select", "compute", "tok/s", "peak", "read"])
+    for line in summary.lines:
+        timing = line.timing
+        table.add_row(
+            line.label, percent(line.row_share), ms(timing.ttft_s), f"{line.speedup:.2f}x", ms(timing.load_s),
+            ms(timing.select_s), ms(timing.recompute_s),
+            NONE if line.decode_tokens_per_s is None else f"{line.decode_tokens_per_s:.0f}",
+            size(line.peak_bytes), size(line.bytes_read),
+        )  # fmt: skip
+    return table
+
+
+def kinds_table(summary: Summary) -> Table:
+    """Scores by kind of question."""
+    table = make_table([f"{kind or 'other'} ({num_cases})" for kind, num_cases in summary.kinds.items()])
+    for line in summary.lines:
+        table.add_row(line.label, *(with_interval(line.by_kind[kind]) for kind in summary.kinds))
+    return table
+
+
+def make_table(columns: Sequence[str]) -> Table:
+    """A table without frames, algorithms to the left."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("algorithm", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def interval(estimate: Estimate, form: str) -> str:
+    if estimate.low is None or estimate.high is None:
+        return NONE
+    return f"{form.format(estimate.low)}…{form.format(estimate.high)}"
+
+
+def with_interval(estimate: Estimate) -> str:
+    if estimate.low is None:
+        return f"{estimate.mean:.3f}"
+    return f"{estimate.mean:.3f} {interval(estimate, '{:.2f}')}"
+
+
+def count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def number(value: float) -> str:
+    """Three digits; small ones as a power of ten."""
+    return "0" if value == 0 else f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}" if share in (0, 1) or share >= 0.1 else f"{share:.1%}"
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds, to three digits."""
+    value = seconds * 1e3
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def size(num_bytes: float | None) -> str:
+    """Megabytes."""
+    if num_bytes is None:
+        return NONE
+    return f"{num_bytes / 1e6:,.0f}" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f}"

@@ -1,67 +1,116 @@
-"""`pic inspect`: what an object or a trace is. Needs no torch unless attention is asked for."""
+"""`pic inspect`: what an object is, or what a link did. Loads no torch unless it needs a model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.common import UsageError, open_store, print_json
-from pictool.commands.inspect_object import inspect_object
-from pictool.commands.inspect_trace import inspect_traces
-from pictool.commands.outputs import output_path
+from pictool.commands.errors import UsageError
+from pictool.commands.options import ANALYSIS, OUTPUT, JsonOption, argument, command, make_app, option
+from pictool.commands.outputs import note, output_path, print_json
+from pictool.commands.resources import open_model, open_store
+from pictool.commands.settings import Settings
 from pictool.errors import InputError
-from pictool.store.bundles import is_object_list, read_object_list
-from pictool.trace.format import is_trace
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+    from pictool.store.format import ObjectFile
+    from pictool.trace.analysis import TraceAnalysis
+    from pictool.trace.attention_sinks import AttentionSinks
+    from pictool.trace.counts import TraceCounts
+    from pictool.trace.format import Trace
+    from pictool.trace.object_stats import LayerStats
 
 PLOT_SUFFIXES = (".svg", ".png")
+MAX_TOKENS = 2000  # of a text that is shown without --text
+BARS = "▁▂▃▄▅▆▇█"
+
+app = make_app()
 
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """What to show beside the plain facts; and where a model and the objects are found."""
+    """What to show beside the plain facts."""
 
-    text: bool = False
-    layers: bool = False
-    sinks: bool = False
-    first: int | None = None
-    attention: bool = False
-    against: str | None = None
-    layer: int | None = None
-    head: int | None = None
-    scale: str = "minmax"
-    plot: str | None = None
-    model: str | None = None
-    store: str | None = None
-    device: str | None = None
-    dtype: str | None = None
+    text: Annotated[bool, option("--text", None, "Show the text too, however long.")] = False
+    layers: Annotated[bool, option("--layers", None, "Objects: norms and ranges per layer.")] = False
+    attention_sinks: Annotated[
+        bool, option("--attention-sinks", None, "Attention that the chunks' first tokens draw.", ANALYSIS)
+    ] = False
+    sinks: Annotated[bool, option("--sinks", None, "The old name of --attention-sinks.", hidden=True)] = False
+    first: Annotated[
+        Optional[int], option("--first", "N", "--attention-sinks: how many are first (4).", ANALYSIS, min=1)
+    ] = None
+    attention: Annotated[
+        bool, option("--attention", None, "Traces: attention of tail and answer over the prompt.", ANALYSIS)
+    ] = False
+    layer: Annotated[
+        Optional[int], option("--layer", "N", "--attention: of one layer (their mean).", ANALYSIS, min=0)
+    ] = None
+    head: Annotated[Optional[int], option("--head", "N", "--attention: of one head (their mean).", ANALYSIS, min=0)] = (
+        None
+    )
+    scale: Annotated[str, option("--scale", "NAME", "--attention: minmax (QK by row) or share.", ANALYSIS)] = "minmax"
+    against: Annotated[
+        Optional[str], option("--against", "full", "Traces: deviation from full recompute.", ANALYSIS)
+    ] = None
+    plot: Annotated[Optional[str], option("--plot", "FILE", "Draw one picture (.svg, .png).", OUTPUT)] = None
+    as_json: JsonOption = False
+
+    @property
+    def needs_attention(self) -> bool:
+        return self.attention or self.attention_sinks
+
+    @property
+    def num_initial(self) -> int:
+        """How many tokens of a part count as initial."""
+        from pictool.trace.attention_sinks import NUM_INITIAL
+
+        return self.first or NUM_INITIAL
 
 
-def run_inspect(names: Sequence[str], options: InspectOptions, *, as_json: bool) -> None:
-    paths = [find(name, options.store) for name in names]
+@command(app, "inspect", "model", "device", "dtype", "store")
+def run_inspect(
+    names: Annotated[list[str], argument("NAME", "Object files, keys or traces.")],
+    options: InspectOptions,
+    settings: Settings,
+) -> None:
+    """Show what an object is, or what a link did.
+
+    \b
+      pic inspect a.kvo --layers
+      pic inspect link.trace --attention --against full
+    """
+    from pictool.trace.format import is_trace
+
+    if options.sinks:
+        note("--sinks of pic inspect is now called --attention-sinks")
+        options = replace(options, attention_sinks=True)
+    paths = [find(name, settings) for name in names]
     check_plot(options.plot, paths)
     traces = [path for path in paths if is_trace(path)]
     if traces and len(traces) < len(paths):
         raise UsageError("objects and traces cannot be inspected together; name one kind")
-    _require_sense(options, bool(traces))
+    check_options(options, bool(traces))
     if traces:
-        found = inspect_traces(traces, options, as_json=as_json)
+        reports = inspect_traces(traces, options, settings)
     else:
-        found = [_inspect_file(path, options, as_json) for path in paths]
-    if as_json:
-        print_json(found[0] if len(found) == 1 else found)
+        reports = [_inspect_file(path, options, settings) for path in paths]
+    if options.as_json:
+        print_json(reports[0] if len(reports) == 1 else reports)
 
 
-def find(name: str, store: str | None) -> Path:
+def find(name: str, settings: Settings) -> Path:
     """The file, or the object in the store that has this key."""
     path = Path(name)
     if path.is_file():
         return path
     if path.suffix == ".kvo" or path.is_dir():
         raise InputError(f"{name}: no such object file")
-    keys = open_store(store)
-    return keys.path(keys.resolve(name))
+    store = open_store(settings)
+    return store.path(store.resolve(name))
 
 
 def check_plot(plot: str | None, inputs: Sequence[Path]) -> None:
@@ -76,7 +125,7 @@ def check_plot(plot: str | None, inputs: Sequence[Path]) -> None:
     require_matplotlib()
 
 
-def _require_sense(options: InspectOptions, of_traces: bool) -> None:
+def check_options(options: InspectOptions, of_traces: bool) -> None:
     """Refuse options of the other kind, and of what is not shown."""
     if options.against not in (None, "full"):
         raise UsageError(f"--against {options.against}: only full is known; pic diff compares two traces")
@@ -86,19 +135,256 @@ def _require_sense(options: InspectOptions, of_traces: bool) -> None:
         raise UsageError("--layers is for objects")
     if not options.attention and (options.layer is not None or options.head is not None):
         raise UsageError("--layer and --head say whose --attention is shown")
-    if options.first is not None and not options.sinks:
-        raise UsageError("--first says what --sinks counts")
-    if options.plot and not of_traces and not options.sinks:
-        raise UsageError("--plot: of an object, it draws --sinks")
+    if options.first is not None and not options.attention_sinks:
+        raise UsageError("--first says what --attention-sinks counts")
+    if options.plot and not of_traces and not options.attention_sinks:
+        raise UsageError("--plot: of an object, it draws --attention-sinks")
     if options.scale not in ("minmax", "share"):
         raise UsageError(f"--scale {options.scale}: must be minmax or share")
 
 
-def _inspect_file(path: Path, options: InspectOptions, as_json: bool) -> dict[str, Any]:
+# Objects
+
+
+def _inspect_file(path: Path, options: InspectOptions, settings: Settings) -> dict[str, Any]:
+    """Show an object, or a list of objects; returns what `--json` prints."""
+    from pictool.store.bundles import is_object_list, read_object_list
+
     if not is_object_list(path):
-        return inspect_object(path, options, as_json=as_json)
-    found = {"path": str(path), "objects": [str(member) for member in read_object_list(path)]}
-    if not as_json:
-        for field, value in found.items():
-            print(f"{field:<13}{value}")
-    return found
+        return inspect_object(path, options, settings)
+    report = {"path": str(path), "objects": [str(member) for member in read_object_list(path)]}
+    if not options.as_json:
+        _print_fields(report)
+    return report
+
+
+def inspect_object(path: Path, options: InspectOptions, settings: Settings) -> dict[str, Any]:
+    """Show an object; returns what `--json` prints."""
+    from pictool.store.format import ObjectFile
+    from pictool.trace.object_stats import object_stats
+
+    with ObjectFile(path) as file:
+        report = _fields(file) | _table(file)
+        if options.text:
+            report["text"] = file.text()
+        layers = object_stats(file) if options.layers else ()
+        sinks = None
+        if options.attention_sinks:
+            dtype = settings.option("dtype") or file.meta.target.dtype
+            sinks = sinks_of(file, open_model(settings.override(dtype=dtype)), options.num_initial)
+        checksums = file.checksums
+    if not options.as_json:
+        _print_fields(report)
+        if layers:
+            _print_layers(layers, checksums["layers"])
+        if sinks is not None:
+            _print_sinks(sinks)
+    if sinks is not None and options.plot:
+        from pictool.trace.plots import draw_attention_sinks, save
+
+        save(draw_attention_sinks(sinks, report["key"][:12]), Path(options.plot))
+    report["checksums"] = checksums
+    if options.layers:
+        report["layer_stats"] = [_layer_json(layer) for layer in layers]
+    if sinks is not None:
+        report["sink_profile"] = sinks_json(sinks)
+    return report
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """The header of an object, field by field, and its text."""
+    from pictool.store.format import ObjectFile
+
+    with ObjectFile(path) as file:
+        return _fields(file) | {"text": file.text()}
+
+
+def object_json(file: ObjectFile) -> dict[str, Any]:
+    """Everything that the object alone says: what `--text --layers --json` prints."""
+    from pictool.trace.object_stats import object_stats
+
+    stats = [_layer_json(layer) for layer in object_stats(file)]
+    return {**_fields(file), "text": file.text(), "checksums": file.checksums, "layer_stats": stats}
+
+
+def _fields(file: ObjectFile) -> dict[str, Any]:
+    meta, target = file.meta, file.meta.target
+    return {
+        "path": str(file.path), "key": meta.key, "architecture": target.architecture, "model": target.model,
+        "tokenizer": target.tokenizer, "tokens": meta.num_tokens, "layers": target.geometry.layers,
+        "kv_heads": target.geometry.kv_heads, "head_dim": target.geometry.head_dim, "dtype": target.dtype,
+        "sinks": meta.sinks, "codec": meta.codec, "bytes": file.num_bytes, "layer_bytes": file.layer_bytes,
+        "fixups": meta.fixups or "none",
+    } | ({} if meta.parent is None else {"parent": meta.parent or "none (the first block of a chain)"})  # fmt: skip
+
+
+def _table(file: ObjectFile) -> dict[str, Any]:
+    """The table of fixups, as a bar per token; nothing if there is none."""
+    table = file.fixups()
+    if table is None:
+        return {}
+    scores = table.astype(float)
+    levels = (scores / (scores.max() or 1.0) * (len(BARS) - 1)).round().astype(int)
+    return {"highest": round(scores.max(), 3), "heat": "".join(BARS[level] for level in levels)}
+
+
+def sinks_of(file: ObjectFile, model: Model, num_initial: int) -> AttentionSinks:
+    """What the first tokens of an object draw of its attention when it is compiled alone.
+
+    Raises:
+        ForeignObjectError: another model's object.
+    """
+    from pictool.trace.attention_sinks import attention_sinks
+
+    file.meta.require(model.target, str(file.path))
+    dummies = [] if model.bos_id is None else [model.bos_id] * file.meta.sinks
+    return attention_sinks(model, file.tokens().tolist(), dummies, num_initial)
+
+
+def sinks_json(sinks: AttentionSinks) -> dict[str, Any]:
+    return {
+        "first": sinks.num_initial, "rows": sinks.num_rows, "if_even": sinks.uniform_share,
+        "share": sinks.initial_share.tolist(), "dummies": sinks.dummy_share.tolist(),
+        "by_offset": sinks.share_by_offset.tolist(),
+    }  # fmt: skip
+
+
+def _layer_json(layer: LayerStats) -> dict[str, Any]:
+    return {
+        name: {"min": part.min, "max": part.max, "mean_norm": part.mean_norm, "first_norm": part.first_norm}
+        for name, part in (("key", layer.key), ("value", layer.value))
+    }
+
+
+def _print_fields(report: dict[str, Any]) -> None:
+    for name, value in report.items():
+        print(f"{name:<13}{value}")
+
+
+def _print_layers(layers: Sequence[LayerStats], checksums: list[str]) -> None:
+    from pictool.commands.terminal import heading, open_screen, table
+
+    screen = open_screen()
+    heading(screen, "layers: L2 norm by token (mean, first) and range; all read and checked")
+    rows = []
+    for index, (layer, checksum) in enumerate(zip(layers, checksums, strict=True)):
+        for name, part in (("K", layer.key), ("V", layer.value)):
+            numbers = (part.mean_norm, part.first_norm, part.min, part.max)
+            of_layer = [str(index), name] if name == "K" else ["", name]
+            rows.append([*of_layer, *(f"{number:.3g}" for number in numbers), checksum[:12] if name == "K" else ""])
+    screen.print(table(["layer", "", "norm", "first", "min", "max", "checksum"], rows, left=()))
+
+
+def _print_sinks(sinks: AttentionSinks) -> None:
+    from pictool.commands.terminal import NUM_OFFSETS, first_tokens, heading, open_screen, percent_grid
+
+    screen = open_screen()
+    rows = [f"layer {layer}" for layer in range(len(sinks.initial_share))]
+    heading(screen, f"% of attention: {first_tokens(sinks.num_initial)}, of the {sinks.num_rows} after them")
+    screen.print(
+        f"{100 * sinks.initial_share.mean():.1f} on the mean; {100 * sinks.uniform_share:.1f} if all drew alike",
+        style="dim",
+    )
+    percent_grid(screen, sinks.initial_share, rows, "h")
+    if sinks.dummy_share.any():
+        heading(screen, "% of attention: the dummy tokens in front (not in the object)")
+        percent_grid(screen, sinks.dummy_share, rows, "h")
+    heading(screen, "% of attention: each token of the chunk (mean of the heads)")
+    percent_grid(screen, sinks.share_by_offset.mean(1)[:, :NUM_OFFSETS], rows, "t")
+
+
+# Traces
+
+
+def inspect_traces(paths: Sequence[Path], options: InspectOptions, settings: Settings) -> list[dict[str, Any]]:
+    """Show traces one after the other; returns what `--json` prints of each."""
+    from pictool.commands.trace_json import analysis_json, trace_json
+    from pictool.trace.counts import count_rows
+    from pictool.trace.format import read_trace
+
+    traces = [read_trace(path) for path in paths]
+    analyses = analyse(traces, paths, options, settings)
+    for analysis in analyses:
+        if analysis is not None and analysis.attention is not None:
+            analysis.attention.require(options.layer, options.head)
+    reports = []
+    for path, trace, analysis in zip(paths, traces, analyses, strict=True):
+        counts = count_rows(trace)
+        if not options.as_json:
+            _print_trace(path, trace, counts, analysis, options)
+        report = trace_json(str(path), trace, counts, has_text=options.text)
+        reports.append(report if analysis is None else report | analysis_json(trace, analysis, options))
+    if options.plot:
+        _plot(Path(options.plot), traces, analyses, options)
+    return reports
+
+
+def analyse(
+    traces: Sequence[Trace], paths: Sequence[Path], options: InspectOptions, settings: Settings
+) -> list[TraceAnalysis | None]:
+    """Analyse every trace as the options say; a model is loaded once for all traces that name it."""
+    if not options.needs_attention and options.against is None:
+        return [None] * len(traces)
+    from pictool.trace.analysis import analyse_trace
+
+    store = open_store(settings)
+    models: dict[tuple[str, str], Model] = {}
+    analyses: list[TraceAnalysis | None] = []
+    for trace, path in zip(traces, paths, strict=True):
+        model, dtype = named = (
+            settings.option("model") or trace.report["model"], settings.option("dtype") or trace.target.dtype
+        )  # fmt: skip
+        if named not in models:
+            models[named] = open_model(settings.override(model=model, dtype=dtype))
+        analyses.append(analyse_trace(
+            models[named], store, trace, str(path), attention=options.needs_attention,
+            deviation=options.against is not None, layer=options.layer,
+            on_compile=lambda done: note(f"compiled {done.chunk.source} first ({len(done.chunk)} tokens)"),
+        ))  # fmt: skip
+    return analyses
+
+
+def _print_trace(
+    path: Path, trace: Trace, counts: TraceCounts, analysis: TraceAnalysis | None, options: InspectOptions
+) -> None:
+    from pictool.commands.trace_print import (
+        show_attention,
+        show_attention_sinks,
+        show_deviation,
+        show_text,
+        show_trace,
+    )
+
+    show_trace(path, trace, counts)
+    if options.text or trace.layout.num_tokens <= MAX_TOKENS:
+        show_text(trace, counts)
+    else:
+        note(f"{path}: {trace.layout.num_tokens} tokens; --text shows them")
+    if analysis is None:
+        return
+    if analysis.attention is not None and options.attention_sinks:
+        show_attention_sinks(trace, analysis.attention, options.num_initial)
+    if analysis.attention is not None and options.attention:
+        show_attention(trace, analysis.attention, options.layer, options.head, options.scale)
+    if analysis.deviation is not None:
+        show_deviation(trace, analysis.deviation, analysis.choices)
+
+
+def _plot(
+    target: Path, traces: Sequence[Trace], analyses: Sequence[TraceAnalysis | None], options: InspectOptions
+) -> None:
+    """Draw one picture: deviation, attention, attention sinks, or (the default) selections."""
+    from pictool.trace import plots
+
+    analysed = [(trace, analysis) for trace, analysis in zip(traces, analyses, strict=True) if analysis is not None]
+    maps = [(trace, analysis.attention) for trace, analysis in analysed if analysis.attention is not None]
+    if options.against is not None:
+        links = [(trace, analysis.deviation) for trace, analysis in analysed if analysis.deviation is not None]
+        figure = plots.draw_deviation(links)
+    elif options.attention:
+        figure = plots.draw_attention(maps, options.layer, options.head, options.scale)
+    elif options.attention_sinks:
+        figure = plots.draw_share_by_offset(maps)
+    else:
+        figure = plots.draw_selection(traces)
+    plots.save(figure, target)

@@ -1,16 +1,17 @@
-"""What `-o`, `--trace` and `--depfile` name: checked before a long run, written whole or not at all."""
+"""What commands write: notes, JSON, and the files that `-o`, `--trace` and `--depfile` name, whole or not at all."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pictool.commands.config import FILE
+from pictool.commands.settings import FILE
 from pictool.errors import InputError
-from pictool.store.store import atomic_write
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -22,15 +23,39 @@ _MODEL_FILES = (
 )  # fmt: skip
 
 
+def note(text: str) -> None:
+    """Print a line for the user on stderr."""
+    print(f"pic: {text}", file=sys.stderr)
+
+
+def to_json(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False)
+
+
+def print_json(data: Any) -> None:
+    print(to_json(data))
+
+
+def write_json(path: str | Path, data: Any) -> None:
+    from pictool.store.store import atomic_write
+
+    with atomic_write(Path(path)) as file:
+        file.write(to_json(data).encode() + b"\n")
+
+
 def output_path(option: str, name: str, inputs: Iterable[str | Path]) -> Path:
-    """The path that an option names, checked before a long run: no directory, and no input."""
+    """The path that an option names, checked before a long run: no directory, and no input.
+
+    Raises:
+        InputError: names the option and the path.
+    """
     path = Path(name)
     if path.is_dir():
         raise InputError(f"{option} {name}: is a directory; name a file")
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():
         raise InputError(f"{option} {name}: {above.name} is no directory; name another")
-    if path.exists() and any(Path(one).exists() and path.samefile(one) for one in inputs):
+    if path.exists() and any(Path(source).exists() and path.samefile(source) for source in inputs):
         raise InputError(f"{option} {name}: is an input as well; name another")
     return path
 
@@ -41,7 +66,9 @@ def depfile_path(target: Path) -> Path:
 
 
 def write_depfile(target: Path, prerequisites: Sequence[Path]) -> None:
-    """A Makefile fragment beside `target`, as of `cc -MD -MP`: what the target was made of, named as it was given."""
+    """Write a Makefile fragment beside `target`, as `cc -MD -MP`: what the target was made of, by the given names."""
+    from pictool.store.store import atomic_write
+
     settings = [Path(FILE)] if Path(FILE).exists() else []
     names = [_make_name(path) for path in dict.fromkeys([*prerequisites, *settings])]
     lines = [f"{_make_name(target)}: {' '.join(names)}", *(f"{name}:" for name in names)]

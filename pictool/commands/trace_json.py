@@ -41,11 +41,9 @@ def trace_json(path: str, trace: Trace, counts: TraceCounts, has_text: bool) -> 
 
 def analysis_json(trace: Trace, analysis: TraceAnalysis, options: InspectOptions) -> dict[str, Any]:
     """Return the parts of an analysis that the options name."""
-    from pictool.commands.inspect_trace import num_initial
-
     parts: dict[str, Any] = {}
-    if analysis.attention is not None and options.sinks:
-        parts["sink_profile"] = _attention_sinks(analysis.attention, num_initial(options))
+    if analysis.attention is not None and options.attention_sinks:
+        parts["sink_profile"] = _attention_sinks(analysis.attention, options.num_initial)
     if analysis.attention is not None and options.attention:
         parts["attention"] = _attention(trace, analysis.attention, options)
     if analysis.deviation is not None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.common import UsageError, open_store
+from pictool.commands.errors import UsageError
+from pictool.commands.options import argument, command, make_app
+from pictool.commands.resources import open_store
+from pictool.commands.settings import Settings
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,22 +19,33 @@ if TYPE_CHECKING:
     from pictool.trace.analysis import TraceAnalysis
     from pictool.trace.attention_sinks import AttentionSinks
     from pictool.tui.app import PicApp
-    from pictool.tui.services import Exports, LoadedTrace
+    from pictool.tui.services import Exports, Job, LoadedTrace
+
+app = make_app()
 
 
+@command(app, "tui", "model", "device", "dtype", "store")
 def run_tui(
-    names: Sequence[str], *, model: str | None, store: str | None, device: str | None, dtype: str | None
+    settings: Settings,
+    names: Annotated[Optional[list[str]], argument("NAME", "A store, or traces (two or more: compared).")] = None,
 ) -> None:
+    """Browse objects and traces on the terminal.
+
+    \b
+      pic tui
+      pic tui legolink.trace cacheblend.trace
+    """
     require_textual()
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError("pic tui: needs a terminal; pic inspect and pic store ls print")
     from pictool.commands.tui_job import WorkerJob
 
-    with WorkerJob(store=named_store(names, store), model=model, device=device, dtype=dtype) as job:
-        make_app(names, store, job).run()
+    settings = settings.override(store=named_store(names or (), settings))
+    with WorkerJob(settings) as job:
+        open_app(names or (), settings, job).run()
 
 
-def make_app(names: Sequence[str], store: str | None, job: Any) -> PicApp:
+def open_app(names: Sequence[str], settings: Settings, job: Job) -> PicApp:
     """Make the app; every trace that is named is read first.
 
     Raises:
@@ -40,15 +54,15 @@ def make_app(names: Sequence[str], store: str | None, job: Any) -> PicApp:
     from pictool.tui.app import PicApp
     from pictool.tui.services import LoadedTrace, Services
 
-    opened_store = open_store(named_store(names, store))
+    store = open_store(settings)
     traces = [LoadedTrace.read(Path(name)) for name in names if not Path(name).is_dir()]
-    return PicApp(opened_store, traces, Services(job, make_exports()))
+    return PicApp(store, traces, Services(job, make_exports()))
 
 
-def named_store(names: Sequence[str], store: str | None) -> str | None:
-    """Return the store that is named, by --store or as a directory."""
+def named_store(names: Sequence[str], settings: Settings) -> str | None:
+    """The store that the command line names, by --store or as a directory."""
     directories = [name for name in names if Path(name).is_dir()]
-    if store is not None:
+    if (store := settings.option("store")) is not None:
         directories.append(store)
     if len(directories) > 1:
         raise UsageError(f"one store at a time: {', '.join(directories)}")
@@ -74,7 +88,7 @@ def _trace(loaded: LoadedTrace, analysis: TraceAnalysis | None) -> Mapping[str, 
     from pictool.commands.trace_json import analysis_json, trace_json
 
     of_trace = trace_json(loaded.name, loaded.trace, loaded.counts, has_text=True)
-    options = InspectOptions(text=True, sinks=True, attention=True, against="full")
+    options = InspectOptions(text=True, attention_sinks=True, attention=True, against="full")
     return of_trace if analysis is None else of_trace | analysis_json(loaded.trace, analysis, options)
 
 
@@ -87,13 +101,13 @@ def _diff(a: LoadedTrace, b: LoadedTrace) -> Mapping[str, Any]:
 
 
 def _object(file: ObjectFile, sinks: AttentionSinks | None) -> Mapping[str, Any]:
-    from pictool.commands.inspect_object import object_json, sinks_json
+    from pictool.commands.inspect import object_json, sinks_json
 
     of_object = object_json(file)
     return of_object if sinks is None else of_object | {"sink_profile": sinks_json(sinks)}
 
 
 def _listing(objects: Sequence[StoredObject]) -> Sequence[Mapping[str, Any]]:
-    from pictool.commands.store import row
+    from pictool.commands.store import object_json
 
-    return [row(stored) for stored in objects]
+    return [object_json(stored) for stored in objects]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from pictool.commands.settings import Settings
 from pictool.errors import PicError
 from pictool.tui.services import Cancelled, LinkForm, Listener, PolicyChoice
 
@@ -27,11 +28,11 @@ class WorkerJob:
     """A `Job` in another process, which starts at the first request and keeps its models.
 
     Args:
-        setup: the store, model, device and dtype of the command line.
+        settings: those of this process; the other one reads none.
     """
 
-    def __init__(self, **setup: str | None) -> None:
-        self._setup = setup
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
@@ -92,11 +93,11 @@ class WorkerJob:
         if self._process is None or self._process.poll() is not None:
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process may write)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pictool.commands.tui_worker"],
+                [sys.executable, "-P", "-m", "pictool.commands.tui_worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
             )  # fmt: skip
             assert self._process.stdin is not None
-            pickle.dump(self._setup, self._process.stdin)
+            pickle.dump(self._settings, self._process.stdin)
         return self._process
 
     def _last_error(self) -> str:

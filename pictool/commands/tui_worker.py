@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from pictool.commands.common import open_model, open_store
-from pictool.commands.config import setting
+from pictool.commands.resources import open_model, open_store
+from pictool.commands.settings import Settings
 from pictool.errors import PicError
 from pictool.tui.services import LinkForm, PolicyChoice
 
@@ -27,11 +27,9 @@ Say = Callable[[str, Any], None]  # a kind of reply and its value
 class Worker:
     """Runs requests, and keeps the models that it has loaded."""
 
-    def __init__(
-        self, say: Say, *, store: str | None, model: str | None, device: str | None, dtype: str | None
-    ) -> None:
-        self._say, self._store, self._model, self._device, self._dtype = say, open_store(store), model, device, dtype
-        self._models: dict[tuple[str | None, str | None], Model] = {}
+    def __init__(self, say: Say, settings: Settings) -> None:
+        self._say, self._settings, self._store = say, settings, open_store(settings)
+        self._models: dict[tuple[str | None, str], Model] = {}
 
     def policies(self) -> Sequence[PolicyChoice]:
         """List every policy with the defaults of its fields; a field without a default is left out."""
@@ -45,19 +43,17 @@ class Worker:
         ]
 
     def link(self, form: LinkForm) -> Path:
-        from pictool.commands.link import parse_fields
         from pictool.commands.outputs import output_path
+        from pictool.commands.request import RequestOptions, make_spec
         from pictool.engines import DEFAULT, engine_class
-        from pictool.linker.policies import make_policy
-        from pictool.linker.spec import Spec
 
         path = output_path("trace", form.trace, form.documents)
-        policy = make_policy(form.algo, parse_fields(form.fields))
-        model = self._open(form.model or self._model, self._dtype)
-        spec = Spec(
-            form.query, form.documents, policy, setting("head", None), setting("query_template", None),
+        request = RequestOptions(
+            documents=[*form.documents], query=form.query, algo=form.algo, params=[*form.fields],
             max_new_tokens=form.max_new_tokens,
         )  # fmt: skip
+        spec = make_spec(request, self._settings)
+        model = self._open(form.model)
         self._say("note", f"linking {len(form.documents)} documents with {form.algo}")
         with engine_class(DEFAULT)(model, self._store) as engine:
             engine.answer(spec, on_text=self._text, on_compile=self._compiled).write_trace(path)
@@ -66,23 +62,28 @@ class Worker:
     def analyse(self, trace: Trace, name: str, layer: int | None) -> TraceAnalysis:
         from pictool.trace.analysis import analyse_trace
 
-        model = self._open(self._model or trace.report["model"], self._dtype or trace.target.dtype)
+        named = self._settings.option
+        model = self._open(named("model") or trace.report["model"], named("dtype") or trace.target.dtype)
         self._say("note", "linking again, and in full")
         return analyse_trace(model, self._store, trace, name, layer=layer, on_compile=self._compiled)
 
     def attention_sinks(self, key: str) -> AttentionSinks:
-        from pictool.commands.inspect_object import profile_of
+        from pictool.commands.inspect import sinks_of
+        from pictool.trace.attention_sinks import NUM_INITIAL
 
         with self._store.peek(key) as file:
-            model = self._open(self._model, self._dtype or file.meta.target.dtype)
+            model = self._open(None, self._settings.option("dtype") or file.meta.target.dtype)
             self._say("note", f"reading its {file.meta.num_tokens} tokens alone")
-            return profile_of(file, model)
+            return sinks_of(file, model, NUM_INITIAL)
 
-    def _open(self, name: str | None, dtype: str | None) -> Model:
-        if (name, dtype) not in self._models:
+    def _open(self, name: str | None, dtype: str | None = None) -> Model:
+        """The model of the settings, or that of this name and dtype."""
+        settings = self._settings.override(model=name, dtype=dtype)
+        key = settings.model, settings.dtype
+        if key not in self._models:
             self._say("note", "loading the model")
-            self._models[name, dtype] = open_model(name, self._device, dtype)
-        return self._models[name, dtype]
+            self._models[key] = open_model(settings)
+        return self._models[key]
 
     def _text(self, piece: str) -> None:
         self._say("text", piece)
@@ -98,14 +99,14 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         pickle.dump((kind, value), replies, protocol=pickle.HIGHEST_PROTOCOL)
         replies.flush()
 
-    setup, worker = pickle.load(requests), None
+    settings, worker = pickle.load(requests), None
     while True:
         try:
             name, arguments = pickle.load(requests)
         except EOFError:
             return
         try:
-            worker = worker or Worker(say, **setup)
+            worker = worker or Worker(say, settings)
             say("done", getattr(worker, name)(*arguments))
         except PicError as error:
             say("failed", type(error)(str(error)))

@@ -122,13 +122,14 @@ def _compute(
     if not missing:
         return
     from pictool.runtime.prefill import prefill_chunks
-    from pictool.runtime.tensors import to_bytes
+    from pictool.runtime.tensors import require_finite, to_bytes
 
     keys, tables = list(missing), table_maker.tables(missing, alone)
     for index, layers in prefill_chunks(model, [missing[key].tokens for key in keys], prefix, alone):
         key = keys[index]
         chunk, table = missing[key], tables.get(key)
         meta = ObjectMeta(key, model.target, len(chunk), len(prefix), codec, table_maker.recipe)
+        require_finite(f"{chunk.source}: {model.name}", model.dtype, *(part for pair in layers for part in pair))
         pairs = [(to_bytes(k), to_bytes(v)) for k, v in layers]
         tokens, fixups = np.asarray(chunk.tokens, dtype=np.int32), None if table is None else table.tobytes()
         path = store.put(CompiledChunk(meta, chunk.text, tokens, pairs, fixups))

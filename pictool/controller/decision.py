@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pictool.controller.cost import Estimator, PromptSize, Speed
+if TYPE_CHECKING:
+    from pictool.controller.cost import Estimator, PromptSize, Speed
 
 STORE_TIER = "store"  # the tier on which the store lives
 MIN_RATIO = 0.15  # r*: the least ratio that empirically costs no quality (§5.1, fig. 16)

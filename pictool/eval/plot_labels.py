@@ -60,7 +60,7 @@ def place_labels(axes: Axes, marks: Sequence[Mark]) -> None:
     scale, frame = figure.dpi / 72, axes.get_window_extent()
     inside = Box(frame.x0, frame.y0, frame.width, frame.height)
     taken = [box for mark in marks for box in _boxes(axes, mark, scale)]
-    for mark in sorted(marks, key=lambda one: (one.x, one.y, one.label)):
+    for mark in sorted(marks, key=lambda mark: (mark.x, mark.y, mark.label)):
         x, y = _pixels(axes, mark.x, mark.y)
         distance, box = _best(x, y, _size(mark.label, scale), taken, inside, scale)
         taken.append(box)

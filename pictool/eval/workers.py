@@ -147,7 +147,7 @@ def _start_workers(job: Job, count: int) -> Iterator[_Workers]:
     context = multiprocessing.get_context("spawn")
     workers: _Workers = {}
     try:
-        with _interrupts_ignored():
+        with _interrupts_ignored(), _safe_path():
             for _ in range(count):
                 connection, worker_end = context.Pipe()
                 process = context.Process(target=_work, args=(worker_end, job), daemon=True)
@@ -161,6 +161,20 @@ def _start_workers(job: Job, count: int) -> Iterator[_Workers]:
         for connection, process in workers.items():
             process.join()
             connection.close()
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Processes that are started within import nothing from the working directory: its files are anybody's."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pictool.linker.narrowing import Narrowing
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection
 from pictool.runtime.attention import Rows
 from pictool.runtime.image import Image
+from pictool.runtime.tensors import require_finite
 
 
 class Fusor:
@@ -21,7 +22,7 @@ class Fusor:
     """
 
     def __init__(self, image: Image, prompt: Prompt, policy: Policy, selection: Selection) -> None:
-        self._image, self._stage = image, prompt.stage
+        self._image, self._stage, self._model = image, prompt.stage, prompt.model
         self._narrowing = Narrowing(prompt, policy, selection, self._required(prompt))
         self._checked = policy.check_layers(image.stack.num_layers)
         self.rows = np.zeros((image.stack.num_layers, prompt.layout.num_tokens), dtype=bool)
@@ -52,8 +53,9 @@ class Fusor:
         self._hidden = self._image.compute(layer, self._hidden, self._rows)
 
     def finish(self) -> None:
-        """The logits of the last row."""
+        """The logits of the last row. Raises ModelError if they are not finite."""
         self._image.logits = self._image.stack.logits(self._hidden[0, -1:])[0]
+        require_finite(self._model.name, self._model.dtype, self._image.logits)
 
     def _narrow(self, layer: int) -> None:
         """Compare fresh K and V with the cached ones, keep the fresh ones, narrow the rows."""

@@ -14,6 +14,7 @@ from pictool.core import Sampling as Sampling
 from pictool.errors import InputError
 from pictool.runtime.image import Image
 from pictool.runtime.support import rope_switch
+from pictool.runtime.tensors import require_finite
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,6 +100,7 @@ def generate(
         on_text: called with each piece of the answer as soon as it is certain.
 
     Raises:
+        ModelError: logits that are not finite.
         InputError: the prompt and `max_new_tokens` cross the length at which long RoPE changes its frequencies.
     """
     _require_same_rope(model, image, max_new_tokens)
@@ -124,6 +126,7 @@ def _tokens(model: Model, image: Image, max_new_tokens: int, choose: _Chooser) -
         if token in model.eos_ids:
             return
         logits = image.append(token)
+        require_finite(model.name, model.dtype, logits)
         token = choose(logits)
         yield token, _logprob(logits, token)
 

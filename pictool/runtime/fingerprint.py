@@ -27,8 +27,12 @@ if TYPE_CHECKING:
 _IRRELEVANT = {
     "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "_attn_implementation",
     "output_attentions", "output_hidden_states", "return_dict", "architectures", "bos_token_id", "eos_token_id",
-    "pad_token_id", "attn_implementation", "id2label", "label2id", "problem_type",
+    "pad_token_id", "attn_implementation", "id2label", "label2id", "problem_type", "transformers_weights",
 }  # fmt: skip
+# What `transformers` looks for in a directory, in this order.
+_WEIGHTS = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
 
 
 def _digest(config: PretrainedConfig, weights: Mapping[str, str]) -> str:
@@ -90,21 +94,58 @@ def _hash_file(path: Path) -> dict[str, str]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that hold a model's weights, safetensors before pickles."""
-    for pattern in ("*.safetensors", "*.bin"):
-        if files := sorted(directory.glob(pattern)):
-            return files
-    return []
+    """The files that `transformers` loads a model's weights from, and no other: a backup beside them is none.
+
+    Those are the file that config.json names as `transformers_weights`, or the first of `_WEIGHTS` that is there; of an
+    index the files that it lists.
+
+    Raises:
+        ModelError: a damaged index or config.json, a file outside the directory or missing, or an adapter.
+    """
+    if (directory / "adapter_config.json").exists():
+        raise ModelError(f"{directory}: holds an adapter, which changes the model; merge it into the weights first")
+    explicit = _read_json(directory / "config.json").get("transformers_weights")
+    names = _WEIGHTS if explicit is None else (str(explicit),)
+    name = next((name for name in names if (directory / name).is_file()), None)
+    if name is None:
+        raise ModelError(f"{directory}: holds no weights (*.safetensors or *.bin, of these names: {', '.join(names)})")
+    if not name.endswith(".index.json"):
+        return [_within(directory, name)]
+    listed = _read_json(directory / name).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise ModelError(f"{directory / name}: lists no weights; copy the model again")
+    return [_within(directory, str(shard)) for shard in sorted(set(map(str, listed.values())))]
+
+
+def _within(directory: Path, name: str) -> Path:
+    path = directory / name
+    if Path(name).name != name or not path.is_file():
+        raise ModelError(f"{path}: is no file of weights in the model's directory; copy the model again")
+    return path
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON; copy the model again") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: is no JSON object; copy the model again")
+    return content
 
 
 def directory_fingerprint(directory: Path, config: PretrainedConfig) -> str:
-    """Fingerprint of a model directory (hex)."""
-    files = weight_files(directory)
-    if not files:
-        raise ModelError(f"{directory}: holds no weights (*.safetensors or *.bin)")
+    """Fingerprint of a model directory (hex).
+
+    Raises:
+        ModelError: as `weight_files`; or a tensor that is in two files.
+    """
     hashes: dict[str, str] = {}
-    for path in files:
-        hashes |= _hash_file(path)
+    for path in weight_files(directory):
+        tensors = _hash_file(path)
+        if twice := sorted(hashes.keys() & tensors.keys()):
+            raise ModelError(f"{path}: holds {twice[0]}, which another file of the model holds too; copy it again")
+        hashes |= tensors
     return _digest(config, hashes)
 
 

@@ -108,7 +108,7 @@ class Model:
         try:
             module, info = AutoModelForCausalLM.from_pretrained(
                 self.directory, config=self.config, dtype=self.torch_dtype, attn_implementation=attention,
-                ignore_mismatched_sizes=True, output_loading_info=True,
+                ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False,
             )  # fmt: skip
         except (OSError, ValueError, RuntimeError) as error:
             raise ModelError(f"{self.name}: the weights cannot be loaded ({_first_line(error)})") from error
@@ -186,14 +186,14 @@ def _load_config_and_tokenizer(name: str, directory: Path) -> tuple[Any, Any]:
     if not (directory / "config.json").exists():
         raise ModelError(f"{name}: not a model directory (it has no config.json)")
     try:
-        config = AutoConfig.from_pretrained(directory)
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise ModelError(f"{name}: config.json cannot be used ({_first_line(error)})") from error
     support.require_supported(config, name)
     if not any((directory / file).exists() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise ModelError(f"{name}: the directory has no tokenizer (tokenizer.json); save the model's tokenizer into it")
     try:
-        return config, AutoTokenizer.from_pretrained(directory)
+        return config, AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{name}: the tokenizer cannot be loaded ({_first_line(error)})") from error
 

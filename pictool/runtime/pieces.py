@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _REPLACEMENT = "\ufffd"  # the bytes of an incomplete character decode to it
-_MAX_PENDING = 8  # tokens of one character; after so many, the bytes are no text
+_CHARACTER_BYTES = 4  # at most, and a token has one or more of them
+_MAX_PENDING = 8  # tokens that wait for their character; those that cannot be of one are then no text
 
 
 def pieces_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> tuple[str, ...]:
@@ -17,14 +18,18 @@ def pieces_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> tupl
     pieces: list[str] = []
     before, done = 0, 0  # tokens [before, done) are decoded again with what follows, for the spaces between
     for end in range(1, len(tokens) + 1):
+        pieces.append("")
         old, new = (_decode(tokenizer, tokens[before:to]) for to in (done, end))
-        is_whole = not new.endswith(_REPLACEMENT) or end - done >= _MAX_PENDING
-        pieces.append(new[len(old) :] if is_whole else "")
-        if is_whole:
-            before, done = done, end
-    if done < len(tokens):  # ends within a character
-        old, new = (_decode(tokenizer, tokens[before:to]) for to in (done, len(tokens)))
-        pieces[-1] = new[len(old) :]
+        cut, text = end, new
+        if new.endswith(_REPLACEMENT) and end < len(tokens):
+            if end - done < _MAX_PENDING:
+                continue
+            cut = end - _CHARACTER_BYTES + 1  # the tokens after it may begin a character
+            text = _decode(tokenizer, tokens[before:cut])
+            if not new.startswith(text):  # it would cut a character in two
+                continue
+        pieces[cut - 1] = text[len(old) :]
+        before, done = done, cut
     return tuple(pieces)
 
 

@@ -35,6 +35,7 @@ from pictool.runtime.prefill import batch_tokens, plan_batches, prefill_padded
 from pictool.runtime.rope import tables_at
 from pictool.runtime.stack import LayerStack
 from pictool.runtime.support import depends_on_length
+from pictool.runtime.tensors import require_finite
 from pictool.runtime.user_cache import cache_dir, write_cache_file
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def fixup_tables(
     for batch in plan_batches([len(chunk) for chunk in chunks], budget):
         scores = _measure(model.stack, probes, [chunks[index] for index in batch])
         for row, index in zip(scores, batch, strict=True):
+            require_finite(f"{model.name}: a table of fixups", model.dtype, row[: len(chunks[index])])
             yield index, row[: len(chunks[index])].clamp_max(torch.finfo(torch.float16).max).numpy().astype("<f2")
 
 
@@ -162,6 +164,7 @@ def write_texts(model: Model, count: int, length: int, generator: torch.Generato
         hidden = stack.embed(tokens[:, -1:].to(stack.device))
         hidden = stack.layers(hidden, cache, cache.tables, (Run(0, position, position + 1),))
         logits = stack.logits(hidden[:, -1]).cpu()
+        require_finite(model.name, model.dtype, logits)
         logits[:, sorted({first, *model.eos_ids})] = float("-inf")
         tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1, generator=generator)], 1)
     return tokens

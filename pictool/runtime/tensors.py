@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pictool.errors import ModelError
+
 
 def to_bytes(tensor: Tensor) -> memoryview:
     """The contiguous little-endian bytes of a tensor of any dtype."""
@@ -18,3 +20,18 @@ def to_bytes(tensor: Tensor) -> memoryview:
 def from_bytes(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """A tensor over writable bytes, without a copy."""
     return torch.frombuffer(data, dtype=dtype).view(*shape)
+
+
+def require_finite(what: str, dtype: str, *tensors: Tensor) -> None:
+    """Refuse numbers that overflowed, or are none: everything that is computed from them would be wrong.
+
+    Args:
+        what: what computed them, and dtype: of computation; for the message.
+
+    Raises:
+        ModelError: a tensor holds inf or nan.
+    """
+    numbers = tensors[0] if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
+    extremes = torch.stack(torch.aminmax(numbers))  # nan, if any is; several times faster than asking each number
+    if not bool(torch.isfinite(extremes).all()):
+        raise ModelError(f"{what}: computes numbers that are not finite in {dtype}; use another --dtype")

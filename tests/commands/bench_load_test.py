@@ -10,7 +10,7 @@ import pytest
 
 from commands.run import pic, write
 from pictool.bench import asynchronous, storage
-from pictool.commands.bench import BenchOptions
+from pictool.commands.bench_common import BenchOptions
 from pictool.commands.bench_load import (
     AsyncOptions,
     StorageOptions,
@@ -21,17 +21,19 @@ from pictool.commands.bench_load import (
     storage_geometry,
     storage_sizes,
 )
-from pictool.commands.common import UsageError
+from pictool.commands.errors import UsageError
+from pictool.commands.settings import Settings
 from pictool.core import Geometry
 from pictool.errors import InputError, PicError
 
-TINY: dict[str, Any] = {"shape": "tiny", "threads": 1, "dtype": "float32", "device": "cpu"}
+TINY: dict[str, Any] = {"shape": "tiny", "threads": 1}
+ON_CPU = Settings().override(device="cpu", dtype="float32")
 SMALL: dict[str, Any] = {"chunks": 2, "chunk_tokens": 8, "tail_tokens": 4, "new_tokens": 2, "repeats": 2, "measured": 3}
 
 
 def run(options: dict[str, Any], common: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> Any:
     """The JSON that `pic bench async` prints."""
-    run_async(BenchOptions(**common, as_json=True), AsyncOptions(**options))
+    run_async(AsyncOptions(**options), BenchOptions(**common, as_json=True), ON_CPU)
     return json.loads(capsys.readouterr().out)
 
 
@@ -82,7 +84,7 @@ def test_users_may_be_chosen_by_their_share_of_memory(capsys: pytest.CaptureFixt
 def test_a_dataset_has_goodput_of_the_embedded_model(capsys: pytest.CaptureFixture[str]) -> None:
     path = dataset(Path("d.jsonl"))
     options = {"dataset": str(path), "users": "3", "rate": "5", "requests": 4, "repeats": 1, "new_tokens": 4}
-    found = run(options, {"algo": ["naive"], "threads": 1, "device": "cpu"}, capsys)
+    found = run(options, {"algo": ["naive"], "threads": 1}, capsys)
     assert found["model"]["name"] == "embedded"
     (users,) = found["results"]["user_sets"]
     assert {(one["label"], one["question"]) for one in users["executed"]} == {
@@ -95,8 +97,8 @@ def test_a_dataset_has_goodput_of_the_embedded_model(capsys: pytest.CaptureFixtu
 
 def test_the_tables_say_what_the_queue_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    common = BenchOptions(**TINY, algo=["naive"], plot="load.png", store="store")
-    run_async(common, AsyncOptions(**SMALL | {"rate": "1,50", "users": "1,2"}))
+    common = BenchOptions(**TINY, algo=["naive"], plot="load.png")
+    run_async(AsyncOptions(**SMALL | {"rate": "1,50", "users": "1,2"}), common, ON_CPU.override(store="store"))
     out = capsys.readouterr().out
     assert "1 user: objects of" in out and "2 users: objects of" in out
     assert "no continuous batching" in out and "3 requests are executed per policy and user set" in out
@@ -112,7 +114,7 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(asynchronous, "execute", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run_async(BenchOptions(**TINY, output="out.json"), AsyncOptions(**SMALL))
+        run_async(AsyncOptions(**SMALL), BenchOptions(**TINY, output="out.json"), ON_CPU)
     assert left_in(tmp_path) == []
 
 
@@ -139,7 +141,7 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_async_refuses_in_one_line(options: dict[str, Any], kind: type[PicError], message: str) -> None:
     with pytest.raises(kind) as found:
-        run_async(BenchOptions(**TINY), AsyncOptions(**options))
+        run_async(AsyncOptions(**options), BenchOptions(**TINY), ON_CPU)
     assert message in str(found.value) and "\n" not in str(found.value)
 
 
@@ -163,7 +165,7 @@ def test_the_program_takes_every_option_of_async() -> None:
 
 
 def test_storage_prints_rates_by_size(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    run_storage(BenchOptions(), StorageOptions(mb="0.02,0.04", objects=2, geometry="2,1,32", repeats=1))
+    run_storage(StorageOptions(mb="0.02,0.04", objects=2, geometry="2,1,32", repeats=1), BenchOptions(), Settings())
     out = capsys.readouterr().out
     assert "2 layers, 1 KV heads of 32, bfloat16" in out
     assert all(text in out for text in ("2 × 0.0 MB", "read, cold", "memory's copy", "BLAKE3", "disk's write"))
@@ -171,8 +173,8 @@ def test_storage_prints_rates_by_size(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_storage_gives_all_that_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    common = BenchOptions(output="out.json", as_json=True, shape="tiny", dtype="float32")
-    run_storage(common, StorageOptions(tokens="3,5", objects=1, repeats=2))
+    common = BenchOptions(output="out.json", as_json=True, shape="tiny")
+    run_storage(StorageOptions(tokens="3,5", objects=1, repeats=2), common, Settings().override(dtype="float32"))
     found = json.loads(capsys.readouterr().out)
     assert json.loads(Path("out.json").read_text()) == found
     assert [one["tokens"] for one in found["results"]] == [3, 5] and found["machine"]["torch"]
@@ -187,17 +189,20 @@ def test_storage_says_if_cold_was_not(
     held: bool | None, words: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "is_cached", lambda _: held)
-    run_storage(BenchOptions(), StorageOptions(tokens="1", objects=1, geometry="1,1,8", repeats=1))
+    run_storage(StorageOptions(tokens="1", objects=1, geometry="1,1,8", repeats=1), BenchOptions(), Settings())
     out = capsys.readouterr().out
     assert words in out if words else "cold reads" not in out.lower()
 
 
 def test_storage_takes_the_geometry_of_a_shape_or_model(model: Path) -> None:
-    assert storage_geometry(BenchOptions(shape="llama-3.1-8b"), StorageOptions()) == (Geometry(32, 8, 128), "bfloat16")
-    qwen = storage_geometry(BenchOptions(shape="qwen2.5-0.5b", dtype="float32"), StorageOptions())
-    assert qwen == (Geometry(24, 2, 64), "float32")
-    assert storage_geometry(BenchOptions(model=str(model)), StorageOptions())[0] == Geometry(3, 2, 8)
-    assert storage_geometry(BenchOptions(), StorageOptions(geometry="3,2,1"))[0] == Geometry(3, 2, 1)
+    def geometry(dtype: str | None = None, given: str | None = None, **common: Any) -> tuple[Geometry, str]:
+        settings = Settings().override(dtype=dtype)
+        return storage_geometry(StorageOptions(geometry=given), BenchOptions(**common), settings)
+
+    assert geometry(shape="llama-3.1-8b") == (Geometry(32, 8, 128), "bfloat16")
+    assert geometry("float32", shape="qwen2.5-0.5b") == (Geometry(24, 2, 64), "float32")
+    assert geometry(model=str(model))[0] == Geometry(3, 2, 8)
+    assert geometry(given="3,2,1")[0] == Geometry(3, 2, 1)
     assert geometry_of({"num_hidden_layers": 1, "num_key_value_heads": 2, "hidden_size": 12, "num_attention_heads": 4,
                         "head_dim": None}) == Geometry(1, 2, 3)  # fmt: skip
 
@@ -213,8 +218,9 @@ def test_the_program_takes_every_option_of_storage() -> None:
 
 
 def test_equal_sizes_are_measured_once() -> None:
-    assert len(storage_sizes(BenchOptions(), StorageOptions(mb="1,1.0,1.000001"))) == 1
-    assert [size.count for size in storage_sizes(BenchOptions(), StorageOptions(tokens="512", objects=64))] == [64]
+    assert len(storage_sizes(StorageOptions(mb="1,1.0,1.000001"), BenchOptions(), Settings())) == 1
+    sizes = storage_sizes(StorageOptions(tokens="512", objects=64), BenchOptions(), Settings())
+    assert [size.count for size in sizes] == [64]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +243,8 @@ def test_equal_sizes_are_measured_once() -> None:
 )
 def test_storage_refuses_in_one_line(common: dict[str, Any], options: dict[str, Any], message: str) -> None:
     with pytest.raises(PicError) as found:
-        run_storage(BenchOptions(**common), StorageOptions(**options))
+        settings = Settings().override(dtype=common.pop("dtype", None))
+        run_storage(StorageOptions(**options), BenchOptions(**common), settings)
     assert message in str(found.value) and "\n" not in str(found.value)
 
 

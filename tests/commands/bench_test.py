@@ -14,8 +14,10 @@ from pictool.bench import context, sync
 from pictool.bench.options import ContextOptions, PromptOptions
 from pictool.bench.roofline import Rates
 from pictool.commands import bench
-from pictool.commands.bench import BenchOptions, run_breakdown, run_context, run_sync
-from pictool.commands.common import UsageError
+from pictool.commands.bench import run_breakdown, run_context, run_sync
+from pictool.commands.bench_common import BenchOptions, open_subject
+from pictool.commands.errors import UsageError
+from pictool.commands.settings import Settings
 from pictool.errors import InputError
 
 PROMPT = PromptOptions(chunks=2, chunk_tokens=20, tail_tokens=6, new_tokens=2, repeats=1)
@@ -31,7 +33,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tiny(**more: Any) -> BenchOptions:
-    return BenchOptions(**{"shape": "tiny", "algo": ["naive", "speccache-25"], "device": "cpu", **more})
+    return BenchOptions(**{"shape": "tiny", "algo": ["naive", "speccache-25"], **more})
+
+
+def on_cpu(**more: str) -> Settings:
+    return Settings().override(**{"device": "cpu", **more})
 
 
 @pytest.mark.parametrize(("run", "options"), RUNS, ids=NAMES)
@@ -39,7 +45,7 @@ def test_json_says_what_was_run_on_what(
     run: Any, options: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/pic", "bench", "a b"])
-    run(tiny(as_json=True), options)
+    run(tiny(as_json=True), options, on_cpu())
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["bench"] == NAMES[[one for one, _ in RUNS].index(run)]
@@ -52,7 +58,7 @@ def test_json_says_what_was_run_on_what(
 
 @pytest.mark.parametrize(("run", "options"), RUNS, ids=NAMES)
 def test_the_table_has_a_line_for_each_policy(run: Any, options: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tiny(), options)
+    run(tiny(), options, on_cpu())
     out = capsys.readouterr().out
     assert "random tiny (float32) on " in out and "…" not in out
     for label in ("naive", "speccache-25", *(("full", "transformers") if run is not run_breakdown else ())):
@@ -62,7 +68,8 @@ def test_the_table_has_a_line_for_each_policy(run: Any, options: Any, capsys: py
 @pytest.mark.parametrize(("run", "options"), RUNS, ids=NAMES)
 def test_a_file_and_pictures_are_written_and_objects_removed(run: Any, options: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    run(tiny(output="out.json", plot="picture.svg" if run is not run_sync else None, store=str(tmp_path)), options)
+    picture = "picture.svg" if run is not run_sync else None
+    run(tiny(output="out.json", plot=picture), options, on_cpu(store=str(tmp_path)))
     assert json.loads(Path("out.json").read_text())["results"]
     pictures = [] if run is run_sync else ["picture.png", "picture.svg"]
     assert sorted(one.name for one in tmp_path.iterdir() if one.name != "cache") == ["out.json", *pictures]
@@ -78,23 +85,22 @@ def test_interrupted_it_removes_its_objects(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(sync, "bench_sync", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_sync(tiny(store=str(tmp_path / "not" / "yet")), PROMPT)
+        run_sync(tiny(), PROMPT, on_cpu(store=str(tmp_path / "not" / "yet")))
     assert seen[0].parent == tmp_path and not seen[0].exists()
 
 
-def test_defaults_measure_the_usual_policies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "DEFAULT_SHAPE", "tiny")
-    with bench.subject(BenchOptions(), bench.DEFAULT_SHAPE, bench.BREAKDOWN_ALGOS, 0) as one:
-        assert [policy.label for policy in one.policies] == list(bench.BREAKDOWN_ALGOS)
-        assert one.model.name == "random tiny"
+def test_defaults_measure_the_usual_policies() -> None:
+    with open_subject(BenchOptions(), Settings(), "tiny", bench.BREAKDOWN_ALGOS, 0) as subject:
+        assert [policy.label for policy in subject.policies] == list(bench.BREAKDOWN_ALGOS)
+        assert subject.model.name == "random tiny"
 
 
 def test_a_model_directory_is_measured_as_it_is(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_sync(BenchOptions(model=str(model), algo=["naive"], device="cpu", as_json=True), PROMPT)
+    run_sync(BenchOptions(model=str(model), algo=["naive"], as_json=True), PROMPT, on_cpu())
     found = json.loads(capsys.readouterr().out)
     assert found["model"]["name"] == str(model)
     with pytest.raises(InputError, match="spec_model="):
-        run_sync(BenchOptions(model=str(model), algo=["speccache-15"], device="cpu"), PROMPT)
+        run_sync(BenchOptions(model=str(model), algo=["speccache-15"]), PROMPT, on_cpu())
 
 
 @pytest.mark.parametrize(
@@ -117,14 +123,15 @@ def test_mistakes_are_told_before_anything_runs(
     Path("file").touch()
     monkeypatch.setattr(sync, "bench_sync", lambda *_: pytest.fail("was run"))
     with pytest.raises(error) as caught:
-        run_sync(tiny(**wrong), PROMPT)
+        settings = {name: wrong.pop(name) for name in ("store", "device", "dtype") if name in wrong}
+        run_sync(tiny(**wrong), PROMPT, on_cpu(**settings))
     assert message in str(caught.value)
 
 
 def test_without_matplotlib_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(InputError, match="needs matplotlib"):
-        run_context(tiny(plot="x.svg"), LENGTHS)
+        run_context(tiny(plot="x.svg"), LENGTHS, on_cpu())
 
 
 def test_threads_are_set(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +139,7 @@ def test_threads_are_set(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
     before = torch.get_num_threads()
     try:
-        run_breakdown(tiny(algo=["naive"], threads=before + 1, as_json=True), PROMPT)
+        run_breakdown(tiny(algo=["naive"], threads=before + 1, as_json=True), PROMPT, on_cpu())
     finally:
         torch.set_num_threads(before)
     assert json.loads(capsys.readouterr().out)["machine"]["threads"] == before + 1

@@ -1,4 +1,4 @@
-"""`pic compile`: what is computed, what is not, and what it writes."""
+"""`pic compile`: what is computed, what is not, what it writes, and what measures its tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from commands.conftest import TEXT
 from commands.run import pic, write
 from pictool.runtime.model import Model
 
@@ -104,3 +105,49 @@ def test_option_before_environment_before_pic_yaml(
     assert run() == ("from-environment", "store-from-environment", "float16")
     options = ("-m", "from-option", "--store", "store-from-option", "--dtype", "float32")
     assert run(*options) == ("from-option", "store-from-option", "float32")
+
+
+def test_the_object_tells_who_measured_it(model: Path) -> None:
+    write("a.txt", TEXT)
+    more = ("-m", model, "--probes", 4, "--store", "s", "--json")
+    recipes = []
+    for named in ([], ["--probe-model", "embedded-small"], ["--probe-model", model]):
+        (row,) = pic("compile", "a.txt", *more, *named).json["objects"]
+        assert row["new"]
+        recipes.append(pic("inspect", row["key"], "--store", "s", "--json").json["fixups"])
+    assert recipes[0] == recipes[2] == "self-4x60"
+    assert recipes[1].endswith("-4x60") and recipes[1] != recipes[0]
+
+
+def test_naming_a_model_is_enough(model: Path) -> None:
+    write("a.txt", TEXT)
+    (row,) = pic("compile", "a.txt", "-m", model, "--probe-model", "embedded-small", "--store", "s", "--json").json[
+        "objects"
+    ]
+    assert pic("inspect", row["key"], "--store", "s", "--json").json["fixups"].endswith("-8x60")
+
+
+def test_a_depfile_names_its_files_too(model: Path) -> None:
+    write("a.txt", TEXT)
+    made = pic(
+        "compile", "a.txt", "-m", model, "--probes", 2, "--probe-model", "embedded-small", "-o", "a.kvo", "--depfile"
+    )
+    assert made.code == 0
+    assert "models/small/" in Path("a.d").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (
+            ["--probe-model", "embedded-small", "--probes", "0"],
+            2,
+            "--probe-model embedded-small: measures nothing with",
+        ),
+        (["--probes", "4", "--probe-model", "./none"], 1, "./none: not a model directory"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(model: Path, options: list[str], code: int, says: str) -> None:
+    write("a.txt", TEXT)
+    outcome = pic("compile", "a.txt", "-m", model, "--store", "s", *options)
+    assert (outcome.code, outcome.err.count("\n")) == (code, 1) and says in outcome.err

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from commands.run import Outcome, pic, write
-from pictool.commands import eval_progress
-from pictool.commands.eval_report import ms, number, percent, size
+from pictool.commands.eval import ms, number, percent, size
+from pictool.commands.progress import answers_bar
 from pictool.eval import summary as summaries
 
 DEFAULTS: dict[str, Any] = {"algo": ["naive", "legolink-2"], "jobs": 1, "max_new_tokens": 4, "store": "st"}
@@ -164,7 +164,7 @@ def test_without_matplotlib_a_plot_is_refused_before_the_run(run: Run, monkeypat
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with eval_progress.answers_bar("world, tiny") as bar:
+    with answers_bar("world, tiny") as bar:
         for done in (3, 6, 12):
             bar(done, 12)
     shown = capsys.readouterr()

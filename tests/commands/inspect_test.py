@@ -1,18 +1,27 @@
-"""`pic inspect`: what an object says of itself, with no model."""
+"""`pic inspect`: what objects and traces say of themselves, and numbers against the library; pictures; `pic diff`."""
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from blake3 import blake3
+from traces import make_trace
 
-from commands.conftest import TEXT
-from commands.run import Objects, flip, pic, write
-from pictool.core import Geometry, Target
+from commands.conftest import TEXT, Traces
+from commands.run import Objects, flip, pic, section, write
+from pictool.core import Geometry, Layout, Target
+from pictool.runtime.model import load_model
 from pictool.store.format import ObjectFile, ObjectMeta, canonical, metadata_of, seal, tensor_entries
+from pictool.store.store import Store
+from pictool.trace.analysis import analyse_trace
+from pictool.trace.attention_sinks import attention_sinks
+from pictool.trace.format import read_trace, write_trace
 
 FIELDS = [
     "path", "key", "architecture", "model", "tokenizer", "tokens", "layers", "kv_heads", "head_dim", "dtype", "sinks",
@@ -102,3 +111,266 @@ def test_what_is_no_object_is_refused(texts: tuple[Path, Path], objects: Objects
         outcome = pic("inspect", name)
         assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
         assert outcome.err.startswith("pic: error: ") and name in outcome.err
+
+
+# From the trace alone
+
+
+def test_facts_and_counts(by_hand: Path) -> None:
+    shown = pic("inspect", by_hand)
+    facts = dict(line.split(maxsplit=1) for line in shown.out.split("\n\n")[0].splitlines())
+    assert facts["policy"] == "legolink k=2" and facts["answer"] == "yes"
+    assert facts["prompt"] == "10 tokens: head 1, 2 chunks 7, tail 2"
+    assert facts["recomputed"] == "2.0 of 8 context tokens per layer"
+    parts = [line.split() for line in section(shown, "computed tokens by part")[1:]]
+    assert parts == [
+        ["head", "0", "1", "0.0", "0", "0"], ["1", "1", "3", "1.0", "2", "3", "a.txt"],
+        ["2", "4", "4", "1.0", "5.5", "7", "b.txt"], ["tail", "8", "2", "2.0", "8.5", "9"],
+    ]  # fmt: skip
+    layers = [line.split()[-3:] for line in section(shown, "computed context tokens by layer")]
+    assert layers == [["3", "of", "8"], ["2", "of", "8"], ["1", "of", "8"]]
+    times = [line.split() for line in section(shown, "times (first token after 4.0 ms)")]
+    assert [(one[0], one[-2]) for one in times] == [
+        ("load", "1.0"),
+        ("select", "0.0"),
+        ("recompute", "3.0"),
+        ("decode", "2.0"),
+    ]
+
+
+def test_the_text_has_what_was_computed_marked(by_hand: Path) -> None:
+    text = section(pic("inspect", by_hand), "text; marked")
+    assert text[1:] == [
+        "-- head [0, 1)", "<s>", "-- a.txt [1, 4)", "[a]1[ b]2c", "-- b.txt [4, 8)", "d[e]f g", "-- tail [8, 10)",
+        "[ h?]", "-- generated", " yes</s>",
+    ]  # fmt: skip
+
+
+def test_json_of_a_trace(by_hand: Path) -> None:
+    shown = pic("inspect", by_hand, "--json").json
+    trace = read_trace(by_hand)
+    assert {name: shown[name] for name in trace.report} == trace.report
+    assert shown["layers"] == [3, 2, 1] and [part["computed"] for part in shown["parts"]] == [0, 1, 1, 2]
+    assert "pieces" not in shown
+    whole = pic("inspect", by_hand, "--json", "--text").json
+    assert whole["pieces"] == list(trace.pieces) and whole["computed_layers"] == [0, 1, 2, 0, 0, 3, 0, 0, 3, 3]
+    assert whole["scores"] == list(range(10))
+
+
+def test_several_traces_come_one_after_the_other(by_hand: Path) -> None:
+    assert len(pic("inspect", by_hand, by_hand, "--json").json) == 2
+    assert pic("inspect", by_hand, by_hand).out.count("\n-- generated") == 2
+
+
+def test_a_long_text_is_shown_if_asked() -> None:
+    n = 2500
+    rows = np.ones((3, n), dtype=bool)
+    layout = Layout.of([0], [[1] * (n - 4)], [2, 3, 4])
+    by_hand = make_trace()
+    trace = replace(by_hand, layout=layout, rows=rows, pieces=("ab ",) * n, texts=("",) * 3, chunks=by_hand.chunks[:1])
+    write_trace(Path("long.trace"), trace)
+    shown = pic("inspect", "long.trace")
+    assert "ab ab" not in shown.out and "2500 tokens; --text shows them" in shown.err
+    assert "ab ab" in pic("inspect", "long.trace", "--text").out
+
+
+def test_controls_in_a_trace_do_not_steer_the_terminal(by_hand: Path) -> None:
+    evil = "\x1b]0;title\x07\u202e"
+    trace = replace(make_trace(), pieces=(evil,) * 10, texts=(evil,) * 4)
+    trace = replace(trace, report={**trace.report, "answer": evil, "model": evil},
+                    chunks=tuple(replace(one, source=evil) for one in trace.chunks),
+                    top=tuple(replace(one, text=evil) for one in trace.top),
+                    generated=tuple(replace(one, text=evil) for one in trace.generated))  # fmt: skip
+    write_trace(Path("evil.trace"), trace)
+    for outcome in (pic("inspect", "evil.trace"), pic("diff", "evil.trace", "evil.trace")):
+        assert outcome.code == 0 and not any(one in outcome.out for one in ("\x1b", "\x07", "\u202e"))
+
+
+# With the model
+
+
+def test_attention_and_sinks_are_those_of_the_library(traces: Traces, model: Path) -> None:
+    path = traces("naive")
+    shown = pic(
+        "inspect",
+        path,
+        "--attention",
+        "--attention-sinks",
+        "--first",
+        2,
+        "--against",
+        "full",
+        "--store",
+        "st",
+        "--json",
+    ).json
+    analysis = analyse_trace(load_model(str(model)), Store("st"), read_trace(path), "t")
+    assert analysis.attention is not None and analysis.deviation is not None
+    np.testing.assert_allclose(shown["attention"]["share"], analysis.attention.share(), rtol=1e-9)
+    np.testing.assert_allclose(np.sum(shown["attention"]["share"], 1), 1, atol=1e-5)
+    assert [row["position"] for row in shown["attention"]["rows"]] == analysis.attention.positions.tolist()
+    np.testing.assert_allclose(shown["sink_profile"]["drawn"], analysis.attention.initial_share(2).mean(2), rtol=1e-9)
+    assert shown["sink_profile"]["first"] == 2
+    np.testing.assert_allclose(shown["against"]["value"], analysis.deviation.kv.value, rtol=1e-6)
+    np.testing.assert_allclose(shown["against"]["attention_gained"], analysis.deviation.attention.gained, atol=1e-9)
+    assert [one["kl"] for one in shown["against"]["generated"]] == pytest.approx(
+        [token.kl for token in analysis.deviation.generated]
+    )
+    assert [one["choice_text"] for one in shown["against"]["generated"]] == list(analysis.choices)
+
+
+def test_what_is_printed_is_what_json_says(traces: Traces) -> None:
+    path = traces("blend")
+    options = (
+        path,
+        "--attention-sinks",
+        "--attention",
+        "--layer",
+        1,
+        "--head",
+        2,
+        "--against",
+        "full",
+        "--store",
+        "st",
+    )
+    shown, found = pic("inspect", *options), pic("inspect", *options, "--json").json
+    drawn = 100 * np.mean(found["sink_profile"]["drawn"], (0, 1))
+    rows = section(shown, "% of the attention of tail and answer")[1:]
+    assert [row.split()[1] for row in rows] == [f"{x:.1f}" for x in (*drawn, drawn[1:].sum())]
+    share = np.mean(found["attention"]["share"], 0)
+    best = [row.split()[-1] for row in section(shown, "tokens that draw most")[1:]]
+    assert best == [f"{100 * x:.2f}" for x in -np.sort(-share[: found["tokens"]["prompt"]])[:10]]
+    layers = section(shown, "against full, by layer")[1:]
+    context = found["tokens"]["context"]
+    wanted = [f"{np.mean(layer[:context]):.3g}" for layer in found["against"]["key"]]
+    assert [row.split()[2] for row in layers] == wanted
+    assert found["attention"]["layers"] == [1] and "layer 1, head 2" in shown.out
+
+
+def test_the_sink_of_an_object(objects: Objects, model: Path) -> None:
+    found = pic("inspect", objects.mine, "--attention-sinks", "--first", 3, "-m", model, "--json").json["sink_profile"]
+    with ObjectFile(objects.mine) as file:
+        sinks = attention_sinks(load_model(str(model)), file.tokens().tolist(), num_initial=3)
+    np.testing.assert_allclose(found["share"], sinks.initial_share, rtol=1e-6)
+    shown = pic("inspect", objects.mine, "--attention-sinks", "--first", 3, "-m", model)
+    grid = section(shown, "% of attention: the first 3 tokens")
+    assert grid[0].startswith(
+        f"{100 * sinks.initial_share.mean():.1f} on the mean; {100 * sinks.uniform_share:.1f} if all"
+    )
+    assert [row.split()[2:] for row in grid[2:]] == [[f"{100 * x:.1f}" for x in row] for row in sinks.initial_share]
+
+
+def test_the_old_name_of_attention_sinks_still_works(objects: Objects, model: Path) -> None:
+    shown, renamed = (
+        pic("inspect", objects.mine, option, "-m", model, "--json") for option in ("--attention-sinks", "--sinks")
+    )
+    assert renamed.json == shown.json and shown.err == ""
+    assert renamed.err == "pic: --sinks of pic inspect is now called --attention-sinks\n"
+
+
+def test_layers_of_an_object(objects: Objects) -> None:
+    found = pic("inspect", objects.mine, "--layers", "--json").json["layer_stats"]
+    rows = [row.split() for row in section(pic("inspect", objects.mine, "--layers"), "layers: L2 norm")[1:]]
+    assert [row[-5:-1] for row in rows[::2]] == [
+        [f"{one['key'][name]:.3g}" for name in ("mean_norm", "first_norm", "min", "max")] for one in found
+    ]  # fmt: skip
+
+
+def test_another_model_is_refused(traces: Traces, objects: Objects) -> None:
+    """By traces and by objects, in one line that names both sides."""
+    other = objects.mine.parent / "other"
+    for arguments in (
+        (traces("lego"), "--attention"),
+        (traces("lego"), "--against", "full"),
+        (objects.mine, "--attention-sinks"),
+    ):
+        outcome = pic("inspect", *arguments, "-m", other, "--store", "st")
+        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+        assert "model" in outcome.err and str(arguments[0]) in outcome.err
+
+
+def test_a_store_that_changes_underneath(traces: Traces) -> None:
+    """What is gone is compiled again and said; what is damaged is refused. No number is another one."""
+    path = traces("naive")
+    before = pic("inspect", path, "--attention", "--store", "st", "--json").json
+    keys = [part["key"] for part in before["parts"] if "key" in part]
+    Store("st").path(keys[0]).unlink()
+    again = pic("inspect", path, "--attention", "--store", "st", "--json")
+    assert again.json == before and "compiled a.txt first" in again.err
+    flip(Store("st").path(keys[1]))
+    damaged = pic("inspect", path, "--attention", "--store", "st")
+    assert (damaged.code, damaged.out) == (1, "") and "checksum" in damaged.err
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("options", [(), ("--attention",), ("--attention-sinks",), ("--against", "full")])
+def test_pictures(options: tuple[str, ...], traces: Traces) -> None:
+    a, b = traces("naive"), traces("lego")
+    assert pic("inspect", a, b, *options, "--store", "st", "--plot", "out/p.svg").code == 0
+    assert Path("out/p.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_pictures_of_objects_and_differences(objects: Objects, model: Path, by_hand: Path) -> None:
+    assert pic("inspect", objects.mine, "--attention-sinks", "-m", model, "--plot", "o.png").code == 0
+    assert pic("diff", by_hand, by_hand, "--plot", "d.png").code == 0
+    assert all(Path(name).read_bytes().startswith(b"\x89PNG") for name in ("o.png", "d.png"))
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("TRACE", "OBJECT"), "objects and traces cannot be inspected together"),
+        (("OBJECT", "--attention"), "are for traces"),
+        (("OBJECT", "--against", "full"), "are for traces"),
+        (("TRACE", "--against", "naive"), "only full is known"),
+        (("TRACE", "--layers"), "--layers is for objects"),
+        (("TRACE", "--head", 1), "say whose --attention"),
+        (("TRACE", "--first", 1), "says what --attention-sinks counts"),
+        (("TRACE", "--attention", "--scale", "log"), "must be minmax or share"),
+        (("OBJECT", "--plot", "a.png"), "it draws --attention-sinks"),
+        (("TRACE", "--plot", "a.pdf"), "must end in .svg or .png"),
+    ],
+)
+def test_options_that_make_no_sense(arguments: Any, message: str, by_hand: Path, objects: Objects) -> None:
+    named = {"TRACE": by_hand, "OBJECT": objects.mine}
+    outcome = pic("inspect", *(named.get(one, one) for one in arguments))
+    assert (outcome.code, outcome.out) == (2, "") and message in outcome.err
+
+
+def test_layers_and_heads_that_are_not_are_refused_before_anything_is_shown(traces: Traces) -> None:
+    for option, message in (("--layer", "the layers 0 to 2"), ("--head", "the heads 0 to 3")):
+        outcome = pic("inspect", traces("naive"), "--attention", option, 7, "--store", "st")
+        assert (outcome.code, outcome.out) == (1, "") and message in outcome.err
+
+
+def test_a_picture_never_replaces_its_input(by_hand: Path) -> None:
+    by_hand.rename("hand.png")
+    outcome = pic("inspect", "hand.png", "--plot", "hand.png")
+    assert outcome.code == 1 and "is an input as well" in outcome.err
+
+
+def test_corrupt_traces_are_one_line(by_hand: Path) -> None:
+    whole = by_hand.read_bytes()
+    for name, data in (("short", whole[: len(whole) // 2]), ("flipped", whole[:-9] + b"\xff" + whole[-8:])):
+        Path(f"{name}.trace").write_bytes(data)
+        for outcome in (pic("inspect", f"{name}.trace"), pic("diff", f"{name}.trace", by_hand)):
+            assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+            assert f"{name}.trace" in outcome.err
+    missing = pic("diff", "missing.trace", by_hand)
+    assert missing.code == 1 and "missing.trace" in missing.err and missing.err.count("\n") == 1
+
+
+def test_other_prompts_cannot_be_compared(traces: Traces, by_hand: Path) -> None:
+    outcome = pic("diff", traces("naive"), by_hand)
+    assert outcome.code == 1 and "different models" in outcome.err
+
+
+def test_json_is_json(by_hand: Path) -> None:
+    for outcome in (pic("inspect", by_hand, "--json"), pic("diff", by_hand, by_hand, "--json")):
+        assert outcome.code == 0 and json.loads(outcome.out)

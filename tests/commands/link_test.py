@@ -1,4 +1,4 @@
-"""`pic link`: the contracts of DESIGN §6 on a tiny model."""
+"""`pic link`: the contracts of docs/design.md §6 on a tiny model."""
 
 from __future__ import annotations
 

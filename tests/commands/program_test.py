@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+import pictool
 from commands.conftest import TEXT
 from commands.run import Objects, write
 
-PIC = (sys.executable, "-c", "from pictool.cli import main; main()")
+PIC = (sys.executable, "-c", "from pictool.commands import main; main()")
 
 
 def run(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
@@ -31,15 +32,14 @@ def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
     assert [
         name for name in ("compile", "link", "inspect", "store") if not re.search(rf"\b{name}  ", done.stdout)
     ] == []
-    heavy = "import sys, pictool.cli; print({'torch', 'transformers', 'numpy', 'yaml'} & set(sys.modules))"
+    heavy = "import sys, pictool.commands.app; print({'torch', 'transformers', 'numpy', 'yaml'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout == "set()\n"
 
 
 def test_inspect_and_store_import_no_torch(objects: Objects) -> None:
     for arguments in (["inspect", str(objects.mine)], ["store", "verify", "--store", str(objects.store)]):
-        code = (
-            f"import sys; from pictool.cli import app\ntry: app({arguments!r})\nfinally: print('torch' in sys.modules)"
-        )
+        run_app = f"import sys; from pictool.commands.app import app\ntry: app({arguments!r})"
+        code = f"{run_app}\nfinally: print('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.endswith("False\n")
 
 
@@ -97,3 +97,8 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped(objects: Objects) -> No
     path = Path(shutil.copy(objects.mine, os.fsdecode(b"\xff\xe6.kvo")))
     done = run("inspect", os.fsencode(path).decode("utf-8", "surrogateescape"), env={**os.environ, "PYTHONUTF8": "1"})
     assert done.returncode == 0 and "\\udcff" in done.stdout
+
+
+def test_python_m_pictool_is_the_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "pictool", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"pic {pictool.__version__}\n")

@@ -163,7 +163,7 @@ def test_an_interrupted_command_gives_up_fetching(
 
     server.always = "503"
     with monkeypatch.context() as patch:
-        patch.setattr("pictool.commands.transfer.pull", interrupted)
+        patch.setattr("pictool.store.transfer.pull", interrupted)
         outcome = pic("store", "pull", *keys, "--store", "near", "--remote", server.url)
     assert (outcome.code, outcome.err) == (130, "pic: interrupted\n")
     stores[0].drain()

@@ -9,7 +9,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from pictool.cli import app
+from pictool.commands.app import app
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`pic store`: what it lists, and that it finds damage."""
+"""`pic store`: what it lists, that it finds damage, what goes, what stays, and what moves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commands.run import Objects, flip, pic
+from commands.run import Objects, flip, pic, write
 
 
 @pytest.fixture
@@ -78,3 +78,91 @@ def test_an_object_under_another_name_is_damage(root: Path) -> None:
     first, second = sorted(root.glob("objects/??/*.kvo"))[:2]
     shutil.copy(first, second)
     assert first.stem[:12] in pic("store", "verify", "--store", root).out
+
+
+def keys(root: Path) -> list[str]:
+    return sorted(path.stem for path in root.glob("objects/??/*.kvo"))
+
+
+def test_repair(root: Path) -> None:
+    damaged = min(root.glob("objects/??/*.kvo"))
+    flip(damaged, -1)
+    outcome = pic("store", "verify", "--repair", "--store", root)
+    assert outcome.code == 0 and outcome.out.endswith("(taken out)\n")
+    assert outcome.err == "pic: 3 objects read, 1 damaged ones taken out; compile their texts again\n"
+    assert len(keys(root)) == 2 and pic("store", "verify", "--store", root).code == 0
+
+
+def test_ls_in_pages(root: Path) -> None:
+    first = pic("store", "ls", "--limit", 2, "--store", root, "--json").json
+    rest = pic("store", "ls", "--after", first[-1]["key"], "--store", root, "--json").json
+    assert [one["key"] for one in first + rest] == keys(root)
+
+
+def test_gc_to_a_size(root: Path) -> None:
+    (root / "tmp" / ".left.0.tmp").write_bytes(b"x")
+    done = pic("store", "gc", "--max-size", "1", "--store", root, "--json").json
+    assert done["evicted"]["count"] == 3 and done["litter"] == {"count": 1, "num_bytes": 1} and keys(root) == []
+    assert pic("store", "gc", "--max-size", "lots", "--store", root).code == 1
+
+
+def test_the_budget_of_the_environment(root: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(path.stat().st_size for path in root.glob("objects/??/*.kvo"))
+    monkeypatch.setenv("PIC_MAX_SIZE", str(size))
+    write("new.txt", "Something else stands here.\n")
+    assert pic("compile", "new.txt", "-m", model, "--store", root).code == 0
+    assert sum(path.stat().st_size for path in root.glob("objects/??/*.kvo")) <= size
+    stats = pic("store", "stats", "--store", root, "--json").json
+    assert stats["max_bytes"] == size and stats["counts"]["evictions"] >= 1
+
+
+def test_a_prompt_larger_than_the_budget_is_linked(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [write(f"{i}.txt", f"Page {i}: the harbour was quiet, and nobody knows why.\n") for i in range(4)]
+    link = ("link", *paths, "--query", "Why?", "-m", model, "--max-new-tokens", 3, "--json")
+    wanted = pic(*link, "--store", "large").json["answer"]
+    sizes = [path.stat().st_size for path in Path("large").glob("objects/??/*.kvo")]
+    monkeypatch.setenv("PIC_MAX_SIZE", str(max(sizes) * 2))
+    assert pic(*link, "--store", "small").json["answer"] == wanted
+    assert sum(path.stat().st_size for path in Path("small").glob("objects/??/*.kvo")) <= max(sizes) * 2
+
+
+def test_expire_and_pins(root: Path) -> None:
+    first, second, _ = keys(root)
+    assert pic("store", "pin", first[:10], "--store", root).err == "pic: 1 objects pinned\n"
+    assert pic("store", "expire", first, "--store", root).code == 1
+    assert pic("store", "expire", second[:8], "--store", root).code == 0
+    pic("store", "expire", "--older-than", "0s", "--store", root)
+    assert keys(root) == [first]
+    shown = pic("store", "show", first[:6], "--store", root, "--json").json
+    assert shown[0]["pinned"] and shown[0]["key"] == first and "harbour" in shown[0]["text"]
+    pic("store", "unpin", first, "--store", root)
+    assert pic("store", "expire", first, "--store", root).code == 0 and keys(root) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["abcd", "--older-than", "1d"]])
+def test_expire_wants_keys_or_an_age(arguments: list[str]) -> None:
+    assert pic("store", "expire", *arguments).code == 2
+
+
+def test_hits_and_misses_of_compiles_and_links(model: Path) -> None:
+    write("a.txt", "The harbour was quiet.\n")
+    write("b.txt", "It holds a festival.\n")
+    more = ("-m", model, "--store", "s")
+    pic("compile", "a.txt", *more)
+    pic("compile", "a.txt", *more)
+    pic("link", "a.txt", "b.txt", "--query", "Why?", "--algo", "naive", "--max-new-tokens", 1, *more)
+    counts = pic("store", "stats", "--store", "s", "--json").json["counts"]
+    assert counts["writes"] == 3  # a, b and the head
+    assert (counts["hits"], counts["misses"]) == (2, 3)
+    lines = pic("store", "stats", "--store", "s").out
+    assert "2 of 5 (40.0%)" in lines and "codec none" in lines
+
+
+def test_export_and_import(root: Path) -> None:
+    assert pic("store", "export", "all.kva", "--store", root, "--json").json["objects"] == 3
+    assert pic("store", "import", "all.kva", "--store", "other").err == "pic: 3 objects, 3 of them new\n"
+    assert keys(Path("other")) == keys(root)
+    pic("store", "export", "one.kva", keys(root)[1][:9], "--store", root)
+    pic("store", "import", "one.kva", "--store", "third")
+    assert keys(Path("third")) == [keys(root)[1]]
+    assert pic("store", "import", "missing.kva", "--store", "third").code == 1

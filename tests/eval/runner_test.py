@@ -190,5 +190,5 @@ def test_numbers_that_are_none_are_refused(store: Store) -> None:
     broken = model()
     broken.module.lm_head.weight[7] = float("nan")
     task = Task(groups_of(broken, CASES[0])[0], {"one": ("full",)})
-    with pytest.raises(ModelError, match="computes what is no number in float32; use another --dtype"):
+    with pytest.raises(ModelError, match="computes numbers that are not finite in float32; use another --dtype"):
         Runner(broken, store, ALGORITHMS).run(task)

@@ -49,6 +49,14 @@ def test_two_processes_give_what_one_gives(store: Store) -> None:
     assert two.header.threads == 1 and not children()
 
 
+def test_processes_import_nothing_from_the_working_directory(store: Store) -> None:
+    for name in ("socket", "struct", "tempfile", "numpy", "pictool"):
+        Path(f"{name}.py").write_text("from pathlib import Path\nPath('ran').touch()\nraise SystemExit(3)\n")
+    job, tasks = job_of(store, ["naive"]), tasks_of(case("1"), labels=("naive",))
+    assert [len(results) for results in run_in_processes(job, tasks, 2)] == [1]
+    assert not Path("ran").exists()
+
+
 @pytest.fixture
 def worked(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lives a worker's life here until its first task fails; gives what its parent then takes."""
@@ -101,7 +109,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from eval import shared
-from pictool.cli.options import reports_errors
+from pictool.commands.errors import reports_errors
 from pictool.store.store import Store
 shared.model_directory = lambda seed=0: Path(sys.argv[1])
 cases = tuple(shared.case(str(i), [f"Page {i}. " * 30], max_new_tokens=8) for i in range(2000))

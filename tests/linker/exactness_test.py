@@ -1,4 +1,4 @@
-"""The exactness rules of DESIGN §2, on every supported architecture × policy."""
+"""The exactness rules of docs/design.md §2, on every supported architecture × policy."""
 
 from __future__ import annotations
 

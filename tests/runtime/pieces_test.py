@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tiny
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pictool.runtime.model import load_model
@@ -16,6 +16,7 @@ def decode(tokens: list[int]) -> str:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, tiny.VOCAB - 1), max_size=40))
+@example([97] * 7 + [129, 97])  # bytes that are no text, then a character of two bytes
 def test_any_tokens_join_to_what_is_decoded(tokens: list[int]) -> None:
     """Also bytes that are no text, and special tokens among them."""
     pieces = pieces_of(tiny.tokenizer(), tokens)

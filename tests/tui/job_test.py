@@ -11,6 +11,7 @@ import pytest
 from commands.conftest import save
 from commands.run import write
 
+from pictool.commands.settings import Settings
 from pictool.commands.tui_job import WorkerJob
 from pictool.errors import ForeignObjectError, PicError, TraceError
 from pictool.runtime.model import load_model
@@ -40,11 +41,19 @@ def form(**changes: object) -> LinkForm:
     return LinkForm(**{**fields, "max_new_tokens": 3, **changes})  # type: ignore[arg-type]
 
 
+def test_the_process_imports_nothing_from_the_working_directory() -> None:
+    for name in ("socket", "pickle", "pictool"):
+        write(f"{name}.py", "from pathlib import Path\nPath('ran').touch()\nraise SystemExit(3)\n")
+    with WorkerJob(Settings().override(store="st", device="cpu", dtype="float32")) as job:
+        assert job.policies()
+    assert not Path("ran").exists()
+
+
 def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
     model, other = save(tmp_path / "model"), save(tmp_path / "other", seed=1)
     write("a.txt", "The harbour was quiet. It holds a festival.\n")
     heard = Heard()
-    with WorkerJob(store="st", model=str(model), device="cpu", dtype="float32") as job:
+    with WorkerJob(Settings().override(store="st", model=str(model), device="cpu", dtype="float32")) as job:
         names = {policy.name: policy.fields for policy in job.policies()}
         assert names["legolink"] == {"k": 16} and {"full", "naive", "cacheblend", "speccache"} <= set(names)
         path = job.link(form(), heard)
@@ -73,12 +82,12 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         with pytest.raises(PicError, match=r"out\.trace"):
             job.link(form(documents=("out.trace",)), heard)
     with (
-        WorkerJob(store="st", model=str(other), device="cpu", dtype="float32") as job,
+        WorkerJob(Settings().override(store="st", model=str(other), device="cpu", dtype="float32")) as job,
         pytest.raises(TraceError, match="-m"),
     ):
         job.analyse(trace, "out.trace", None, heard)
     with (
-        WorkerJob(store="st", model=str(other), device="cpu", dtype="float32") as job,
+        WorkerJob(Settings().override(store="st", model=str(other), device="cpu", dtype="float32")) as job,
         pytest.raises(ForeignObjectError, match="made for model"),
     ):
         job.attention_sinks(trace.chunks[0].key, heard)
@@ -86,7 +95,7 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
 
 def test_a_run_is_cancelled_or_dies_and_the_next_one_works() -> None:
     write("a.txt", "The harbour was quiet.\n")
-    with WorkerJob(store="st", model=None, device="cpu", dtype="float32") as job:
+    with WorkerJob(Settings().override(store="st", model=None, device="cpu", dtype="float32")) as job:
 
         class Ends(Heard):
             """Ends the process as soon as it says that it loads the model."""

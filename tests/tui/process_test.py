@@ -23,7 +23,7 @@ from pictool.store.store import Store
 from pictool.trace.format import write_trace
 from tui.drive import put_object
 
-MAIN = "from pictool.cli import main; main()"
+MAIN = "from pictool.commands import main; main()"
 HEAVY = ("torch", "transformers", "tokenizers", "vllm")
 COLOUR = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;\d+)*m")
 

@@ -52,7 +52,7 @@ class Record:
         Raises:
             InputError: anything else.
         """
-        items = [one for item in self._list(key) for one in (item if isinstance(item, list) else [item])]
+        items = [text for item in self._list(key) for text in (item if isinstance(item, list) else [item])]
         if not items:
             raise self.key_error(key, "is an empty list")
         return tuple(self._text(f"{key}[{i}]", item, True) for i, item in enumerate(items))

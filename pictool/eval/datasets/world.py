@@ -18,7 +18,7 @@ MAX_CHUNKS = 32  # the names of the world do not last for more
 
 @dataclass(frozen=True)
 class World(Dataset):
-    """Synthetic books (DESIGN §7), a page per chunk, with up to `per_kind` questions of each kind per prompt.
+    """Synthetic books (docs/design.md §7), a page per chunk, with up to `per_kind` questions of each kind per prompt.
 
     The seeds begin with "eval-"; those of training begin with "train-", "tokenizer", "held-out" and "fixtures-".
     Two-hop questions are rare: of 6 chunks, one prompt in four has any. Only the whole answer is right.

@@ -19,7 +19,7 @@ def test_every_terminal_shows_the_same_numbers(
     kind: str, columns: int, traces: Traces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = traces("blend")
-    more = (path, "--sinks", "--attention", "--against", "full", "--store", "st")
+    more = (path, "--attention-sinks", "--attention", "--against", "full", "--store", "st")
     plain = pic("inspect", *more)
     monkeypatch.setenv("COLUMNS", str(columns))
     if kind != "pipe":

@@ -12,20 +12,20 @@ _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _NUMBER = r"(\d{1,12}(?:\.\d{1,6})?)"
 
 
-def parse_size(option: str, given: str) -> int:
+def parse_size(option: str, text: str) -> int:
     """Bytes: 10G and 10GB are 10·10⁹, 10Gi and 10GiB are 10·2³⁰."""
-    if match := re.fullmatch(_NUMBER + r" ?([KMGT]?i?)B?", given.strip(), re.ASCII | re.IGNORECASE):
+    if match := re.fullmatch(_NUMBER + r" ?([KMGT]?i?)B?", text.strip(), re.ASCII | re.IGNORECASE):
         unit = match[2][:1].upper() + match[2][1:].lower()
         if unit in _SIZES:
             return int(float(match[1]) * _SIZES[unit])
-    raise InputError(f"{option} {given!r}: must be a size such as 500M, 10G or 2GiB")
+    raise InputError(f"{option} {text!r}: must be a size such as 500M, 10G or 2GiB")
 
 
-def parse_age(option: str, given: str) -> float:
+def parse_age(option: str, text: str) -> float:
     """Seconds: 90s, 10m, 12h, 30d, 2w."""
-    if match := re.fullmatch(_NUMBER + r" ?([smhdw])", given.strip(), re.ASCII):
+    if match := re.fullmatch(_NUMBER + r" ?([smhdw])", text.strip(), re.ASCII):
         return float(match[1]) * _AGES[match[2]]
-    raise InputError(f"{option} {given!r}: must be an age such as 90s, 12h, 30d or 2w")
+    raise InputError(f"{option} {text!r}: must be an age such as 90s, 12h, 30d or 2w")
 
 
 def show_size(num_bytes: int) -> str:

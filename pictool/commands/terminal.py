@@ -17,10 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pictool.trace.heatmap import ASCII_RAMP, bin_columns, color_step, color_style, tick_labels
-from pictool.trace.labels import short as short
-from pictool.trace.labels import visible as visible
-from pictool.trace.labels import visible_lines as visible_lines
+from pictool.trace.labels import short
 
+NUM_OFFSETS = 12  # places of a chunk that are shown as numbers, in 80 columns
 _LABEL_WIDTH = 12
 _MIN_WIDTH = 8  # columns of a map on the narrowest terminal
 

@@ -1,0 +1,72 @@
+"""The program `pic`. A command's module is imported when that command is used, so that `pic --help` is quick."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from pictool import __version__
+
+# What `pic --help` says of each command; its module has its name.
+COMMANDS = {
+    "compile": "Compile text files to KV objects.",
+    "link": "Link documents into a prompt and answer a query.",
+    "plan": "Estimate delays by storage tier; choose ratio and tier.",
+    "inspect": "Show what an object is, or what a link did.",
+    "diff": "Compare two links of one prompt.",
+    "store": "List, check, prune and move the objects of a store.",
+    "eval": "Ask a dataset's questions under several policies.",
+    "bench": "Measure speed, on models of any shape with random weights.",
+    "tui": "Browse objects and traces on the terminal.",
+}
+
+
+class _Commands(TyperGroup):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}  # only their names
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        command = typer.main.get_command(importlib.import_module(f"pictool.commands.{cmd_name}").app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([*COMMANDS.items()])
+
+
+app = typer.Typer(
+    cls=_Commands,
+    rich_markup_mode=None,  # plain help, in half the time
+    help="Compile documents to KV objects, link them into prompts.",
+    epilog="pic COMMAND --help shows the options of a command, and an example.",
+    no_args_is_help=True,
+)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"pic {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _pic(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None: ...
+
+
+def run() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name or an answer that the terminal cannot show
+    app()

@@ -1,0 +1,69 @@
+"""What a user's mistake becomes: one line on stderr and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+from weakref import WeakSet
+
+from pictool.errors import PicError
+
+
+class UsageError(PicError):
+    """Options that make no sense together, whatever the files hold."""
+
+    exit_code = 2
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> None:
+        """Give up what runs; it is not waited for."""
+
+
+_running: WeakSet[Cancellable] = WeakSet()
+
+
+def cancel_on_interrupt(work: Cancellable) -> None:
+    """Have this cancelled if the command is interrupted, so that the process does not wait for it."""
+    _running.add(work)
+
+
+def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn the exceptions that a user can cause into messages and exit codes (docs/design.md §6)."""
+
+    @functools.wraps(command)
+    def run(*args: object, **kwargs: object) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except PicError as error:
+            fail(str(error), error.exit_code)
+        except KeyboardInterrupt:
+            print("pic: interrupted", file=sys.stderr)
+            for work in list(_running):
+                work.cancel()
+            sys.exit(130)
+        except BrokenPipeError:
+            drop_stdout()
+            sys.exit(1)
+        except OSError as error:
+            drop_stdout()
+            fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1)
+
+    return run
+
+
+def fail(message: str, code: int) -> NoReturn:
+    print("pic: error:", " ".join(message.splitlines()), file=sys.stderr)
+    sys.exit(code)
+
+
+def drop_stdout() -> None:
+    """Forget what cannot be written, so that Python's own last flush does not complain of it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,163 @@
+"""How a function becomes a command: its options, the settings that it receives, its help, its errors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Annotated, Any, Optional, TypeVar, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from pictool.commands.errors import reports_errors
+from pictool.commands.settings import Settings, read_settings
+
+F = TypeVar("F", bound=Callable[..., None])
+
+# Headings of options in help texts, in their order
+OPTIONS, PROMPT, DATASET, POLICY, ANSWER = "Options", "Prompt", "Dataset", "Policy", "Answer"
+ANALYSIS, COMPILING, OUTPUT, MODEL, STORE = "Analysis", "Compiling", "Output", "Model", "Store"
+_HEADINGS = ("Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, ANALYSIS, COMPILING, OUTPUT, MODEL, STORE)
+SPECS = "NAME, NAME-NUMBER or NAME:FIELD=VALUE[,VALUE...]; repeatable. A wrong name lists all."
+
+
+def option(names: str, metavar: str | None, help: str, heading: str = OPTIONS, **more: Any) -> Any:
+    """An option of the command line.
+
+    Args:
+        names: as `-q, --query`.
+        metavar: what stands for its value in the help; None for a flag.
+        more: as of `typer.Option`.
+    """
+    return typer.Option(*names.split(", "), metavar=metavar, help=help, rich_help_panel=heading, **more)
+
+
+def argument(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help)
+
+
+JsonOption = Annotated[bool, option("--json", None, "Print JSON.", OUTPUT)]
+DepfileOption = Annotated[
+    bool, option("--depfile", None, "Write what -o depends on beside it, for make (OUT.d).", OUTPUT)
+]
+PlotOption = Annotated[Optional[str], option("--plot", "FILE", "Draw a picture (.svg, .png).", OUTPUT)]
+EngineOption = Annotated[
+    Optional[str], option("--engine", "NAME", "torch (default) or vllm; a wrong name lists all.", MODEL)
+]
+ChunkOption = Annotated[
+    Optional[int], option("--chunk-tokens", "N", "Cut text files into chunks of N tokens.", COMPILING, min=1)
+]
+CodecOption = Annotated[
+    Optional[str], option("--codec", "NAME", "How KV is kept (PIC_CODEC; none); a wrong name lists all.", COMPILING)
+]
+FieldsOption = Annotated[list[str], option("-p", "FIELD=VALUE", "Any field of the policy; repeatable.", POLICY)]
+
+# The options that override settings; a command names those that it has.
+_SETTINGS = {
+    "model": Annotated[
+        Optional[str], option("-m, --model", "NAME", "Directory, hub name or embedded[-small] (PIC_MODEL).", MODEL)
+    ],
+    "device": Annotated[Optional[str], option("--device", "NAME", "auto, cpu or cuda (PIC_DEVICE).", MODEL)],
+    "dtype": Annotated[
+        Optional[str], option("--dtype", "NAME", "auto, float32, bfloat16 or float16 (PIC_DTYPE).", MODEL)
+    ],
+    "codec": CodecOption,
+    "store": Annotated[Optional[str], option("--store", "DIR", "Directory of objects (PIC_STORE; .pic).", STORE)],
+    "remote": Annotated[
+        Optional[str], option("--remote", "URL", "A store to fetch missing objects from (PIC_REMOTE).", STORE)
+    ],
+    "salt": Annotated[
+        Optional[str], option("--salt", "TEXT", "Separates tenants: other salts never hit (PIC_SALT).", STORE)
+    ],
+}
+
+
+def make_app(help: str = "") -> typer.Typer:
+    """An app for one command, or for a group of them, which has a help text."""
+    return typer.Typer(
+        rich_markup_mode=None,  # plain help, in half the time
+        add_completion=False, help=help or None, no_args_is_help=bool(help),
+    )  # fmt: skip
+
+
+def command(app: typer.Typer, name: str, *settings: str, without: Sequence[str] = ()) -> Callable[[F], F]:
+    """Add a function to an app as a command. The function itself stays as it is, for other callers.
+
+    A parameter whose type is a dataclass stands for one option per field, and one of type `Settings` receives the
+    settings. All other parameters are typer's.
+
+    Args:
+        settings: those that an option of this command overrides.
+        without: fields that stand for no option here, and keep their defaults.
+    """
+
+    def register(function: F) -> F:
+        hints = get_type_hints(function, include_extras=True)
+        hints.pop("return")
+
+        @functools.wraps(function)
+        @reports_errors
+        def run(**values: Any) -> None:
+            overrides = {name: values.pop(name) for name in settings}
+            for parameter, kind in hints.items():
+                if kind is Settings:
+                    values[parameter] = read_settings().override(**overrides)
+                elif is_dataclass(kind):
+                    names = [field.name for field in fields(kind) if field.name not in without]
+                    values[parameter] = kind(**{name: values.pop(name) for name in names})  # type: ignore[operator]
+            function(**values)
+
+        parameters = [
+            *_parameters(function, hints, without),
+            *(_keyword(name, None, _SETTINGS[name]) for name in settings),
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {}
+        app.command(name, cls=_Command)(run)
+        return function
+
+    return register
+
+
+def _parameters(
+    function: Callable[..., None], hints: dict[str, Any], without: Sequence[str]
+) -> Iterator[inspect.Parameter]:
+    """The parameters of a command's function as typer is to see them."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = hints[name]
+        if is_dataclass(kind) and kind is not Settings:
+            types = get_type_hints(kind, include_extras=True)
+            for field in fields(kind):
+                if field.name not in without:
+                    yield _keyword(field.name, _default(field), types[field.name])
+        elif kind is not Settings:
+            yield _keyword(name, parameter.default, kind)
+
+
+def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return inspect.Parameter.empty if field.default is MISSING else field.default
+
+
+class _Command(TyperCommand):
+    """A command whose help has a section for every heading, without what rich costs to load."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and parameter.param_type_name == "argument":
+                sections["Arguments"].append((parameter.metavar or "", record[1]))
+            elif record is not None:
+                sections[getattr(parameter, "rich_help_panel", None) or OPTIONS].append(record)
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)

@@ -1,0 +1,221 @@
+"""Requests: the spec that the command line, a link script and the settings describe together.
+
+A link script (`-T script.yaml`) is a whole prompt as a file:
+
+head: "You answer from the documents."      # optional
+documents: [docs/a.txt, docs/b.kvo]         # paths are relative to the script
+query: "Which festival does Gadwick hold?"
+query_template: "Question: {query}\\nAnswer:"   # optional
+policy: {algo: legolink, k: 16}             # optional; any field of the policy
+max_new_tokens: 32                          # optional
+codec: int8                                 # optional: how the KV of documents given as texts is kept
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+from pictool.commands.errors import UsageError
+from pictool.commands.options import (
+    ANSWER,
+    COMPILING,
+    POLICY,
+    PROMPT,
+    ChunkOption,
+    CodecOption,
+    FieldsOption,
+    argument,
+    option,
+)
+from pictool.commands.settings import Settings, read_yaml, text_or_none
+from pictool.errors import InputError
+
+if TYPE_CHECKING:
+    from pictool.linker.spec import Spec
+
+AUTO = "auto"  # as ratio: what the loading controller chooses
+_KEYS = ("head", "documents", "query", "query_template", "policy", "max_new_tokens", "codec")
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What a command line says of a request; None where it says nothing."""
+
+    documents: Annotated[list[str], argument("DOCUMENT", "Text files, .kvo objects or keys, in prompt order.")] = field(
+        default_factory=list
+    )
+    query: Annotated[Optional[str], option("-q, --query", "TEXT", "The question.")] = None
+    script: Annotated[Optional[str], option("-T, --script", "FILE", "A link script: a request as YAML.")] = None
+    algo: Annotated[Optional[str], option("--algo", "NAME", "Linking policy; a wrong name lists all.", POLICY)] = None
+    k: Annotated[Optional[int], option("-k", "N", "Tokens recomputed at the start of each chunk.", POLICY)] = None
+    ratio: Annotated[
+        Optional[str],
+        option("--ratio", "SHARE", "Share of rows that is recomputed; auto: as the store's speed suggests.", POLICY),
+    ] = None
+    params: FieldsOption = field(default_factory=list)
+    fallback: Annotated[
+        Optional[str], option("--fallback", "NAME", "Policy for objects that have no table of fixups.", POLICY)
+    ] = None
+    head: Annotated[Optional[str], option("--head", "TEXT", "System message, before the documents.", PROMPT)] = None
+    query_template: Annotated[
+        Optional[str], option("--query-template", "TEXT", "How {query} follows the documents.", PROMPT)
+    ] = None
+    max_new_tokens: Annotated[
+        Optional[int], option("--max-new-tokens", "N", "Tokens of the answer at most (64).", ANSWER, min=1)
+    ] = None
+    temperature: Annotated[float, option("--temperature", "T", "0 is greedy.", ANSWER)] = 0.0
+    top_p: Annotated[float, option("--top-p", "P", "Nucleus sampling.", ANSWER)] = 1.0
+    seed: Annotated[int, option("--seed", "N", "Seed of sampling.", ANSWER, min=0, max=2**64 - 1)] = 0
+    stop: Annotated[list[str], option("--stop", "TEXT", "Text that ends the answer; repeatable.", ANSWER)] = field(
+        default_factory=list
+    )
+    chunk_tokens: ChunkOption = None
+    sinks: Annotated[
+        Optional[int], option("--sinks", "N", "Dummy tokens before each chunk that is compiled here.", COMPILING, min=0)
+    ] = None
+    codec: CodecOption = None
+
+
+@dataclass(frozen=True)
+class LinkScript:
+    """What a link script says; None where it is silent."""
+
+    head: str | None = None
+    documents: tuple[str, ...] = ()
+    query: str | None = None
+    query_template: str | None = None
+    algo: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    max_new_tokens: int | None = None
+    codec: str | None = None
+
+
+def make_spec(options: RequestOptions, settings: Settings, script: LinkScript = LinkScript()) -> Spec:
+    """The spec of a request: what the command line says, else the script, else the settings.
+
+    Where the ratio is `auto`, it is the least one; the caller chooses it once the model and the store are open.
+
+    Raises:
+        UsageError: no query, or `-p` without a value.
+        InputError: an option that the policy does not have, or a text that is none.
+    """
+    from pictool.controller.decision import MIN_RATIO
+    from pictool.core import Sampling
+    from pictool.linker.policies import DEFAULT, make_policy
+    from pictool.linker.spec import MAX_NEW_TOKENS, Spec
+
+    values = policy_values(options, script)
+    if values.get("ratio") == AUTO:
+        values["ratio"] = MIN_RATIO
+    query = _first(options.query, script.query)
+    if query is None:
+        raise UsageError("no query; give one with --query, or in a link script (-T)")
+    return Spec(
+        query=require_text("the query", query),
+        documents=[*script.documents, *options.documents],
+        policy=make_policy(options.algo or script.algo or DEFAULT, values),
+        head=text_or_silent("the head", _first(options.head, script.head, settings.head)),
+        query_template=text_or_silent(
+            "the query template", _first(options.query_template, script.query_template, settings.query_template)
+        ),
+        max_new_tokens=_first(options.max_new_tokens, script.max_new_tokens, MAX_NEW_TOKENS),
+        sampling=Sampling(options.temperature, options.top_p, options.seed, tuple(options.stop)),
+        sinks=options.sinks,
+        chunk_tokens=options.chunk_tokens,
+        codec=_first(options.codec, script.codec, settings.codec),
+    )
+
+
+def policy_values(options: RequestOptions, script: LinkScript = LinkScript()) -> dict[str, Any]:
+    """The policy's fields from the script (if it names the same policy), `-k`, `--ratio`, `--fallback` and `-p`."""
+    values = dict(script.params) if options.algo in (None, script.algo) else {}
+    if options.k is not None:
+        values["k"] = options.k
+    if options.ratio is not None:
+        values["ratio"] = _parse_ratio(options.ratio)
+    if options.fallback is not None:
+        values["fallback"] = options.fallback
+    return values | parse_fields(options.params)
+
+
+def parse_fields(params: Sequence[str]) -> dict[str, str]:
+    """The values of `-p FIELD=VALUE`."""
+    values = {}
+    for param in params:
+        name, equals, value = param.partition("=")
+        if not equals:
+            raise UsageError(f"-p {param}: must be FIELD=VALUE")
+        values[name] = value
+    return values
+
+
+def _parse_ratio(text: str) -> float | str:
+    """The value of --ratio: a number, or auto."""
+    if text == AUTO:
+        return AUTO
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UsageError(f"--ratio {text}: must be a number from 0 to 1, or {AUTO}") from error
+
+
+def _first(*values: Any) -> Any:
+    """The first value that is not None."""
+    return next((value for value in values if value is not None), None)
+
+
+def require_text(what: str, text: str) -> str:
+    """The text, if it is Unicode; an argument or a YAML escape can smuggle in half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{what}: is not UTF-8 text at character {error.start}; convert it first") from error
+    return text
+
+
+def text_or_silent(what: str, text: str | None) -> str | None:
+    """As `require_text`; None stays None."""
+    return None if text is None else require_text(what, text)
+
+
+def read_script(path: Path) -> LinkScript:
+    """Read a link script.
+
+    Raises:
+        InputError: names the script, the key, and what it must be.
+    """
+    from pictool.store.codecs import codecs
+
+    data = read_yaml(path, _KEYS)
+    documents = data.get("documents") or []
+    if not isinstance(documents, list) or not all(isinstance(document, str) for document in documents):
+        raise InputError(f"{path}: documents must be a list of paths or keys")
+    policy = data.get("policy") or {}
+    if isinstance(policy, str):
+        policy = {"algo": policy}
+    if policy and (not isinstance(policy, Mapping) or not isinstance(policy.get("algo"), str)):
+        raise InputError(f"{path}: policy must be a name, or a mapping with algo and the policy's fields")
+    new_tokens = data.get("max_new_tokens")
+    if new_tokens is not None and (type(new_tokens) is not int or new_tokens < 1):
+        raise InputError(f"{path}: max_new_tokens must be a whole number above 0")
+    texts = {key: text_or_none(path, key, data.get(key)) for key in ("head", "query", "query_template", "codec")}
+    if texts["codec"] is not None and texts["codec"] not in codecs():
+        raise InputError(f"{path}: codec {texts['codec']!r} must be one of {', '.join(codecs())}")
+    return LinkScript(
+        documents=tuple(_beside(path, document) for document in documents),
+        algo=policy.get("algo"),
+        params={name: value for name, value in policy.items() if name != "algo"},
+        max_new_tokens=new_tokens,
+        **texts,
+    )
+
+
+def _beside(script: Path, document: str) -> str:
+    """A document's path, relative to the script; what is no file there is left as it is (a key)."""
+    joined = os.path.normpath(script.parent / document)
+    looks_like_file = "/" in document or "." in document
+    return joined if looks_like_file or os.path.exists(joined) else document

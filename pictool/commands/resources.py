@@ -1,0 +1,50 @@
+"""Opening what the settings name: the store and the model."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from pictool.commands.errors import cancel_on_interrupt
+from pictool.commands.outputs import note
+from pictool.commands.settings import Settings
+from pictool.errors import InputError
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+    from pictool.store.store import Store
+
+
+def open_store(settings: Settings) -> Store:
+    """The store with its budget, its remote and its host memory; warnings are notes on stderr."""
+    from pictool.store.store import Store
+
+    store = Store(
+        settings.store, settings.max_size, remote=settings.remote or None, memory_bytes=settings.memory,
+        on_warning=note,
+    )  # fmt: skip
+    if store.root.exists() and not store.root.is_dir():
+        raise InputError(f"{store.root}: is no directory, so no store; name another with --store")
+    if store.remote is not None:
+        cancel_on_interrupt(store.remote)
+    return store
+
+
+def open_model(settings: Settings) -> Model:
+    """The model; its weights are loaded when they are needed."""
+    quiet_libraries()
+    from pictool.runtime.model import load_model
+
+    return load_model(settings.model, settings.device, settings.dtype, settings.salt)
+
+
+def quiet_libraries() -> None:
+    """Turn off progress bars and advice of the libraries underneath; their errors still come through."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0" if sys.stderr.isatty() else "1")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

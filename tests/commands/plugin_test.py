@@ -1,0 +1,137 @@
+"""A policy of another package, found by its entry point: every command runs with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands.conftest import TEXT
+from commands.run import write
+from pictool.commands.settings import Settings
+from pictool.commands.tui_job import WorkerJob
+
+POLICY = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pictool.linker.policies.base import Policy, Selection, no_rows
+
+
+@dataclass(frozen=True)
+class Strided(Policy):
+    """Every n-th row, so that `ratio` of them are computed."""
+
+    name: ClassVar[str] = "strided"
+    reference: ClassVar[str] = "no paper"
+    ratio: float = 0.25
+
+    def select(self, prompt):
+        rows = no_rows(prompt.layout)
+        rows[:: max(1, round(1 / self.ratio))] = True
+        return Selection(rows)
+'''
+RUN = """
+import json, sys
+from commands.run import pic
+from pictool.bench import context, sync
+from pictool.bench.roofline import Rates
+from pictool.controller import calibration
+
+calibration._PREFILL_TOKENS, calibration._LOADS = (64, 128), ((1, 64), (4, 8))  # measured in no time
+sync.measure_rates = context.measure_rates = lambda *_: Rates(1e9, 1e12)
+print(json.dumps({name: vars(pic(*arguments)) for name, arguments in json.load(sys.stdin).items()}))
+"""
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What PYTHONPATH is to be for a process that has the other package installed."""
+    root = tmp_path_factory.mktemp("site")
+    write(root / "my_policy.py", POLICY)
+    write(root / "my_policy-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: my-policy\nVersion: 1.0\n")
+    write(root / "my_policy-1.0.dist-info/entry_points.txt", "[pictool.policies]\nstrided = my_policy:Strided\n")
+    return os.pathsep.join(map(str, (root, ROOT, ROOT / "tests")))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What every command gave, and the directory in which they ran one after the other."""
+
+    outcomes: dict[str, Any]
+    directory: Path
+
+    def json(self, name: str) -> Any:
+        outcome = self.outcomes[name]
+        assert outcome["code"] == 0, outcome["err"]
+        return json.loads(outcome["out"])
+
+
+@pytest.fixture(scope="module")
+def ran(packages: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    root = tmp_path_factory.mktemp("ran")
+    for name in "ab":
+        write(root / f"{name}.txt", TEXT)
+    link = ("link", "a.txt", "b.txt", "-q", "Who knows why?", "--max-new-tokens", 2, "-m", str(model), "--json")
+    bench = ("--shape", "tiny", "--device", "cpu", "--repeats", 1, "--chunk-tokens", 8, "--tail-tokens", 4, "--algo",
+             "strided-50", "--json")  # fmt: skip
+    commands: dict[str, tuple[Any, ...]] = {
+        "link": (*link, "--algo", "strided", "--ratio", 0.5, "--compare", "--trace", "a.trace"),
+        "other link": (*link, "--algo", "naive", "--trace", "b.trace"),
+        "inspect": ("inspect", "a.trace", "--json"),
+        "diff": ("diff", "a.trace", "b.trace", "--json"),
+        "plan": ("plan", "a.txt", "--algo", "strided", "-m", str(model), "--json"),
+        "eval": ("eval", "world", "-p", "chunks=2", "--limit", 1, "--algo", "strided:ratio=.5,1", "--max-new-tokens", 2,
+                 "--jobs", 1, "--json"),
+        "sync": ("bench", "sync", *bench, "--chunks", 2, "--new-tokens", 1),
+        "context": ("bench", "context", *bench, "--from", 16, "--to", 16),
+        "breakdown": ("bench", "breakdown", *bench, "--chunks", 2),
+        "async": ("bench", "async", *bench, "--chunks", 1, "--new-tokens", 1, "--requests", 2, "--rate", 5,
+                  "--users", 1, "--measured", 1),
+        "wrong name": (*link, "--algo", "strange"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], input=json.dumps(commands), capture_output=True, text=True, check=False, cwd=root,
+        env=os.environ | {"PYTHONPATH": packages, "XDG_CACHE_HOME": str(root / "cache")}, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    yield Ran(json.loads(done.stdout.splitlines()[-1]), root)
+
+
+def test_link_recomputes_what_the_policy_selects(ran: Ran) -> None:
+    report = ran.json("link")
+    assert (report["algo"], report["params"]) == ("strided", {"ratio": 0.5})
+    assert report["tokens"]["recomputed"] == (report["tokens"]["context"] + 1) // 2
+    assert report["compare"]["kl"] >= 0
+
+
+def test_its_traces_are_read(ran: Ran) -> None:
+    assert ran.json("inspect")["algo"] == "strided"
+    assert ran.json("diff")["tokens"]["only_a"]
+
+
+def test_it_is_planned_evaluated_and_measured(ran: Ran) -> None:
+    assert (ran.json("plan")["algo"], ran.json("plan")["ratio"]) == ("strided", 0.15)
+    assert [line["label"] for line in ran.json("eval")["lines"]] == ["full", "strided-50", "strided-100"]
+    for name, key in (("sync", "methods"), ("context", "curves"), ("breakdown", "methods"), ("async", "points")):
+        assert "strided-50" in [entry["label"] for entry in ran.json(name)["results"][key]], name
+
+
+def test_a_wrong_name_lists_it(ran: Ran) -> None:
+    outcome = ran.outcomes["wrong name"]
+    assert outcome["code"] == 1 and "'strange': must be one of" in outcome["err"] and "strided" in outcome["err"]
+
+
+def test_the_link_form_offers_it(packages: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", packages)
+    with WorkerJob(Settings()) as job:
+        fields = {choice.name: choice.fields for choice in job.policies()}
+    assert fields["strided"] == {"ratio": 0.25} and "legolink" in fields
