@@ -54,7 +54,7 @@ def show(console: Console, model: pictool.Model, store: pictool.Store, query: di
     for name, fields in POLICIES:
         answers = [ask(model, store, query, pictool.make_policy(name, fields)) for _ in range(REPEATS + 1)][1:]
         linked = answers[0].linked
-        ttft = statistics.median(one.linked.timing.ttft_s for one in answers)
+        ttft = statistics.median(answer.linked.timing.ttft_s for answer in answers)
         full_ttft = full_ttft or ttft
         shown = answers[0].text + ("" if answers[0].text in query["answers"] else "  (wrong)")
         rows = f"{linked.recomputed:.0f} of {linked.image.layout.num_context}"
@@ -85,7 +85,7 @@ def show_speed(console: Console, store: pictool.Store) -> None:
     for name, fields in POLICIES:
         policy = pictool.make_policy(name, fields)
         linked = [pictool.link(model, store, documents, frame.tail, policy, head=frame.head) for _ in range(4)][1:]
-        ttft = statistics.median(one.timing.ttft_s for one in linked)
+        ttft = statistics.median(each.timing.ttft_s for each in linked)
         full_ttft = full_ttft or ttft
         rows = f"{linked[0].recomputed:.0f} of {linked[0].image.layout.num_context}"
         table.add_row(label(name, fields), rows, f"{ttft * 1e3:.0f}", f"{full_ttft / ttft:.1f}x")

@@ -1,4 +1,4 @@
-"""Batches: the pages of several prompts, many questions behind each, and where every answer stands."""
+"""Batches: the pages of several prompts, many questions after each, and where every answer is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts side by side: documents in the first `num_docs` columns, questions behind; int64 [rows, length] each.
+    """Prompts side by side: documents in the first `num_docs` columns, questions after them; int64 [rows, length] each.
 
     A question's positions go on where its documents end, and it sees them and itself only: every question is asked
     as if it were the only one.
@@ -28,8 +28,8 @@ class Batch:
     blocks: Tensor  # 0 document, j question j, -1 padding
     kinds: Tensor  # at the tokens of an answer the index of its question's kind, -1 elsewhere
     num_docs: int
-    subjects: Tensor  # [facts, 3]: row, where a value stands, where its subject is named
-    sources: Tensor  # [answers, 3]: row, where a value is predicted, where it stands in the documents
+    subjects: Tensor  # [facts, 3]: row, where a value is, where its subject is named
+    sources: Tensor  # [answers, 3]: row, where a value is predicted, where it is in the documents
 
     def question_mask(self) -> Tensor:
         """Additive mask [rows, 1, length - num_docs, length] of the questions' columns."""
@@ -42,7 +42,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Documents:
-    """The tokens of one prompt's documents; `places` has for each fact where its value and its subject stand."""
+    """The tokens of one prompt's documents; `places` has for each fact where its value and its subject are."""
 
     tokens: list[int]
     prompt: Prompt
@@ -51,7 +51,7 @@ class Documents:
 
 @dataclass
 class Columns:
-    """What stands behind the documents of one prompt."""
+    """What comes after the documents of one prompt."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Encoder:
         )
 
     def _place(self, fact: Fact, tokens: list[int], starts: list[int]) -> tuple[int, int] | None:
-        """Where the fact's value stands, and the last place before it where its subject is named."""
+        """Where the fact's value is, and the last place before it where its subject is named."""
         value, subject = self._last(fact.value), self._last(fact.subject)
         at = next((i for i in range(starts[fact.page], starts[fact.page + 1]) if tokens[i] == value), None)
         if at is None:
@@ -131,19 +131,21 @@ class Encoder:
     ) -> Batch:
         """`rows` prompts of `num_pages` pages; some (1 - `p_bos`) lack BOS, so that any token learns to be a sink."""
         docs = [self.documents(rng, num_pages, shape, rng.random() < p_bos) for _ in range(rows)]
-        asked = [self.columns(rng, one, most) for one in docs]
-        n, m = max(len(one.tokens) for one in docs), max(len(one.tokens) for one in asked)
+        questions = [self.columns(rng, doc, most) for doc in docs]
+        n, m = max(len(doc.tokens) for doc in docs), max(len(columns.tokens) for columns in questions)
 
         def grid(left: list[list[int]], right: list[list[int]], fill: int) -> Tensor:
             pairs = zip(left, right, strict=True)
             return torch.tensor([a + [fill] * (n - len(a)) + b + [fill] * (m - len(b)) for a, b in pairs])
 
         return Batch(
-            tokens=grid([one.tokens for one in docs], [one.tokens for one in asked], 0),
-            positions=grid([list(range(n))] * rows, [one.positions for one in asked], 0),
-            blocks=grid([[0] * len(one.tokens) for one in docs], [one.blocks for one in asked], PADDING),
-            kinds=grid([[]] * rows, [one.kinds for one in asked], -1),
+            tokens=grid([doc.tokens for doc in docs], [columns.tokens for columns in questions], 0),
+            positions=grid([list(range(n))] * rows, [columns.positions for columns in questions], 0),
+            blocks=grid([[0] * len(doc.tokens) for doc in docs], [columns.blocks for columns in questions], PADDING),
+            kinds=grid([[]] * rows, [columns.kinds for columns in questions], -1),
             num_docs=n,
-            subjects=torch.tensor([(i, *at) for i, one in enumerate(docs) for at in one.places.values()]),
-            sources=torch.tensor([(i, n + row, at) for i, one in enumerate(asked) for row, at in one.sources]),
+            subjects=torch.tensor([(i, *at) for i, doc in enumerate(docs) for at in doc.places.values()]),
+            sources=torch.tensor(
+                [(i, n + row, at) for i, columns in enumerate(questions) for row, at in columns.sources]
+            ),
         )

@@ -82,7 +82,7 @@ def main() -> None:
     results: dict[str, Any] = {"command": f"python -m training.evaluate {options}"}
     jobs = [(name, pages) for pages in arguments.pages for name in ("embedded", "embedded-small")]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(job, *one, arguments.prompts, arguments.per_prompt) for one in jobs]
+        futures = [pool.submit(job, *each, arguments.prompts, arguments.per_prompt) for each in jobs]
         for (name, pages), future in zip(jobs, futures, strict=True):
             table = future.result()
             results[f"{name}, {pages} pages"] = {"right": summary(table), "right_and_asked": table}

@@ -71,7 +71,7 @@ def queries(corpus: list[Prompt]) -> Iterable[Query]:
         for number, (book, question) in enumerate(asked[:QUERIES_PER_KIND]):
             others = [other for other in range(len(corpus)) if other != book]
             linked = [rng.choice(others), book] if number % 4 == 3 else [book]
-            documents = tuple(name(one, page) for one in linked for page in range(PAGES_PER_BOOK))
+            documents = tuple(name(linked_book, page) for linked_book in linked for page in range(PAGES_PER_BOOK))
             yield Query(documents, question.text, (question.answer,), kind)
 
 

@@ -78,7 +78,7 @@ def _hint_loss(query: Tensor, key: Tensor, cells: Tensor, mask: Tensor, num_docs
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float = 1.0, **more: Any
 ) -> tuple[Tensor, None]:
-    """Documents attend causally among themselves, the questions behind them by the mask: no square over both."""
+    """Documents attend causally among themselves, the questions after them by the mask: no square over both."""
     n = more["num_docs"]
     for hint in more["hints"]:
         for layer, head in hint.heads:

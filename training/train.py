@@ -19,7 +19,7 @@ from training.muon import Muon
 from training.network import Hint, Size, build, forward
 
 SUBJECT_HEADS = ((1, 0), (1, 1))  # from a value in the documents to where its subject is named
-SOURCE_HEADS = ((2, 0), (2, 1))  # from where an answer is predicted to where it stands in the documents
+SOURCE_HEADS = ((2, 0), (2, 1))  # from where an answer is predicted to where it is in the documents
 
 
 @dataclass(frozen=True)

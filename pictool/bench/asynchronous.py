@@ -177,8 +177,7 @@ class Executor:
     def run(self, users: Sequence[User], user: int, question: int) -> Execution:
         by_label = {}
         for labelled in rotated(self.policies, len(self.executions)):
-            asked = users[user].questions[question]
-            by_label[labelled.label] = execute(self.model, self.store, labelled.policy, asked)
+            by_label[labelled.label] = execute(self.model, self.store, labelled.policy, users[user].questions[question])
             self.on_step()
         self.executions.append(Execution(user, question, by_label))
         return self.executions[-1]

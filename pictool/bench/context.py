@@ -187,7 +187,7 @@ def _runs(
 
 
 def _unless_out_of_memory(run: Callable[[], Measurement]) -> MeasuredRun:
-    """The run, or None where the device's memory is not enough; then what it took is given back."""
+    """The run, or None where the device's memory is not enough; then what it took is freed."""
 
     def guarded() -> Measurement | None:
         try:

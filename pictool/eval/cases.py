@@ -1,4 +1,4 @@
-"""Cases as they are asked: one spec each, grouped by the documents that they share, and known to fit the model."""
+"""Cases prepared for a model: one spec each, grouped by the documents that they share, and known to fit."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Mark:
 
 
 def place_labels(axes: Axes, marks: Sequence[Mark]) -> None:
-    """Write each label near its point; a thin line leads to one that stands apart."""
+    """Write each label near its point; a thin line leads to one that is not right beside it."""
     from matplotlib.patheffects import withStroke
 
     figure = axes.get_figure(root=True)

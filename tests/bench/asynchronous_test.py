@@ -83,14 +83,14 @@ def test_drawn_requests_take_what_one_of_the_same_user_took(
     workload = workload_of(model, four, (3,), requests=60, repeats=1, measured=6)
     result = bench_async(model, store, workload)
     assert workload.num_executions == 12 and len(result.user_sets[0].executions) == 6
-    for one in POLICIES:
+    for labelled in POLICIES:
         executions = result.user_sets[0].executions
-        measured = [(each.user, each.by_label[one.label].service_s) for each in executions]
+        measured = [(each.user, each.by_label[labelled.label].service_s) for each in executions]
         assert [user for user, _ in measured] == [0, 1, 2, 0, 1, 2]
         means = {who: statistics.mean(s for user, s in measured if user == who) for who in range(3)}
         (stream,) = workload.streams[0]
         busy = sum(means[request.user] for request in stream.requests)
-        (point,) = [point for point in result.points if point.label == one.label]
+        (point,) = [point for point in result.points if point.label == labelled.label]
         run = point.runs[0]
         assert run.utilisation * run.duration_s == pytest.approx(busy, rel=1e-3)
 
@@ -110,7 +110,7 @@ def test_fewer_requests_than_are_to_be_measured_are_all_executed(model: Model, f
 def test_requests_really_run(model: Model, four: list[User], store: Store) -> None:
     result = bench_async(model, store, workload_of(model, four, rates=(1.0, 100.0), repeats=1, measured=3))
     assert [(point.label, point.rate) for point in result.points] == [
-        (one.label, rate) for rate in (1.0, 100.0) for one in POLICIES
+        (labelled.label, rate) for rate in (1.0, 100.0) for labelled in POLICIES
     ]
     for execution in result.user_sets[0].executions:
         assert all(0 < done.ttft_s < done.service_s and done.tokens == 3 for done in execution.by_label.values())
@@ -183,8 +183,8 @@ def test_gamma_is_that_of_the_questions_of_the_user_set(model: Model, store: Sto
     fake(lambda policy, question: ExecutedRequest(0.1, 0.25, 3, scores[question.id]))
     workload = scored(model, write_dataset(tmp_path / "d.jsonl", "abc"), (1, 2), gamma_share=0.5)
     result = bench_async(model, store, workload)
-    assert [one.gamma for one in result.user_sets] == pytest.approx([0.375, 0.25])
-    assert [len(one.executions) for one in result.user_sets] == [2, 3]
+    assert [user_set.gamma for user_set in result.user_sets] == pytest.approx([0.375, 0.25])
+    assert [len(user_set.executions) for user_set in result.user_sets] == [2, 3]
 
 
 def test_no_goodput_where_full_answers_nothing_right(model: Model, store: Store, tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ def test_parts_add_up_to_the_ttft_of_the_link(
         return links[-1]
 
     monkeypatch.setattr(breakdown, "link_prompt", kept)
-    for one in policies:
-        parts = link_in_parts(model, prompt, one.policy)
+    for labelled in policies:
+        parts = link_in_parts(model, prompt, labelled.policy)
         assert parts.ttft == pytest.approx(links[-1].timing.ttft_s)
         assert min(parts.load, parts.scoring, parts.select, parts.logits, parts.other, *parts.checks) >= 0
         assert len(parts.layers) == len(parts.checks) == model.geometry.layers and min(parts.layers) > 0
@@ -54,12 +54,12 @@ def test_parts_add_up_to_the_ttft_of_the_link(
 def test_only_checked_layers_check_and_only_speccache_scores(
     model: Model, policies: list[Labelled], prompt: BenchPrompt
 ) -> None:
-    for one in policies:
-        parts = link_in_parts(model, prompt, one.policy)
-        checked = one.policy.check_layers(model.geometry.layers)
+    for labelled in policies:
+        parts = link_in_parts(model, prompt, labelled.policy)
+        checked = labelled.policy.check_layers(model.geometry.layers)
         assert [seconds > 0 for seconds in parts.checks] == [layer in checked for layer in range(2)]
-        assert bool(checked) == (one.policy.name == "cacheblend")
-        assert (parts.scoring > 0) == (one.policy.name == "speccache")
+        assert bool(checked) == (labelled.policy.name == "cacheblend")
+        assert (parts.scoring > 0) == (labelled.policy.name == "speccache")
 
 
 def test_timing_changes_no_result(model: Model, policies: list[Labelled], prompt: BenchPrompt) -> None:
@@ -103,8 +103,8 @@ def test_medians_are_part_by_part() -> None:
 def test_a_run_has_all_policies_and_raw_samples(model: Model, policies: list[Labelled], tmp_path: Path) -> None:
     steps: list[None] = []
     result = bench_breakdown(model, policies, OPTIONS, tmp_path, lambda: steps.append(None))
-    assert [one.label for one in result.methods] == [one.label for one in policies]
-    assert len(steps) == 5 * 3 and all(len(one.samples) == 2 for one in result.methods)
+    assert [method.label for method in result.methods] == [labelled.label for labelled in policies]
+    assert len(steps) == 5 * 3 and all(len(method.samples) == 2 for method in result.methods)
     assert result.methods[3].checked == (1,) and result.prompt_tokens == 128
     assert sum(result.methods[3].share(part) for part in result.methods[3].parts.layers) < 1
     json.dumps(result.report())

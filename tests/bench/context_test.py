@@ -38,18 +38,18 @@ def test_prompts_have_exactly_these_tokens_and_chunks_of_one_size(model: Model, 
 def test_a_longer_prompt_begins_like_a_shorter_one_and_all_are_compiled(model: Model, store: Store) -> None:
     (_, short), (_, longer), (_, longest) = make_prompts(model, parse_grid(["naive"]), OPTIONS, store)
     assert longest.chunks[:5] == longer.chunks[:5] and longer.chunks[:2] == short.chunks[:2]
-    # 56 = 2·24 + 8, 120 = 5·24, 248 = 10·24 + 8: ten whole chunks, and one of 8 that stands in two prompts
+    # 56 = 2·24 + 8, 120 = 5·24, 248 = 10·24 + 8: ten whole chunks, and one of 8 that is in two prompts
     assert len(store.keys()) == 10 + 1
 
 
 def test_all_policies_are_measured_at_all_lengths(model: Model, rates: Rates, tmp_path: Path) -> None:
     result = bench_context(model, parse_grid(["legolink-2", "full"]), OPTIONS, tmp_path)
-    assert [one.label for one in result.curves] == ["full", "legolink-2", "transformers"]
+    assert [curve.label for curve in result.curves] == ["full", "legolink-2", "transformers"]
     for curve in result.curves:
-        assert [one.tokens for one in curve.points] == [64, 128, 256] and curve.out_of_memory is None
-    rows = [one.rows for one in result.curves[1].points]
+        assert [point.tokens for point in curve.points] == [64, 128, 256] and curve.out_of_memory is None
+    rows = [point.rows for point in result.curves[1].points]
     assert rows == [8 + 2 * 2, 8 + 2 * 4, 8 + 2 * 10]  # of every chunk but the first
-    assert [one.speedup for one in result.curves[0].points] == [1, 1, 1]
+    assert [point.speedup for point in result.curves[0].points] == [1, 1, 1]
     assert result.curves[2].recompute is None and result.curves[1].recompute is not None
     for curve in json.loads(json.dumps(result.report()))["curves"]:
         assert {*curve["growth"]} == {"ttft", "long_ttft", "recompute"} and len(curve["points"][0]["samples"]) == 1
@@ -71,9 +71,9 @@ def test_a_curve_ends_where_memory_does_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr(context, "run_linked", out_of_memory_from(128, {"full"}))
     full, naive, plain = bench_context(model, parse_grid(["naive"]), OPTIONS, tmp_path).curves
-    assert [one.tokens for one in full.points] == [64] and full.out_of_memory == 128
-    assert [len(one.points) for one in (naive, plain)] == [3, 3] and naive.out_of_memory is None
-    assert [one.speedup is None for one in naive.points] == [False, True, True]
+    assert [point.tokens for point in full.points] == [64] and full.out_of_memory == 128
+    assert [len(curve.points) for curve in (naive, plain)] == [3, 3] and naive.out_of_memory is None
+    assert [point.speedup is None for point in naive.points] == [False, True, True]
     assert full.ttft is None
 
 
@@ -124,7 +124,7 @@ def test_two_lengths_have_no_error_and_one_no_exponent() -> None:
     fit = Growth.fit([10, 100], [1.0, 10.0])
     assert fit is not None and fit.exponent == pytest.approx(1.0) and fit.error is None
     assert Growth.fit([10], [1.0]) is None and Growth.fit([], []) is None
-    assert [str(one) for one in (Growth(1.234, None), Growth(2.0, 0.056))] == ["1.23", "2.00 ± 0.06"]
+    assert [str(growth) for growth in (Growth(1.234, None), Growth(2.0, 0.056))] == ["1.23", "2.00 ± 0.06"]
 
 
 def test_the_longer_half_has_the_middle_one() -> None:

@@ -84,7 +84,7 @@ def test_exponents_and_labels_stand_in_the_picture() -> None:
 
 def test_a_bar_is_all_parts_in_order() -> None:
     bars = bar_parts(BREAKDOWN.methods[0])
-    assert [one[0] for one in bars] == [
+    assert [bar[0] for bar in bars] == [
         "load", "scoring", "select", "layer 0", "layer 1", "other layers", "logits", "other",
     ]  # fmt: skip
     assert sum(compute + check for _, compute, check in bars) == pytest.approx(PARTS.ttft)
@@ -155,7 +155,7 @@ POINTS = [point(label, users, rate) for rate in (4, 1, 2) for users in (1, 8) fo
 def test_a_line_is_a_policy_and_a_user_set_by_ascending_rate() -> None:
     found = series(POINTS)
     assert set(found) == {(label, users) for label in ("full", "legolink-16") for users in (1, 8)}
-    assert all([one.rate for one in line] == [1, 2, 4] for line in found.values())
+    assert all([point.rate for point in line] == [1, 2, 4] for line in found.values())
 
 
 def drawn(points: Sequence[LoadPoint]) -> Any:
@@ -191,7 +191,7 @@ def test_the_legend_names_user_sets_only_if_there_are_several() -> None:
         return [text.get_text() for text in drawn(points).legends[0].get_texts()]
 
     assert names(POINTS) == ["full", "legolink-16", "1 user", "8 users, CCR 0.8", "all that arrives"]
-    assert names([one for one in POINTS if one.users == 8]) == ["full", "legolink-16", "all that arrives"]
+    assert names([point for point in POINTS if point.users == 8]) == ["full", "legolink-16", "all that arrives"]
 
 
 def test_equal_numbers_give_equal_files(tmp_path: Path) -> None:

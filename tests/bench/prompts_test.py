@@ -70,8 +70,8 @@ def test_a_tokenizer_that_gives_no_text_its_tokens_again_is_refused() -> None:
 def test_only_speccache_without_a_model_gets_one() -> None:
     policies = parse_grid(["full", "speccache-15", "speccache-15:spec_model=mine"])
     filled = with_speculative(policies, "dir")
-    assert [one.label for one in filled] == [one.label for one in policies]
-    assert [one.policy.params.get("spec_model") for one in filled] == [None, "dir", "mine"]
+    assert [labelled.label for labelled in filled] == [labelled.label for labelled in policies]
+    assert [labelled.policy.params.get("spec_model") for labelled in filled] == [None, "dir", "mine"]
     assert needs_speculative(policies) and not needs_speculative(filled) and not needs_speculative(policies[:1])
 
 

@@ -29,7 +29,7 @@ def model() -> Model:
 
 
 def mask(*layers: str) -> RowMask:
-    return np.array([[one == "x" for one in layer] for layer in layers])
+    return np.array([[mark == "x" for mark in layer] for layer in layers])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "phi3-partial", "gemma3"])

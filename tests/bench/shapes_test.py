@@ -37,7 +37,7 @@ def test_a_shape_has_the_published_parameters_and_kv(name: str) -> None:
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(shape_of(name).make_config(), dtype=torch.bfloat16)
     model = wrap_model(module, load_model("embedded").tokenizer)
-    assert (sum(one.numel() for one in module.parameters()), token_bytes(model)) == PUBLISHED[name]
+    assert (sum(weight.numel() for weight in module.parameters()), token_bytes(model)) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", shapes())
@@ -62,7 +62,7 @@ def test_every_shape_made_narrow_computes_what_transformers_does(name: str, stor
 def test_every_shape_names_a_smaller_one_that_reads_for_it() -> None:
     for name, shape in shapes().items():
         small = shape_of(shape.speculative)
-        sizes = [one.config["hidden_size"] * one.config["num_hidden_layers"] for one in (small, shape)]
+        sizes = [each.config["hidden_size"] * each.config["num_hidden_layers"] for each in (small, shape)]
         assert sizes[0] < sizes[1] or name == small.name == "tiny-half"
 
 
@@ -82,7 +82,7 @@ def test_random_numbers_go_on_as_if_no_model_had_been_made() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_random_model_is_in_its_dtype_and_finite(dtype: str, store: Store) -> None:
     model = random_model("tiny", "cpu", dtype)
-    assert model.dtype == dtype and {one.dtype for one in model.module.parameters()} == {getattr(torch, dtype)}
+    assert model.dtype == dtype and {weight.dtype for weight in model.module.parameters()} == {getattr(torch, dtype)}
     logits = link(model, store, subjects.make_chunks((40,)), "Why?", make_policy("full", {})).image.logits
     assert logits is not None and logits.isfinite().all()
 

@@ -40,7 +40,7 @@ def test_every_operation_is_timed_in_every_repeat_and_nothing_stays(tmp_path: Pa
     assert [result.size.tokens for result in results] == [5, 9] and len(steps) == 6
     for result in results:
         assert set(result.seconds) - {"disk_direct"} == ALWAYS
-        assert all(len(rounds) == 3 and min(rounds) > 0 for rounds in result.seconds.values())
+        assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in result.seconds.values())
         assert result.file_bytes > result.size.kv_bytes
     assert list(tmp_path.iterdir()) == []
 
@@ -52,14 +52,14 @@ def test_rates_are_bytes_of_k_and_v_by_time_and_shares_those_of_the_same_repeat(
         "checksum": [1.0, 1.5],
     }  # fmt: skip
     result = StorageResult(ObjectSize(5, 2, TINY), 1, True, seconds)
-    one = 2 * 960 / 1e9  # GB of a round
-    assert result.rates("write") == pytest.approx([one / 2, one / 4])
-    assert result.compared_rates("read_cold") == pytest.approx([one, one])  # the faster way past or through the cache
+    gb = 2 * 960 / 1e9  # of a repeat
+    assert result.rates("write") == pytest.approx([gb / 2, gb / 4])
+    assert result.compared_rates("read_cold") == pytest.approx([gb, gb])  # the faster way past or through the cache
     assert result.share("write", result.compared_rates("write")) == pytest.approx((1 / 2 + 1 / 4) / 2)
     # Written after the checksum is known: 1 + 1 and 1 + 1.5 s. Read: 0.5 + 1 and 0.5 + 1.5 s, or the disk's 1 s.
-    assert result.expected_rates("write") == pytest.approx([one / 2, one / 2.5])
-    assert result.expected_rates("read_warm") == result.expected_rates("verify") == pytest.approx([one / 1.5, one / 2])
-    assert result.expected_rates("read_cold") == pytest.approx([one / 1.5, one / 2])
+    assert result.expected_rates("write") == pytest.approx([gb / 2, gb / 2.5])
+    assert result.expected_rates("read_warm") == result.expected_rates("verify") == pytest.approx([gb / 1.5, gb / 2])
+    assert result.expected_rates("read_cold") == pytest.approx([gb / 1.5, gb / 2])
     report = result.report()
     assert report["operations"]["write"]["of_own"] == pytest.approx(0.375)
     assert report["operations"]["write"]["of_expected"] == pytest.approx((1 + 2.5 / 4) / 2)

@@ -39,14 +39,14 @@ def result(model: Model, rates: Rates, tmp_path: Path) -> SyncResult:
 
 
 def test_full_is_first_and_transformers_last(result: SyncResult) -> None:
-    labels = [one.label for one in result.methods]
+    labels = [method.label for method in result.methods]
     assert labels == ["full", "legolink-16", "naive", "legolink-0", "cacheblend-50", "transformers"]
-    assert all(len(one.samples) == 2 for one in result.methods)
+    assert all(len(method.samples) == 2 for method in result.methods)
 
 
 def test_rows_and_bytes_are_those_of_the_policy(model: Model, result: SyncResult) -> None:
     every = CONTEXT * token_bytes(model)
-    found = {one.label: (one.samples[0].rows, one.samples[0].bytes_read) for one in result.methods}
+    found = {method.label: (method.samples[0].rows, method.samples[0].bytes_read) for method in result.methods}
     assert found == {
         "full": (PROMPT, 0),
         "legolink-16": (2 * 16 + 8, every),
@@ -56,51 +56,51 @@ def test_rows_and_bytes_are_those_of_the_policy(model: Model, result: SyncResult
         "transformers": (PROMPT, 0),
     }
     assert result.prompt_tokens == PROMPT
-    assert {one.label: one.row_floor for one in result.methods}["legolink-16"] == PROMPT / (2 * 16 + 8)
+    assert {method.label: method.row_floor for method in result.methods}["legolink-16"] == PROMPT / (2 * 16 + 8)
 
 
-def test_ratios_are_of_the_rounds(rates: Rates, result: SyncResult) -> None:
-    full = [one.ttft_s for one in result.methods[0].samples]
-    for one in result.methods:
-        assert one.speedup == median_ratio(full, [sample.ttft_s for sample in one.samples])
-        assert one.floor_s == rates.roofline_s(one.samples[0].bytes_read, one.samples[0].flops)
-        assert one.ttft_by_floor == one.ttft.median / one.floor_s
+def test_ratios_are_of_the_repeats(rates: Rates, result: SyncResult) -> None:
+    full = [sample.ttft_s for sample in result.methods[0].samples]
+    for method in result.methods:
+        assert method.speedup == median_ratio(full, [sample.ttft_s for sample in method.samples])
+        assert method.floor_s == rates.roofline_s(method.samples[0].bytes_read, method.samples[0].flops)
+        assert method.ttft_by_floor == method.ttft.median / method.floor_s
     assert result.methods[0].speedup == 1
 
 
 def test_parts_of_a_link_are_its_ttft_and_transformers_has_none(result: SyncResult) -> None:
-    for one in result.methods[:-1]:
-        for each in one.samples:
+    for method in result.methods[:-1]:
+        for each in method.samples:
             assert each.load_s is not None and each.select_s is not None and each.recompute_s is not None
             assert each.load_s + each.select_s + each.recompute_s == pytest.approx(each.ttft_s)
     assert result.methods[-1].median["load_s"] is None
 
 
-def test_the_report_is_json_with_raw_rounds(result: SyncResult) -> None:
+def test_the_report_is_json_with_raw_samples(result: SyncResult) -> None:
     report = json.loads(json.dumps(result.report()))
-    assert [len(one["samples"]) for one in report["methods"]] == [2] * 6
+    assert [len(method["samples"]) for method in report["methods"]] == [2] * 6
     assert report["rates"] == {"copy_bytes_s": 1e9, "flops_s": 1e9}
 
 
 def test_transformers_generates_the_tokens_of_full(store: Store) -> None:
-    one = subjects.subject("llama3")
+    subject = subjects.subject("llama3")
     prompt = BenchPrompt(store, tuple(subjects.make_chunks((17, 29))), " why?")
-    linked = run_linked(one.model, prompt, make_policy("full", {}), 12)
-    plain = run_transformers(one.model, transformers_module(one.model), prompt.ids(one.model), 12)
+    linked = run_linked(subject.model, prompt, make_policy("full", {}), 12)
+    plain = run_transformers(subject.model, transformers_module(subject.model), prompt.ids(subject.model), 12)
     assert linked.tokens == plain.tokens and len(set(plain.tokens)) > 3
     assert linked.flops == plain.flops and linked.rows == plain.rows
 
 
 @pytest.mark.parametrize("architecture", subjects.ARCHITECTURES)
 def test_the_baseline_holds_no_weight_twice_and_computes_the_same(architecture: str) -> None:
-    one = subjects.subject(architecture)
-    plain = transformers_module(one.model)
-    ours, theirs = ({p.data_ptr() for p in module.parameters()} for module in (one.model.module, plain))
-    assert ours == theirs
-    assert plain.config._attn_implementation == "sdpa" and one.model.config._attn_implementation == "pictool"
+    subject = subjects.subject(architecture)
+    plain = transformers_module(subject.model)
+    ours, others = ({p.data_ptr() for p in module.parameters()} for module in (subject.model.module, plain))
+    assert ours == others
+    assert plain.config._attn_implementation == "sdpa" and subject.model.config._attn_implementation == "pictool"
     ids = torch.arange(3, 40)[None]
     with torch.inference_mode():
-        difference = (plain(ids).logits - one.reference(ids).logits).abs().max()
+        difference = (plain(ids).logits - subject.reference(ids).logits).abs().max()
     assert difference <= (1e-2 if architecture == "gemma2" else 1e-4)  # its soft cap is left out by transformers' SDPA
 
 
@@ -120,7 +120,7 @@ def test_cold_runs_forget_the_objects_before_each_link(
     run(model, ["naive"], tmp_path / "warm", PromptOptions(2, 9, 4, 0, 1))
     assert not dropped
     run(model, ["naive"], tmp_path / "cold", PromptOptions(2, 9, 4, 0, 1, is_cold=True))
-    assert dropped == [2] * 4  # full and naive, a first round and one that counts
+    assert dropped == [2] * 4  # full and naive, a warm-up and one repeat
 
 
 def test_speccache_takes_the_speculative_model(model: Model, rates: Rates, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_speccache_takes_the_speculative_model(model: Model, rates: Rates, tmp_p
 def test_the_number_of_runs_is_told(model: Model, rates: Rates, tmp_path: Path) -> None:
     runs: list[None] = []
     bench_sync(model, parse_grid(["naive"]), PromptOptions(2, 9, 4, 0, 2), tmp_path, lambda: runs.append(None))
-    assert len(runs) == 3 * 3  # full, naive, transformers; a first round and two that count
+    assert len(runs) == 3 * 3  # full, naive, transformers; a warm-up and two repeats
 
 
 def test_what_does_not_fit_is_refused_before_it_runs(

@@ -90,8 +90,8 @@ def test_objects_for_every_policy_are_there_before_requests_run(
         raise AssertionError("compiled within a request")
 
     monkeypatch.setattr("pictool.linker.resolve.compile_chunks", refuse)
-    for one in parse_grid(["legolink-2", "legolink-0", "cacheblend-15"]):
-        done = execute(model, store, one.policy, headed.questions[0])
+    for labelled in parse_grid(["legolink-2", "legolink-0", "cacheblend-15"]):
+        done = execute(model, store, labelled.policy, headed.questions[0])
         assert 0 < done.ttft_s < done.service_s and done.tokens == 3 and done.score is None
 
 
@@ -129,8 +129,8 @@ def test_random_users_fill_a_share_of_memory(model: Model) -> None:
     each = 2 * 9 * 2 * 3 * 2 * 8 * 4  # tokens · (K, V) · layers · heads · dims · float32
     counts = UserCounts(ratios=(0.3, 0.1, 0.11), memory=10 * each)
     sets = random_user_sets(model, USERS, counts, seed=0, directory=Path())
-    assert [len(one.users) for one in sets] == [1, 3]
-    assert [one.num_bytes for one in sets] == [each, 3 * each] and [one.ccr for one in sets] == [0.1, 0.3]
+    assert [len(user_set.users) for user_set in sets] == [1, 3]
+    assert [(user_set.num_bytes, user_set.ccr) for user_set in sets] == [(each, 0.1), (3 * each, 0.3)]
     assert sets[0].users == sets[1].users[:1]
 
 
@@ -153,9 +153,9 @@ def test_more_users_than_the_disk_has_room_for_are_refused_at_once(model: Model,
 def test_a_dataset_has_so_many_users_and_no_more(model: Model, tmp_path: Path) -> None:
     found, _ = dataset_users(model, open_dataset(str(write_dataset(tmp_path / "d.jsonl", "abc")), {}), SpecOptions())
     held = kv_bytes(model, found)
-    assert [len(one.users) for one in dataset_user_sets(model, found, UserCounts((2, 1, 2)), "d")] == [1, 2]
+    assert [len(user_set.users) for user_set in dataset_user_sets(model, found, UserCounts((2, 1, 2)), "d")] == [1, 2]
     all_of_them = UserCounts(ratios=(1.0,), memory=held)
-    assert [len(one.users) for one in dataset_user_sets(model, found, all_of_them, "d")] == [2]
+    assert [len(user_set.users) for user_set in dataset_user_sets(model, found, all_of_them, "d")] == [2]
     with pytest.raises(InputError, match="--users 3: d has 2 document sets"):
         dataset_user_sets(model, found, UserCounts((3,)), "d")
     with pytest.raises(InputError, match=r"--ccr 1: the 2 document sets of d fill less"):

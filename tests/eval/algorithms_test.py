@@ -1,4 +1,4 @@
-"""What is compared: which algorithms names stand for, how they are called, and in which order they stand."""
+"""What is compared: which algorithms names stand for, their labels, and their order in tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPECS = [
 
 
 def labels(*specs: str) -> list[str]:
-    return [one.label for one in parse_algorithms(specs)]
+    return [algorithm.label for algorithm in parse_algorithms(specs)]
 
 
 def test_full_is_always_there_and_first() -> None:
@@ -34,8 +34,8 @@ def test_the_order_is_that_of_tables_whatever_is_named_first() -> None:
 
 
 def test_a_label_names_an_equal_algorithm_again() -> None:
-    for one in parse_algorithms(SPECS):
-        assert parse_algorithms([one.label])[-1] == one
+    for algorithm in parse_algorithms(SPECS):
+        assert parse_algorithms([algorithm.label])[-1] == algorithm
 
 
 def test_methods_take_fields_and_prompts_with_colons() -> None:
@@ -78,4 +78,4 @@ def test_a_second_model_is_known_by_its_content() -> None:
     assert (
         parse_algorithms([f"speccache:spec_model={model_directory()}"])[-1].other_model(model()) == model().fingerprint
     )
-    assert [one.other_model(model()) for one in parse_algorithms(["speccache", "legolink"])] == [None] * 3
+    assert [algorithm.other_model(model()) for algorithm in parse_algorithms(["speccache", "legolink"])] == [None] * 3

@@ -50,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
 
 def test_a_row_for_every_case_and_label_in_order_of_dataset_and_table(store: Store) -> None:
     done = run(store)
-    labels = [one.label for one in parse_algorithms(SPECS)]
+    labels = [algorithm.label for algorithm in parse_algorithms(SPECS)]
     assert [(row.id, row.label) for row in done.results] == [(case.id, label) for case in CASES for label in labels]
     assert done.groups == (("one", "two"), ("three",), ("four",))
 
@@ -61,7 +61,7 @@ def test_numbers_do_not_depend_on_the_order_of_policies(store: Store, expected: 
 
 def test_numbers_do_not_depend_on_what_the_store_holds(store: Store, expected: list[dict[str, Any]]) -> None:
     """Compiled together, chunks get other last bits: nothing of that may be used. Here they are all wrong."""
-    opened, texts = model(), [text for one in CASES for text in one.documents]
+    opened, texts = model(), [text for case in CASES for text in case.documents]
     for sinks in (0, 4):
         compile(opened, store, [*texts, "<s>", "<s>You are."], sinks=sinks)
     for key in store.keys():
@@ -119,7 +119,7 @@ def test_the_default_file_is_named_by_the_experiment(store: Store) -> None:
 def test_documents_are_reused_in_the_codec_that_is_asked_for(store: Store, tmp_path: Path) -> None:
     """The lossless one changes no number but the bytes that are read; a lossy one changes first tokens, not `full`."""
     specs = ("naive", "legolink-2")
-    plain, zstd, int4 = (run(store, specs, options=SpecOptions(codec=one)) for one in ("none", "zstd", "int4"))
+    plain, zstd, int4 = (run(store, specs, options=SpecOptions(codec=codec)) for codec in ("none", "zstd", "int4"))
     assert len({done.path for done in (plain, zstd, int4)}) == 3
     for row, same, other in zip(plain.results, zstd.results, int4.results, strict=True):
         assert {**same.numbers, "bytes_read": 0} == {**row.numbers, "bytes_read": 0}
@@ -127,7 +127,7 @@ def test_documents_are_reused_in_the_codec_that_is_asked_for(store: Store, tmp_p
         assert (other.numbers == row.numbers) is is_full
         assert is_full or (other.kl != row.kl and other.bytes_read < row.bytes_read)
     objects = Store(next((store.root / "eval").glob("*/objects")).parent)
-    kept = {one.meta.codec for one in objects.objects() if one.meta is not None}
+    kept = {entry.meta.codec for entry in objects.objects() if entry.meta is not None}
     assert kept == {"none", "zstd", "int4"}
     in_processes = run(Store(tmp_path / "other"), specs, options=SpecOptions(codec="int4"), jobs=2)
     assert numbers(in_processes) == numbers(int4)
@@ -141,15 +141,15 @@ def test_force_runs_everything_again(store: Store, asked: list[Any]) -> None:
 
 def test_progress_counts_what_is_done_already(store: Store) -> None:
     run(store, ["naive"], limit=2)
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     evaluate(
         model(),
         store,
         CaseList(),
         parse_algorithms(["naive"]),
-        on_progress=lambda done, total: told.append((done, total)),
+        on_progress=lambda done, total: progress.append((done, total)),
     )
-    assert told == [(4, 8), (6, 8), (8, 8)]
+    assert progress == [(4, 8), (6, 8), (8, 8)]
 
 
 def test_times_of_another_machine_are_told(store: Store) -> None:

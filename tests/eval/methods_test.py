@@ -59,11 +59,11 @@ def test_mapreduce_asks_for_summaries_and_then_the_question_over_them(opened: Mo
     measured = MapReduce(summary_tokens=3).answer(opened, calls, make_spec(opened, A, B, C))
     prompts = [prompt_of(each) for each in calls.answers]
     asks = ['<s>Write a concise summary of the following:\n\n\n"' + text for text in (A, B, C)]
-    assert prompts[:3] == [one + '"\n\n\nCONCISE SUMMARY:' for one in asks]
+    assert prompts[:3] == [prompt + '"\n\n\nCONCISE SUMMARY:' for prompt in asks]
     assert prompts[3] == "<s>You are.one\n\nthreeWho knows?!"
-    assert [one.max_new_tokens for one in calls.specs] == [3, 3, 3, 5]
-    assert [one.sampling.stop for one in calls.specs] == [(), (), (), ("qqq",)]
-    assert {one.policy for one in calls.specs} == {FULL}
+    assert [spec.max_new_tokens for spec in calls.specs] == [3, 3, 3, 5]
+    assert [spec.sampling.stop for spec in calls.specs] == [(), (), (), ("qqq",)]
+    assert {spec.policy for spec in calls.specs} == {FULL}
     assert measured.text == calls.answers[3].text and measured.tokens == calls.answers[3].generated.tokens
 
 
@@ -77,12 +77,15 @@ def test_costs_are_those_of_all_calls(opened: Model, store: Store) -> None:
     for method in (MapReduce(summary_tokens=2), MapRerank()):
         calls = RecordedCalls(opened, store)
         measured = method.answer(opened, calls, make_spec(opened, A, B))
-        timings, decodes = [one.linked.timing for one in calls.answers], [one.decode_s for one in calls.answers]
+        timings, decodes = (
+            [answer.linked.timing for answer in calls.answers],
+            [answer.decode_s for answer in calls.answers],
+        )
         last = decodes[-1] if isinstance(method, MapReduce) else 0.0
-        assert measured.times.ttft_s == pytest.approx(sum(one.ttft_s for one in timings) + sum(decodes) - last)
+        assert measured.times.ttft_s == pytest.approx(sum(timing.ttft_s for timing in timings) + sum(decodes) - last)
         assert measured.times.decode_s == pytest.approx(last)
-        assert measured.times.recompute_s == pytest.approx(sum(one.recompute_s for one in timings))
-        assert measured.rows == sum(one.linked.image.layout.num_context for one in calls.answers)
+        assert measured.times.recompute_s == pytest.approx(sum(timing.recompute_s for timing in timings))
+        assert measured.rows == sum(answer.linked.image.layout.num_context for answer in calls.answers)
         assert measured.bytes_read == 0 and measured.logits is None
 
 
@@ -100,8 +103,10 @@ def test_maprerank_takes_the_answer_of_highest_probability(opened: Model, store:
     calls = RecordedCalls(opened, store)
     measured = MapRerank().answer(opened, calls, make_spec(opened, A, B, C))
     assert [prompt_of(each) for each in calls.answers] == [f"<s>You are.{text}Who knows?!" for text in (A, B, C)]
-    by_hand = [log_probability(opened, one) for one in calls.answers]
-    assert [MeasuredAnswer.from_answer(one).confidence for one in calls.answers] == pytest.approx(by_hand, abs=1e-4)
+    by_hand = [log_probability(opened, answer) for answer in calls.answers]
+    assert [MeasuredAnswer.from_answer(answer).confidence for answer in calls.answers] == pytest.approx(
+        by_hand, abs=1e-4
+    )
     best = calls.answers[by_hand.index(max(by_hand))]
     assert (measured.text, measured.tokens) == (best.text, best.generated.tokens)
     assert measured.confidence == pytest.approx(max(by_hand), abs=1e-4)

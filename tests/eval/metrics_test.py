@@ -128,7 +128,7 @@ def test_contains_by_hand(prediction: str, golds: list[str], found: int) -> None
 
 
 def reference_words(text: str) -> list[str]:
-    kept = "".join(one for one in text.lower() if one not in string.punctuation)
+    kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return [word for word in re.sub(r"\b(the|an|a)\b", " ", kept).split() if word]
 
 
@@ -150,10 +150,10 @@ def reference_f1(prediction: str, gold: str) -> float:
 
 def longest_common(a: list[str], b: list[str]) -> int:
     row = [0] * (len(b) + 1)
-    for one in a:
+    for word in a:
         previous = row[:]
         for j, other in enumerate(b):
-            row[j + 1] = previous[j] + 1 if one == other else max(previous[j + 1], row[j])
+            row[j + 1] = previous[j] + 1 if word == other else max(previous[j + 1], row[j])
     return row[-1]
 
 
@@ -171,7 +171,7 @@ def test_f1_is_precision_and_recall(prediction: str, gold: str) -> None:
 def test_rouge_l_is_the_librarys_and_the_formula(prediction: str, gold: str) -> None:
     got = rouge_l(prediction, [gold])
     assert got == RougeScorer(["rougeL"], use_stemmer=False).score(gold, prediction)["rougeL"].fmeasure
-    ours, theirs = (re.findall("[a-z0-9]+", one.lower()) for one in (prediction, gold))
+    ours, theirs = (re.findall("[a-z0-9]+", text.lower()) for text in (prediction, gold))
     common = longest_common(ours, theirs)
     assert got == pytest.approx(2 * common / (len(ours) + len(theirs)) if common else 0.0)
 

@@ -69,7 +69,7 @@ def test_both_files_are_written_and_the_svg_is_the_same_every_time(drawn: Summar
 def test_every_algorithm_has_its_point_and_its_label(drawn: Summary) -> None:
     axes = draw(drawn).axes[0]
     assert sorted(text.get_text() for text in axes.texts) == sorted(LABELS)
-    points = [[float(np.asarray(values)[0]) for values in one.get_data()] for one in axes.lines]
+    points = [[float(np.asarray(values)[0]) for values in line.get_data()] for line in axes.lines]
     assert all([line.timing.ttft_s * 1e3, line.score.mean] in points for line in drawn.lines)
     assert axes.get_xscale() == "log"
 
@@ -77,7 +77,7 @@ def test_every_algorithm_has_its_point_and_its_label(drawn: Summary) -> None:
 def test_labels_cover_no_other_label(drawn: Summary) -> None:
     from matplotlib.text import Text
 
-    close = [replace(one, timing=Times(0.02 + i / 2000, 0, 0, 0, 0)) for i, one in enumerate(drawn.lines)]
+    close = [replace(each, timing=Times(0.02 + i / 2000, 0, 0, 0, 0)) for i, each in enumerate(drawn.lines)]
     for case in (drawn, summary(close), summary([line(label, 0.01, 0.5) for label in LABELS])):
         figure = draw(case)
         figure.canvas.draw()

@@ -76,7 +76,7 @@ def test_rows_come_back_as_they_were_written(header: Header, written: bytes) -> 
 def test_it_is_jsonl_with_a_header(header: Header, written: bytes) -> None:
     first, *others = [json.loads(line) for line in written.decode().rstrip("\n").split("\n")]
     assert (first["format"], first["version"], first["threads"]) == ("pictool-eval", 1, 1)
-    assert [one["label"] for one in others] == ["naive", "mapreduce", "naive"]
+    assert [line["label"] for line in others] == ["naive", "mapreduce", "naive"]
     assert set(ROW.report()) - set(ROW.numbers) == set(MEASURED) == {"timing", "peak_bytes"}
 
 

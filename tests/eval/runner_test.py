@@ -29,7 +29,7 @@ from pictool.runtime.model import Model
 from pictool.store.store import Store
 
 ALGORITHMS = parse_algorithms(SPECS)
-LABELS = tuple(one.label for one in ALGORITHMS)
+LABELS = tuple(algorithm.label for algorithm in ALGORITHMS)
 POLICIES = {
     "full": make_policy("full", {}), "naive": make_policy("naive", {}), "legolink-2": make_policy("legolink", {"k": 2}),
     "cacheblend-30": make_policy("cacheblend", {"ratio": 0.3}), "legolink-0": make_policy("legolink-0", {}),
@@ -82,7 +82,7 @@ def test_answers_rows_and_fidelity_are_those_of_links(
     rows: dict[tuple[str, str], CaseResult], opened: Model, store: Store, name: str
 ) -> None:
     by_hand = links(opened, store, name)
-    case = next(one for one in CASES if one.id == name)
+    case = next(case for case in CASES if case.id == name)
     full = by_hand["full"].image.logits
     assert full is not None
     for label, linked in by_hand.items():

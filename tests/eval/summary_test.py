@@ -108,7 +108,7 @@ def test_another_metric_scores_all(summary: Summary) -> None:
     other = summarise(made(), "em")
     assert other.metric == "em" and [line.score.mean for line in other.lines] == [0, 0, 0]
     assert [line.kl for line in other.lines] == [line.kl for line in summary.lines]
-    mixed = [[replace(one, metric="em" if one.id == "a" else "f1") for one in rows] for rows in ROWS]
+    mixed = [[replace(result, metric="em" if result.id == "a" else "f1") for result in rows] for rows in ROWS]
     assert summarise(made(mixed)).metric == "score"
     assert [line.score.mean for line in summarise(made(mixed)).lines] == pytest.approx([1 / 6, 0.5, 0.0])
     with pytest.raises(InputError, match="metric 'bleu': must be one of f1, em, rouge_l, contains"):

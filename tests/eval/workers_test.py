@@ -38,7 +38,9 @@ def tasks_of(*cases: Any, labels: tuple[str, ...]) -> list[Task]:
 
 
 def children() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(one.cmdline())]
+    return [
+        process for process in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(process.cmdline())
+    ]
 
 
 def test_two_processes_give_what_one_gives(store: Store) -> None:

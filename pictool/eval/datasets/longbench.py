@@ -24,7 +24,7 @@ class Task:
     border: re.Pattern[str]  # matches, without length, where a document begins
     metric: str
     max_new_tokens: int
-    query: str | None = None  # part of the template that stands as the query; None: the record's input
+    query: str | None = None  # the part of the template that is the query; None: the record's input
     stop: tuple[str, ...] = ()
 
 

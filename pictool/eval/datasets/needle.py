@@ -16,7 +16,7 @@ from pictool.errors import InputError
 from pictool.eval.datasets.base import Case, Dataset
 
 _WORD = re.compile(r"\S+\s*")
-_SENTENCE_END = re.compile(r"(?:[.!?。！？][\"'”’)\]]*\s+|\n\s*\n\s*)$")  # of a word and the white space behind it
+_SENTENCE_END = re.compile(r"(?:[.!?。！？][\"'”’)\]]*\s+|\n\s*\n\s*)$")  # of a word and the white space after it
 _LONGEST_SENTENCE = 100  # words
 
 
@@ -73,7 +73,7 @@ class Needle(Dataset):
                 )
 
     def _haystack(self) -> list[str]:
-        """The words of all files, each with the white space behind it; a blank line between files."""
+        """The words of all files, each with the white space after it; a blank line between files."""
         words = _words("".join(read_text(path).strip() + "\n\n" for path in _paths(self.files)))
         if not words:
             raise InputError(f"needle: files={','.join(self.files)}: there is no word in them")
@@ -84,8 +84,8 @@ class Needle(Dataset):
         place = _place(hay, depth)
         chunks = ["".join(hay[start : start + size]) for start in range(0, len(hay), size)]
         chosen = min(place // size, len(chunks) - 1)
-        before, behind = "".join(hay[chosen * size : place]), "".join(hay[place : (chosen + 1) * size])
-        chunks[chosen] = f"{before}{self.needle.strip()} {behind}"
+        before, after = "".join(hay[chosen * size : place]), "".join(hay[place : (chosen + 1) * size])
+        chunks[chosen] = f"{before}{self.needle.strip()} {after}"
         return tuple(chunks)
 
 
@@ -94,7 +94,7 @@ def _words(text: str) -> list[str]:
 
 
 def _place(hay: Sequence[str], depth: float) -> int:
-    """How many words stand before the needle: to the last end of a sentence at or before the depth.
+    """How many words come before the needle: up to the last end of a sentence at or before the depth.
 
     Depth 100 is the very end. Where no sentence has ended for a hundred words (a list), any two words are cut apart.
     """
@@ -109,13 +109,13 @@ def _place(hay: Sequence[str], depth: float) -> int:
 
 def _paths(patterns: Sequence[str]) -> list[Path]:
     """The files that the patterns name, in order, each once; those of one pattern by name."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for pattern in patterns:
         paths = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (absolute patterns)
         if not paths:
             raise InputError(f"{pattern}: no such file")
-        found |= dict.fromkeys(paths)
-    return [Path(path) for path in found]
+        names |= dict.fromkeys(paths)
+    return [Path(name) for name in names]
 
 
 def _require_distinct(field: str, values: Sequence[Any]) -> None:

@@ -14,10 +14,12 @@ from pictool.errors import InputError
 
 @dataclass(frozen=True)
 class Record:
-    """One object of a file, whose values are asked for by key and type.
+    """One object of a file, whose values are read by key and type.
 
-    `place` says where it stands ("line 3" of a jsonl file, "record 3" of a list), `number` counts from 1, `prefix` is
-    where an object inside a record stands in it (`ctxs[0].`).
+    Fields:
+        place: where it is in the file: "line 3" of a jsonl file, "record 3" of a list.
+        number: counts from 1.
+        prefix: of an object inside a record, where it is in the record (`ctxs[0].`).
     """
 
     path: Path

@@ -44,7 +44,7 @@ def record(task: str, **more: Any) -> dict[str, Any]:
 
 
 def load(path: Path, *records: dict[str, Any], **fields: str) -> list[Case]:
-    path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records), encoding="utf-8")
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
     return list(open_dataset(str(path), fields).cases())
 
 

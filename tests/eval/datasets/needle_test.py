@@ -51,7 +51,7 @@ def test_lengths_are_exact_and_the_needle_is_whole(length: int, size: int) -> No
         left = "".join(document.replace(NEEDLE, "") for document in case.documents).split()
         assert left == (whole * (length // len(whole) + 1))[: length - 5]
         sizes = [len(document.replace(NEEDLE, "").split()) for document in case.documents]
-        assert all(one == size for one in sizes[:-1]) and 0 < sizes[-1] <= size
+        assert set(sizes[:-1]) <= {size} and 0 < sizes[-1] <= size
         assert len(chosen.split()) == sizes[case.documents.index(chosen)] + 5
 
 
@@ -69,7 +69,7 @@ def test_all_chunks_but_one_are_the_same_at_every_depth() -> None:
     cases = list(needle(lengths=(405,), depths=(0.0, 30.0, 60.0, 100.0)).cases())
     plain = [document.replace(f"{NEEDLE} ", "") for document in cases[0].documents]
     for case in cases:
-        assert sum(one != other for one, other in zip(case.documents, plain, strict=True)) == 1
+        assert sum(document != other for document, other in zip(case.documents, plain, strict=True)) == 1
 
 
 def test_a_text_without_sentences_is_cut_between_words(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ FIXTURES = Path(__file__).parents[3] / "fixtures"
 
 def load(path: Path, *records: dict[str, Any], **fields: str) -> list[Case]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return list(open_dataset(str(path), fields).cases())
 
 
@@ -26,9 +26,9 @@ def test_the_repositorys_queries() -> None:
     records = [json.loads(line) for line in path.read_text().splitlines()]
     cases = list(open_dataset(str(path), {"metric": "em", "max_new_tokens": "8"}).cases())
     assert len(cases) == len(records) == 24 and {case.kind for case in cases} == set(KINDS)
-    for number, (case, one) in enumerate(zip(cases, records, strict=True), 1):
-        assert case.documents == tuple((FIXTURES / name).read_text() for name in one["documents"])
-        assert (case.id, case.query, case.answers) == (str(number), one["query"], tuple(one["answers"]))
+    for number, (case, record) in enumerate(zip(cases, records, strict=True), 1):
+        assert case.documents == tuple((FIXTURES / name).read_text() for name in record["documents"])
+        assert (case.id, case.query, case.answers) == (str(number), record["query"], tuple(record["answers"]))
         assert (case.metric, case.max_new_tokens, case.head) == ("em", 8, None)
 
 
@@ -36,8 +36,8 @@ def test_documents_are_files_or_texts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("\ufeffline\r\nnaïve\n".encode())
     (tmp_path / "abs.txt").write_text("absolute")
     documents = ["../a.txt", {"text": " as it\r\nis "}, str(tmp_path / "abs.txt"), "../a.txt"]
-    one = {"documents": documents, "query": "Why?", "answers": ["x"], "head": "Be brief.", "kind": "k", "id": "q-1"}
-    (case,) = load(tmp_path / "sub" / "q.jsonl", one)
+    record = {"documents": documents, "query": "Why?", "answers": ["x"], "head": "Be brief.", "kind": "k", "id": "q-1"}
+    (case,) = load(tmp_path / "sub" / "q.jsonl", record)
     assert case.documents == ("line\r\nnaïve\n", " as it\r\nis ", "absolute", "line\r\nnaïve\n")
     assert (case.head, case.kind, case.id, case.metric) == ("Be brief.", "k", "q-1", "f1")
 

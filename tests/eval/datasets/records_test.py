@@ -134,9 +134,9 @@ def test_cases_before_a_bad_line_are_had(tmp_path: Path) -> None:
 def test_ids_are_unique(name: str, key: str, tmp_path: Path) -> None:
     path = tmp_path / "ids.jsonl"
     records = [GOOD[name] | ids for ids in ({}, {key: "x"}, {key: 7}, {key: None})]
-    path.write_text("".join(json.dumps(one) + "\n\n" for one in records))
+    path.write_text("".join(json.dumps(record) + "\n\n" for record in records))
     assert [case.id for case in open_dataset(str(path), {}).cases()] == ["1", "x", "7", "4"]
-    path.write_text("".join(json.dumps(one) + "\n\n" for one in [*records, {**GOOD[name], key: "7"}]))
+    path.write_text("".join(json.dumps(record) + "\n\n" for record in [*records, {**GOOD[name], key: "7"}]))
     assert problem(path, name) == "line 9: the id '7' is that of line 5 too; it must be unique"
 
 
