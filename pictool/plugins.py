@@ -29,14 +29,19 @@ def find_classes(package: str, path: Iterable[str], group: str, base: type[T]) -
             if isinstance(value, type) and issubclass(value, base) and "name" in vars(value):
                 found[value.name] = value  # type: ignore[attr-defined]
     for entry in entry_points(group=group):
-        loaded = _load(entry, group, base)
+        loaded = load_class(entry, group, base)
         name: str = loaded.name  # type: ignore[attr-defined]
         if found.setdefault(name, loaded) is not loaded:
             raise PluginError(f"entry point {entry.name} of {group}: {name!r} is the name of another one; rename it")
     return dict(sorted(found.items()))
 
 
-def _load(entry: EntryPoint, group: str, base: type[T]) -> type[T]:
+def load_class(entry: EntryPoint, group: str, base: type[T]) -> type[T]:
+    """The class that an entry point names: a subclass of `base` with a name.
+
+    Raises:
+        PluginError: it cannot be loaded, or is no such class.
+    """
     try:
         loaded = entry.load()
     except Exception as error:  # whatever another package does when it is imported

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, cast
 
 from pictool.errors import InputError
+from pictool.plugins import load_class
 
 if TYPE_CHECKING:
     from pictool.engines.base import Engine
@@ -29,10 +30,13 @@ def engine_class(name: str) -> type[Engine]:
 
     Raises:
         InputError: no engine of this name.
+        PluginError: one of another package that cannot be loaded, or is no engine.
     """
     if name in _BUILTIN:
         module, _, attribute = _BUILTIN[name].partition(":")
         return cast("type[Engine]", getattr(importlib.import_module(module), attribute))
     for entry in entry_points(group=_GROUP, name=name):
-        return cast("type[Engine]", entry.load())
+        from pictool.engines.base import Engine
+
+        return load_class(entry, _GROUP, Engine)  # type: ignore[type-abstract]
     raise InputError(f"engine {name!r}: must be {' or '.join(engine_names())}")
