@@ -87,17 +87,54 @@ def draw_faults(draw: random.Random) -> tuple[str, dict[str, Behave]]:
     method = draw.choice(("cat_file", "cat_file", "cat_file", "info", "put_file", "mv", "makedirs", "ls", "rm_file"))
     message = text(draw)
     errors: tuple[BaseException, ...] = (
-        OSError(draw.choice((errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ELOOP, 9999)), message), OSError(message), OSError(),
-        ValueError(message), KeyError(message), RuntimeError(message), TypeError(message), AttributeError(message), IndexError(), EOFError(),
-        FileNotFoundError(message), PermissionError(message), IsADirectoryError(message), FileExistsError(message), TimeoutError(), ConnectionResetError(),
-        NotImplementedError(), AssertionError(message), UnicodeDecodeError("utf-8", b"x", 0, 1, "no"), StopIteration(), ImportError(message),
-        MemoryError(), RecursionError(), asyncio.CancelledError(), asyncio.TimeoutError(), ZeroDivisionError(), Exception(message),
-    )  # fmt: skip
+        OSError(draw.choice((errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ELOOP, 9999)), message),
+        OSError(message),
+        OSError(),
+        ValueError(message),
+        KeyError(message),
+        RuntimeError(message),
+        TypeError(message),
+        AttributeError(message),
+        IndexError(),
+        EOFError(),
+        FileNotFoundError(message),
+        PermissionError(message),
+        IsADirectoryError(message),
+        FileExistsError(message),
+        TimeoutError(),
+        ConnectionResetError(),
+        NotImplementedError(),
+        AssertionError(message),
+        UnicodeDecodeError("utf-8", b"x", 0, 1, "no"),
+        StopIteration(),
+        ImportError(message),
+        MemoryError(),
+        RecursionError(),
+        asyncio.CancelledError(),
+        TimeoutError(),
+        ZeroDivisionError(),
+        Exception(message),
+    )
     size = draw.choice((*NUMBERS, *SHAPES, "x", "5"))
     values: tuple[Any, ...] = (
-        None, b"", "text", 0, [], {}, bytes(5), bytearray(b"x"), bytes(1 << 21), {"size": size}, {"size": size}, {"size": size, "type": "directory"},
-        [{"name": text(draw), "size": size}], [None], ["../../x"], float("nan"), object(),
-    )  # fmt: skip
+        None,
+        b"",
+        "text",
+        0,
+        [],
+        {},
+        bytes(5),
+        bytearray(b"x"),
+        bytes(1 << 21),
+        {"size": size},
+        {"size": size},
+        {"size": size, "type": "directory"},
+        [{"name": text(draw), "size": size}],
+        [None],
+        ["../../x"],
+        float("nan"),
+        object(),
+    )
     if draw.random() < 0.5:
         error = draw.choice(errors)
         return f"{method} raises {type(error).__name__} {str(error)[:30]!r}", {method: raising(error)}

@@ -85,29 +85,19 @@ class Worker:
         started = time.monotonic()
         with inside(self.scene.judge.case_dir):
             case = self._surfaces[surface].make(random.Random(f"{seed} {surface} {number}"))
+            (self.scene.root / "what").write_text(case.what, errors="backslashreplace")
             codes, problems = self.scene.judge.run(case)
-            self._surfaces[surface].end()
+            self._surfaces[surface].opened.close()
             result = Result(surface, number, case.what, tuple(codes), tuple(problems), time.monotonic() - started)
-            if problems:
-                self._save(result)
+            if problems and self._keep is not None and self._is_new(result):
+                save(result, Path.cwd(), self._keep)
         return result
 
-    def _save(self, result: Result) -> None:
+    def _is_new(self, result: Result) -> bool:
+        """Whether few failures of its kind were seen."""
         kinds = {f"{result.surface} {problem.kind}" for problem in result.problems}
         self._kinds.update(kinds)
-        if self._keep is not None and min(self._kinds[kind] for kind in kinds) <= KEPT_OF_A_KIND:
-            target = self._keep / f"{result.surface}-{result.number}"
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(
-                ".", target, symlinks=True, dirs_exist_ok=True,
-                ignore=lambda directory, names: [name for name in names if _is_special(Path(directory, name))],
-            )  # fmt: skip
-            lines = [result.what, *(f"{p.kind}: pic {p.command}: {p.details}" for p in result.problems)]
-            (target / "FAILED.txt").write_text("\n".join(lines) + "\n", errors="backslashreplace")
-
-
-def _is_special(path: Path) -> bool:
-    return not (path.is_file() or path.is_dir()) or (path.is_file() and path.stat().st_size > 1 << 26)
+        return min(self._kinds[kind] for kind in kinds) <= KEPT_OF_A_KIND
 
 
 def plan(names: Sequence[str], cases: int) -> list[tuple[str, range]]:
@@ -115,66 +105,106 @@ def plan(names: Sequence[str], cases: int) -> list[tuple[str, range]]:
     from hostile.surfaces import SURFACES
 
     total = sum(SURFACES[name].weight for name in names)
-    batches: list[tuple[float, str, range]] = []
-    for name in names:
-        count = -(-cases * SURFACES[name].weight // total)
-        for start in range(0, count, _BATCH):
-            batches.append((start / count, name, range(start, min(start + _BATCH, count))))
-    return [(name, numbers) for _, name, numbers in sorted(batches, key=lambda batch: batch[0])]
+    counts = {name: -(-cases * SURFACES[name].weight // total) for name in names}
+    batches = [(start / count, name, start) for name, count in counts.items() for start in range(0, count, _BATCH)]
+    return [(name, range(start, min(start + _BATCH, counts[name]))) for _, name, start in sorted(batches)]
 
 
-def run_all(batches: list[tuple[str, range]], seed: int, jobs: int, keep: Path | None) -> Iterator[Result]:
-    """Results as they come. A process that dies amid a case is replaced, and that case has failed."""
-    queue, context = list(reversed(batches)), get_context("spawn")
-    running: dict[Connection, tuple[SpawnProcess, str, list[int]]] = {}
+@dataclass
+class Running:
+    """A worker process, and the cases that it still has to run."""
 
-    def start() -> None:
+    process: SpawnProcess
+    root: Path
+    surface: str = ""
+    left: list[int] = field(default_factory=list)
+
+
+class Pool:
+    """Worker processes. One that dies amid a case is replaced, and that case has failed."""
+
+    def __init__(self, batches: Sequence[tuple[str, Sequence[int]]], seed: int, keep: Path | None) -> None:
+        self._queue, self._seed, self._keep = list(reversed(batches)), seed, keep
+        self._running: dict[Connection, Running] = {}
+
+    def run(self, jobs: int) -> Iterator[Result]:
+        """Results as they come."""
+        with tempfile.TemporaryDirectory(prefix="hostile-") as root:
+            for _ in range(min(jobs, len(self._queue))):
+                self._start(Path(root).resolve())
+            while self._running:
+                for connection in wait([*self._running]):
+                    assert isinstance(connection, Connection)
+                    yield self._receive(connection, Path(root).resolve())
+
+    def _start(self, root: Path) -> None:
+        context, own = get_context("spawn"), Path(tempfile.mkdtemp(dir=root))
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, seed, keep), daemon=True)
+        process = context.Process(target=serve, args=(theirs, own, self._seed, self._keep), daemon=True)
         process.start()
         theirs.close()
-        feed(ours, process)
+        self._running[ours] = Running(process, own)
+        self._feed(ours)
 
-    def feed(connection: Connection, process: SpawnProcess) -> None:
-        if queue:
-            surface, numbers = queue.pop()
-            connection.send((surface, numbers))
-            running[connection] = process, surface, list(numbers)
-        else:
+    def _feed(self, connection: Connection) -> None:
+        if not self._queue:
             connection.send(None)
-            running.pop(connection, None)
+            self._running.pop(connection).process.join()
+            return
+        worker = self._running[connection]
+        worker.surface, numbers = self._queue.pop()
+        worker.left = list(numbers)
+        connection.send((worker.surface, worker.left))
 
-    for _ in range(min(jobs, len(queue))):
-        start()
-    while running:
-        for connection in [one for one in wait([*running]) if isinstance(one, Connection)]:
-            process, surface, left = running[connection]
-            try:
-                result: Result = connection.recv()
-            except (EOFError, OSError):
-                process.join()
-                del running[connection]
-                killed = Problem("killed", f"the process ended with {process.exitcode}: hung in C, or out of memory")
-                yield Result(surface, left[0], "", (), (killed,), 0.0)
-                if left[1:]:
-                    queue.append((surface, left[1:]))  # type: ignore[arg-type]
-                if queue:
-                    start()
-                continue
-            left.remove(result.number)
-            yield result
-            if not left:
-                feed(connection, process)
+    def _receive(self, connection: Connection, root: Path) -> Result:
+        worker = self._running[connection]
+        try:
+            result: Result = connection.recv()
+        except (EOFError, OSError):
+            return self._replace(connection, root)
+        worker.left.remove(result.number)
+        if not worker.left:
+            self._feed(connection)
+        return result
+
+    def _replace(self, connection: Connection, root: Path) -> Result:
+        """The failure of the case at which a process died; another process runs the others."""
+        worker = self._running.pop(connection)
+        worker.process.join()
+        number, *others = worker.left
+        what = (worker.root / "what").read_text() if (worker.root / "what").exists() else "before its first case"
+        why = Problem("killed", f"exit code {worker.process.exitcode}: hung in C, or out of memory")
+        result = Result(worker.surface, number, what, (), (why,), 0.0)
+        if self._keep is not None:
+            save(result, worker.root / "case", self._keep)
+        shutil.rmtree(worker.root, ignore_errors=True)
+        self._queue += [(worker.surface, others)] if others else []
+        if self._queue:
+            self._start(root)
+        return result
 
 
-def _serve(connection: Connection, seed: int, keep: Path | None) -> None:
+def serve(connection: Connection, root: Path, seed: int, keep: Path | None) -> None:
     """A worker process: batches in, results out."""
-    with tempfile.TemporaryDirectory(prefix="hostile-") as root:
-        worker = Worker(Path(root).resolve(), keep)
-        while (batch := connection.recv()) is not None:
-            surface, numbers = batch
-            for number in numbers:
-                connection.send(worker.run(surface, seed, number))
+    worker = Worker(root, keep)
+    while (batch := connection.recv()) is not None:
+        surface, numbers = batch
+        for number in numbers:
+            connection.send(worker.run(surface, seed, number))
+
+
+def save(result: Result, directory: Path, keep: Path) -> None:
+    """Keep a failed case's directory, but for what is no file, and large ones."""
+    target = keep / f"{result.surface}-{result.number}"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for path in sorted(directory.rglob("*")):
+        if path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 26:
+            copy = target / path.relative_to(directory)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+    lines = [result.what, *(f"{problem.kind}: pic {problem.command}: {problem.details}" for problem in result.problems)]
+    (target / "FAILED.txt").write_text("\n".join(lines) + "\n", errors="backslashreplace")
 
 
 def show(result: Result, seed: int) -> None:
@@ -216,7 +246,7 @@ def main() -> None:
         show(result, options.seed)
         raise SystemExit(bool(result.problems))
     started, tallies = time.monotonic(), {name: Tally() for name in names}
-    for result in run_all(plan(names, options.cases), options.seed, options.jobs, keep):
+    for result in Pool(plan(names, options.cases), options.seed, keep).run(options.jobs):
         tallies[result.surface].add(result)
         if result.problems:
             show(result, options.seed)

@@ -31,6 +31,7 @@ MAX_FILE = 1 << 30  # bytes of one file that it may write
 _ADDRESS_SPACE = 8 << 30  # beyond what the process has: a bomb ends in a MemoryError, not in the kernel's killer
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _MAX_LINE = 3000
+_THREADS_S = 3.0  # for so long threads of a command may still clear up
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,11 @@ class Judge:
         """Note what is opened to be written, made, moved or removed outside of the root."""
         if not self._is_watching:
             return
-        if event == "open" and isinstance(arguments[2], int) and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        if (
+            event == "open"
+            and isinstance(arguments[2], int)
+            and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        ):
             return
         if event in ("open", "os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.symlink", "os.link", "os.truncate"):
             for name in arguments[: 2 if event in ("os.rename", "os.symlink", "os.link") else 1]:
@@ -183,8 +188,16 @@ class Judge:
         for path, content in case.kept.items():
             if not path.is_file() or path.read_bytes() != content:
                 problems.append(Problem("harm", f"{path} was changed or is gone"))
-        litter = [path for store in case.stores for path in self.case_dir.glob(f"{store}/tmp/*")]
-        return problems + [Problem("litter", str(path)) for path in litter[:3]]
+        return problems + [Problem("litter", str(path)) for path in self._find_litter(case)]
+
+    def _find_litter(self, case: Case) -> list[Path]:
+        """Temp files that stay; a process ends once its threads have removed theirs, which is waited for."""
+        until = time.monotonic() + _THREADS_S
+        while litter := [path for store in case.stores for path in self.case_dir.glob(f"{store}/tmp/*")]:
+            if time.monotonic() > until:
+                break
+            time.sleep(0.02)
+        return litter[:3]
 
 
 def _find_unclear(outcome: Outcome, step: Step) -> list[Problem]:

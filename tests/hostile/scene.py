@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import tiny
 import torch
-from safetensors.numpy import load
-
-import pictool.runtime.model as model_module
 from commands.run import Outcome as Done
 from commands.run import pic, write
+from safetensors.numpy import load
+from transformers.utils import logging
+
+import pictool.runtime.model as model_module
 from hostile.judge import Judge, Outcome
 from pictool.store.store import Store
-from transformers.utils import logging
 
 TEXTS = {
     "a.txt": "The harbour was quiet. It holds a festival in the spring; nobody knows why.\n",
@@ -74,6 +74,7 @@ class Scene:
                 self.traces[name] = self._trace(policy)
             self.archive = self._archive()
         (root / "outside").mkdir()
+        (root / "what").touch()
         self.judge = Judge(root)
 
     def link(self, codec: str, *documents: object, more: tuple[object, ...] = ()) -> tuple[object, ...]:
@@ -131,9 +132,23 @@ class Scene:
     def prefix_link(self, model: Path | None = None) -> tuple[object, ...]:
         """A link that reuses a stored chain, and compares itself with full recompute: it must agree."""
         return (
-            "link", *TEXTS, "-q", QUERY, "--algo", "prefix", "-p", "block=4", "-m", model or self.model, "--store", "st",
-            "--max-new-tokens", 2, "--compare", "--json",
-        )  # fmt: skip
+            "link",
+            *TEXTS,
+            "-q",
+            QUERY,
+            "--algo",
+            "prefix",
+            "-p",
+            "block=4",
+            "-m",
+            model or self.model,
+            "--store",
+            "st",
+            "--max-new-tokens",
+            2,
+            "--compare",
+            "--json",
+        )
 
     def _trace(self, policy: tuple[object, ...]) -> bytes:
         _require(pic(

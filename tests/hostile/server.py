@@ -23,7 +23,9 @@ _BLOCK = 1 << 20
 class Request:
     """One request: its path, its range, and the connection to answer on."""
 
-    def __init__(self, connection: socket.socket, head: bytes, content: dict[str, bytes], stop: threading.Event) -> None:
+    def __init__(
+        self, connection: socket.socket, head: bytes, content: dict[str, bytes], stop: threading.Event
+    ) -> None:
         self.connection, self.stop = connection, stop
         words = head.decode("latin-1").split(" ")
         self.path = words[1] if len(words) > 1 else ""
@@ -198,7 +200,9 @@ def garbage(data: bytes) -> Answer:
 def with_encoding(name: str) -> Answer:
     def answer(request: Request) -> None:
         status, part, span = request.ranged()
-        request.send_head(status, f"Content-Length: {len(part)}", f"Content-Encoding: {name}", *([span] if span else []))
+        request.send_head(
+            status, f"Content-Length: {len(part)}", f"Content-Encoding: {name}", *([span] if span else [])
+        )
         request.send(part)
 
     return answer
@@ -206,17 +210,96 @@ def with_encoding(name: str) -> Answer:
 
 def draw_answer(draw: random.Random) -> tuple[str, Answer]:
     """How a server answers, and what that is called."""
-    status, length = draw.choice((100, 101, 199, 201, 204, 301, 304, 400, 401, 403, 404, 407, 408, 410, 413, 416, 418, 425, 429, 451, 500, 502, 503, 504, 599, 600, 999, 0, -1, "x")), draw.choice((0, -1, "x", 1 << 31, 1 << 40, 1 << 70, "5, 6", "", "0x10", 3))
-    target = draw.choice(("{path}", "file:///etc/passwd", "http://127.0.0.1:1{path}", "ftp://127.0.0.1/x", "//", "http://[", "{path}x", "\x1b[2J", "javascript:1", "data:,x", ""))
+    status, length = (
+        draw.choice(
+            (
+                100,
+                101,
+                199,
+                201,
+                204,
+                301,
+                304,
+                400,
+                401,
+                403,
+                404,
+                407,
+                408,
+                410,
+                413,
+                416,
+                418,
+                425,
+                429,
+                451,
+                500,
+                502,
+                503,
+                504,
+                599,
+                600,
+                999,
+                0,
+                -1,
+                "x",
+            )
+        ),
+        draw.choice((0, -1, "x", 1 << 31, 1 << 40, 1 << 70, "5, 6", "", "0x10", 3)),
+    )
+    target = draw.choice(
+        (
+            "{path}",
+            "file:///etc/passwd",
+            "http://127.0.0.1:1{path}",
+            "ftp://127.0.0.1/x",
+            "//",
+            "http://[",
+            "{path}x",
+            "\x1b[2J",
+            "javascript:1",
+            "data:,x",
+            "",
+        )
+    )
     span = draw.choice(("bytes 0-0/1", "bytes */*", "x", "bytes 5-1/3", "bytes 0-99999999999999/999999999999999", ""))
-    raw = draw.choice((b"", b"\r\n\r\n", b"HTTP/9.9 200\r\n\r\n", b"\x00" * 99, b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 5000 + b"\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", b"HTTP/1.1 200 \x1b[2J\r\n\r\nx", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\nx", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nx", b"SSH-2.0-x\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello"))
-    encoding, reason = draw.choice(("gzip", "deflate", "br", "zstd", "identity", "x", "gzip, gzip")), text(draw)[:2000].replace("\r", "").replace("\n", "")
+    raw = draw.choice(
+        (
+            b"",
+            b"\r\n\r\n",
+            b"HTTP/9.9 200\r\n\r\n",
+            b"\x00" * 99,
+            b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 5000 + b"\r\n",
+            b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
+            b"HTTP/1.1 200 \x1b[2J\r\n\r\nx",
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\nx",
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nx",
+            b"SSH-2.0-x\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        )
+    )
+    encoding, reason = (
+        draw.choice(("gzip", "deflate", "br", "zstd", "identity", "x", "gzip, gzip")),
+        text(draw)[:2000].replace("\r", "").replace("\n", ""),
+    )
     kinds: dict[str, Answer] = {
-        "honest": Request.honest, "endless": endless, "endless of a length": lambda request: endless(request, f"Content-Length: {1 << 50}"),
-        "endless chunks": endless_chunks, "a gzip bomb": gzipped, "a byte now and then": drip, "a head without end": drip_head,
-        "silence": silent, "a reset": reset, f"redirects to {target!r}": redirect_to(target), f"status {status}": with_status(status),
-        f"reason {reason[:30]!r}": with_status(500, reason), f"length {length}": with_length(length), f"range {span}": with_span(span),
-        "whole files": whole, f"garbage {raw[:30]!r}": garbage(raw), f"encoding {encoding}": with_encoding(encoding),
-    }  # fmt: skip
+        "honest": Request.honest,
+        "endless": endless,
+        "endless of a length": lambda request: endless(request, f"Content-Length: {1 << 50}"),
+        "endless chunks": endless_chunks,
+        "a gzip bomb": gzipped,
+        "a byte now and then": drip,
+        "a head without end": drip_head,
+        "silence": silent,
+        "a reset": reset,
+        f"redirects to {target!r}": redirect_to(target),
+        f"status {status}": with_status(status),
+        f"reason {reason[:30]!r}": with_status(500, reason),
+        f"length {length}": with_length(length),
+        f"range {span}": with_span(span),
+        "whole files": whole,
+        f"garbage {raw[:30]!r}": garbage(raw),
+        f"encoding {encoding}": with_encoding(encoding),
+    }
     name = draw.choices(list(kinds), [6, 1, 1, 1, 1, 1, 0.5, 0.5, 2, 4, 6, 3, 5, 4, 3, 5, 3])[0]
     return name, kinds[name]

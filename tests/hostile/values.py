@@ -15,7 +15,19 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Path = tuple[Any, ...]  # to a value within a tree: names and indices
 _RAW = "<<raw:{}>>"
-_SIDES = ("\u202e", "\ufeff", "\x00", "\x1b[2J\x1b]0;own\x07", "\x9b31m", "\ud800", "\udfff", "\r\n", "\n", "\u2028", "[/]")
+_SIDES = (
+    "\u202e",
+    "\ufeff",
+    "\x00",
+    "\x1b[2J\x1b]0;own\x07",
+    "\x9b31m",
+    "\ud800",
+    "\udfff",
+    "\r\n",
+    "\n",
+    "\u2028",
+    "[/]",
+)
 
 TEXTS = (
     "", " ", "x", "0", "-1", "1.5", "NaN", "None", "null", "none", "zstd", "int4", "nosuch", "../../outside/escape",
@@ -29,9 +41,19 @@ NUMBERS = (
     _RAW.format("-1e400"), _RAW.format("9" * 5000), True, False,
 )  # fmt: skip
 SHAPES: tuple[Any, ...] = (
-    None, [], {}, [[]], [None], {"": None}, [[[[[[]]]]]], [0] * 1000, {"a": {"a": {}}}, _RAW.format("[" * 5000 + "]" * 5000),
-    _RAW.format('{"a":' * 3000 + "1" + "}" * 3000), _RAW.format('{"a":1,"a":2}'),
-)  # fmt: skip
+    None,
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+    [[[[[[]]]]]],
+    [0] * 1000,
+    {"a": {"a": {}}},
+    _RAW.format("[" * 5000 + "]" * 5000),
+    _RAW.format('{"a":' * 3000 + "1" + "}" * 3000),
+    _RAW.format('{"a":1,"a":2}'),
+)
 
 
 def dumps(tree: Any, ensure_ascii: bool = True, **style: Any) -> str:

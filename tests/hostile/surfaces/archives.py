@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import zstandard
-
 from commands.run import write
+
 from hostile.judge import Case, Step, fine
 from hostile.surfaces.base import Surface, put_something_else
 from hostile.surfaces.objects import forge, healing, zstd_bomb
@@ -73,7 +73,10 @@ def old_sparse(name: str, size: int) -> bytes:
 
 def member_kind(members: list[Member], draw: random.Random) -> str:
     member = draw.choice(members)
-    member.kind, member.link = draw.choice(_TYPES), draw.choice(("../../outside/victim", "/dev/zero", "archive.json", "x"))
+    member.kind, member.link = (
+        draw.choice(_TYPES),
+        draw.choice(("../../outside/victim", "/dev/zero", "archive.json", "x")),
+    )
     if draw.random() < 0.5:
         member.content = b""
     return f"{member.name[:12]} of type {member.kind!r}"
@@ -82,7 +85,14 @@ def member_kind(members: list[Member], draw: random.Random) -> str:
 def member_name(members: list[Member], draw: random.Random) -> str:
     member = draw.choice(members)
     member.name = draw.choice(
-        (f"../{member.name}", f"../../outside/{member.name}", f"/{member.name}", f"./{member.name}", member.name.upper(), text(draw)[:200])
+        (
+            f"../{member.name}",
+            f"../../outside/{member.name}",
+            f"/{member.name}",
+            f"./{member.name}",
+            member.name.upper(),
+            text(draw)[:200],
+        )
     ).replace("\ud800", "\udcff")
     return f"named {member.name[:30]!r}"
 
@@ -96,12 +106,30 @@ def member_size(members: list[Member], draw: random.Random) -> str:
 def member_pax(members: list[Member], draw: random.Random) -> str:
     member = draw.choice(members)
     name = draw.choice(
-        ("size", "path", "linkpath", "GNU.sparse.map", "GNU.sparse.size", "GNU.sparse.realsize", "mtime", "uid", "hdrcharset", "x")
+        (
+            "size",
+            "path",
+            "linkpath",
+            "GNU.sparse.map",
+            "GNU.sparse.size",
+            "GNU.sparse.realsize",
+            "mtime",
+            "uid",
+            "hdrcharset",
+            "x",
+        )
     )
-    value = draw.choice((str(draw.choice(_SIZES)), "-1", "1e400", "nan", "../../outside/x", "0,4294967296", "BINARY", "x" * 100_000))
+    value = draw.choice(
+        (str(draw.choice(_SIZES)), "-1", "1e400", "nan", "../../outside/x", "0,4294967296", "BINARY", "x" * 100_000)
+    )
     member.pax = {name: value}
     if name.startswith("GNU.sparse"):
-        member.pax = {"GNU.sparse.major": draw.choice("01"), "GNU.sparse.minor": "0", "GNU.sparse.name": member.name, **member.pax}
+        member.pax = {
+            "GNU.sparse.major": draw.choice("01"),
+            "GNU.sparse.minor": "0",
+            "GNU.sparse.name": member.name,
+            **member.pax,
+        }
     return f"pax {name}={value[:20]}"
 
 
@@ -122,7 +150,9 @@ def order(members: list[Member], draw: random.Random) -> str:
 def manifest(members: list[Member], draw: random.Random) -> str:
     tree = json.loads(members[0].content)
     if draw.random() < 0.3:
-        tree["keys"] = draw.choice(([], tree["keys"] * 2, tree["keys"][:1], [*tree["keys"], "f" * 64], ["a" * 64] * 10_000))
+        tree["keys"] = draw.choice(
+            ([], tree["keys"] * 2, tree["keys"][:1], [*tree["keys"], "f" * 64], ["a" * 64] * 10_000)
+        )
         what = "keys"
     else:
         what = mutate_tree(tree, draw)
@@ -154,7 +184,9 @@ FORGERIES: tuple[Callable[[list[Member], random.Random], str], ...] = (
 def compress(data: bytes, draw: random.Random) -> tuple[bytes, str]:
     """The tar as an archive: mostly honest, else in another form."""
     honest = zstandard.ZstdCompressor(level=3, write_checksum=True).compress
-    kind = draw.choice(("honest",) * 10 + ("two frames", "plain", "gzip", "skippable", "trailing", "trailing frame", "bad checksum"))
+    kind = draw.choice(
+        ("honest",) * 10 + ("two frames", "plain", "gzip", "skippable", "trailing", "trailing frame", "bad checksum")
+    )
     if kind == "two frames":
         return honest(data[:700]) + honest(data[700:]), kind
     if kind == "plain":
@@ -175,7 +207,10 @@ def compress(data: bytes, draw: random.Random) -> tuple[bytes, str]:
 
 def bomb(keys: list[str], draw: random.Random) -> tuple[bytes, str]:
     """A small file that stands for gigabytes: a huge member, a sparse one, or a huge manifest."""
-    size, kind = draw.choice((1 << 30, 1 << 32, 1 << 36)), draw.choice(("member", "sparse", "manifest", "nothing but zeros", "window"))
+    size, kind = (
+        draw.choice((1 << 30, 1 << 32, 1 << 36)),
+        draw.choice(("member", "sparse", "manifest", "nothing but zeros", "window")),
+    )
     listed = dumps({"format": "pictool.archive", "keys": keys, "version": "1"}).encode()
     if kind == "sparse":
         tar = tar_of([Member("archive.json", listed)])[:-1024] + old_sparse(f"{keys[0]}.kvo", size) + bytes(1024)

@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 from abc import ABC, abstractmethod
+from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,20 +13,17 @@ from hostile.scene import Scene
 
 
 class Surface(ABC):
-    """A kind of hostile input. `weight` is its share of all cases."""
+    """A kind of hostile input. `weight` is its share of all cases; `opened` is closed after each of them."""
 
     name: ClassVar[str]
     weight: ClassVar[int]
 
     def __init__(self, scene: Scene) -> None:
-        self.scene = scene
+        self.scene, self.opened = scene, ExitStack()
 
     @abstractmethod
     def make(self, draw: random.Random) -> Case:
         """Write a case into the working directory, which is empty; the same `draw` makes the same case."""
-
-    def end(self) -> None:
-        """Stop what `make` started."""
 
 
 def put_something_else(path: Path, draw: random.Random, outside: Path) -> str:

@@ -9,10 +9,10 @@ import struct
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+
+from commands.run import pic, write
 
 import pictool.controller.calibration as calibration
-from commands.run import pic, write
 from hostile.judge import Case, Check, Outcome, Step, fine
 from hostile.scene import Scene, inside
 from hostile.surfaces.base import Surface, put_something_else
@@ -20,14 +20,25 @@ from hostile.surfaces.objects import check_json, healing
 from hostile.values import dumps, mutate_bytes, mutate_tree, text, value
 
 SQL = (
-    "DROP TABLE {table}", "DELETE FROM {table}", "ALTER TABLE {table} ADD COLUMN extra", "PRAGMA user_version = 99",
-    "PRAGMA user_version = 1", "UPDATE {table} SET key = 'x'", "UPDATE {table} SET key = NULL", "PRAGMA journal_mode = WAL",
-    "CREATE TRIGGER t BEFORE INSERT ON {table} BEGIN SELECT RAISE(ABORT, 'no'); END", "PRAGMA page_size = 65536",
-    "CREATE TRIGGER t AFTER DELETE ON {table} BEGIN SELECT RAISE(FAIL, 'no'); END", "ALTER TABLE {table} RENAME TO other",
-    "DROP TABLE {table}; CREATE VIEW {table} AS SELECT 1 AS key, 2 AS count", "DROP TABLE {table}; CREATE TABLE {table} (x)",
-    "CREATE TABLE big (x); INSERT INTO big VALUES (zeroblob(9999999))", "PRAGMA auto_vacuum = FULL; VACUUM",
-    "DROP TABLE {table}; CREATE TABLE {table} (key BLOB, count TEXT)", "PRAGMA encoding = 'UTF-16'",
-)  # fmt: skip
+    "DROP TABLE {table}",
+    "DELETE FROM {table}",
+    "ALTER TABLE {table} ADD COLUMN extra",
+    "PRAGMA user_version = 99",
+    "PRAGMA user_version = 1",
+    "UPDATE {table} SET key = 'x'",
+    "UPDATE {table} SET key = NULL",
+    "PRAGMA journal_mode = WAL",
+    "CREATE TRIGGER t BEFORE INSERT ON {table} BEGIN SELECT RAISE(ABORT, 'no'); END",
+    "PRAGMA page_size = 65536",
+    "CREATE TRIGGER t AFTER DELETE ON {table} BEGIN SELECT RAISE(FAIL, 'no'); END",
+    "ALTER TABLE {table} RENAME TO other",
+    "DROP TABLE {table}; CREATE VIEW {table} AS SELECT 1 AS key, 2 AS count",
+    "DROP TABLE {table}; CREATE TABLE {table} (x)",
+    "CREATE TABLE big (x); INSERT INTO big VALUES (zeroblob(9999999))",
+    "PRAGMA auto_vacuum = FULL; VACUUM",
+    "DROP TABLE {table}; CREATE TABLE {table} (key BLOB, count TEXT)",
+    "PRAGMA encoding = 'UTF-16'",
+)
 PROFILES = {"compute": [[62.0, 2.0, 1.0, 0.064], [510.0, 2.0, 1.0, 0.512], [510.0, 2.0, 64.0, 0.066]],
             "loads": [[2e6, 1.0, 0.3, 0.03, 0.1, 0.01], [2e6, 2.0, 0.4, 0.06, 0.1, 0.02]]}  # fmt: skip
 
@@ -37,7 +48,9 @@ def hostile_rows(path: Path, draw: random.Random) -> str:
     table = "objects" if path.name.startswith("index") else "hits"
     columns = ("key", "inode", "bytes", "used", "meta", "text") if table == "objects" else ("key", "count")
     column = draw.choice(columns[1:])
-    new = draw.choice((None, -1, 2**63 - 1, 0.5, float("inf"), b"\xff\xfe", "x", "{}", "[]", dumps(value(draw)), "é" * 9))
+    new = draw.choice(
+        (None, -1, 2**63 - 1, 0.5, float("inf"), b"\xff\xfe", "x", "{}", "[]", dumps(value(draw)), "é" * 9)
+    )
     if isinstance(new, str):
         new = new.encode("utf-8", "replace").decode()
     with closing(sqlite3.connect(path)) as db, db:
@@ -94,7 +107,12 @@ class Databases(Surface):
         calibration.measure_loads = lambda *_: PROFILES["loads"]
         with inside(scene.root / "side"):
             scene.write_texts(), scene.write_store("none")
-            for command in (scene.link("none"), ("store", "ls", "--store", "st"), ("store", "pin", *scene.keys["none"].values(), "--store", "st"), self._plan()):
+            for command in (
+                scene.link("none"),
+                ("store", "ls", "--store", "st"),
+                ("store", "pin", *scene.keys["none"].values(), "--store", "st"),
+                self._plan(),
+            ):
                 done = pic(*command)
                 assert done.code == 0, done.err
             pic("store", "stats", "--store", "st")
@@ -121,7 +139,12 @@ class Databases(Surface):
 
     def _damage(self, path: Path, draw: random.Random) -> str:
         if path.suffix == ".sqlite3":
-            ways: list[Callable[[Path, random.Random], str]] = [hostile_rows, hostile_schema, hostile_bytes, hostile_journal]
+            ways: list[Callable[[Path, random.Random], str]] = [
+                hostile_rows,
+                hostile_schema,
+                hostile_bytes,
+                hostile_journal,
+            ]
             return draw.choice([*ways, *([hostile_meta] * 2 if path.name.startswith("index") else [])])(path, draw)
         if path.suffix == ".json" and draw.random() < 0.7:
             tree = json.loads(path.read_bytes())
@@ -151,13 +174,21 @@ class Databases(Surface):
             return check_json(("--json",))(outcome)
 
         commands: list[tuple[tuple[object, ...], Check]] = [
-            (("store", "ls", "--json", *store), lists_all), (("store", "ls", *store), fine), (("store", "stats", *store), fine),
-            (("store", "stats", "--json", *store), check_json(("--json",))), (("store", "verify", *store), fine),
-            (("store", "gc", "--max-size", "1G", *store), fine), (("store", "show", key, *store), fine),
-            (("store", "pin", key, *store), fine), (("store", "unpin", key, *store), fine), (("inspect", key, *store), fine),
-            (("compile", "a.txt", "-m", scene.model, *store), fine), ((*self._plan(), "--json"), plans),
-            (("store", "verify", "--repair", *store), fine), (("store", "expire", "--older-than", "900d", *store), fine),
-        ]  # fmt: skip
+            (("store", "ls", "--json", *store), lists_all),
+            (("store", "ls", *store), fine),
+            (("store", "stats", *store), fine),
+            (("store", "stats", "--json", *store), check_json(("--json",))),
+            (("store", "verify", *store), fine),
+            (("store", "gc", "--max-size", "1G", *store), fine),
+            (("store", "show", key, *store), fine),
+            (("store", "pin", key, *store), fine),
+            (("store", "unpin", key, *store), fine),
+            (("inspect", key, *store), fine),
+            (("compile", "a.txt", "-m", scene.model, *store), fine),
+            ((*self._plan(), "--json"), plans),
+            (("store", "verify", "--repair", *store), fine),
+            (("store", "expire", "--older-than", "900d", *store), fine),
+        ]
         if draw.random() < 0.25:
             done = healing(scene, "none")
             return done if not is_special else Step(done.arguments, ("st", path.name), done.check)
@@ -166,5 +197,3 @@ class Databases(Surface):
 
     def _plan(self) -> tuple[object, ...]:
         return "plan", "a.txt", "-m", self.scene.model, "--store", "st"
-
-

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from commands.run import write
+
 from hostile.judge import Case, Step, fine
 from hostile.scene import QUERY, check_agreement
 from hostile.surfaces.base import Surface, put_something_else
@@ -21,21 +22,59 @@ CHAT = (
     "{% if add_generation_prompt %}{{ '[answer]' }}{% endif %}"
 )
 TEMPLATES = (
-    "{{1/0}}", "{{ 'x' * 10**10 }}", "{% for i in range(10**9) %}{{ i }}{% endfor %}", "{% include 'config.json' %}",
-    "{% import 'x' as y %}", "{% extends 'x' %}", "{{ messages.__class__.__mro__ }}", "{{ undefined.x.y }}", "{{ messages[9] }}",
-    "{{ raise_exception('no') }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{", "{% if %}", "{% block x %}",
-    "{{ messages|tojson }}", "{{ cycler.__init__.__globals__.os.system('touch ../outside/own') }}", "{{ 9**9**9 }}",
-    "{{ range(10**12)|list|length }}", "{{ ('x' * 10**6) * 10**6 }}", "{{ messages|map('upper')|list }}", "", " ", "x",
-    "{% set x = namespace(a=[]) %}{% for i in range(99999) %}{% set x.a = x.a + [i] %}{% endfor %}", "{{ '%s' % () }}",
-    "{{ ''.join(messages) }}", "{{ 'a'|int('b', 99) }}", "{{ strftime_now('%s' * 9999) }}", "{{ messages.append(1) }}",
-    "{{ '{0.__class__}'.format(messages) }}", "{{ messages[0]['content'] * 100000 }}", "{{ '\x1b[2J' }}" + CHAT,
-    "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "{{ lipsum(n=99999) }}", "{{ dict(a=1).a.b.c }}",
-    "{{ messages[0].content[::-1] }}", "{% filter upper %}" + CHAT + "{% endfilter %}", CHAT + CHAT, "{% raw %}" + CHAT,
+    "{{1/0}}",
+    "{{ 'x' * 10**10 }}",
+    "{% for i in range(10**9) %}{{ i }}{% endfor %}",
+    "{% include 'config.json' %}",
+    "{% import 'x' as y %}",
+    "{% extends 'x' %}",
+    "{{ messages.__class__.__mro__ }}",
+    "{{ undefined.x.y }}",
+    "{{ messages[9] }}",
+    "{{ raise_exception('no') }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{{",
+    "{% if %}",
+    "{% block x %}",
+    "{{ messages|tojson }}",
+    "{{ cycler.__init__.__globals__.os.system('touch ../outside/own') }}",
+    "{{ 9**9**9 }}",
+    "{{ range(10**12)|list|length }}",
+    "{{ ('x' * 10**6) * 10**6 }}",
+    "{{ messages|map('upper')|list }}",
+    "",
+    " ",
+    "x",
+    "{% set x = namespace(a=[]) %}{% for i in range(99999) %}{% set x.a = x.a + [i] %}{% endfor %}",
+    "{{ '%s' % () }}",
+    "{{ ''.join(messages) }}",
+    "{{ 'a'|int('b', 99) }}",
+    "{{ strftime_now('%s' * 9999) }}",
+    "{{ messages.append(1) }}",
+    "{{ '{0.__class__}'.format(messages) }}",
+    "{{ messages[0]['content'] * 100000 }}",
+    "{{ '\x1b[2J' }}" + CHAT,
+    "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+    "{{ lipsum(n=99999) }}",
+    "{{ dict(a=1).a.b.c }}",
+    "{{ messages[0].content[::-1] }}",
+    "{% filter upper %}" + CHAT + "{% endfilter %}",
+    CHAT + CHAT,
+    "{% raw %}" + CHAT,
+)
+_LIVE = (
+    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "vocab_size",
+    "rope_parameters", "max_position_embeddings", "rms_norm_eps", "hidden_act", "intermediate_size", "bos_token_id",
+    "eos_token_id", "dtype", "model_type", "architectures", "attention_bias", "tie_word_embeddings",
 )  # fmt: skip
-_LIVE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "vocab_size",
-         "rope_parameters", "max_position_embeddings", "rms_norm_eps", "hidden_act", "intermediate_size", "bos_token_id",
-         "eos_token_id", "dtype", "model_type", "architectures", "attention_bias", "tie_word_embeddings")  # fmt: skip
-_ROPE = ("rope_type", "rope_theta", "factor", "partial_rotary_factor", "low_freq_factor", "original_max_position_embeddings")
+_ROPE = (
+    "rope_type",
+    "rope_theta",
+    "factor",
+    "partial_rotary_factor",
+    "low_freq_factor",
+    "original_max_position_embeddings",
+)
 
 
 def edit_json(path: Path, change: Callable[[Any], str]) -> str:
@@ -90,13 +129,19 @@ def weights(model: Path, draw: random.Random) -> str:
     if kind in ("nan", "huge"):
         bad = struct.pack("<f", float("nan") if kind == "nan" else 1e38)
         at = start + draw.randrange((end - start) // 4) * 4
-        body = body[:at] + bad + body[at + 4 :] if draw.random() < 0.5 else body[:start] + bad * ((end - start) // 4) + body[end:]
+        body = (
+            body[:at] + bad + body[at + 4 :]
+            if draw.random() < 0.5
+            else body[:start] + bad * ((end - start) // 4) + body[end:]
+        )
     elif kind == "removed":
         del header[name]
     elif kind == "dtype":
         header[name]["dtype"] = draw.choice(("F16", "BF16", "I32", "U8", "F64", "F8_E4M3", "X9"))
     elif kind == "shape":
-        header[name]["shape"] = draw.choice((header[name]["shape"][::-1], [1, *header[name]["shape"]], [2**62, 4], [-1], []))
+        header[name]["shape"] = draw.choice(
+            (header[name]["shape"][::-1], [1, *header[name]["shape"]], [2**62, 4], [-1], [])
+        )
     elif kind == "swapped":
         other = draw.choice([other for other in header if other != "__metadata__"])
         header[name], header[other] = header[other], header[name]
@@ -113,12 +158,17 @@ def other_weights(model: Path, draw: random.Random) -> str:
     """Other files that look like weights, and indices of them."""
     data = (model / "model.safetensors").read_bytes()
     changed = data[:-4000] + bytes(4000)
-    kind = draw.choice(("backup", "bin", "index", "index outside", "adapter", "consolidated", "only bin", "hostile index"))
+    kind = draw.choice(
+        ("backup", "bin", "index", "index outside", "adapter", "consolidated", "only bin", "hostile index")
+    )
     index = {"metadata": {}, "weight_map": {}}
     if kind == "backup":
         write(model / draw.choice(("a.safetensors", "z.safetensors", "model (copy).safetensors")), changed)
     elif kind in ("bin", "only bin"):
-        write(model / "pytorch_model.bin", draw.choice((b"cos\nsystem\n(S'touch ../outside/own'\ntR.", b"", b"PK\x03\x04")))
+        write(
+            model / "pytorch_model.bin",
+            draw.choice((b"cos\nsystem\n(S'touch ../outside/own'\ntR.", b"", b"PK\x03\x04")),
+        )
         if kind == "only bin":
             (model / "model.safetensors").unlink()
     elif kind == "adapter":
@@ -142,18 +192,30 @@ def tokenizer(model: Path, draw: random.Random) -> str:
         part = draw.choice(("all", "model", "added_tokens", "pre_tokenizer", "decoder", "normalizer", "post_processor"))
         if part == "model":
             name = draw.choice(("merges", "vocab", "unk_token", "type", "dropout", "byte_fallback"))
-            tree["model"][name] = draw.choice(({}, [], 1, "x", {"a": -1}, {"a": 2**40}, [["a", "nosuch"]], 0.999, {"<s>": 0, "a": 0}))
+            tree["model"][name] = draw.choice(
+                ({}, [], 1, "x", {"a": -1}, {"a": 2**40}, [["a", "nosuch"]], 0.999, {"<s>": 0, "a": 0})
+            )
             return f"model.{name} = {str(tree['model'][name])[:20]}"
         if part in ("added_tokens", "all"):
             tree.pop("model", None) if part == "all" and draw.random() < 0.2 else None
             held = tree["added_tokens"] if part == "added_tokens" else tree
             return f"{part}: {mutate_tree(held, draw)}"
-        tree[part] = draw.choice((
-            None, {}, {"type": "nosuch"}, {"type": "Sequence", "pretokenizers": []}, {"type": "Strip", "strip_left": True, "strip_right": True},
-            {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}, {"type": "Replace", "pattern": {"String": ""}, "content": "x"},
-            {"type": "Prepend", "prepend": "x" * 1000}, {"type": "ByteLevel"}, {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Removed"},
-            {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}}, {"type": "Replace", "pattern": {"Regex": "."}, "content": ""},
-        ))  # fmt: skip
+        tree[part] = draw.choice(
+            (
+                None,
+                {},
+                {"type": "nosuch"},
+                {"type": "Sequence", "pretokenizers": []},
+                {"type": "Strip", "strip_left": True, "strip_right": True},
+                {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""},
+                {"type": "Replace", "pattern": {"String": ""}, "content": "x"},
+                {"type": "Prepend", "prepend": "x" * 1000},
+                {"type": "ByteLevel"},
+                {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Removed"},
+                {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}},
+                {"type": "Replace", "pattern": {"Regex": "."}, "content": ""},
+            )
+        )
         return f"{part} = {str(tree[part])[:60]}"
 
     return edit_json(model / "tokenizer.json", change)
@@ -161,8 +223,26 @@ def tokenizer(model: Path, draw: random.Random) -> str:
 
 def tokenizer_config(model: Path, draw: random.Random) -> str:
     def change(tree: dict[str, Any]) -> str:
-        name = draw.choice(("tokenizer_class", "bos_token", "eos_token", "model_max_length", "added_tokens_decoder", "extra", "chat_template"))
-        tree[name] = draw.choice((text(draw), value(draw), {"999": {"content": "x"}}, {"__type": "AddedToken", "content": 5}, "GPT2Tokenizer"))
+        name = draw.choice(
+            (
+                "tokenizer_class",
+                "bos_token",
+                "eos_token",
+                "model_max_length",
+                "added_tokens_decoder",
+                "extra",
+                "chat_template",
+            )
+        )
+        tree[name] = draw.choice(
+            (
+                text(draw),
+                value(draw),
+                {"999": {"content": "x"}},
+                {"__type": "AddedToken", "content": 5},
+                "GPT2Tokenizer",
+            )
+        )
         return f"{name} = {str(tree[name])[:30]!r}"
 
     return edit_json(model / "tokenizer_config.json", change)
@@ -175,7 +255,9 @@ def template(model: Path, draw: random.Random) -> str:
         write(model / "chat_template.jinja", new.encode("utf-8", "surrogatepass"))
     else:
         tree = json.loads((model / "tokenizer_config.json").read_text())
-        tree["chat_template"] = draw.choice((new, new, [{"name": "default", "template": new}], [{"name": "x"}], value(draw)))
+        tree["chat_template"] = draw.choice(
+            (new, new, [{"name": "default", "template": new}], [{"name": "x"}], value(draw))
+        )
         (model / "tokenizer_config.json").write_bytes(dumps(tree).encode("utf-8", "surrogatepass"))
     return f"template {new[:70]!r} {what}"
 
@@ -184,7 +266,9 @@ def generation_config(model: Path, draw: random.Random) -> str:
     path = model / "generation_config.json"
     if draw.random() < 0.6:
         new = draw.choice((*NUMBERS, *SHAPES, [1, 1], ["x"], [2**40], [[1]], "x", [None], -1))
-        return edit_json(path, lambda tree: str(tree.update({"eos_token_id": new}) or f"eos_token_id = {str(new)[:30]}"))
+        return edit_json(
+            path, lambda tree: str(tree.update({"eos_token_id": new}) or f"eos_token_id = {str(new)[:30]}")
+        )
     return edit_json(path, lambda tree: mutate_tree(tree, draw))
 
 

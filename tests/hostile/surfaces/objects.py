@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from commands.run import write
+
 from hostile.judge import Case, Check, Outcome, Step, fine
-from hostile.scene import CODECS, QUERY, Scene
+from hostile.scene import CODECS, Scene
 from hostile.surfaces.base import Surface, put_something_else
 from hostile.values import NUMBERS, TEXTS, dumps, mutate_bytes, mutate_tree, nearby, text, value
 from pictool.store.format import checksum
@@ -84,7 +84,9 @@ def sealed(header: dict[str, Any], ensure_ascii: bool = False) -> bytes:
 
 def zstd_bomb(size: int) -> bytes:
     """A zstd frame of a few bytes that states `size` and decodes to so many zeros."""
-    frame = b"\x28\xb5\x2f\xfd" + bytes([0xC0, 0x38]) + struct.pack("<Q", size)  # content size of 8 bytes, 128 KB window
+    frame = (
+        b"\x28\xb5\x2f\xfd" + bytes([0xC0, 0x38]) + struct.pack("<Q", size)
+    )  # content size of 8 bytes, 128 KB window
     full, rest = divmod(size, RLE_BLOCK)
     sizes = [RLE_BLOCK] * full + ([rest] if rest or not full else [])
     for index, length in enumerate(sizes):
@@ -201,7 +203,11 @@ def _recoded(data: bytes, draw: random.Random) -> bytes:
 def bomb(anatomy: Anatomy, draw: random.Random) -> str:
     """A few bytes that stand for gigabytes, as the header says or as it does not."""
     size = draw.choice((1 << 20, 1 << 28, 1 << 30, 1 << 31, 1 << 32, 10**13))
-    frame = zstd_bomb(min(size, 1 << 32)) if size <= 1 << 32 else zstd_bomb(1 << 20).replace(struct.pack("<Q", 1 << 20), struct.pack("<Q", size))
+    frame = (
+        zstd_bomb(min(size, 1 << 32))
+        if size <= 1 << 32
+        else zstd_bomb(1 << 20).replace(struct.pack("<Q", 1 << 20), struct.pack("<Q", size))
+    )
     for name in [name for name in anatomy.parts if name.startswith("layers.")]:
         del anatomy.parts[name], anatomy.tensors[name]
     codec = draw.choice(("zstd", "int8", "int4", "fp8"))
@@ -212,16 +218,30 @@ def bomb(anatomy: Anatomy, draw: random.Random) -> str:
         channels = min(channels, 1 << 20)
     heads = draw.choice((1, channels))
     anatomy.metadata |= {
-        "codec": codec, "kv_heads": str(heads), "head_dim": str(channels // heads), "tokens": str(tokens), "layers": "1",
-    }  # fmt: skip
-    each = {"zstd": 2 * tokens * channels, "int8": 2 * tokens * channels, "fp8": 2 * tokens * channels, "int4": tokens * channels}[codec]
+        "codec": codec,
+        "kv_heads": str(heads),
+        "head_dim": str(channels // heads),
+        "tokens": str(tokens),
+        "layers": "1",
+    }
+    each = {
+        "zstd": 2 * tokens * channels,
+        "int8": 2 * tokens * channels,
+        "fp8": 2 * tokens * channels,
+        "int4": tokens * channels,
+    }[codec]
     if draw.random() < 0.8:
         frame = zstd_bomb(each) if each <= 1 << 32 else frame
-    anatomy.parts = {"tokens": bytes(4 * tokens), "layers.000.kv": (struct.pack("<I", len(frame)) + frame) * frames, "text": anatomy.parts["text"]}
+    anatomy.parts = {
+        "tokens": bytes(4 * tokens),
+        "layers.000.kv": (struct.pack("<I", len(frame)) + frame) * frames,
+        "text": anatomy.parts["text"],
+    }
     anatomy.tensors = {
-        "tokens": {"dtype": "I32", "shape": [tokens]}, "layers.000.kv": {"dtype": "U8", "shape": [len(anatomy.parts["layers.000.kv"])]},
+        "tokens": {"dtype": "I32", "shape": [tokens]},
+        "layers.000.kv": {"dtype": "U8", "shape": [len(anatomy.parts["layers.000.kv"])]},
         "text": {"dtype": "U8", "shape": [len(anatomy.parts["text"])]},
-    }  # fmt: skip
+    }
     anatomy.metadata.pop("fixups", None)
     anatomy.checksums.pop("fixups", None)
     return f"a bomb of {size:,d} bytes in {codec}, {channels} channels, {tokens} tokens"
@@ -268,7 +288,11 @@ def table(anatomy: Anatomy, draw: random.Random) -> str:
     bad = draw.choice((float("nan"), float("inf"), float("-inf"), -1.0, 65504.0, 0.0))
     numbers = np.full(count, 0.5, dtype=np.float16)
     numbers[:: draw.choice((1, 3))] = bad
-    anatomy.parts = {**{n: p for n, p in anatomy.parts.items() if n not in ("text", "fixups")}, "fixups": numbers.tobytes(), "text": anatomy.parts["text"]}
+    anatomy.parts = {
+        **{n: p for n, p in anatomy.parts.items() if n not in ("text", "fixups")},
+        "fixups": numbers.tobytes(),
+        "text": anatomy.parts["text"],
+    }
     anatomy.tensors |= {"fixups": {"dtype": "F16", "shape": [count]}}
     anatomy.metadata["fixups"] = draw.choice(("self-2x60", "self-8x60", text(draw)))
     return f"a table of {bad}"
@@ -326,9 +350,13 @@ class Objects(Surface):
         steps = [draw.choice(COMMANDS)(scene, codec, key, kept) for _ in range(draw.choice((1, 2, 2, 3)))]
         if any(step.arguments[0] == "compile" or step.arguments[0] == "link" for step in steps) or draw.random() < 0.4:
             steps.append(healing(scene, codec))
+        if any("fixup" in step.arguments for step in steps):  # which adds tables to the others
+            kept = {}
         is_honest = what == "another object"
         steps = [
-            Step(s.arguments, s.names or names, fine if is_honest and "a.kvo" in s.arguments else s.check, s.must_answer)
+            Step(
+                s.arguments, s.names or names, fine if is_honest and "a.kvo" in s.arguments else s.check, s.must_answer
+            )
             for s in steps
         ]
         return Case(f"{codec}: {what}", tuple(steps), {p.absolute(): c for p, c in kept.items()}, ("st",))
@@ -411,17 +439,40 @@ def check_json(arguments: tuple[object, ...]) -> Check:
 
 
 COMMANDS: tuple[Make, ...] = (
-    listing, listing, command("store", "ls"), command("store", "show", "KEY"), command("store", "show", "KEY", "--json"),
-    command("store", "stats"), command("store", "stats", "--json"), command("store", "verify"),
-    command("store", "verify", "--json"), command("store", "verify", "--repair"), command("store", "verify", "--repair"),
-    command("store", "gc", "--max-size", "1G"), command("store", "export", "x.kva"),
-    command("store", "export", "x.kva", "KEY"), command("store", "push", "all", "--remote", "far"),
-    command("store", "push", "KEY", "--remote", "far"), command("store", "pin", "KEY"),
-    command("store", "expire", "KEY", "--force"), command("store", "pull", "KEY", "--remote", "far"),
-    command("inspect", "KEY"), command("inspect", "KEY", "--layers", "--text", "--json"), command("inspect", "a.kvo"),
-    command("inspect", "a.kvo", "--layers"), command("inspect", "a.kvo", "--attention-sinks", "--json", with_model=True),
-    command("compile", "a.txt", with_model=True), command("plan", "a.kvo", "b.txt", with_model=True),
-    command("plan", "KEY", "--json", with_model=True), command("compile", "a.txt", "--force", with_model=True),
-    linked(), linked(), linked(as_file=True), linked(as_file=True), linked("--algo", "fixup", "--fallback", "legolink"),
-    linked("--compare"), linked("--algo", "cacheblend", "--ratio", 0.3), lambda scene, codec, key, _: healing(scene, codec),
-)  # fmt: skip
+    listing,
+    listing,
+    command("store", "ls"),
+    command("store", "show", "KEY"),
+    command("store", "show", "KEY", "--json"),
+    command("store", "stats"),
+    command("store", "stats", "--json"),
+    command("store", "verify"),
+    command("store", "verify", "--json"),
+    command("store", "verify", "--repair"),
+    command("store", "verify", "--repair"),
+    command("store", "gc", "--max-size", "1G"),
+    command("store", "export", "x.kva"),
+    command("store", "export", "x.kva", "KEY"),
+    command("store", "push", "all", "--remote", "far"),
+    command("store", "push", "KEY", "--remote", "far"),
+    command("store", "pin", "KEY"),
+    command("store", "expire", "KEY", "--force"),
+    command("store", "pull", "KEY", "--remote", "far"),
+    command("inspect", "KEY"),
+    command("inspect", "KEY", "--layers", "--text", "--json"),
+    command("inspect", "a.kvo"),
+    command("inspect", "a.kvo", "--layers"),
+    command("inspect", "a.kvo", "--attention-sinks", "--json", with_model=True),
+    command("compile", "a.txt", with_model=True),
+    command("plan", "a.kvo", "b.txt", with_model=True),
+    command("plan", "KEY", "--json", with_model=True),
+    command("compile", "a.txt", "--force", with_model=True),
+    linked(),
+    linked(),
+    linked(as_file=True),
+    linked(as_file=True),
+    linked("--algo", "fixup", "--fallback", "legolink"),
+    linked("--compare"),
+    linked("--algo", "cacheblend", "--ratio", 0.3),
+    lambda scene, codec, key, _: healing(scene, codec),
+)

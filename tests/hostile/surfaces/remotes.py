@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pictool.store.store as store_module
 from commands.run import write
+
+import pictool.store.store as store_module
 from hostile.filesystem import HostileFiles, draw_faults
 from hostile.judge import Case, Outcome, Step, fine
 from hostile.scene import Scene
@@ -35,26 +36,25 @@ class Remotes(Surface):
         known = inspect.signature(Remote).parameters
         quick = {name: value for name, value in QUICK.items() if name in known}
         store_module.Remote = partial(Remote, **quick)  # type: ignore[misc, assignment]
-        self._server: HostileServer | None = None
-
-    def end(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
 
     def make(self, draw: random.Random) -> Case:
         scene, codec = self.scene, draw.choice(("none", "none", "zstd", "int8"))
         scene.write_texts()
         content, forged = self._content(codec, draw)
         kind = draw.choice(("http", "http", "hostile", "oci", "directory"))
-        url, what = {"http": self._serve, "directory": self._directory}.get(kind, partial(self._file_system, kind))(content, draw)
+        url, what = {"http": self._serve, "directory": self._directory}.get(kind, partial(self._file_system, kind))(
+            content, draw
+        )
         kept: dict[Path, bytes] = {}
         for path, data in scene.write_store(codec).items():
             if draw.random() < 0.4:
                 kept[path.absolute()] = data
             else:
                 path.unlink()
-        steps = [self._step(codec, url, kind, draw), Step(("store", "verify", "--store", "st"), (), fine, must_answer=True)]
+        steps = [
+            self._step(codec, url, kind, draw),
+            Step(("store", "verify", "--store", "st"), (), fine, must_answer=True),
+        ]
         return Case(f"{kind}: {', '.join([*forged, what])}", (*steps, healing(scene, codec)), kept, ("st",))
 
     def _content(self, codec: str, draw: random.Random) -> tuple[dict[str, bytes], list[str]]:
@@ -75,8 +75,9 @@ class Remotes(Surface):
 
     def _serve(self, content: dict[str, bytes], draw: random.Random) -> tuple[str, str]:
         what, answer = draw_answer(draw)
-        self._server = HostileServer({f"/{name}": data for name, data in content.items()}, answer)
-        return self._server.url, what
+        server = HostileServer({f"/{name}": data for name, data in content.items()}, answer)
+        self.opened.callback(server.close)
+        return server.url, what
 
     def _file_system(self, protocol: str, content: dict[str, bytes], draw: random.Random) -> tuple[str, str]:
         what, faults = draw_faults(draw) if draw.random() < 0.8 else ("honest", {})
@@ -111,9 +112,12 @@ class Remotes(Surface):
         compiling = ("compile", *keys, "-m", scene.model, "--codec", codec, *remote)
         link = scene.link(codec, more=("--remote", url))
         steps = (
-            Step(link, names, right, must_answer=True), Step(compiling, names, must_answer=True), Step(("store", "pull", *keys.values(), *remote), names),
-            Step(scene.link(codec, *keys.values(), more=("--remote", url)), names, right), Step(("store", "push", "all", *remote), names),
-        )  # fmt: skip
+            Step(link, names, right, must_answer=True),
+            Step(compiling, names, must_answer=True),
+            Step(("store", "pull", *keys.values(), *remote), names),
+            Step(scene.link(codec, *keys.values(), more=("--remote", url)), names, right),
+            Step(("store", "push", "all", *remote), names),
+        )
         step = draw.choices(steps, (4, 2, 3, 2, 2))[0]
         if step.arguments[1] == "push" and draw.random() < 0.6:
             key = keys["b.txt"]

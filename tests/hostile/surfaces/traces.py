@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from commands.run import write
 from safetensors.numpy import load, save
 
-from commands.run import write
 from hostile.judge import Case, Step
 from hostile.scene import POLICIES
 from hostile.surfaces.base import Surface, put_something_else
@@ -69,12 +69,19 @@ def numbers(tensors: Tensors, metadata: Metadata, draw: random.Random) -> str:
 
 def a_shape(tensors: Tensors, metadata: Metadata, draw: random.Random) -> str:
     name = draw.choice(sorted(tensors))
-    kind, old = draw.choice(("flat", "one more", "cut", "empty", "scalar", "dtype", "removed", "doubled", "scores")), tensors[name]
+    kind, old = (
+        draw.choice(("flat", "one more", "cut", "empty", "scalar", "dtype", "removed", "doubled", "scores")),
+        tensors[name],
+    )
     changes: dict[str, Callable[[], Any]] = {
-        "flat": lambda: old.reshape(-1), "one more": lambda: old[None], "cut": lambda: old[:-1],
-        "empty": lambda: old[:0], "scalar": lambda: old.reshape(-1)[0].reshape(()), "doubled": lambda: np.concatenate([old, old]),
+        "flat": lambda: old.reshape(-1),
+        "one more": lambda: old[None],
+        "cut": lambda: old[:-1],
+        "empty": lambda: old[:0],
+        "scalar": lambda: old.reshape(-1)[0].reshape(()),
+        "doubled": lambda: np.concatenate([old, old]),
         "dtype": lambda: old.astype(draw.choice(_DTYPES)),
-    }  # fmt: skip
+    }
     if kind == "removed":
         del tensors[name]
     elif kind == "scores":
@@ -142,14 +149,25 @@ class Traces(Surface):
         scene.write_store("none")
         model = ("-m", scene.model, "--store", "st")
         commands: tuple[tuple[object, ...], ...] = (
-            ("inspect", "a.trace"), ("inspect", "a.trace", "--text"), ("inspect", "a.trace", "--json"),
-            ("inspect", "a.trace", "--text", "--json"), ("diff", "a.trace", "b.trace"), ("diff", "b.trace", "a.trace"),
-            ("diff", "a.trace", "b.trace", "--json"), ("diff", "a.trace", "a.trace"), ("inspect", "a.trace", "b.trace"),
-            ("inspect", "a.trace", "--attention", *model), ("inspect", "a.trace", "--against", "full", *model),
-            ("inspect", "a.trace", "--attention-sinks", "--json", *model), ("inspect", "a.trace", "--plot", "x.svg"),
-            ("inspect", "a.trace", "--against", "full", "--json", "--store", "st"), ("link", "a.trace", "-q", "x", *model),
-        )  # fmt: skip
+            ("inspect", "a.trace"),
+            ("inspect", "a.trace", "--text"),
+            ("inspect", "a.trace", "--json"),
+            ("inspect", "a.trace", "--text", "--json"),
+            ("diff", "a.trace", "b.trace"),
+            ("diff", "b.trace", "a.trace"),
+            ("diff", "a.trace", "b.trace", "--json"),
+            ("diff", "a.trace", "a.trace"),
+            ("inspect", "a.trace", "b.trace"),
+            ("inspect", "a.trace", "--attention", *model),
+            ("inspect", "a.trace", "--against", "full", *model),
+            ("inspect", "a.trace", "--attention-sinks", "--json", *model),
+            ("inspect", "a.trace", "--plot", "x.svg"),
+            ("inspect", "a.trace", "--against", "full", "--json", "--store", "st"),
+            ("link", "a.trace", "-q", "x", *model),
+        )
         weights = (6, 4, 6, 4, 4, 3, 4, 2, 2, 1, 1, 1, 0.2, 1, 0.3)
         chosen = draw.choices(commands, weights, k=draw.choice((1, 2, 2)))
-        steps = [Step(arguments, ("a.trace", "b.trace", "objects and traces"), check_json(arguments)) for arguments in chosen]
+        steps = [
+            Step(arguments, ("a.trace", "b.trace", "objects and traces"), check_json(arguments)) for arguments in chosen
+        ]
         return Case(what, tuple(steps), {Path("b.trace").absolute(): Path("b.trace").read_bytes()}, ("st",))
