@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 VLLM   ?= .venv-vllm
 
-.PHONY: demo test test-vllm check model fixtures bench clean
+.PHONY: demo test test-vllm fuzz check model fixtures bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -16,6 +16,10 @@ test: check
 # Without a GPU: vLLM's CPU build in an environment of its own. All of its tests must run; none may be skipped.
 test-vllm: $(VLLM)/.ready
 	$(VLLM)/bin/python -m pytest tests/in_vllm --require-all
+
+# Hostile input of every kind, each case through the command line: `make fuzz SURFACE=objects CASES=500 SEED=2`.
+fuzz: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m hostile.fuzz $(SURFACE) --cases $(or $(CASES),20000) --seed $(or $(SEED),1)
 
 $(VLLM)/.ready: pyproject.toml tests/in_vllm/install.py
 	$(PYTHON) tests/in_vllm/install.py $(VLLM)
@@ -45,4 +49,4 @@ $(READY): pyproject.toml constraints.txt pictool/__init__.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile

@@ -184,6 +184,15 @@ class Pool:
         return result
 
 
+def run_here(batches: Sequence[tuple[str, Sequence[int]]], seed: int, keep: Path | None) -> Iterator[Result]:
+    """Results of cases that run in this process, which one of them may kill."""
+    with tempfile.TemporaryDirectory(prefix="hostile-") as root:
+        worker = Worker(Path(root).resolve(), keep)
+        for surface, numbers in batches:
+            for number in numbers:
+                yield worker.run(surface, seed, number)
+
+
 def serve(connection: Connection, root: Path, seed: int, keep: Path | None) -> None:
     """A worker process: batches in, results out."""
     worker = Worker(root, keep)
@@ -234,7 +243,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--case", type=int, help="only this one, in this process")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes; 0: this one")
     parser.add_argument("--keep", type=Path, default=Path(".hostile"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -246,7 +255,9 @@ def main() -> None:
         show(result, options.seed)
         raise SystemExit(bool(result.problems))
     started, tallies = time.monotonic(), {name: Tally() for name in names}
-    for result in Pool(plan(names, options.cases), options.seed, keep).run(options.jobs):
+    batches = plan(names, options.cases)
+    pool = Pool(batches, options.seed, keep)
+    for result in pool.run(options.jobs) if options.jobs else run_here(batches, options.seed, keep):
         tallies[result.surface].add(result)
         if result.problems:
             show(result, options.seed)

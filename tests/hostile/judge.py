@@ -25,13 +25,13 @@ from unittest import mock
 
 from pictool.commands import main
 
-MAX_SECONDS, KILL_SECONDS = 5.0, 25.0
+MAX_SECONDS, KILL_SECONDS = 5.0, 60.0
 MAX_MEMORY = 1 << 30  # bytes that one command may add
 MAX_FILE = 1 << 30  # bytes of one file that it may write
 _ADDRESS_SPACE = 8 << 30  # beyond what the process has: a bomb ends in a MemoryError, not in the kernel's killer
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _MAX_LINE = 3000
-_THREADS_S = 3.0  # for so long threads of a command may still clear up
+THREADS_S = 3.0  # for so long threads of a command may still clear up
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ class Judge:
         self.root, self.case_dir = root, root / "case"
         self._escapes: list[str] = []
         self._is_watching = self._is_too_large = False
+        self._started = 0.0
         sys.addaudithook(self._audit)
         sys.dont_write_bytecode = True
         signal.signal(signal.SIGALRM, self._on_alarm)
@@ -115,10 +116,10 @@ class Judge:
     def _run_step(self, step: Step) -> tuple[Outcome, list[Problem]]:
         command = " ".join(str(argument)[:90] for argument in step.arguments)
         self._escapes, self._is_too_large = [], False
-        before, started = _reset_peak(), time.monotonic()
+        before, self._started = _reset_peak(), _clock()
         raised, outcome = self._invoke([str(argument) for argument in step.arguments])
-        seconds, grown = time.monotonic() - started, _peak() - before
-        found = [raised] if raised else _find_unclear(outcome, step)
+        seconds, grown = _clock() - self._started, _peak() - before
+        found = [raised] if raised else find_unclear(outcome, step)
         if not found and outcome.code == 0 and (wrong := step.check(outcome)):
             found.append(Problem("wrong answer", wrong))
         if seconds > MAX_SECONDS and raised is None:
@@ -135,7 +136,7 @@ class Judge:
         out = io.TextIOWrapper(io.BytesIO(), "utf-8")
         err = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace")
         code, raised = 0, None  # type: int, Problem | None
-        faulthandler.dump_traceback_later(KILL_SECONDS, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(KILL_SECONDS, exit=True, file=2)
         self._is_watching = True
         try:
             with mock.patch.object(sys, "argv", ["pic", *arguments]), _streams(out, err):
@@ -154,8 +155,12 @@ class Judge:
         return raised, Outcome(code, _content(out), _content(err))
 
     def _on_alarm(self, *_: Any) -> None:
-        if self._is_watching:
+        if not self._is_watching:
+            return
+        left = MAX_SECONDS - (_clock() - self._started)
+        if left <= 0:
             raise Hang
+        signal.setitimer(signal.ITIMER_REAL, left)
 
     def _on_large_file(self, *_: Any) -> None:
         self._is_too_large = True
@@ -192,7 +197,7 @@ class Judge:
 
     def _find_litter(self, case: Case) -> list[Path]:
         """Temp files that stay; a process ends once its threads have removed theirs, which is waited for."""
-        until = time.monotonic() + _THREADS_S
+        until = time.monotonic() + THREADS_S
         while litter := [path for store in case.stores for path in self.case_dir.glob(f"{store}/tmp/*")]:
             if time.monotonic() > until:
                 break
@@ -200,7 +205,7 @@ class Judge:
         return litter[:3]
 
 
-def _find_unclear(outcome: Outcome, step: Step) -> list[Problem]:
+def find_unclear(outcome: Outcome, step: Step) -> list[Problem]:
     """What is wrong with an exit code, an error line, or what was printed."""
     printed = outcome.out + outcome.err
     if outcome.code not in (0, 1, 2):
@@ -247,6 +252,12 @@ def _last_frames(error: BaseException, count: int = 3) -> str:
     return " < ".join(
         f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed([*ours, *frames[-1:]])
     )
+
+
+def _clock() -> float:
+    """Seconds, without those in which this thread could have run and other processes had the processor."""
+    waited_ns = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    return time.monotonic() - waited_ns / 1e9
 
 
 def _reset_peak() -> int:

@@ -61,11 +61,16 @@ def old_sparse(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.type, info.size = tarfile.GNUTYPE_SPARSE, 0
     block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
-    block[386:410] = tarfile.itn(size, 12, tarfile.GNU_FORMAT) + tarfile.itn(0, 12, tarfile.GNU_FORMAT)
-    block[483:495] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
+    block[386:410] = _number(size) + _number(0)
+    block[483:495] = _number(size)
     block[148:156] = b" " * 8
     block[148:156] = b"%06o\0 " % sum(block)
     return bytes(block)
+
+
+def _number(value: int) -> bytes:
+    """A number of 12 bytes as GNU tar writes large ones."""
+    return b"\x80" + value.to_bytes(11, "big")
 
 
 # Forgeries of members
@@ -148,7 +153,10 @@ def order(members: list[Member], draw: random.Random) -> str:
 
 
 def manifest(members: list[Member], draw: random.Random) -> str:
-    tree = json.loads(members[0].content)
+    listed = next((member for member in members if member.content.startswith(b"{")), None)
+    if listed is None:
+        return "nothing"
+    tree = json.loads(listed.content)
     if draw.random() < 0.3:
         tree["keys"] = draw.choice(
             ([], tree["keys"] * 2, tree["keys"][:1], [*tree["keys"], "f" * 64], ["a" * 64] * 10_000)
@@ -156,12 +164,15 @@ def manifest(members: list[Member], draw: random.Random) -> str:
         what = "keys"
     else:
         what = mutate_tree(tree, draw)
-    members[0].content = dumps(tree).encode("utf-8", "surrogatepass")
+    listed.content = dumps(tree).encode("utf-8", "surrogatepass")
     return f"manifest: {what}"
 
 
 def forged_object(members: list[Member], draw: random.Random) -> str:
-    member = draw.choice(members[1:])
+    objects = [member for member in members if b"pictool.kvo" in member.content[:100_000]]
+    if not objects:
+        return "nothing"
+    member = draw.choice(objects)
     member.content, what = forge(member.content, draw)
     return what
 

@@ -106,7 +106,8 @@ class Databases(Surface):
         calibration.measure_compute = lambda *_: PROFILES["compute"]  # times are none of this surface's
         calibration.measure_loads = lambda *_: PROFILES["loads"]
         with inside(scene.root / "side"):
-            scene.write_texts(), scene.write_store("none")
+            scene.write_texts()
+            scene.write_store("none")
             for command in (
                 scene.link("none"),
                 ("store", "ls", "--store", "st"),

@@ -161,7 +161,7 @@ def other_weights(model: Path, draw: random.Random) -> str:
     kind = draw.choice(
         ("backup", "bin", "index", "index outside", "adapter", "consolidated", "only bin", "hostile index")
     )
-    index = {"metadata": {}, "weight_map": {}}
+    index: dict[str, Any] = {"metadata": {}, "weight_map": {}}
     if kind == "backup":
         write(model / draw.choice(("a.safetensors", "z.safetensors", "model (copy).safetensors")), changed)
     elif kind in ("bin", "only bin"):

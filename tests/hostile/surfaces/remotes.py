@@ -35,7 +35,7 @@ class Remotes(Surface):
         super().__init__(scene)
         known = inspect.signature(Remote).parameters
         quick = {name: value for name, value in QUICK.items() if name in known}
-        store_module.Remote = partial(Remote, **quick)  # type: ignore[misc, assignment]
+        setattr(store_module, "Remote", partial(Remote, **quick))  # noqa: B010
 
     def make(self, draw: random.Random) -> Case:
         scene, codec = self.scene, draw.choice(("none", "none", "zstd", "int8"))
@@ -81,7 +81,8 @@ class Remotes(Surface):
 
     def _file_system(self, protocol: str, content: dict[str, bytes], draw: random.Random) -> tuple[str, str]:
         what, faults = draw_faults(draw) if draw.random() < 0.8 else ("honest", {})
-        HostileFiles.files.clear(), HostileFiles.faults.clear()
+        HostileFiles.files.clear()
+        HostileFiles.faults.clear()
         HostileFiles.files.update({f"far/{name}": data for name, data in content.items()})
         HostileFiles.faults.update(faults)
         return f"{protocol}://far", what
