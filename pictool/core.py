@@ -43,12 +43,16 @@ class Target:
     dtype: str
     geometry: Geometry
 
-    def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "") -> str:
+    def key(
+        self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "", dummy: int | None = None
+    ) -> str:
         """The key of the object of `tokens`: sha256 over everything that determines its content, and the tenant's salt.
 
-        No object holds the salt; who does not know it cannot compute the key.
+        `dummy` is the token that was repeated `sinks` times before them; without it, it is a key of version 0.1.0. No
+        object holds the salt; who does not know it cannot compute the key.
         """
-        return self._digest({"sinks": sinks, "codec": codec}, tokens, salt)
+        more = {"sinks": sinks, "codec": codec} | ({"dummy": dummy} if sinks and dummy is not None else {})
+        return self._digest(more, tokens, salt)
 
     def chain_keys(self, tokens: TokenIds, block: int, rotation: str = "", salt: str = "") -> list[str]:
         """The keys of a prompt's whole blocks of `block` tokens, each over its parent's key, its token ids, and more.

@@ -68,8 +68,8 @@ class Model:
         return Target(self.config.model_type, self.fingerprint, tokenizer, self.dtype, self.geometry)
 
     def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str) -> str:
-        """The key of an object for this model (`Target.key`), in this model's salt."""
-        return self.target.key(tokens, sinks, codec, self.salt)
+        """The key of an object for this model (`Target.key`), after its BOS as dummy token, in its salt."""
+        return self.target.key(tokens, sinks, codec, self.salt, self.bos_id)
 
     @property
     def geometry(self) -> Geometry:

@@ -13,7 +13,6 @@ gc removes.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import queue
 import struct
@@ -29,7 +28,8 @@ from pathlib import Path
 from pictool.errors import ForeignObjectError, ObjectError, PicError, RemoteError, UnreadableObjectError
 from pictool.store.entries import object_path
 from pictool.store.files import Publish, atomic_write
-from pictool.store.format import MAX_HEADER, ObjectFile
+from pictool.store.format import ObjectFile
+from pictool.store.header import MAX_HEADER, Header, HeaderError
 from pictool.store.remote import Remote
 
 BLOCK = 1 << 20  # bytes of a request
@@ -89,17 +89,17 @@ class ObjectFetch:
                 self._blocks[index] = _done()
 
     def _size_in_header(self, first: bytes) -> int:
-        """The bytes of the whole object, as its header (which is not checked yet) describes it."""
+        """The bytes of the whole object, as its header describes it."""
         try:
             (length,) = struct.unpack_from("<Q", first)
             if length > MAX_HEADER:
                 raise ValueError
             if len(first) < 8 + length:
                 first += self._remote.read(self.key, len(first), 8 + length) or b""
-            header = json.loads(first[8 : 8 + length])
-            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
-            return int(8 + length + max(ends))
-        except (struct.error, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+            return int(8 + length) + Header.parse(first[8 : 8 + length]).data_bytes
+        except HeaderError as error:
+            raise RemoteError(f"{self.name}: {error}", self.key) from error
+        except (struct.error, ValueError) as error:
             raise RemoteError(
                 f"{self.name}: not an object, or its header is damaged; push it again", self.key
             ) from error
