@@ -35,7 +35,7 @@ from blake3 import blake3
 
 from pictool.errors import ForeignObjectError, InputError, ObjectError, PicError
 from pictool.store.entries import is_key
-from pictool.store.files import atomic_write
+from pictool.store.files import atomic_write, open_regular
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
 
@@ -111,7 +111,7 @@ def _open_archive(path: Path) -> Iterator[tarfile.TarFile]:
     decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
     try:
         with (
-            path.open("rb") as file,
+            open(open_regular(path), "rb") as file,
             decompressor.stream_reader(file) as stream,
             tarfile.open(fileobj=stream, mode="r|", bufsize=_TAR_BLOCK) as tar,
         ):
@@ -236,7 +236,7 @@ def _member_key(path: Path) -> str:
 
 def _read_file(path: Path, count: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             return file.read(count)
     except OSError as error:
         raise ObjectError(f"{path}: cannot be opened ({error.strerror})") from error
