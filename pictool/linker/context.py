@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from pictool.core import FixupTable, Layout, RowMask
+from pictool.core import FixupTable, Identity, Layout, RowMask
 from pictool.errors import ObjectError, RemoteError, StoreError
 from pictool.linker.loader import Placed
 from pictool.linker.policies.base import Policy, Prompt, Selection
@@ -116,7 +116,9 @@ class ChainContext:
 
     _model: Model
     _layout: Layout
+    _blocks: list[Identity]
     _keys: list[str]
+    _rotation: str
     _chain: Chain
 
     def __init__(self, store: Store, block: int) -> None:
@@ -129,9 +131,10 @@ class ChainContext:
     ) -> Reused:
         """Open the longest stored beginning: whole blocks of the context only, since the tail is always computed."""
         model, layout = prompt.model, prompt.layout
-        rotation = model.stack.rotation_id(layout.num_tokens)
+        self._rotation = model.stack.rotation_id(layout.num_tokens)
         self._model, self._layout = model, layout
-        self._keys = model.target.chain_keys(layout.tokens, self._block, rotation, model.salt)
+        self._blocks = model.target.identify_blocks(layout.tokens, self._block, self._rotation, model.salt)
+        self._keys = [block.key for block in self._blocks]
         self._chain = Chain(self._store, self._keys)
         if self._limit is None:
             self._limit = allow_open_files(layout.num_context // self._block)
@@ -184,6 +187,9 @@ class ChainContext:
             for layer, key in enumerate(image.fresh_keys)
         ]
         parent = self._keys[depth - 1] if depth else ""
-        meta = ObjectMeta(self._keys[depth], self._model.target, self._block, 0, _CHAIN_CODEC, parent=parent)
+        meta = ObjectMeta(
+            self._keys[depth], self._model.target, self._block, 0, _CHAIN_CODEC, parent=parent,
+            rotation=self._rotation or None, salted=self._blocks[depth].salted,
+        )  # fmt: skip
         tokens = self._layout.tokens[start:end]
         return CompiledChunk(meta, str(self._model.tokenizer.decode(tokens.tolist())), tokens, pairs)

@@ -94,6 +94,15 @@ def open_in_order(path: Path) -> int:
     return fd
 
 
+def read_at(fd: int, offset: int, count: int) -> bytes:
+    """`count` bytes of a file from `offset` on, fewer where it ends."""
+    parts = []
+    while count > 0 and (part := os.pread(fd, count, offset)):
+        parts.append(part)
+        offset, count = offset + len(part), count - len(part)
+    return b"".join(parts)
+
+
 def fsync_directory(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:

@@ -22,6 +22,8 @@
     codec       how KV is coded
     fixups      how the table was made ("self-8x60"); only if there is one
     parent      only of a block of a prefix chain: the key of the block before it, "" for the first (`chains.py`)
+    rotation    only of such a block, and only where rotation depends on the prompt's length: how it was rotated
+    salted      only of an object with a salt: how the salt entered the key (`Identity`)
     checksums   JSON: {"fixups"?: h, "layers": [h of key||value or kv, …], "text": h, "tokens": h}
     header      checksum of the header itself, written with this field empty
 
@@ -60,6 +62,7 @@ DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 MAX_HEADER = 100_000_000  # bytes, what safetensors itself allows
 _MAX_CHANNELS = 1 << 20  # of one token in one layer; a header that states more is no object's
 _MAX_RATIO = 400_000  # no codec makes more of a byte
+_OPTIONAL = ("fixups", "parent", "rotation", "salted")  # fields of the metadata that not every object has
 _DAMAGED = "the object is damaged; delete it, or compile it again (pic compile --force)"
 
 
@@ -67,7 +70,8 @@ _DAMAGED = "the object is damaged; delete it, or compile it again (pic compile -
 class ObjectMeta:
     """What an object's header says of it. `fixups` is how its table was made; None if it has none.
 
-    `parent` is set for a block of a prefix chain: the key of the block before it, "" for the first.
+    `parent` is set for a block of a prefix chain: the key of the block before it, "" for the first. `rotation` and
+    `salted` are what else entered the key, None for most objects.
     """
 
     key: str
@@ -77,10 +81,20 @@ class ObjectMeta:
     codec: str
     fixups: str | None = None
     parent: str | None = None
+    rotation: str | None = None
+    salted: str | None = None
 
     @property
     def shape(self) -> LayerShape:
         return LayerShape.of(self.target.geometry, self.num_tokens, self.target.dtype)
+
+    def own_key(self, tokens: TokenIds) -> str:
+        """The key that an object with this header and these tokens has. Another `key` in it is a forgery."""
+        if self.parent is None:
+            extra: dict[str, Any] = {"sinks": self.sinks, "codec": self.codec}
+        else:
+            extra = {"parent": self.parent, "rotation": self.rotation or ""}
+        return self.target.recompute_key(extra, tokens, self.salted)
 
     def require(self, target: Target, name: str) -> None:
         """Refuse an object of another model, tokenizer, dtype or shape with a message that names both sides.
@@ -176,6 +190,10 @@ class ObjectFile:
         """Its descriptor, positioned at the beginning of the file: all reads here name their offset."""
         return self._fd
 
+    def header(self) -> bytes:
+        """The bytes of the header, with its length: equal ones are those of equal objects, since it has every checksum."""
+        return bytes(self._read(0, self._data_start))
+
     def touch(self, used_ns: int | None = None) -> None:
         """Mark the file as used now, or at `used_ns`. One that may not be written to keeps the time that it has."""
         with suppress(OSError):
@@ -243,9 +261,24 @@ class ObjectFile:
         """The checksums in the header: of the tokens, of the text, of the table, and a list for the layers."""
         return dict(self._checksums)
 
+    def require_key(self, key: str) -> None:
+        """Check that this is the object `key`: by its header, and by the key recomputed from its content.
+
+        Raises:
+            ObjectError: another object, or one that only says that it is this one.
+        """
+        if self.meta.key != key:
+            raise self._fail(f"holds the object {self.meta.key[:12]}, not what its name says; compile or push it again")
+        if self.meta.own_key(self.tokens()) != key:
+            raise self._fail(
+                f"its key {key[:12]} is not that of its content (a forged object, or one with a salt of pic 0.1); "
+                "compile its text again"
+            )
+
     def verify(self) -> None:
-        """Read and check everything."""
-        self.tokens(), self.text(), self.fixups()
+        """Read and check everything, its key too."""
+        self.require_key(self.meta.key)
+        self.text(), self.fixups()
         for index in range(self.meta.target.geometry.layers):
             self.layer(index)
 
@@ -337,6 +370,36 @@ class ObjectFile:
         return data
 
 
+def header_bytes(first: bytes) -> int:
+    """The bytes that the length (8 bytes) and the header take, of an object that begins with `first`.
+
+    Raises:
+        ObjectError: not the beginning of an object.
+    """
+    length = int.from_bytes(first[:8], "little")
+    if len(first) < 8 or length > MAX_HEADER:
+        raise ObjectError("not an object, or its header is damaged")
+    return 8 + length
+
+
+def stated_size(first: bytes) -> int:
+    """The bytes of a whole object, as its header says it, which is not checked yet. `first` has all of the header.
+
+    Raises:
+        ObjectError: not an object's header.
+    """
+    length = header_bytes(first)
+    try:
+        header = json.loads(first[8:length])
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        is_size = len(first) >= length and all(type(end) is int and 0 <= end < 1 << 60 for end in ends)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ObjectError("not an object, or its header is damaged") from error
+    if not ends or not is_size:
+        raise ObjectError("not an object, or its header is damaged")
+    return length + max(ends)
+
+
 def checksum(*parts: Buffer) -> str:
     """BLAKE3 of the parts, one after the other, in hex."""
     digest = blake3()  # one thread: parts are small, and many threads cost more than they give
@@ -365,7 +428,7 @@ def metadata_of(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str
         "kv_heads": geometry.kv_heads, "head_dim": geometry.head_dim, "tokens": meta.num_tokens,
         "sinks": meta.sinks, "codec": meta.codec, "checksums": json.dumps(checksums, sort_keys=True),
     }  # fmt: skip
-    values |= {name: value for name in ("fixups", "parent") if (value := getattr(meta, name)) is not None}
+    values |= {name: value for name in _OPTIONAL if (value := getattr(meta, name)) is not None}
     return {name: str(value) for name, value in values.items()}
 
 
@@ -373,8 +436,10 @@ def meta_of(fields: Mapping[str, str]) -> ObjectMeta:
     """The inverse of `metadata_of`, less the checksums. Raises KeyError or ValueError for what it never returned."""
     geometry = Geometry(int(fields["layers"]), int(fields["kv_heads"]), int(fields["head_dim"]))
     target = Target(fields["architecture"], fields["model"], fields["tokenizer"], fields["dtype"], geometry)
-    sinks, optional = int(fields["sinks"]), (fields.get("fixups"), fields.get("parent"))
-    return ObjectMeta(fields["key"], target, int(fields["tokens"]), sinks, fields["codec"], *optional)
+    optional = {name: fields.get(name) for name in _OPTIONAL}
+    return ObjectMeta(
+        fields["key"], target, int(fields["tokens"]), int(fields["sinks"]), fields["codec"], **optional
+    )
 
 
 def tensor_entries(meta: ObjectMeta, text_bytes: int, coded_bytes: Sequence[int]) -> dict[str, dict[str, Any]]:

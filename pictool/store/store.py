@@ -121,8 +121,8 @@ class Store:
             raise StoreError(f"{key[:12]}: no such object in the store {where}; compile its text first")
         file = ObjectFile(path)
         try:
-            _require_key(file, key, path)
-        except ObjectError:
+            file.require_key(key)
+        except BaseException:
             file.close()
             raise
         return file
@@ -193,7 +193,7 @@ class Store:
             copy.flush()
             with ObjectFile(copy.name) as file:
                 file.verify()
-                _require_key(file, key, path)
+                file.require_key(key)
         return path
 
     def _publish(self, temp: Path, target: Path) -> None:
@@ -282,8 +282,3 @@ class Store:
         """An object with what its header says, or its problem; None if another process removed it meanwhile."""
         entry = Entry.of(self.path(key))
         return None if entry is None else describe(entry, self.peek_local)
-
-
-def _require_key(file: ObjectFile, key: str, path: Path) -> None:
-    if file.meta.key != key:
-        raise ObjectError(f"{path}: holds the object {file.meta.key[:12]}, not what its name says")
