@@ -13,11 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import Protocol
 
 from pictool.errors import ObjectError, RemoteError, StoreError
 from pictool.store import eviction
@@ -34,6 +33,12 @@ from pictool.store.usage import Counters, Counts, hits_stamp, read_hits
 _log = logging.getLogger(__name__)
 DEFAULT_ROOT = ".pic"
 _MIN_PREFIX = 4
+
+
+class Readable(Protocol):
+    """What bytes are read from, in order."""
+
+    def read(self, count: int, /) -> bytes: ...
 
 
 class Store:
@@ -180,7 +185,7 @@ class Store:
                 os.utime(file.fileno(), ns=(used_ns, used_ns))
         return path
 
-    def insert(self, key: str, source: IO[bytes]) -> Path:
+    def insert(self, key: str, source: Readable) -> Path:
         """Copy an object's file into the store, byte by byte, once every checksum of it holds.
 
         Raises:
@@ -189,7 +194,8 @@ class Store:
         """
         path = self.path(key)
         with atomic_write(path, self.root / "tmp", self._publish) as copy:
-            shutil.copyfileobj(source, copy, 1 << 20)
+            while data := source.read(1 << 20):
+                copy.write(data)
             copy.flush()
             with ObjectFile(copy.name) as file:
                 file.verify()
