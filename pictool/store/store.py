@@ -84,9 +84,29 @@ class Store:
         except (StoreError, ObjectError) as error:
             if isinstance(error, RemoteError):
                 self.skip_remote(error)
+            elif isinstance(error, ObjectError):
+                self.warn_of_damage(error)
             self.counters.add(Counts(misses=1))
             return False
         return True
+
+    def has_whole(self, key: str) -> bool:
+        """`has`, and every byte of the object is read and checked. Of a damaged one a warning says so."""
+        if not self.has(key):
+            return False
+        try:
+            with self.peek_local(key) as file:
+                file.verify()
+        except ObjectError as error:
+            self.warn_of_damage(error)
+            return False
+        except StoreError:  # evicted meanwhile
+            return False
+        return True
+
+    def warn_of_damage(self, error: ObjectError) -> None:
+        """Say that an object here is damaged, whose text is at hand and is compiled again."""
+        self.on_warning(f"{error}; going on, its text is compiled again")
 
     def open(self, key: str) -> ObjectFile:
         """Open an object by its whole key to use it: `peek`, then `mark_used`.
