@@ -319,6 +319,7 @@ def run_import(
 def run_push(
     settings: Settings,
     keys: Annotated[list[str], argument("KEY", "Keys, or their beginnings; or all.")],
+    force: Annotated[bool, option("--force", None, "Send also what is there already.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Send objects to the remote.
@@ -332,7 +333,7 @@ def run_push(
     is_all = keys == [ALL]  # but for blocks of prefix chains, which no store asks a remote for
     pushed = _intact(store, chains=False) if is_all else [store.resolve(key) for key in keys]
     with progress("pushing", len(pushed)) as advance:
-        done = push(store, pushed, advance)
+        done = push(store, pushed, advance, force)
     _print_transferred(done, "sent", "there", as_json)
 
 

@@ -182,6 +182,15 @@ def advise_in_order(fd: int) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
+def read_at(fd: int, offset: int, count: int) -> bytes:
+    """`count` bytes of a file from `offset` on, fewer where it ends."""
+    parts = []
+    while count > 0 and (part := os.pread(fd, count, offset)):
+        parts.append(part)
+        offset, count = offset + len(part), count - len(part)
+    return b"".join(parts)
+
+
 def fsync_directory(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

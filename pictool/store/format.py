@@ -23,6 +23,8 @@
     codec       how KV is coded
     fixups      how the table was made ("self-8x60"); only if there is one
     parent      only of a block of a prefix chain: the key of the block before it, "" for the first (`chains.py`)
+    rotation    only of such a block, and only where rotation depends on the prompt's length: how it was rotated
+    salted      only of an object with a salt: how the salt entered the key (`Identity`)
     checksums   JSON: {"fixups"?: h, "layers": [h of key||value or kv, …], "text": h, "tokens": h}
     header      checksum of the header itself, written with this field empty
 
@@ -143,6 +145,10 @@ class ObjectFile:
         """Its descriptor, positioned at the beginning of the file: all reads here name their offset."""
         return self._fd
 
+    def header(self) -> bytes:
+        """The bytes of the header, with its length: equal ones are those of equal objects, since it has every checksum."""
+        return bytes(self._read(0, self._data_start))
+
     def touch(self, used_ns: int | None = None) -> None:
         """Mark the file as used now, or at `used_ns`. One that may not be written to keeps the time that it has."""
         with suppress(OSError):
@@ -217,9 +223,24 @@ class ObjectFile:
         """The checksums in the header: of the tokens, of the text, of the table, and a list for the layers."""
         return dict(self._header.checksums)
 
+    def require_key(self, key: str) -> None:
+        """Check that this is the object `key`: by its header, and by the key recomputed from its content.
+
+        Raises:
+            ObjectError: another object, or one that only says that it is this one.
+        """
+        if self.meta.key != key:
+            raise self._fail(f"holds the object {self.meta.key[:12]}, not what its name says; compile or push it again")
+        if self.meta.own_key(self.tokens()) != key:
+            raise self._fail(
+                f"its key {key[:12]} is not that of its content (a forged object, or one with a salt of pic 0.1); "
+                "compile its text again"
+            )
+
     def verify(self) -> None:
-        """Read and check everything. Of layers that are not coded, a piece at a time is in memory."""
-        self.tokens(), self.text(), self.fixups()
+        """Read and check everything, its key too. Of layers that are not coded, a piece at a time is in memory."""
+        self.require_key(self.meta.key)
+        self.text(), self.fixups()
         for index in range(self.meta.target.geometry.layers):
             if self.meta.codec == "none":
                 self._verify_plain(index)
@@ -275,6 +296,31 @@ class ObjectFile:
     def _require_checksum(self, part: str, actual: str, expected: str) -> None:
         if actual != expected:
             raise self._fail(f"{part} does not match its checksum; {_DAMAGED}")
+
+
+def header_bytes(first: bytes) -> int:
+    """The bytes that the length (8 bytes) and the header take, of an object that begins with `first`.
+
+    Raises:
+        ObjectError: not the beginning of an object.
+    """
+    length = int.from_bytes(first[:8], "little")
+    if len(first) < 8 or length > MAX_HEADER:
+        raise ObjectError("not an object, or its header is damaged")
+    return 8 + length
+
+
+def stated_size(first: bytes) -> int:
+    """The bytes of a whole object, as its header says it. `first` has all of the header.
+
+    Raises:
+        ObjectError: not an object's header.
+    """
+    length = header_bytes(first)
+    try:
+        return length + Header.parse(first[8:length]).data_bytes
+    except HeaderError as error:
+        raise ObjectError(str(error)) from error
 
 
 def _coded_layers(chunk: CompiledChunk) -> list[tuple[Buffer, ...]]:

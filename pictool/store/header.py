@@ -36,6 +36,7 @@ _MAX_CHANNELS = 1 << 16  # kv_heads · head_dim
 _MAX_NAME = 256  # characters
 # KV takes a quarter of its bytes, or so, under the codec that keeps least. Layers that take far less are bombs.
 _MAX_RATIO, _SMALL_LAYER = 128, 4 << 20
+_OPTIONAL = ("dummy", "fixups", "parent", "rotation", "salted")  # fields that not every object has
 _KEY = re.compile("[0-9a-f]{64}")
 _DIGITS = re.compile("0|[1-9][0-9]{0,9}")
 _DAMAGED = "; the object is damaged; delete it, or compile it again (pic compile --force)"
@@ -56,6 +57,7 @@ class ObjectMeta:
 
     `parent` is set for a block of a prefix chain: the key of the block before it, "" for the first. `dummy` is the
     token that was repeated `sinks` times before the chunk; None without sinks, and in objects of version 0.1.0.
+    `rotation` and `salted` are what else entered the key, None for most objects.
     """
 
     key: str
@@ -65,11 +67,22 @@ class ObjectMeta:
     codec: str
     fixups: str | None = None
     parent: str | None = None
+    rotation: str | None = None
+    salted: str | None = None
     dummy: int | None = None
 
     @property
     def shape(self) -> LayerShape:
         return LayerShape.of(self.target.geometry, self.num_tokens, self.target.dtype)
+
+    def own_key(self, tokens: TokenIds) -> str:
+        """The key that an object with this header and these tokens has. Another `key` in it is a forgery."""
+        if self.parent is None:
+            extra: dict[str, Any] = {"sinks": self.sinks, "codec": self.codec}
+            extra |= {} if self.dummy is None else {"dummy": self.dummy}
+        else:
+            extra = {"parent": self.parent, "rotation": self.rotation or ""}
+        return self.target.recompute_key(extra, tokens, self.salted)
 
     def key_of(self, tokens: Sequence[int] | TokenIds, salt: str = "") -> str:
         """The key of an object of these tokens, compiled as this one was, under a salt. Not of a block of a chain."""
@@ -176,7 +189,7 @@ def metadata_of(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str
         "kv_heads": geometry.kv_heads, "head_dim": geometry.head_dim, "tokens": meta.num_tokens,
         "sinks": meta.sinks, "codec": meta.codec, "checksums": json.dumps(checksums, sort_keys=True),
     }  # fmt: skip
-    values |= {name: value for name in ("dummy", "fixups", "parent") if (value := getattr(meta, name)) is not None}
+    values |= {name: value for name in _OPTIONAL if (value := getattr(meta, name)) is not None}
     return {name: str(value) for name, value in values.items()}
 
 
@@ -187,11 +200,12 @@ def meta_of(fields: Mapping[str, Any]) -> ObjectMeta:
     fixups = _name(fields, "fixups") if "fixups" in fields else None
     parent = _key_in(fields, "parent", allow_empty=True) if "parent" in fields else None
     dummy = _count(fields, "dummy", 1 << 31, 0) if "dummy" in fields else None
-    if dummy is not None and not sinks:
+    rotation = _name(fields, "rotation") if "rotation" in fields else None
+    salted = _key_in(fields, "salted") if "salted" in fields else None
+    if (dummy is not None and not sinks) or (rotation is not None and (parent is None or not rotation)):
         raise HeaderError(_NOT_OURS)
-    return ObjectMeta(
-        key, _target_of(fields), num_tokens, sinks, _one_of(fields, "codec", codecs()), fixups, parent, dummy
-    )
+    codec, optional = _one_of(fields, "codec", codecs()), (fixups, parent, rotation, salted, dummy)
+    return ObjectMeta(key, _target_of(fields), num_tokens, sinks, codec, *optional)
 
 
 def _target_of(fields: Mapping[str, Any]) -> Target:

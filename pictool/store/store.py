@@ -13,11 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import Protocol
 
 from pictool.errors import ObjectError, RemoteError, StoreError
 from pictool.store import eviction
@@ -35,6 +34,12 @@ from pictool.store.usage import Counters, Counts, hits_stamp, read_hits
 _log = logging.getLogger(__name__)
 DEFAULT_ROOT = ".pic"
 _MIN_PREFIX = 4
+
+
+class Readable(Protocol):
+    """What bytes are read from, in order."""
+
+    def read(self, count: int, /) -> bytes: ...
 
 
 class Store:
@@ -82,9 +87,29 @@ class Store:
         except (StoreError, ObjectError) as error:
             if isinstance(error, RemoteError):
                 self.skip_remote(error)
+            elif isinstance(error, ObjectError):
+                self.warn_of_damage(error)
             self.counters.add(Counts(misses=1))
             return False
         return True
+
+    def has_whole(self, key: str) -> bool:
+        """`has`, and every byte of the object is read and checked. Of a damaged one a warning says so."""
+        if not self.has(key):
+            return False
+        try:
+            with self.peek_local(key) as file:
+                file.verify()
+        except ObjectError as error:
+            self.warn_of_damage(error)
+            return False
+        except StoreError:  # evicted meanwhile
+            return False
+        return True
+
+    def warn_of_damage(self, error: ObjectError) -> None:
+        """Say that an object here is damaged, whose text is at hand and is compiled again."""
+        self.on_warning(f"{error}; going on, its text is compiled again")
 
     def open(self, key: str) -> ObjectFile:
         """Open an object by its whole key to use it: `peek`, then `mark_used`.
@@ -124,8 +149,8 @@ class Store:
             raise StoreError(f"{key[:12]}: no such object in the store {where}; compile its text first")
         file = ObjectFile(path)
         try:
-            _require_key(file, key, path)
-        except ObjectError:
+            file.require_key(key)
+        except BaseException:
             file.close()
             raise
         return file
@@ -184,7 +209,7 @@ class Store:
                 os.utime(file.fileno(), ns=(used_ns, used_ns))
         return path
 
-    def insert(self, key: str, source: IO[bytes]) -> Path:
+    def insert(self, key: str, source: Readable) -> Path:
         """Copy an object's file into the store, byte by byte, once every checksum of it holds.
 
         Raises:
@@ -194,11 +219,12 @@ class Store:
         path = self.path(key)
         self._make_root()
         with atomic_write(path, self.root / "tmp", self._publish) as copy:
-            shutil.copyfileobj(source, copy, 1 << 20)
+            while data := source.read(1 << 20):
+                copy.write(data)
             copy.flush()
             with ObjectFile(copy.name) as file:
                 file.verify()
-                _require_key(file, key, path)
+                file.require_key(key)
         return path
 
     def _make_root(self) -> None:
@@ -294,8 +320,3 @@ class Store:
         """An object with what its header says, or its problem; None if another process removed it meanwhile."""
         entry = Entry.of(self.path(key))
         return None if entry is None else describe(entry, self.peek_local)
-
-
-def _require_key(file: ObjectFile, key: str, path: Path) -> None:
-    if file.meta.key != key:
-        raise ObjectError(f"{path}: holds the object {file.meta.key[:12]}, not what its name says")

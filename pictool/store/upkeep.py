@@ -163,7 +163,7 @@ def verify(store: Store, repair: bool = False, on_object: Callable[[Entry], None
     count, num_bytes = 0, 0
     problems: dict[str, str] = {}
     for entry in entries(store.root):
-        problem = _problem(store, entry.key)
+        problem = find_problem(store, entry.key)
         if problem is None or entry.path.exists():
             count, num_bytes = count + 1, num_bytes + entry.num_bytes
             problems |= {} if problem is None else {entry.key: str(problem)}
@@ -196,7 +196,7 @@ def take_out(store: Store, key: str) -> bool:
     path = store.path(key)
     try:
         with locked(store.root / eviction.LOCK) as fd:
-            problem = _problem(store, key)
+            problem = find_problem(store, key)
             if not isinstance(problem, ObjectError) or isinstance(problem, UnreadableObjectError | ForeignObjectError):
                 return False
             eviction.forget_total(fd)
@@ -217,7 +217,8 @@ def _what_is(path: Path) -> str:
     return "a directory, where an object belongs" if path.is_dir() else "damaged"
 
 
-def _problem(store: Store, key: str) -> PicError | None:
+def find_problem(store: Store, key: str) -> PicError | None:
+    """Why an object of this store cannot be used, after all of it was read; None if it can."""
     try:
         with store.peek_local(key) as file:
             file.verify()

@@ -98,7 +98,7 @@ class VllmEngine(Engine):
         done: list[Compiled] = []
         for chunk in listed:
             key = object_key(self.model, chunk, options)
-            is_new = (force and key not in {compiled.key for compiled in done}) or not self.store.has(key)
+            is_new = (force and key not in {compiled.key for compiled in done}) or not self.store.has_whole(key)
             if is_new:
                 self._start(min(self.model.max_positions, longest + options.sinks + 2))
                 self._compile(chunk, [*prefix, *chunk.tokens, chunk.tokens[-1]], options.sinks)

@@ -119,8 +119,8 @@ class WorkerSide:
             return Outcome()
         tokens = job.tokens[job.sinks :]
         dummy = int(job.tokens[0]) if job.sinks else None
-        key = target.key(tokens, job.sinks, CODEC, job.salt, dummy)
-        meta = ObjectMeta(key, target, len(tokens), job.sinks, CODEC, dummy=dummy)
+        own = target.identify(tokens, job.sinks, CODEC, job.salt, dummy)
+        meta = ObjectMeta(own.key, target, len(tokens), job.sinks, CODEC, dummy=dummy, salted=own.salted)
         try:
             data = [(to_bytes(key), to_bytes(value)) for key, value in layers]
             self._store.put(CompiledChunk(meta, job.text, tokens, data))
