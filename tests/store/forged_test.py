@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta, metadata
 from pictool.store.store import Store
 from pictool.store.upkeep import gc, stats, verify
 
-KEY = "0" * 64
+KEY = make_chunk(0).meta.key
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -47,12 +48,9 @@ def dumped(header: dict[str, Any]) -> str:
 
 def healthy() -> tuple[dict[str, Any], bytes]:
     """The header (its seal empty) and the data of an object of the key KEY."""
-    chunk = make_chunk(0)
-    data = bytearray()
-    with open(os.memfd_create("healthy"), "r+b") as file:
-        write_object(file, replace(chunk, meta=replace(chunk.meta, key=KEY)))
-        file.seek(0)
-        data = bytearray(file.read())
+    with BytesIO() as file:
+        write_object(file, make_chunk(0))
+        data = file.getvalue()
     end = 8 + struct.unpack_from("<Q", data)[0]
     header = json.loads(data[8:end])
     header["__metadata__"]["header"] = ""
@@ -241,7 +239,7 @@ def test_a_directory_with_something_in_it_stays_and_stops_nothing(store: Store, 
     assert done.repaired == (damaged.stem,) and set(done.problems) == {KEY, damaged.stem}
     assert "is a directory, where an object belongs, and cannot be removed" in done.problems[KEY]
     with pytest.raises(StoreError, match="is a directory, where an object belongs"):
-        store.put(replace(make_chunk(0), meta=replace(make_chunk(0).meta, key=KEY)))
+        store.put(make_chunk(0))
     gc(store, budget)
     assert (path / "precious").exists() and len(store.keys()) == (2 if budget is None else 1)
 
@@ -298,7 +296,7 @@ def coded_object(path: Path, codec: str, shape: tuple[int, int, int], part: byte
     """An object of one layer (layers, kv_heads, head_dim) whose coded bytes are `part` for every layer."""
     target = Target("llama", "a" * 64, "b" * 64, "float32", Geometry(*shape))
     tokens = np.zeros(num_tokens, dtype="<i4").tobytes()
-    meta = ObjectMeta(KEY, target, num_tokens, 0, codec)
+    meta = ObjectMeta(target.key([0] * num_tokens, 0, codec), target, num_tokens, 0, codec)
     hashes = {name: blake3(data).hexdigest() for name, data in (("tokens", tokens), ("text", b"text"))}
     header: dict[str, Any] = tensor_entries(meta, 4, [len(part)] * shape[0])
     fields = metadata_of(meta, hashes | {"layers": [blake3(part).hexdigest()] * shape[0]})
