@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from pictool.errors import InputError, ObjectError, RemoteError, StoreError
 from pictool.store.entries import SUFFIX, litter_candidates
-from pictool.store.files import atomic_write, open_in_order, read_at, remove_litter
+from pictool.store.files import NotRegularError, atomic_write, open_regular, read_at, remove_litter
 from pictool.store.format import ObjectFile
 from pictool.store.pace import MIN_RATE, BadAnswer, Pace, TooSlow
 
@@ -388,10 +388,11 @@ def _http_options(protocol: str, timeout_s: float) -> dict[str, Any]:
 
 def _read_local(path: str, start: int, end: int) -> bytes:
     """Bytes [start, end) of a regular file, fewer where it ends; a pipe or a device is refused, and not waited for."""
-    fd = open_in_order(Path(path))
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise BadAnswer("not a regular file")
+        fd = open_regular(Path(path))
+    except NotRegularError as error:
+        raise BadAnswer("not a regular file") from error
+    try:
         return read_at(fd, start, end - start)
     finally:
         os.close(fd)
