@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import logging
 import threading
@@ -119,10 +120,12 @@ def whole_blocks(ids: list[int], block: int) -> list[int]:
 def test_keys_are_sha256_over_parent_tokens_and_extra_keys(llama: Subject) -> None:
     target, parent, wanted = llama.model.target, "", []
     for start in (0, 4):
-        identity = asdict(target) | {"parent": parent, "rotation": "r", "salt": "s"}
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+        digest = hashlib.sha256(
+            json.dumps(asdict(target) | {"parent": parent, "rotation": "r"}, sort_keys=True).encode()
+        )
         digest.update(np.arange(start, start + 4, dtype="<i4").tobytes())
-        parent = digest.hexdigest()
+        salted = hmac.new(b"s", digest.hexdigest().encode(), hashlib.sha256).hexdigest()
+        parent = hashlib.sha256(f"{digest.hexdigest()} {salted}".encode()).hexdigest()
         wanted.append(parent)
     assert target.chain_keys(np.arange(11, dtype=np.int32), 4, "r", "s") == wanted
 
