@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import reprlib
 import stat
 from pathlib import Path
 from typing import Any, NoReturn
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 3, 80, 80, 80
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
@@ -67,13 +71,8 @@ def _finite(text: str) -> float:
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: short, whatever it is. (`repr` of a number of thousands of digits raises.)"""
+    """A value as a message shows it: short, whatever it is."""
     try:
-        text = repr(value) if isinstance(value, str | bytes | bool | float | None) else _shape_of(value)
-    except ValueError:
-        text = f"a whole number of {value.bit_length()} bits"
-    return text if len(text) <= 80 else f"{text[:77]}…"
-
-
-def _shape_of(value: Any) -> str:
-    return f"a {type(value).__name__} of {len(value)}" if isinstance(value, list | dict | tuple | set) else repr(value)
+        return _SHORT.repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"

@@ -70,9 +70,9 @@ def _of_file(name: str) -> Iterator[Variation]:
     yield Variation(f"{name} is a directory", lambda root: _instead(root / name, os.mkdir))
     yield Variation(f"{name} is a pipe", lambda root: _instead(root / name, os.mkfifo))
     yield Variation(
-        f"{name} is /dev/zero", lambda root: _instead(root / name, lambda path: os.symlink("/dev/zero", path))
+        f"{name} is /dev/zero", lambda root: _instead(root / name, lambda path: path.symlink_to("/dev/zero"))
     )
-    yield Variation(f"{name} links to itself", lambda root: _instead(root / name, lambda path: os.symlink(name, path)))
+    yield Variation(f"{name} links to itself", lambda root: _instead(root / name, lambda path: path.symlink_to(name)))
     yield Variation(f"{name} is huge", lambda root: os.truncate(root / name, 1 << 40))
     for seed in range(12):
         yield Variation(f"{name} has flipped bytes ({seed})", lambda root, seed=seed: _flip(root / name, seed))  # type: ignore[misc]
@@ -95,11 +95,16 @@ def _flip(path: Path, seed: int) -> None:
 
 
 def _of_json(name: str, value: Any) -> Iterator[Variation]:
+    for title, text in mutations(value):
+        yield Variation(f"{name}: {title}", lambda root, text=text: (root / name).write_text(text))  # type: ignore[misc]
+
+
+def mutations(value: Any) -> Iterator[tuple[str, str]]:
+    """A JSON value with one of its values replaced, for every place and everything in `VALUES`: a title, and the text."""
     for place in _places(value):
         for new in VALUES:
             shown = "removed" if new is _REMOVED else str(new)[:20]
-            title = f"{name}: {'.'.join(map(str, place))} is {shown!r}"
-            yield Variation(title, lambda root, place=place, new=new: _replace(root / name, place, new))  # type: ignore[misc]
+            yield f"{'.'.join(map(str, place))} is {shown!r}", _replaced(value, place, new)
 
 
 def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -110,8 +115,8 @@ def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str
         yield from _places(inner, (*place, key))
 
 
-def _replace(path: Path, place: tuple[str | int, ...], new: Any) -> None:
-    whole = json.loads(path.read_bytes())
+def _replaced(value: Any, place: tuple[str | int, ...], new: Any) -> str:
+    whole = json.loads(json.dumps(value))
     inner = whole
     for key in place[:-1]:
         inner = inner[key]
@@ -120,9 +125,7 @@ def _replace(path: Path, place: tuple[str | int, ...], new: Any) -> None:
     else:
         inner[place[-1]] = f"@raw {new.text}@" if isinstance(new, _Raw) else new
     text = json.dumps(whole)
-    if isinstance(new, _Raw):
-        text = text.replace(f'"@raw {new.text}@"', new.text)
-    path.write_text(text)
+    return text.replace(f'"@raw {new.text}@"', new.text) if isinstance(new, _Raw) else text
 
 
 def _of_header() -> Iterator[Variation]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pictool.core import Chunk
 from pictool.errors import InputError
+from pictool.reading import read_file
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -31,7 +32,7 @@ def read_text(path: Path) -> str:
             raise InputError(
                 f"{path}: {path.stat().st_size >> 20} MiB of text; split it (at most {MAX_FILE_BYTES >> 20} MiB)"
             )
-        data = path.read_bytes()
+        data = read_file(path, MAX_FILE_BYTES)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     if not data:
