@@ -31,7 +31,8 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 # What a file is replaced by.
 CONTENTS: dict[str, bytes] = {
-    "empty": b"", "space": b" \n", "no JSON": b"{", "null": b"null", "a list": b"[]", "an object": b"{}", "a number": b"7",
+    "empty": b"", "space": b" \n", "no JSON": b"{", "null": b"null", "a list": b"[]", "an object": b"{}",
+    "a number": b"7",
     "a text": b'"x"', "NUL": b"\0" * 100, "no UTF-8": b"\xff\xfe{}", "UTF-16": '{"a": 1}'.encode("utf-16"),
     "deep": b"[" * 100_000, "deep objects": b'{"a":' * 50_000, "many": b"[" + b"{}," * 100_000 + b"{}]",
     "huge number": b"9" * 100_000, "NaN": b"NaN",
@@ -49,7 +50,7 @@ class Variation:
 def variations(model: Path) -> Iterator[Variation]:
     """Every variation of a model directory, whose files are only read."""
     for name in sorted(path.name for path in model.iterdir()):
-        yield from _of_file(name)
+        yield from of_file(name)
         if name.endswith(".json"):
             yield from _of_json(name, json.loads((model / name).read_bytes()))
     yield from _of_header()
@@ -61,7 +62,8 @@ def sample(model: Path, count: int, seed: int) -> list[Variation]:
     return random.Random(seed).sample(listed, min(count, len(listed)))
 
 
-def _of_file(name: str) -> Iterator[Variation]:
+def of_file(name: str) -> Iterator[Variation]:
+    """What may happen to a file of a directory, whatever it holds."""
     for title, content in CONTENTS.items():
         yield Variation(f"{name} is {title}", lambda root, content=content: (root / name).write_bytes(content))  # type: ignore[misc]
     for share in (0.01, 0.3, 0.9, 0.999):
@@ -100,7 +102,7 @@ def _of_json(name: str, value: Any) -> Iterator[Variation]:
 
 
 def mutations(value: Any) -> Iterator[tuple[str, str]]:
-    """A JSON value with one of its values replaced, for every place and everything in `VALUES`: a title, and the text."""
+    """A JSON value with one of its values replaced, in every place by everything in `VALUES`: a title, and the text."""
     for place in _places(value):
         for new in VALUES:
             shown = "removed" if new is _REMOVED else str(new)[:20]
@@ -134,8 +136,8 @@ def _of_header() -> Iterator[Variation]:
         "dtype": ["F64", "F16", "BF16", "I64", "BOOL", "F8_E4M3", "X", "", 3, None],
         "shape": [[], [0], [-1], [1], [10**12], [10**12, 10**12], [0.5], "x", None, [True], [2**63]],
         "data_offsets": [
-            [0, 0], [0, 1], [0], [], [1, 0], [-4, 4], [0, 10**15], [2**64, 2**64], "x", None, [0.5, 1], _Raw("[0,1e400]"),
-            [None, None],
+            [0, 0], [0, 1], [0], [], [1, 0], [-4, 4], [0, 10**15], [2**64, 2**64], "x", None, [0.5, 1],
+            _Raw("[0,1e400]"), [None, None],
         ],
     }  # fmt: skip
     for field, values in changes.items():

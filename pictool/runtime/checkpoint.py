@@ -53,7 +53,7 @@ def require_files(directory: Path) -> None:
 
 
 def _require_merges(path: Path, tokenizer: dict[str, Any]) -> None:
-    """Refuse merges without the prefix that `tokenizers` cuts off them unseen: it ends the process in the middle of one.
+    """Refuse merges without the prefix that `tokenizers` cuts off them unseen: that can end the whole process.
 
     Raises:
         ModelError: names the file.

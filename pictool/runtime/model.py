@@ -159,8 +159,8 @@ class Model:
             ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
         if ids and max(ids) >= self.config.vocab_size:
             raise ModelError(
-                f"{self.name}: the tokenizer gives token {max(ids)}, but the model has {self.config.vocab_size} tokens; "
-                "put the model's own tokenizer beside it"
+                f"{self.name}: the tokenizer gives token {max(ids)}, but the model has {self.config.vocab_size} tokens"
+                "; put the model's own tokenizer beside it"
             )
         return ids
 

@@ -96,7 +96,7 @@ class Renderer:
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_PROGRAM), str(self._limit_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, start_new_session=True,
+                [sys.executable, "-P", str(_PROGRAM), str(self._limit_s)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         return self._process

@@ -8,15 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands.run import pic, write
 
+from commands.run import pic, write
 from pictool.commands.plan import read_tiers
 from pictool.commands.request import read_script
 from pictool.commands.settings import read_settings
 from pictool.errors import InputError
 
 LAUGHS = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
-MERGES = "a: &a {x: 1}\n" + "".join(f"{b}: &{b} {{<<: [*{a}, *{a}]}}\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+MERGES = "a: &a {x: 1}\n" + "".join(
+    f"{b}: &{b} {{<<: [*{a}, *{a}]}}\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
 # The text of a file, and what the message says beside its name.
 CASES: dict[str, tuple[str | bytes, str]] = {
     "billion laughs": (LAUGHS, "aliases"),

@@ -66,7 +66,9 @@ def test_an_interrupted_program_says_so() -> None:
         process = subprocess.Popen(
             [*PIC, "store", "gc", "--store", "st"], stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
         )
-        for _ in range(60):  # it has opened the file, and waits: between the two, a signal may come too early to end that
+        for _ in range(
+            60
+        ):  # it has opened the file, and waits: between the two, a signal may come too early to end that
             time.sleep(0.5)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.01)
@@ -80,7 +82,7 @@ def test_an_interrupted_program_says_so() -> None:
 def has_open(pid: int, name: str) -> bool:
     """Whether a process has a file of this name open."""
     with suppress(OSError):  # it has ended, or closed one meanwhile
-        return any(os.readlink(file).endswith(f"/{name}") for file in Path(f"/proc/{pid}/fd").iterdir())
+        return any(file.readlink().name == name for file in Path(f"/proc/{pid}/fd").iterdir())
     return False
 
 

@@ -1,4 +1,4 @@
-"""Model directories of strangers: every variation gives a model that works, or one line with the file and the remedy."""
+"""Model directories of strangers: every variation gives a model that works, or one line with the remedy."""
 
 from __future__ import annotations
 

@@ -17,17 +17,21 @@ MESSAGES = [{"role": "system", "content": "You are."}, {"role": "user", "content
 SPECIALS = tiny.tokenizer().special_tokens_map
 # Everything that the templates of supported models use.
 GOOD = {
-    "chatml": "{% for m in messages %}<|{{ m.role }}|>\n{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}",
-    "json": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}{{ [1, {'b': 1, 'a': 2}] | tojson(sort_keys=true) }}",
+    "chatml": "{% for m in messages %}<|{{ m.role }}|>\n{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}",
+    "json": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}"
+    "{{ [1, {'b': 1, 'a': 2}] | tojson(sort_keys=true) }}",
     "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
     "macro": "{% macro say(x) %}<{{ x|trim }}>{% endmacro %}{{ say(' a ') }}{{ bos_token }}{{ nothing }}",
-    "loop controls": "{% for i in range(9) %}{% if i == 3 %}{% continue %}{% elif i == 6 %}{% break %}{% endif %}{{ i }}{% endfor %}",
-    "generation": "{% for m in messages %}{% generation %}{% set x = 1 %}{{ m.content }}{% endgeneration %}{{ x }}{% endfor %}",
+    "loop controls": "{% for i in range(9) %}{% if i == 3 %}{% continue %}{% elif i == 6 %}{% break %}{% endif %}"
+    "{{ i }}{% endfor %}",
+    "generation": "{% for m in messages %}{% generation %}{% set x = 1 %}{{ m.content }}{% endgeneration %}"
+    "{{ x }}{% endfor %}",
     "blocks": "  {% if tools is none and documents is none %}\n  a\n  {%- endif %}\n b",
     "year": "{{ strftime_now('%Y') }}",
     "slices": "{{ messages[1:][0].content.split('?')[0].upper() }}{{ messages | length }}{{ 'x' * 3 }}",
 }
-LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a * b }}{% endfor %}{% endfor %}"
 DOUBLE = "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}"
 # What fails, and what the message says.
 BAD: dict[str, tuple[str, str]] = {
