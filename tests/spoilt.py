@@ -151,10 +151,11 @@ def _of_header() -> Iterator[Variation]:
     for length in (0, 1, 7, 2**31, 2**62, 2**64 - 1):
         yield Variation(f"weights: header of {length} bytes", lambda root, length=length: _set_length(root, length))  # type: ignore[misc]
     for index in (0, 5, -1):
-        yield Variation(f"weights: tensor {index} is gone", lambda root, index=index: _rename(root, index, None))  # type: ignore[misc]
-        yield Variation(
-            f"weights: tensor {index} has another name", lambda root, index=index: _rename(root, index, "x")
-        )  # type: ignore[misc]
+        for name in (None, "x"):
+            yield Variation(
+                f"weights: tensor {index} is called {name}",
+                lambda root, change=(index, name): _rename(root, *change),  # type: ignore[misc]
+            )
     yield Variation("weights: NaN", lambda root: _fill(root, b"\xff\xff\xff\xff"))
     yield Variation("weights: infinite", lambda root: _fill(root, b"\x00\x00\x80\x7f"))
     yield Variation("weights: huge", lambda root: _fill(root, b"\xff\xff\x7f\x7f"))

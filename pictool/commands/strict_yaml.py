@@ -26,7 +26,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.num_nodes += 1
         self.depth += 1
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
             raise ConstructorError(None, None, "aliases (*) are not read here; write the value out", event.start_mark)
         if self.num_nodes > _MAX_NODES or self.depth > _MAX_DEPTH:
