@@ -78,7 +78,7 @@ def write_depfile(target: Path, prerequisites: Sequence[Path]) -> None:
 
 def model_files(model: Model) -> list[Path]:
     """The files that a model is made of."""
-    from pictool.runtime.fingerprint import weight_files
+    from pictool.runtime.checkpoint import weight_files
 
     assert model.directory is not None
     named = [path for name in _MODEL_FILES if (path := model.directory / name).exists()]

@@ -10,6 +10,7 @@ from typing import Any
 
 from pictool.commands.sizes import parse_size
 from pictool.errors import InputError
+from pictool.reading import read_file, shown
 
 FILE = "pic.yaml"
 _VARIABLES = {
@@ -66,7 +67,7 @@ def read_settings() -> Settings:
     """
     path = Path(FILE)
     keys = tuple(field.name for field in fields(Settings) if field.name != "named")
-    values: dict[str, Any] = read_yaml(path, keys) if path.exists() else {}
+    values: dict[str, Any] = read_yaml(path, keys) if os.path.lexists(path) else {}
     values = {name: text_or_none(path, name, value) for name, value in values.items()}
     values |= {name: os.environ[key] for name, key in _VARIABLES.items() if os.environ.get(key)}
     values |= {name: parse_size(name, values[name]) for name in _SIZES if values.get(name) is not None}
@@ -77,22 +78,26 @@ def read_yaml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
     """A YAML mapping with no other keys than `keys`; an empty file is an empty one.
 
     Raises:
-        InputError: unreadable, not YAML, not a mapping, or an unknown key.
+        InputError: unreadable, too large, not YAML, aliases, a key twice, not a mapping, or an unknown key.
     """
     import yaml
 
+    from pictool.commands import strict_yaml
+
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = strict_yaml.load(read_file(path, strict_yaml.MAX_BYTES))
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an impossible date
-        raise InputError(f"{path}: is not YAML ({_yaml_problem(error)})") from error
+        raise InputError(f"{path}: cannot be read ({error.strerror}); it must be a YAML file") from error
+    except Exception as error:  # YAMLError; PyYAML raises others too where a tag and a value do not go together
+        is_known = isinstance(error, yaml.YAMLError | ValueError | RecursionError)
+        problem = _yaml_problem(error) if is_known else type(error).__name__
+        raise InputError(f"{path}: is not YAML that can be used ({problem}); correct it") from error
     if data is None:
         return {}
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: must be a mapping with the keys {', '.join(keys)}")
-    if unknown := [str(key) for key in data if key not in keys]:
-        raise InputError(f"{path}: unknown key {', '.join(unknown)}; known are {', '.join(keys)}")
+    if unknown := [shown_key(key) for key in data if key not in keys]:
+        raise InputError(f"{path}: unknown key {', '.join(unknown)[:200]}; known are {', '.join(keys)}")
     return dict(data)
 
 
@@ -100,8 +105,13 @@ def _yaml_problem(error: Exception) -> str:
     """Where and what, in one line."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
-        return " ".join(str(error).split())
+        return " ".join(str(error).split())[:200]
     return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', error)}"
+
+
+def shown_key(key: Any) -> str:
+    """A key of a YAML file, as a message shows it."""
+    return key[:80] if isinstance(key, str) else shown(key)
 
 
 def text_or_none(path: Path, key: str, value: Any) -> str | None:
