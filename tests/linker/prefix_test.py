@@ -253,8 +253,11 @@ def test_a_damaged_block_of_a_store_that_cannot_be_changed(
 
 def test_a_block_is_no_document(llama: Subject, store: Store) -> None:
     run(llama, store, BY_FOUR, make_chunks((29,)))
+    key = store.keys()[0]
     with pytest.raises(InputError, match="block of a prefix chain"):
-        run(llama, store, make_policy("naive", {}), [store.keys()[0]])
+        run(llama, store, make_policy("naive", {}), [str(store.path(key))])
+    with pytest.raises(StoreError, match="no object with this key"):
+        run(llama, store, make_policy("naive", {}), [key])
 
 
 def test_listings_leave_blocks_out(llama: Subject, store: Store) -> None:
