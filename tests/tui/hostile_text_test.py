@@ -73,10 +73,11 @@ def test_the_store_s_objects() -> None:
 def test_layers_that_cannot_be_read() -> None:
     store = Store(NAME)
     key = put_hostile(store)
-    store.path(key).write_bytes(store.path(key).read_bytes()[:-1] + b"x")
 
     async def scenario(pilot: Pilot[None]) -> None:
-        await walk(pilot, "enter", "t")
+        await walk(pilot, "enter")
+        store.path(key).write_bytes(store.path(key).read_bytes()[:-1] + b"x")
+        await walk(pilot, "t")
         assert "[red]\\x1b[8m" in check(pilot).partition("does not match")[0].rpartition("checksums")[2]
 
     drive(make_app(store, job=HostileJob(PicError(HOSTILE))), scenario, WIDE)
