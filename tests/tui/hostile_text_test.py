@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands.hostile_text_test import TEXT, hostile_trace, put_hostile
+from commands.run import flip
 from hostile_text import HOSTILE, MARKUP, NAME, steering
 from textual.pilot import Pilot
 from textual.widgets import Input
@@ -17,7 +18,7 @@ from pictool.store.store import Store
 from pictool.tui.app import PicApp
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.services import LinkForm, Listener, PolicyChoice
-from tui.drive import FakeJob, drive, load, make_analysis, make_app, make_sinks, press, screen_text, settle
+from tui.drive import FakeJob, drive, load, make_analysis, make_app, make_sinks, press, put_object, screen_text, settle
 
 WIDE = (160, 50)
 
@@ -72,11 +73,11 @@ def test_the_store_s_objects() -> None:
 
 def test_layers_that_cannot_be_read() -> None:
     store = Store(NAME)
-    key = put_hostile(store)
+    path = store.path(put_object(store, "text", 3))
 
     async def scenario(pilot: Pilot[None]) -> None:
         await walk(pilot, "enter")
-        store.path(key).write_bytes(store.path(key).read_bytes()[:-1] + b"x")
+        flip(path, -20)
         await walk(pilot, "t")
         assert "[red]\\x1b[8m" in check(pilot).partition("does not match")[0].rpartition("checksums")[2]
 
