@@ -16,7 +16,9 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LINES = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
-PINS = {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in LINES)}
+PINS: dict[str, Version] = {
+    canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in LINES)
+}
 # The last version with a known hole that input from outside reaches, and the first without.
 HOLES = {"jinja2": ("3.1.5", "3.1.6"), "aiohttp": ("3.14.3", "3.14.4")}
 
