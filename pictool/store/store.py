@@ -254,8 +254,8 @@ class Store:
         """The whole key for an abbreviation of at least 4 hex digits, as in git; the remote is not asked.
 
         Args:
-            salt: that of the objects which are found ("": those without one); all others are as good as absent, and so
-                are blocks of chains. None: all are found.
+            salt: that of the objects which are found ("": those without one). All others are as good as absent, and so
+                are damaged ones and blocks of chains. None: all are found.
 
         Raises:
             StoreError: no object or several.
@@ -272,10 +272,13 @@ class Store:
         return matches[0]
 
     def _is_of(self, key: str, salt: str) -> bool:
-        """Whether the key of an object is that of its tokens and a salt."""
-        with self.peek_local(key) as file:
-            meta = file.meta
-            return meta.key == meta.target.key(file.tokens(), meta.sinks, meta.codec, salt)
+        """Whether the key of an object is that of its tokens and a salt; of a damaged one nobody knows whose it is."""
+        try:
+            with self.peek_local(key) as file:
+                meta = file.meta
+                return meta.key == meta.target.key(file.tokens(), meta.sinks, meta.codec, salt)
+        except (ObjectError, StoreError):
+            return False
 
     def objects(self, after: str = "", chains: bool = False) -> Iterator[StoredObject]:
         """Every object with what its header says, sorted by key, starting at the first key after `after`.
