@@ -39,6 +39,7 @@ class HostileJob(FakeJob):
 
 def check(pilot: Pilot[None]) -> str:
     """The screen, on which no character steers, and nothing that was written as a link can be clicked."""
+    assert isinstance(pilot.app, PicApp)
     text = screen_text(pilot.app)
     assert not steering(text.replace("\n", ""))
     return text
