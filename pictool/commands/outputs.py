@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.commands.settings import FILE
 from pictool.errors import InputError
+from pictool.escapes import to_json, visible
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -25,11 +25,7 @@ _MODEL_FILES = (
 
 def note(text: str) -> None:
     """Print a line for the user on stderr."""
-    print(f"pic: {text}", file=sys.stderr)
-
-
-def to_json(data: Any) -> str:
-    return json.dumps(data, indent=2, ensure_ascii=False)
+    print(f"pic: {visible(text)}", file=sys.stderr)
 
 
 def print_json(data: Any) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 from pictool.commands.errors import UsageError
 from pictool.commands.options import (
     POLICY,
+    SALT,
     ChunkOption,
     FieldsOption,
     JsonOption,
@@ -123,7 +124,7 @@ class PlanReport:
         return tier_named(STORE_TIER, self.plan)
 
 
-@command(app, "plan", "model", "device", "dtype", "store", "salt", "codec")
+@command(app, "plan", "model", "device", "dtype", "store", *SALT, "codec")
 def run_plan(options: PlanOptions, settings: Settings) -> None:
     """Estimate delays by storage tier; choose ratio and tier.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pictool.commands.salt import with_salt
 from pictool.commands.sizes import parse_size
 from pictool.errors import InputError
 from pictool.reading import read_file, shown
@@ -15,7 +16,8 @@ from pictool.reading import read_file, shown
 FILE = "pic.yaml"
 _VARIABLES = {
     "model": "PIC_MODEL", "store": "PIC_STORE", "device": "PIC_DEVICE", "dtype": "PIC_DTYPE", "codec": "PIC_CODEC",
-    "max_size": "PIC_MAX_SIZE", "salt": "PIC_SALT", "remote": "PIC_REMOTE", "memory": "PIC_MEMORY",
+    "max_size": "PIC_MAX_SIZE", "salt": "PIC_SALT", "salt_file": "PIC_SALT_FILE", "remote": "PIC_REMOTE",
+    "memory": "PIC_MEMORY",
 }  # fmt: skip
 _SIZES = ("max_size", "memory")
 
@@ -30,7 +32,7 @@ class Settings:
         head, query_template: of prompts that name none.
         max_size: bytes that the store may hold; None: no limit.
         codec: how KV is kept.
-        salt: separates tenants.
+        salt: separates tenants; each place may name a file that holds it (`salt_file`). Never shown.
         remote: URL of a store to fetch missing objects from; an empty text is none.
         memory: bytes of host memory that keep objects.
         named: the settings that the command line says.
@@ -44,7 +46,7 @@ class Settings:
     query_template: str | None = None
     max_size: int | None = None
     codec: str = "none"
-    salt: str = ""
+    salt: str = field(default="", repr=False)
     remote: str | None = None
     memory: int = 0
     named: frozenset[str] = frozenset()
@@ -52,6 +54,7 @@ class Settings:
     def override(self, **options: str | None) -> Settings:
         """These settings with options of the command line before them; None is an option that was not used."""
         used = {name: value for name, value in options.items() if value is not None}
+        used = with_salt(used, "--salt", "--salt-file")
         return replace(self, **used, named=self.named | used.keys())  # type: ignore[arg-type]
 
     def option(self, name: str) -> str | None:
@@ -66,10 +69,12 @@ def read_settings() -> Settings:
         InputError: a file that cannot be used, or a value that makes no sense.
     """
     path = Path(FILE)
-    keys = tuple(field.name for field in fields(Settings) if field.name != "named")
+    keys = (*(field.name for field in fields(Settings) if field.name != "named"), "salt_file")
     values: dict[str, Any] = read_yaml(path, keys) if os.path.lexists(path) else {}
     values = {name: text_or_none(path, name, value) for name, value in values.items()}
-    values |= {name: os.environ[key] for name, key in _VARIABLES.items() if os.environ.get(key)}
+    values = with_salt(values, f"{path}: salt", "salt_file")
+    named = {name: os.environ[key] for name, key in _VARIABLES.items() if os.environ.get(key)}
+    values |= with_salt(named, _VARIABLES["salt"], _VARIABLES["salt_file"])
     values |= {name: parse_size(name, values[name]) for name in _SIZES if values.get(name) is not None}
     return Settings(**{name: value for name, value in values.items() if value is not None})
 
