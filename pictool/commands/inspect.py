@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool.commands.errors import UsageError
-from pictool.commands.options import ANALYSIS, OUTPUT, JsonOption, argument, command, make_app, option
+from pictool.commands.options import ANALYSIS, OUTPUT, SALT, JsonOption, argument, command, make_app, option
 from pictool.commands.outputs import note, output_path, print_json
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
 from pictool.errors import InputError
+from pictool.escapes import visible
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -71,7 +72,7 @@ class InspectOptions:
         return self.first or NUM_INITIAL
 
 
-@command(app, "inspect", "model", "device", "dtype", "store")
+@command(app, "inspect", "model", "device", "dtype", "store", *SALT)
 def run_inspect(
     names: Annotated[list[str], argument("NAME", "Object files, keys or traces.")],
     options: InspectOptions,
@@ -263,7 +264,7 @@ def _layer_json(layer: LayerStats) -> dict[str, Any]:
 
 def _print_fields(report: dict[str, Any]) -> None:
     for name, value in report.items():
-        print(f"{name:<13}{value}")
+        print(f"{name:<13}{value if name == 'text' else visible(str(value))}")
 
 
 def _print_layers(layers: Sequence[LayerStats], checksums: list[str]) -> None:

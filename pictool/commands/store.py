@@ -16,6 +16,7 @@ from pictool.commands.resources import open_store
 from pictool.commands.settings import Settings
 from pictool.commands.sizes import parse_age, parse_size, show_size
 from pictool.errors import ObjectError
+from pictool.escapes import visible
 
 if TYPE_CHECKING:
     from pictool.store.store import Store, StoredObject
@@ -57,8 +58,8 @@ def run_ls(
 
 def _line(entry: StoredObject) -> str:
     if entry.meta is None:
-        return f"{entry.key[:12]}  DAMAGED  {entry.problem}"
-    text = ("…" if entry.is_block else "") + " ".join(entry.text.split())[:48]
+        return f"{entry.key[:12]}  DAMAGED  {visible(entry.problem or '')}"
+    text = ("…" if entry.is_block else "") + visible(" ".join(entry.text.split())[:48])
     return f"{entry.key[:12]}  {entry.meta.num_tokens:6d} tokens  {entry.num_bytes:>11,d} bytes  {text}"
 
 
@@ -96,7 +97,7 @@ def run_show(settings: Settings, keys: KeysArgument, as_json: JsonOption = False
         return
     for values in shown:
         for name, value in values.items():
-            print(f"{name:<13}{' '.join(str(value).split()) if name == 'text' else value}")
+            print(f"{name:<13}{visible(' '.join(value.split()) if name == 'text' else str(value))}")
 
 
 @command(app, "stats", "store")
@@ -113,7 +114,7 @@ def run_stats(settings: Settings, as_json: JsonOption = False) -> None:
         print_json(asdict(report) | {"counts": report.counts.report()})
         return
     for name, value in _stats_lines(report):
-        print(f"{name:<14}{value}")
+        print(f"{name:<14}{visible(value)}")
 
 
 def _stats_lines(stats: StoreStats) -> list[tuple[str, str]]:
@@ -163,7 +164,7 @@ def run_verify(
 
 def _print_problems(result: Verified) -> None:
     for key, problem in result.problems.items():
-        print(problem + ("  (taken out)" if key in result.repaired else ""))
+        print(visible(problem) + ("  (taken out)" if key in result.repaired else ""))
     if not result.problems:
         note(f"{result.objects} objects read, none damaged")
     elif len(result.repaired) == len(result.problems):

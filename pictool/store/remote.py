@@ -12,7 +12,6 @@ import random
 import re
 import secrets
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +27,6 @@ from pictool.store.entries import SUFFIX, litter_candidates
 from pictool.store.files import NotRegularError, atomic_write, open_regular, read_at, remove_litter
 from pictool.store.format import ObjectFile
 from pictool.store.pace import MIN_RATE, BadAnswer, Pace, TooSlow
-
 
 _OBJECT_STORES = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "obs", "oci", "oss", "s3", "s3a", "tos"}
 _READ_ONLY = {"http", "https"}

@@ -145,8 +145,7 @@ class Store:
         """`peek`, without the remote."""
         path = self.path(key)
         if not os.path.exists(path):
-            where = f"{self.root}, nor at {self.remote}" if self.remote else str(self.root)
-            raise StoreError(f"{key[:12]}: no such object in the store {where}; compile its text first")
+            raise self.absent(key)
         file = ObjectFile(path)
         try:
             file.require_key(key)
@@ -154,6 +153,11 @@ class Store:
             file.close()
             raise
         return file
+
+    def absent(self, key: str) -> StoreError:
+        """The error for an object that is not here. It is raised as well for one of another salt, so as not to tell."""
+        where = f"{self.root}, nor at {self.remote}" if self.remote else str(self.root)
+        return StoreError(f"{key[:12]}: no such object in the store {where}; compile its text first")
 
     # The remote
 
@@ -268,28 +272,50 @@ class Store:
         """A number that changes once any process has written its hits."""
         return hits_stamp(self.root)
 
-    def find(self, name: str) -> str:
+    def find(self, name: str, salt: str | None = None) -> str:
         """The whole key for a key (fetched from the remote if it is not here) or an abbreviation of one that is here.
+
+        Args:
+            salt: as of `resolve`.
 
         Raises:
             StoreError: no object or several, or it cannot be fetched.
         """
         try:
-            is_fetched = is_key(name) and not os.path.exists(self.path(name)) and self.fetch(name)
+            if is_key(name) and not os.path.exists(self.path(name)):
+                self.fetch(name)
         except RemoteError as error:  # without a text there is nothing to compile instead
             raise StoreError(str(error)) from error
-        return name if is_fetched else self.resolve(name)
+        return self.resolve(name, salt)
 
-    def resolve(self, prefix: str) -> str:
-        """The whole key for an abbreviation of at least 4 hex digits, as in git; the remote is not asked."""
+    def resolve(self, prefix: str, salt: str | None = None) -> str:
+        """The whole key for an abbreviation of at least 4 hex digits, as in git; the remote is not asked.
+
+        Args:
+            salt: that of the objects which are found ("": those without one). All others are as good as absent, and so
+                are damaged ones and blocks of chains. None: all are found.
+
+        Raises:
+            StoreError: no object or several.
+        """
         if not re.fullmatch(rf"[0-9a-f]{{{_MIN_PREFIX},64}}", prefix):
             raise StoreError(f"{prefix!r}: neither a file nor a key (at least {_MIN_PREFIX} hex digits)")
-        matches = [key for key in keys_of(self.root, prefix[:2]) if key.startswith(prefix)]
+        found = [key for key in keys_of(self.root, prefix[:2]) if key.startswith(prefix)]
+        matches = found if salt is None else [key for key in found if self._is_of(key, salt)]
         if len(matches) != 1:
             what = "no object" if not matches else f"{len(matches)} objects"
             hint = f" ({self.remote} is asked for whole keys)" if self.remote else ""
-            raise StoreError(f"{prefix}: {what} with this key in the store {self.root}{hint}; see pic store ls")
+            which = "this key" if salt is None else "this key and salt"
+            raise StoreError(f"{prefix}: {what} with {which} in the store {self.root}{hint}; see pic store ls")
         return matches[0]
+
+    def _is_of(self, key: str, salt: str) -> bool:
+        """Whether the key of an object is that of its tokens and a salt; of a damaged one nobody knows whose it is."""
+        try:
+            with self.peek_local(key) as file:
+                return file.meta.key == file.meta.key_of(file.tokens(), salt)
+        except (ObjectError, StoreError):
+            return False
 
     def objects(self, after: str = "", chains: bool = False) -> Iterator[StoredObject]:
         """Every object with what its header says, sorted by key, starting at the first key after `after`.

@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import pytest
 from chunks import files, make_chunk
 
@@ -367,3 +369,28 @@ def test_many_writers_keep_one_budget(store: Store) -> None:
     counts = run_workers(store, "collected")
     assert counts["failed"] == 0 and counts["temp"] == 0 and counts["objects"] > 0
     assert 0 < counts["most"] <= 60_000
+
+
+def test_only_objects_of_a_salt_are_found_by_it(store: Store) -> None:
+    """Two tenants' keys with one beginning, and a block of a chain: each tenant finds its own object alone."""
+    target = make_chunk(1).meta.target
+    mine: dict[str, int] = {}
+    for first in range(100_000):
+        mine[target.key([first, *[1] * 4], 0, "none", "mine")[:4]] = first
+        other = target.key([first, *[1] * 4], 0, "none", "other")
+        if other[:4] in mine:
+            break
+    prefix, firsts = other[:4], {"mine": mine[other[:4]], "other": first}
+    keys = {}
+    for salt, first in firsts.items():
+        tokens = np.asarray([first, *[1] * 4], dtype=np.int32)
+        meta = replace(make_chunk(1).meta, key=target.key(tokens, 0, "none", salt))
+        keys[salt] = meta.key
+        store.put(replace(make_chunk(1), meta=meta, tokens=tokens))
+    assert {salt: store.resolve(prefix, salt) for salt in keys} == {salt: store.find(keys[salt], salt) for salt in keys}
+    assert store.resolve(prefix, "mine") == keys["mine"] != keys["other"]
+    with pytest.raises(StoreError, match=f"^{prefix}: 2 objects with this key"):
+        store.resolve(prefix)
+    for salt in ("", "third"):
+        with pytest.raises(StoreError, match=f"^{prefix}: no object with this key and salt"):
+            store.resolve(prefix, salt)
