@@ -215,7 +215,7 @@ def _fields(file: ObjectFile) -> dict[str, Any]:
         "kv_heads": target.geometry.kv_heads, "head_dim": target.geometry.head_dim, "dtype": target.dtype,
         "sinks": meta.sinks, "codec": meta.codec, "bytes": file.num_bytes, "layer_bytes": file.layer_bytes,
         "fixups": meta.fixups or "none",
-    } | ({} if meta.parent is None else {"parent": meta.parent or "none (the first block of a chain)"})  # fmt: skip
+    } | ({} if meta.dummy is None else {"dummy": meta.dummy}) | ({} if meta.parent is None else {"parent": meta.parent or "none (the first block of a chain)"})  # fmt: skip
 
 
 def _table(file: ObjectFile) -> dict[str, Any]:
@@ -237,6 +237,7 @@ def sinks_of(file: ObjectFile, model: Model, num_initial: int) -> AttentionSinks
     from pictool.trace.attention_sinks import attention_sinks
 
     file.meta.require(model.target, str(file.path))
+    file.meta.require_dummy(model.bos_id, file.name)
     dummies = [] if model.bos_id is None else [model.bos_id] * file.meta.sinks
     return attention_sinks(model, file.tokens().tolist(), dummies, num_initial)
 

@@ -15,8 +15,9 @@ FILE = "pic.yaml"
 _VARIABLES = {
     "model": "PIC_MODEL", "store": "PIC_STORE", "device": "PIC_DEVICE", "dtype": "PIC_DTYPE", "codec": "PIC_CODEC",
     "max_size": "PIC_MAX_SIZE", "salt": "PIC_SALT", "remote": "PIC_REMOTE", "memory": "PIC_MEMORY",
+    "remote_rate": "PIC_REMOTE_RATE",
 }  # fmt: skip
-_SIZES = ("max_size", "memory")
+_SIZES = ("max_size", "memory", "remote_rate")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Settings:
         salt: separates tenants.
         remote: URL of a store to fetch missing objects from; an empty text is none.
         memory: bytes of host memory that keep objects.
+        remote_rate: bytes per second below which a transfer from the remote is given up; None: 8 KB.
         named: the settings that the command line says.
     """
 
@@ -46,6 +48,7 @@ class Settings:
     salt: str = ""
     remote: str | None = None
     memory: int = 0
+    remote_rate: int | None = None
     named: frozenset[str] = frozenset()
 
     def override(self, **options: str | None) -> Settings:

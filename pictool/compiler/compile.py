@@ -129,8 +129,10 @@ def _compute(
     for index, layers in prefill_chunks(model, [missing[key].tokens for key in keys], prefix, alone):
         key = keys[index]
         chunk, table = missing[key], tables.get(key)
-        salted = model.identify(chunk.tokens, len(prefix), codec).salted
-        meta = ObjectMeta(key, model.target, len(chunk), len(prefix), codec, table_maker.recipe, salted=salted)
+        dummy, salted = prefix[0] if prefix else None, model.identify(chunk.tokens, len(prefix), codec).salted
+        meta = ObjectMeta(
+            key, model.target, len(chunk), len(prefix), codec, table_maker.recipe, dummy=dummy, salted=salted
+        )
         require_finite(f"{chunk.source}: {model.name}", model.dtype, *(part for pair in layers for part in pair))
         pairs = [(to_bytes(k), to_bytes(v)) for k, v in layers]
         tokens, fixups = np.asarray(chunk.tokens, dtype=np.int32), None if table is None else table.tobytes()

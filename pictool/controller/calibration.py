@@ -42,9 +42,9 @@ from pictool.linker.resolve import Part, head_part, open_objects, resolve_docume
 from pictool.linker.spec import Document, Spec
 from pictool.runtime.machine import cpu_name
 from pictool.runtime.tensors import to_bytes
-from pictool.runtime.user_cache import cache_dir
+from pictool.runtime.user_cache import cache_dir, write_cache_file
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
-from pictool.store.store import Store, atomic_write
+from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -345,8 +345,7 @@ def _kept(
     if on_measure:
         on_measure(what)
     rows = measure()
-    with suppress(StoreError), atomic_write(path) as file:
-        file.write(json.dumps({"of": of, "rows": rows}, indent=1).encode())
+    write_cache_file(path, json.dumps({"of": of, "rows": rows}, indent=1).encode())
     return rows
 
 

@@ -97,6 +97,7 @@ def _object_parts(model: Model, path: Path, opened: ExitStack) -> list[Part]:
     tokens = tuple(int(token) for token in file.tokens())
     if meta.parent is not None:
         raise InputError(f"{path}: is a block of a prefix chain, of use only after its own; name a document")
+    meta.require_dummy(model.bos_id, str(path))
     if meta.key != model.key(tokens, meta.sinks, meta.codec):
         raise ForeignObjectError(
             f"{path}: its key {meta.key[:12]} is not that of its tokens and this salt; compile it again, or "

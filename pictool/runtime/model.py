@@ -68,12 +68,12 @@ class Model:
         return Target(self.config.model_type, self.fingerprint, tokenizer, self.dtype, self.geometry)
 
     def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str) -> str:
-        """The key of an object for this model (`Target.key`), in this model's salt."""
+        """The key of an object for this model (`Target.key`), after its BOS as dummy token, in its salt."""
         return self.identify(tokens, sinks, codec).key
 
     def identify(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str) -> Identity:
         """The same, with what an object's header says of the salt (`Target.identify`)."""
-        return self.target.identify(tokens, sinks, codec, self.salt)
+        return self.target.identify(tokens, sinks, codec, self.salt, self.bos_id)
 
     @property
     def geometry(self) -> Geometry:

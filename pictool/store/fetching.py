@@ -27,7 +27,8 @@ from pathlib import Path
 from pictool.errors import ForeignObjectError, ObjectError, PicError, RemoteError, UnreadableObjectError
 from pictool.store.entries import object_path
 from pictool.store.files import Publish, atomic_write
-from pictool.store.format import ObjectFile, header_bytes, stated_size
+from pictool.store.format import ObjectFile
+from pictool.store.header import HeaderError, header_bytes, stated_size
 from pictool.store.remote import Remote
 
 BLOCK = 1 << 20  # bytes of a request
@@ -91,13 +92,13 @@ class ObjectFetch:
         return room if self._max_bytes is None else min(room, self._max_bytes)
 
     def _size_in_header(self, first: bytes) -> int:
-        """The bytes of the whole object, as its header (which is not checked yet) describes it."""
+        """The bytes of the whole object, as its header describes it."""
         try:
             length = header_bytes(first)
             if len(first) < length:
                 first += self._remote.read(self.key, len(first), length) or b""
             return stated_size(first)
-        except ObjectError as error:
+        except HeaderError as error:
             raise RemoteError(f"{self.name}: {error}; push it again", self.key) from error
 
     def missing_blocks(self) -> list[int]:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from pictool.errors import PicError
 from pictool.store.entries import Entry, entries_of
-from pictool.store.format import ObjectFile, ObjectMeta, meta_of, metadata_of
+from pictool.store.files import make_file
+from pictool.store.format import ObjectFile
+from pictool.store.header import ObjectMeta, meta_of, metadata_of
 
 INDEX_FILE = "index.sqlite3"
 TEXT_LENGTH = 200  # characters of the text, for people to recognise an object by
@@ -141,13 +143,15 @@ class Index:
 
     def _open(self) -> sqlite3.Connection | None:
         """None if the file cannot be used; one that is damaged or of another version is replaced."""
-        with suppress(sqlite3.OperationalError):
+        with suppress(sqlite3.OperationalError, OSError):
+            make_file(self._path)
             try:
                 return _connect(str(self._path))
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError):
                     raise
                 self._path.unlink(missing_ok=True)
+                make_file(self._path)
                 return _connect(str(self._path))
         return None
 

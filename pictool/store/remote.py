@@ -12,7 +12,6 @@ import random
 import re
 import secrets
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -25,10 +24,9 @@ from typing import Any, TypeVar
 
 from pictool.errors import InputError, ObjectError, RemoteError, StoreError
 from pictool.store.entries import SUFFIX, litter_candidates
-from pictool.store.files import atomic_write, open_in_order, read_at, remove_litter
+from pictool.store.files import NotRegularError, atomic_write, open_regular, read_at, remove_litter
 from pictool.store.format import ObjectFile
 from pictool.store.pace import MIN_RATE, BadAnswer, Pace, TooSlow
-
 
 _OBJECT_STORES = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "obs", "oci", "oss", "s3", "s3a", "tos"}
 _READ_ONLY = {"http", "https"}
@@ -64,9 +62,7 @@ class Remote:
     are configured for fsspec (`FSSPEC_S3_ENDPOINT_URL`, `~/.config/fsspec/`).
     """
 
-    def __init__(
-        self, url: str, retry: Retry = Retry(), timeout_s: float = 30.0, min_rate: float = MIN_RATE
-    ) -> None:
+    def __init__(self, url: str, retry: Retry = Retry(), timeout_s: float = 30.0, min_rate: float = MIN_RATE) -> None:
         self.url, self.retry, self.timeout_s, self.min_rate = url.rstrip("/") or "/", retry, timeout_s, min_rate
         self._down_until, self._down_why = 0.0, ""
         self._cancelled = threading.Event()
@@ -163,8 +159,8 @@ class Remote:
     def has_same(self, file: ObjectFile) -> bool:
         """Whether it has this object, whole.
 
-        A directory's file is read and checked to its end. Elsewhere its size, its header (which holds a checksum of every
-        part) and its last 64 KiB are compared: an object storage shows no half object. Raises RemoteError.
+        A directory's file is read and checked to its end. Elsewhere its size, its header (which holds a checksum of
+        every part) and its last 64 KiB are compared: an object storage shows no half object. Raises RemoteError.
         """
         key, size = file.meta.key, file.num_bytes
         if self._directory is not None:
@@ -219,6 +215,7 @@ class Remote:
 
     def _put(self, path: os.PathLike[str], target: str) -> bool:
         if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)  # for whom the umask says: it is there to be shared
             _put_local(Path(path), Path(target), self._directory / "tmp")
             return True
         if self._protocol in _OBJECT_STORES:
@@ -325,7 +322,9 @@ def _is_temporary(error: Exception) -> bool:
     status = _status(error)
     if status is not None:
         return status >= 500 or status in _TEMPORARY
-    return not isinstance(error, TooSlow) and not isinstance(error, PermissionError | NotImplementedError | TypeError | ValueError | IsADirectoryError)
+    return not isinstance(error, TooSlow) and not isinstance(
+        error, PermissionError | NotImplementedError | TypeError | ValueError | IsADirectoryError
+    )
 
 
 def _why(error: Exception) -> str:
@@ -388,10 +387,11 @@ def _http_options(protocol: str, timeout_s: float) -> dict[str, Any]:
 
 def _read_local(path: str, start: int, end: int) -> bytes:
     """Bytes [start, end) of a regular file, fewer where it ends; a pipe or a device is refused, and not waited for."""
-    fd = open_in_order(Path(path))
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise BadAnswer("not a regular file")
+        fd = open_regular(Path(path))
+    except NotRegularError as error:
+        raise BadAnswer(error.strerror) from error
+    try:
         return read_at(fd, start, end - start)
     finally:
         os.close(fd)

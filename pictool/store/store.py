@@ -23,6 +23,7 @@ from pictool.store import eviction
 from pictool.store.entries import Entry, entries, is_key, keys_of, object_path, shards
 from pictool.store.fetching import Destination, Fetcher, PartialObjectFile
 from pictool.store.files import atomic_write as atomic_write
+from pictool.store.files import make_directory
 from pictool.store.format import CompiledChunk, ObjectFile, write_object
 from pictool.store.index import StoredObject as StoredObject
 from pictool.store.index import describe, list_shard, open_index
@@ -53,7 +54,7 @@ class Store:
         self, root: str | os.PathLike[str] | None = None, max_bytes: int | None = None, *,
         remote: str | Remote | None = None, memory_bytes: int = 0, on_warning: Callable[[str], None] = _log.warning,
     ) -> None:  # fmt: skip
-        self.root = Path(root or os.environ.get("PIC_STORE") or DEFAULT_ROOT)
+        self.root = self._outer = Path(root or os.environ.get("PIC_STORE") or DEFAULT_ROOT)
         self.max_bytes, self.on_warning = max_bytes, on_warning
         self.counters = Counters(self.root / "stats")
         self.memory = LayerMemory(memory_bytes) if memory_bytes else None
@@ -64,7 +65,9 @@ class Store:
     def within(self, *names: str) -> Store:
         """A store in a directory of this one, with its remote in that directory of this one's; without host memory."""
         remote = None if self.remote is None else self.remote.within(*names)
-        return Store(self.root.joinpath(*names), remote=remote, on_warning=self.on_warning)
+        store = Store(self.root.joinpath(*names), remote=remote, on_warning=self.on_warning)
+        store._outer = self._outer
+        return store
 
     def path(self, key: str) -> Path:
         return object_path(self.root, key)
@@ -198,6 +201,7 @@ class Store:
             StoreError: it cannot be written, or the store may not hold so much; nothing was changed.
         """
         path = self.path(chunk.meta.key)
+        self._make_root()
         with atomic_write(path, self.root / "tmp", self._publish, durable) as file:
             write_object(file, chunk)
             if used_ns is not None:
@@ -213,6 +217,7 @@ class Store:
             StoreError: it cannot be written, or the store may not hold so much; nothing was changed.
         """
         path = self.path(key)
+        self._make_root()
         with atomic_write(path, self.root / "tmp", self._publish) as copy:
             while data := source.read(1 << 20):
                 copy.write(data)
@@ -221,6 +226,13 @@ class Store:
                 file.verify()
                 file.require_key(key)
         return path
+
+    def _make_root(self) -> None:
+        """Make the store's directory: for its owner alone; inside another store, as that is."""
+        try:
+            make_directory(self.root, self._outer)
+        except OSError as error:
+            raise StoreError(f"{self.root}: cannot be made ({error.strerror}); nothing was changed") from error
 
     def _publish(self, temp: Path, target: Path) -> None:
         self._publish_counted(temp, target, replace=True)

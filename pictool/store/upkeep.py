@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from pictool.errors import ForeignObjectError, ObjectError, PicError, StoreError, UnreadableObjectError
 from pictool.store import eviction
 from pictool.store.entries import Entry, entries, litter_candidates
 from pictool.store.eviction import Tally
-from pictool.store.files import locked, remove_litter
+from pictool.store.files import locked, make_directory, remove_litter
 from pictool.store.format import ObjectFile
 from pictool.store.index import INDEX_FILE
 from pictool.store.store import Store
@@ -154,10 +157,7 @@ def verify(store: Store, repair: bool = False, on_object: Callable[[Entry], None
 
     `repair` removes damaged objects, so that they are compiled again when they are next needed. An object under the
     name of another gets its own. One that cannot be read for another reason (permission, an unknown version of the
-    format) stays, and remains a problem.
-
-    Raises:
-        StoreError: a damaged object cannot be removed.
+    format) stays, and remains a problem; so does one that cannot be removed, as a directory that is not empty.
     """
     count, num_bytes = 0, 0
     problems: dict[str, str] = {}
@@ -168,17 +168,29 @@ def verify(store: Store, repair: bool = False, on_object: Callable[[Entry], None
             problems |= {} if problem is None else {entry.key: str(problem)}
         if on_object:
             on_object(entry)
-    repaired = tuple(key for key in problems if repair and take_out(store, key))
+    repaired = _take_out_all(store, problems) if repair else ()
     if repaired:
-        (store.root / INDEX_FILE).unlink(missing_ok=True)
+        with suppress(OSError):
+            (store.root / INDEX_FILE).unlink()
     return Verified(count, num_bytes, problems, repaired)
+
+
+def _take_out_all(store: Store, problems: dict[str, str]) -> tuple[str, ...]:
+    """The keys of those that could be taken out; of the others, `problems` says why they could not."""
+    repaired = []
+    for key in problems:
+        try:
+            repaired += [key] if take_out(store, key) else []
+        except StoreError as error:
+            problems[key] = str(error)
+    return tuple(repaired)
 
 
 def take_out(store: Store, key: str) -> bool:
     """Take a damaged object out; False if, under the store's lock, it is not damaged (any more).
 
     Raises:
-        StoreError: it cannot be removed.
+        StoreError: it cannot be removed, as a directory that is not empty.
     """
     path = store.path(key)
     try:
@@ -188,14 +200,20 @@ def take_out(store: Store, key: str) -> bool:
                 return False
             eviction.forget_total(fd)
             own_key = _key_if_intact(store, key)
-            if own_key is not None and not store.path(own_key).exists():
-                store.path(own_key).parent.mkdir(exist_ok=True)
+            if own_key is not None and not os.path.lexists(store.path(own_key)):
+                make_directory(store.path(own_key).parent, store.root)
                 path.rename(store.path(own_key))
+            elif path.is_dir() and not path.is_symlink():
+                path.rmdir()  # only if there is nothing in it
             else:
                 path.unlink()
     except OSError as error:
-        raise StoreError(f"{path}: is damaged, and cannot be removed ({error.strerror})") from error
+        raise StoreError(f"{path}: is {_what_is(path)}, and cannot be removed ({error.strerror})") from error
     return True
+
+
+def _what_is(path: Path) -> str:
+    return "a directory, where an object belongs" if path.is_dir() else "damaged"
 
 
 def find_problem(store: Store, key: str) -> PicError | None:

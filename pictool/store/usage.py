@@ -22,7 +22,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from pictool.store.files import locked
+from pictool.store.files import locked, make_directory, make_file
 
 HITS_FILE = "hits.sqlite3"
 _NUM_FILES = 16
@@ -100,7 +100,7 @@ class _Pending:
             if (counts == Counts() and not hits) or self._process != os.getpid() or not self._directory.parent.is_dir():
                 return
         with suppress(OSError):
-            self._directory.mkdir(exist_ok=True)
+            make_directory(self._directory, self._directory.parent)
             with locked(self._directory / f"{os.getpid() % _NUM_FILES:02d}") as fd:
                 os.pwrite(fd, _pack(_unpack(os.pread(fd, _FORMAT.size, 0)) + counts), 0)
         if hits and not add_hits(self._directory.parent, hits, wait_s):
@@ -154,6 +154,8 @@ def add_hits(root: Path, hits: Mapping[str, int], wait_s: float) -> bool:
     path = root / HITS_FILE
     try:
         _write_hits(path, hits, wait_s)
+    except OSError:
+        return True
     except sqlite3.OperationalError as error:
         return error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY
     except sqlite3.DatabaseError:  # damaged
@@ -164,6 +166,7 @@ def add_hits(root: Path, hits: Mapping[str, int], wait_s: float) -> bool:
 
 
 def _write_hits(path: Path, hits: Mapping[str, int], wait_s: float) -> None:
+    make_file(path)
     with closing(sqlite3.connect(path, timeout=wait_s, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = OFF")
         db.execute("BEGIN IMMEDIATE")

@@ -120,7 +120,9 @@ def whole_blocks(ids: list[int], block: int) -> list[int]:
 def test_keys_are_sha256_over_parent_tokens_and_extra_keys(llama: Subject) -> None:
     target, parent, wanted = llama.model.target, "", []
     for start in (0, 4):
-        digest = hashlib.sha256(json.dumps(asdict(target) | {"parent": parent, "rotation": "r"}, sort_keys=True).encode())
+        digest = hashlib.sha256(
+            json.dumps(asdict(target) | {"parent": parent, "rotation": "r"}, sort_keys=True).encode()
+        )
         digest.update(np.arange(start, start + 4, dtype="<i4").tobytes())
         salted = hmac.new(b"s", digest.hexdigest().encode(), hashlib.sha256).hexdigest()
         parent = hashlib.sha256(f"{digest.hexdigest()} {salted}".encode()).hexdigest()

@@ -181,6 +181,7 @@ class Planner:
         for ref in objects:
             key = full_key(self._store, ref.key)
             with open_object(self._store, self._target, key, salt) as file:
+                file.meta.require_dummy(self._model.bos_id, key[:12])
                 object_tokens = file.tokens()
                 self._store.mark_used(file)
             if ref.start is None:
@@ -193,7 +194,7 @@ class Planner:
         """Stored chunks in the prompt whose objects can be opened; the others are computed."""
         self._start_indexing()
         matches = []
-        for match in self._index.find(tokens, policy.needs.sinks, salt):
+        for match in self._index.find(tokens, policy.needs.sinks, salt, self._model.bos_id):
             try:
                 with open_object(self._store, self._target, match.key, salt) as file:
                     self._store.mark_used(file)
