@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,22 @@ def warnings() -> list[str]:
 def near(tmp_path: Path, server: Server, warnings: list[str]) -> Store:
     """A store whose remote is `far`, served; it warns into `warnings`."""
     return Store(tmp_path / "near", remote=server.remote, on_warning=warnings.append)
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """Fail a test that waits, as for a pipe which nobody writes."""
+
+    def ring(*_: object) -> None:
+        pytest.fail("waited for what never comes")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(20)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

@@ -107,7 +107,9 @@ def find(name: str, settings: Settings) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    if path.suffix == ".kvo" or path.is_dir():
+    if path.exists():
+        raise InputError(f"{name}: is no regular file; name an object, a trace or a key")
+    if path.suffix == ".kvo":
         raise InputError(f"{name}: no such object file")
     store = open_store(settings)
     return store.path(store.resolve(name))
@@ -215,7 +217,9 @@ def _fields(file: ObjectFile) -> dict[str, Any]:
         "kv_heads": target.geometry.kv_heads, "head_dim": target.geometry.head_dim, "dtype": target.dtype,
         "sinks": meta.sinks, "codec": meta.codec, "bytes": file.num_bytes, "layer_bytes": file.layer_bytes,
         "fixups": meta.fixups or "none",
-    } | ({} if meta.dummy is None else {"dummy": meta.dummy}) | ({} if meta.parent is None else {"parent": meta.parent or "none (the first block of a chain)"})  # fmt: skip
+        **({} if meta.dummy is None else {"dummy": meta.dummy}),
+        **({} if meta.parent is None else {"parent": meta.parent or "none (the first block of a chain)"}),
+    }  # fmt: skip
 
 
 def _table(file: ObjectFile) -> dict[str, Any]:

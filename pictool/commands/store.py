@@ -18,7 +18,7 @@ from pictool.commands.sizes import parse_age, parse_size, show_size
 from pictool.errors import ObjectError
 
 if TYPE_CHECKING:
-    from pictool.store.store import StoredObject
+    from pictool.store.store import Store, StoredObject
     from pictool.store.transfer import Transferred
     from pictool.store.upkeep import StoreStats, Verified
 
@@ -276,7 +276,7 @@ def run_export(
     from pictool.store.bundles import export_archive
 
     store = open_store(settings)
-    exported = [store.resolve(key) for key in keys] if keys else store.keys()
+    exported = [store.resolve(key) for key in keys] if keys else _intact(store, chains=True)
     path = output_path("export", archive, [store.path(key) for key in exported])
     with progress("exporting", len(exported)) as advance:
         size = export_archive(store, exported, path, lambda _: advance())
@@ -284,6 +284,15 @@ def run_export(
         print_json({"path": archive, "objects": len(set(exported)), "bytes": size})
     else:
         note(f"{len(set(exported))} objects, {show_size(size)}")
+
+
+def _intact(store: Store, chains: bool) -> list[str]:
+    """The keys of all objects but those whose headers are damaged, which are named."""
+    objects = list(store.objects(chains=chains))
+    for entry in objects:
+        if entry.problem is not None:
+            note(f"left out: {entry.problem}")
+    return [entry.key for entry in objects if entry.problem is None]
 
 
 @command(app, "import", "store")
@@ -322,7 +331,7 @@ def run_push(
 
     store = open_store(settings)
     is_all = keys == [ALL]  # but for blocks of prefix chains, which no store asks a remote for
-    pushed = [entry.key for entry in store.objects()] if is_all else [store.resolve(key) for key in keys]
+    pushed = _intact(store, chains=False) if is_all else [store.resolve(key) for key in keys]
     with progress("pushing", len(pushed)) as advance:
         done = push(store, pushed, advance, force)
     _print_transferred(done, "sent", "there", as_json)

@@ -94,6 +94,11 @@ def _object_parts(model: Model, path: Path, opened: ExitStack) -> list[Part]:
     file = opened.enter_context(ObjectFile(path))
     meta = file.meta
     meta.require(model.target, str(path))
+    if meta.num_tokens > model.max_positions:
+        raise InputError(
+            f"{path}: {meta.num_tokens} tokens, but the model takes {model.max_positions} positions; cut the text with "
+            "--chunk-tokens"
+        )
     tokens = tuple(int(token) for token in file.tokens())
     if meta.parent is not None:
         raise InputError(f"{path}: is a block of a prefix chain, of use only after its own; name a document")
@@ -103,6 +108,8 @@ def _object_parts(model: Model, path: Path, opened: ExitStack) -> list[Part]:
             f"{path}: its key {meta.key[:12]} is not that of its tokens and this salt; compile it again, or "
             "link with the --salt that it was compiled with"
         )
+    if not max(tokens) < model.config.vocab_size:
+        raise ObjectError(f"{path}: has the token {max(tokens)}, which the model does not know; compile the text again")
     return [Part(Chunk(file.text(), tokens, str(path)), CompileOptions(meta.sinks, meta.codec), file)]
 
 

@@ -359,7 +359,7 @@ def _member_key(path: Path) -> str:
 
 def _read_file(path: Path, count: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             return file.read(count)
     except OSError as error:
         raise ObjectError(f"{path}: cannot be opened ({error.strerror})") from error

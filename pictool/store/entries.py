@@ -84,8 +84,7 @@ def entries(root: Path) -> Iterator[Entry]:
 
 
 def litter_candidates(root: Path) -> list[Path]:
-    """Temp files: of live writers, and of those that were killed. None, if the directory is elsewhere (a link)."""
-    temp = root / "tmp"
+    """Temp files: of live writers, and of those that were killed."""
     with suppress(FileNotFoundError, NotADirectoryError):
-        return [] if temp.is_symlink() else sorted(path for path in temp.iterdir() if not path.is_dir())
+        return sorted(path for path in (root / "tmp").iterdir() if path.is_symlink() or not path.is_dir())
     return []

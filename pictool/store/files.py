@@ -1,8 +1,8 @@
 """Files that are whole or absent, whatever happens to the writer; who may read them; a lock that ends with its holder.
 
-Who may read: a store is made for its owner alone (0700), and everything in it has the permissions of its directory: what
-`chmod g+rwx`, or another owner's umask, made of that directory holds for each new file and directory in it. A file that
-is written elsewhere (`-o`) has the permissions that the umask gives.
+Who may read: a store is made for its owner alone (0700), and what is new in it has the permissions of the directory
+that it is in. So a directory that was shared (`chmod -R g+rwX`) stays shared. A file that is written elsewhere (`-o`)
+has the permissions that the umask gives.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def _digest(target: Path) -> str:
 def _temp_file(directory: Path, name: str, store: Path | None) -> Iterator[BinaryIO]:
     """A new file, locked; it is removed at the end unless it was renamed."""
     make_directory(directory, store)
-    if store is not None and directory.is_symlink():
-        raise OSError(errno.ELOOP, f"{directory} is a symbolic link; remove it")
+    if store is not None:
+        require_no_link(directory)
     while True:
         temp = directory / f".{name}.{secrets.token_hex(8)}.tmp"
         try:
@@ -212,6 +212,16 @@ def _make_one(directory: Path, store: Path | None) -> None:
         directory.chmod(directory.parent.stat().st_mode & _SHARED_BITS)
 
 
+def require_no_link(directory: Path) -> None:
+    """Refuse a directory of a store that is a link: what is written to it, or removed from it, is elsewhere.
+
+    Raises:
+        OSError: it is one.
+    """
+    if directory.is_symlink():
+        raise OSError(errno.ELOOP, f"{directory.name} is a symbolic link; remove it")
+
+
 def make_file(path: Path) -> None:
     """Make an empty file with the permissions of its directory, if there is none; no link is followed.
 
@@ -229,7 +239,7 @@ def open_regular(path: Path, flags: int = 0) -> int:
         OSError: it cannot be opened.
     """
     follows = not flags & os.O_NOFOLLOW
-    if not stat.S_ISREG(mode := os.stat(path, follow_symlinks=follows).st_mode):
+    if not stat.S_ISREG(mode := path.stat(follow_symlinks=follows).st_mode):
         raise NotRegularError(mode)
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | flags)
     if not stat.S_ISREG(mode := os.fstat(fd).st_mode):  # replaced meanwhile

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, cast
@@ -35,7 +35,7 @@ _MAX_LAYERS = 1 << 10
 _MAX_CHANNELS = 1 << 16  # kv_heads · head_dim
 _MAX_NAME = 256  # characters
 # KV takes a quarter of its bytes, or so, under the codec that keeps least. Layers that take far less are bombs.
-_MAX_RATIO, _SMALL_LAYER = 256, 4 << 20
+_MAX_RATIO, _SMALL_LAYER = 128, 4 << 20
 _OPTIONAL = ("dummy", "fixups", "parent", "rotation", "salted")  # fields that not every object has
 _KEY = re.compile("[0-9a-f]{64}")
 _DIGITS = re.compile("0|[1-9][0-9]{0,9}")
@@ -55,8 +55,8 @@ class ForeignHeaderError(HeaderError):
 class ObjectMeta:
     """What an object's header says of it. `fixups` is how its table was made; None if it has none.
 
-    `parent` is set for a block of a prefix chain: the key of the block before it, "" for the first. `dummy` is the token
-    that was repeated `sinks` times before the chunk; None without sinks, and in objects with sinks of version 0.1.0.
+    `parent` is set for a block of a prefix chain: the key of the block before it, "" for the first. `dummy` is the
+    token that was repeated `sinks` times before the chunk; None without sinks, and in objects of version 0.1.0.
     `rotation` (of a block) and `salted` (of an object with a salt) are what else entered the key.
     """
 
@@ -76,7 +76,7 @@ class ObjectMeta:
         return LayerShape.of(self.target.geometry, self.num_tokens, self.target.dtype)
 
     def key_of(self, tokens: Sequence[int] | TokenIds, salt: str = "") -> str:
-        """The key that an object compiled as this one was, of these tokens, has under a salt. Not for blocks of chains."""
+        """The key of an object of these tokens, compiled as this one was, under a salt. Not of a block of a chain."""
         return self.target.key(tokens, self.sinks, self.codec, salt, self.dummy)
 
     def own_key(self, tokens: TokenIds) -> str:
@@ -216,34 +216,25 @@ def metadata_of(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str
 
 def meta_of(fields: Mapping[str, Any]) -> ObjectMeta:
     """The inverse of `metadata_of`, less the checksums. Raises HeaderError for what it never returned."""
-    layers, kv_heads = _count(fields, "layers", _MAX_LAYERS), _count(fields, "kv_heads", _MAX_CHANNELS)
-    geometry = Geometry(layers, kv_heads, _count(fields, "head_dim", _MAX_CHANNELS // kv_heads))
-    names = (_name(fields, name) for name in ("architecture", "model", "tokenizer", "dtype"))
-    key, num_tokens = _name(fields, "key"), _count(fields, "tokens", MAX_TOKENS)
+    key, num_tokens = _key_in(fields, "key"), _count(fields, "tokens", MAX_TOKENS)
     sinks = _count(fields, "sinks", MAX_TOKENS, 0)
     fixups = _name(fields, "fixups") if "fixups" in fields else None
-    parent = _name(fields, "parent") if "parent" in fields else None
+    parent = _key_in(fields, "parent", allow_empty=True) if "parent" in fields else None
     dummy = _count(fields, "dummy", 1 << 31, 0) if "dummy" in fields else None
-    rotation, salted = (_name(fields, name) if name in fields else None for name in ("rotation", "salted"))
-    if not all(_KEY.fullmatch(name) for name in (key, parent or key, key if rotation is None else rotation)):
+    rotation, salted = (_key_in(fields, name) if name in fields else None for name in ("rotation", "salted"))
+    if dummy is not None and not sinks:
         raise HeaderError(_NOT_OURS)
-    if not _KEY.fullmatch(key if salted is None else salted) or (dummy is not None and not sinks):
-        raise HeaderError(_NOT_OURS)
-    meta = ObjectMeta(
-        key,
-        Target(*names, geometry),
-        num_tokens,
-        sinks,
-        _name(fields, "codec"),
-        fixups,
-        parent,
-        dummy,
-        rotation,
+    return ObjectMeta(
+        key, _target_of(fields), num_tokens, sinks, _one_of(fields, "codec", codecs()), fixups, parent, dummy, rotation,
         salted,
-    )
-    if meta.target.dtype not in DTYPES or meta.codec not in codecs():
-        raise HeaderError(_NOT_OURS)
-    return meta
+    )  # fmt: skip
+
+
+def _target_of(fields: Mapping[str, Any]) -> Target:
+    layers, kv_heads = _count(fields, "layers", _MAX_LAYERS), _count(fields, "kv_heads", _MAX_CHANNELS)
+    geometry = Geometry(layers, kv_heads, _count(fields, "head_dim", _MAX_CHANNELS // kv_heads))
+    architecture, model, tokenizer = (_name(fields, name) for name in ("architecture", "model", "tokenizer"))
+    return Target(architecture, model, tokenizer, _one_of(fields, "dtype", DTYPES), geometry)
 
 
 def tensor_entries(meta: ObjectMeta, text_bytes: int, coded_bytes: Sequence[int]) -> dict[str, dict[str, Any]]:
@@ -273,7 +264,7 @@ def layer_names(layer: int, codec: str) -> tuple[str, ...]:
 
 def is_codable(shape: LayerShape, coded_bytes: int) -> bool:
     """Whether a layer of this shape can be so small when it is coded; an object with smaller ones is refused."""
-    return 0 < coded_bytes and shape.num_bytes <= max(_SMALL_LAYER, _MAX_RATIO * coded_bytes)
+    return coded_bytes > 0 and shape.num_bytes <= max(_SMALL_LAYER, _MAX_RATIO * coded_bytes)
 
 
 # Strict reading
@@ -291,9 +282,8 @@ def _read(raw: bytes) -> tuple[dict[str, str], dict[str, Any]]:
     if metadata["format"] != FORMAT:
         raise HeaderError(f"not an object file (its format is {_quoted(metadata['format'])})")
     if metadata.get("version") != VERSION:
-        raise ForeignHeaderError(
-            f"format version {_quoted(metadata.get('version'), str)}, but this pic reads version {VERSION}; compile it again"
-        )
+        theirs = f"format version {_quoted(metadata.get('version'), str)}"
+        raise ForeignHeaderError(f"{theirs}, but this pic reads version {VERSION}; compile it again")
     if not _is_sealed(raw, metadata.get("header")):
         raise HeaderError(f"the header does not match its checksum{_DAMAGED}")
     for field, known in (("codec", tuple(codecs())), ("dtype", tuple(DTYPES))):
@@ -314,6 +304,19 @@ def _is_sealed(raw: bytes, own_seal: object) -> bool:
 def _name(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str) or len(value) > _MAX_NAME or not value.isprintable():
+        raise HeaderError(_NOT_OURS)
+    return value
+
+
+def _one_of(fields: Mapping[str, Any], name: str, known: Collection[str]) -> str:
+    if (value := _name(fields, name)) not in known:
+        raise HeaderError(_NOT_OURS)
+    return value
+
+
+def _key_in(fields: Mapping[str, Any], name: str, allow_empty: bool = False) -> str:
+    value = _name(fields, name)
+    if not _KEY.fullmatch(value) and not (allow_empty and not value):
         raise HeaderError(_NOT_OURS)
     return value
 
@@ -366,7 +369,7 @@ def _size_of(tensors: Mapping[str, Any], name: str, most: int, least: int = 1) -
     shape = entry.get("shape") if isinstance(entry, dict) else None
     if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not least <= shape[0] <= most:
         raise HeaderError(_NOT_OURS)
-    return cast("int", shape[0])
+    return shape[0]
 
 
 def _quoted(value: object, show: Callable[[object], str] = repr) -> str:

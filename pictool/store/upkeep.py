@@ -14,7 +14,7 @@ from pictool.errors import ForeignObjectError, ObjectError, PicError, StoreError
 from pictool.store import eviction
 from pictool.store.entries import Entry, entries, litter_candidates
 from pictool.store.eviction import Tally
-from pictool.store.files import locked, make_directory, remove_litter
+from pictool.store.files import locked, make_directory, remove_litter, require_no_link
 from pictool.store.format import ObjectFile
 from pictool.store.index import INDEX_FILE
 from pictool.store.store import Store
@@ -38,6 +38,7 @@ def gc(store: Store, max_bytes: int | None = None) -> Collected:
     """
     max_bytes = store.max_bytes if max_bytes is None else max_bytes
     try:
+        require_no_link(store.root / "tmp")
         litter = [size for path in litter_candidates(store.root) if (size := remove_litter(path)) is not None]
         num_bytes, evicted = eviction.shrink(store.root, max_bytes)
     except OSError as error:

@@ -25,6 +25,7 @@ from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated, TextStream
 from pictool.runtime.model import Model
+from pictool.store.files import open_regular
 from pictool.store.store import Store
 
 CONNECTOR = "pictool.engines.vllm.connector"
@@ -208,7 +209,7 @@ class VllmEngine(Engine):
                     if done.is_new and on_compile is not None:
                         on_compile(done)
             elif part.file.path.resolve() != target.resolve():
-                with part.file.path.open("rb") as file:
+                with open(open_regular(part.file.path), "rb") as file:
                     self.store.insert(part.file.meta.key, file)
 
     def _compile(self, chunk: Chunk, tokens: Sequence[int], sinks: int) -> None:
