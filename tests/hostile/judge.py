@@ -183,8 +183,7 @@ class Judge:
 
     def _is_inside(self, name: str, follows: bool) -> bool:
         """Whether a path is within the case's directory, or a device; `follows`: what a link there names is meant."""
-        directory, base = os.path.split(os.path.abspath(name))
-        path = os.path.realpath(name) if follows else os.path.join(os.path.realpath(directory), base)
+        path = os.path.realpath(name) if follows else str(Path(name).parent.resolve() / Path(name).name)
         return path.startswith((str(self.case_dir), "/dev/null", "/dev/fd", "/proc")) or "\0" in name
 
     def _listing(self) -> set[str]:

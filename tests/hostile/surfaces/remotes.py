@@ -23,7 +23,7 @@ from hostile.surfaces.objects import forge, healing
 from hostile.values import mutate_bytes
 from pictool.store.remote import Remote, Retry
 
-QUICK: dict[str, Any] = {"retry": Retry(attempts=2, first_s=0.01, most_s=0.02), "timeout_s": 0.4, "min_rate": 4 << 20}
+QUICK: dict[str, Any] = {"retry": Retry(attempts=2, first_s=0.01, most_s=0.02), "timeout_s": 0.2, "min_rate": 16 << 20}
 
 
 class Remotes(Surface):
