@@ -184,7 +184,7 @@ class Scripts(Surface):
         what, arguments = draw.choice(makers)(draw)
         name = what.split(":")[0]
         if draw.random() < 0.03:
-            what = f"{name}: {put_something_else(Path(name), draw, self.scene.root / 'outside')}"
+            what = f"{name}: {put_something_else(Path(name), draw, Path.cwd())}"
         return Case(what, (Step(arguments, (), check_json(arguments)),), {}, ("st",))
 
     def _settings(self, draw: random.Random) -> tuple[str, tuple[object, ...]]:
