@@ -177,14 +177,14 @@ class Judge:
             return
         if event in ("open", "os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.symlink", "os.link", "os.truncate"):
             for name in arguments[: 2 if event in ("os.rename", "os.symlink", "os.link") else 1]:
-                follows = event in ("open", "os.truncate")
+                follows = event == "os.truncate" or (event == "open" and not arguments[2] & os.O_NOFOLLOW)
                 if isinstance(name, str | bytes | os.PathLike) and not self._is_inside(os.fsdecode(name), follows):
                     self._escapes.append(f"{event} {os.fsdecode(name)}")
 
     def _is_inside(self, name: str, follows: bool) -> bool:
         """Whether a path is within the case's directory, or a device; `follows`: what a link there names is meant."""
         path = os.path.realpath(name) if follows else str(Path(name).parent.resolve() / Path(name).name)
-        return path.startswith((str(self.case_dir), "/dev/null", "/dev/fd", "/proc")) or "\0" in name
+        return path.startswith((str(self.case_dir), "/dev/null", "/dev/zero/", "/dev/fd", "/proc")) or "\0" in name
 
     def _listing(self) -> set[str]:
         return {str(path) for path in self.root.iterdir()} | {str(path) for path in (self.root / "outside").rglob("*")}

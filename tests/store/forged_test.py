@@ -512,9 +512,8 @@ def test_numbers_that_are_not_finite_are_damage(store: Store, dtype: str, number
     whole = np.linspace(-3e4, 3e4, 4 * len(honest.tokens)).astype(kind)
     part = whole.copy()
     part[7] = number
-    store.put(CompiledChunk(meta, "x", honest.tokens, [(whole.tobytes(), whole.tobytes())] * 2))
+    sound, damaged = (whole.tobytes(), whole.tobytes()), (part.tobytes(), whole.tobytes())
+    store.put(CompiledChunk(meta, "x", honest.tokens, [sound, sound]))
     assert verify(store).problems == {}
-    store.put(
-        CompiledChunk(meta, "x", honest.tokens, [(whole.tobytes(), whole.tobytes()), (part.tobytes(), whole.tobytes())])
-    )
+    store.put(CompiledChunk(meta, "x", honest.tokens, [sound, damaged]))
     assert "layer 1 has numbers that are not finite" in verify(store).problems[meta.key]
