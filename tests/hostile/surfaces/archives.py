@@ -89,16 +89,20 @@ def member_kind(members: list[Member], draw: random.Random) -> str:
 
 def member_name(members: list[Member], draw: random.Random) -> str:
     member = draw.choice(members)
-    member.name = draw.choice(
-        (
-            f"../{member.name}",
-            f"../../outside/{member.name}",
-            f"/{member.name}",
-            f"./{member.name}",
-            member.name.upper(),
-            text(draw)[:200],
+    member.name = (
+        draw.choice(
+            (
+                f"../{member.name}",
+                f"../../outside/{member.name}",
+                f"/{member.name}",
+                f"./{member.name}",
+                member.name.upper(),
+                text(draw)[:200],
+            )
         )
-    ).replace("\ud800", "\udcff")
+        .encode("utf-8", "replace")
+        .decode()
+    )
     return f"named {member.name[:30]!r}"
 
 
@@ -154,9 +158,12 @@ def order(members: list[Member], draw: random.Random) -> str:
 
 def manifest(members: list[Member], draw: random.Random) -> str:
     listed = next((member for member in members if member.content.startswith(b"{")), None)
-    if listed is None:
+    try:
+        tree = json.loads(listed.content) if listed else None
+    except ValueError:  # it was forged before
+        tree = None
+    if listed is None or not isinstance(tree, dict) or not isinstance(tree.get("keys"), list):
         return "nothing"
-    tree = json.loads(listed.content)
     if draw.random() < 0.3:
         tree["keys"] = draw.choice(
             ([], tree["keys"] * 2, tree["keys"][:1], [*tree["keys"], "f" * 64], ["a" * 64] * 10_000)
@@ -274,7 +281,9 @@ class Archives(Surface):
 
     def _forged(self, draw: random.Random) -> tuple[bytes, str]:
         members = members_of(self.scene.archive)
-        done = [draw.choice(FORGERIES)(members, draw) for _ in range(draw.choice((1, 1, 1, 2))) if len(members) > 1]
+        done = [
+            draw.choice(FORGERIES)(members, draw) for _ in range(draw.choice((0, 1, 1, 1, 1, 2))) if len(members) > 1
+        ]
         tar = tar_of(members)
         if draw.random() < 0.1:
             tar, damage = mutate_bytes(tar, draw)
