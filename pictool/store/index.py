@@ -161,6 +161,13 @@ def open_index(root: Path) -> Iterator[Index]:
         index.close()
 
 
+def roll_back(root: Path) -> None:
+    """Undo what a killed process had begun to write to the index, so that its journal does not stay."""
+    if (root / f"{INDEX_FILE}-journal").exists():
+        with open_index(root):
+            pass
+
+
 def _connect(path: str) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=_WAIT_S)
     try:

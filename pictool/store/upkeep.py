@@ -13,7 +13,7 @@ from pictool.store.entries import Entry, entries, litter_candidates
 from pictool.store.eviction import Tally
 from pictool.store.files import locked, remove_litter
 from pictool.store.format import ObjectFile
-from pictool.store.index import INDEX_FILE
+from pictool.store.index import INDEX_FILE, roll_back
 from pictool.store.store import Store
 from pictool.store.usage import Counts, forget_hits, read_counts
 
@@ -41,6 +41,7 @@ def gc(store: Store, max_bytes: int | None = None) -> Collected:
         raise _cannot_change(store, error) from error
     store.counters.add(Counts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
     forget_hits(store.root, store.keys)
+    roll_back(store.root)
     return Collected(Tally(len(litter), sum(litter)), evicted, num_bytes)
 
 

@@ -97,7 +97,9 @@ class _Pending:
         with self._lock:
             counts, self._counts = self._counts, Counts()
             hits, self._hits = self._hits, {}
-            if (counts == Counts() and not hits) or self._process != os.getpid() or not self._directory.parent.is_dir():
+            if (counts == Counts() and not hits) or self._process != os.getpid():
+                return
+            if not os.path.isdir(self._directory.parent):  # or it cannot be told, as of a file system that is gone
                 return
         with suppress(OSError):
             self._directory.mkdir(exist_ok=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from pictool.errors import StoreError
 from pictool.store import eviction, upkeep
 from pictool.store.files import atomic_write
 from pictool.store.format import ObjectFile
+from pictool.store.index import INDEX_FILE
 from pictool.store.store import Store
 from pictool.store.upkeep import verify
 from pictool.store.usage import Counts
@@ -33,6 +36,22 @@ def test_gc_removes_temp_files_of_the_dead_only(store: Store) -> None:
         file.write(b"x")
     assert (done.litter.count, done.litter.num_bytes) == (1, 14)
     assert not list((store.root / "tmp").iterdir()) and (store.root / "out").read_bytes() == b"x"
+
+
+def test_gc_rolls_back_what_a_killed_listing_began(store: Store) -> None:
+    store.put(make_chunk(1))
+    list(store.objects())
+    index = store.root / INDEX_FILE
+    if (pid := os.fork()) == 0:
+        db = sqlite3.connect(index, isolation_level=None)
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("DELETE FROM objects")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    journal = index.with_name(f"{INDEX_FILE}-journal")
+    assert journal.exists()
+    upkeep.gc(store)
+    assert not journal.exists() and [stored.problem for stored in store.objects()] == [None]
 
 
 # Expiry and pins
