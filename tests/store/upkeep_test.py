@@ -38,18 +38,22 @@ def test_gc_removes_temp_files_of_the_dead_only(store: Store) -> None:
     assert not list((store.root / "tmp").iterdir()) and (store.root / "out").read_bytes() == b"x"
 
 
-def test_gc_rolls_back_what_a_killed_listing_began(store: Store) -> None:
+@pytest.mark.parametrize("cache_size", [1, 1000])
+def test_gc_rolls_back_what_a_killed_listing_began(store: Store, cache_size: int) -> None:
+    """With a small cache its journal is filled, and the index changed; else the journal is empty, and only in the way."""
     store.put(make_chunk(1))
     list(store.objects())
     index = store.root / INDEX_FILE
     if (pid := os.fork()) == 0:
         db = sqlite3.connect(index, isolation_level=None)
+        db.execute(f"PRAGMA cache_size = {cache_size}")
         db.execute("BEGIN IMMEDIATE")
-        db.execute("DELETE FROM objects")
+        rows = [(f"{number:064x}", 1, 1, 1, "x" * 500, "") for number in range(200)]
+        db.executemany("INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?)", rows)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     journal = index.with_name(f"{INDEX_FILE}-journal")
-    assert journal.exists()
+    assert journal.exists() and (cache_size > 1 or journal.read_bytes()[:8] == bytes.fromhex("d9d505f920a163d7"))
     upkeep.gc(store)
     assert not journal.exists() and [stored.problem for stored in store.objects()] == [None]
 

@@ -1,0 +1,60 @@
+"""Side databases of a store: sqlite files that hold nothing which cannot be made again, or done without."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import stat
+from contextlib import closing, suppress
+from pathlib import Path
+
+_MAX_BYTES = 1 << 30
+_WAIT_S = 10.0
+
+
+def clear_place(path: Path) -> None:
+    """Remove what is in a database's place, or its journal's, and is no regular file: sqlite would wait for a pipe.
+
+    Raises:
+        OSError: a directory, or it cannot be removed.
+    """
+    for place in (path, *(path.with_name(path.name + more) for more in ("-journal", "-wal", "-shm"))):
+        if not _is_usable(place):
+            place.unlink()
+
+
+def _is_usable(place: Path) -> bool:
+    """Whether sqlite can use what is there, or nothing is, as of a journal that another process has just removed."""
+    try:
+        status = place.stat()
+    except FileNotFoundError:
+        return not place.is_symlink()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise  # it cannot be told: a disk that fails for a moment costs no database
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES
+
+
+def roll_back(path: Path) -> None:
+    """Undo what a killed process had begun to write to a database, so that its journal does not stay.
+
+    sqlite does that when it next reads; a journal in which nothing is yet, only the next write removes.
+    """
+    if not path.with_name(f"{path.name}-journal").exists():
+        return
+    with suppress(sqlite3.Error), closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        db.execute(f"PRAGMA user_version = {version}")
+        db.execute("COMMIT")
+
+
+def has_schema(db: sqlite3.Connection, schema: str) -> bool:
+    """Whether a database has exactly the one table of `schema` (CREATE TABLE …), and no view or trigger."""
+    return [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master")] == [schema]
+
+
+def is_empty(db: sqlite3.Connection) -> bool:
+    """Whether a database has nothing at all: it was just created."""
+    return db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
