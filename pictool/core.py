@@ -58,8 +58,12 @@ class Target:
         self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "", dummy: int | None = None
     ) -> Identity:
         """The key of the object of `tokens`, with what its header needs so that the key can be recomputed from it."""
-        extra = {"sinks": sinks, "codec": codec} | ({"dummy": dummy} if sinks and dummy is not None else {})
-        return Identity.of(self._digest(extra, tokens), salt)
+        more = {"sinks": sinks, "codec": codec} | ({"dummy": dummy} if sinks and dummy is not None else {})
+        return Identity.of(self._digest(more, tokens), salt)
+
+    def identify_block(self, tokens: TokenIds, parent: str, rotation: str = "", salt: str = "") -> Identity:
+        """The key of a block of a prefix chain, as `identify`; `parent` is that of the block before it, or empty."""
+        return Identity.of(self._digest({"parent": parent, "rotation": rotation}, tokens), salt)
 
     def identify_blocks(self, tokens: TokenIds, block: int, rotation: str = "", salt: str = "") -> list[Identity]:
         """The keys of a prompt's whole blocks of `block` tokens, each over its parent's key, its token ids, and more.
@@ -69,19 +73,13 @@ class Target:
         """
         blocks: list[Identity] = []
         for start in range(0, len(tokens) - block + 1, block):
-            extra = {"parent": blocks[-1].key if blocks else "", "rotation": rotation}
-            blocks.append(Identity.of(self._digest(extra, tokens[start : start + block]), salt))
+            parent = blocks[-1].key if blocks else ""
+            blocks.append(self.identify_block(tokens[start : start + block], parent, rotation, salt))
         return blocks
 
     def chain_keys(self, tokens: TokenIds, block: int, rotation: str = "", salt: str = "") -> list[str]:
         """The keys of `identify_blocks`."""
         return [identity.key for identity in self.identify_blocks(tokens, block, rotation, salt)]
-
-    def recompute_key(self, extra: Mapping[str, Any], tokens: TokenIds, salted: str | None) -> str:
-        """The key of an object as its header and tokens tell it; `extra` is `sinks`, `codec` and `dummy`, or of a block
-        `parent` and `rotation`.
-        """
-        return Identity.combine(self._digest(extra, tokens), salted)
 
     def _digest(self, extra: Mapping[str, Any], tokens: Sequence[int] | TokenIds) -> str:
         import numpy as np
@@ -96,7 +94,7 @@ class Identity:
     """An object's key, and how the tenant's salt entered it.
 
     `salted` is the HMAC-SHA256 of the unsalted key under the salt; None without a salt. It is written to the object's
-    header: so everybody can recompute the key from the object, but only who knows the salt can compute it from the text.
+    header: so all can recompute the key from the object, but only who knows the salt can compute it from the text.
     """
 
     key: str

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from hypothesis import settings
 from served import Server, serving
 from transformers.utils import logging
 
@@ -14,6 +15,8 @@ from pictool.store.store import Store
 
 logging.set_verbosity_error()
 torch.set_num_threads(1)
+settings.register_profile("pictool", deadline=None)  # no test asserts a time
+settings.load_profile("pictool")
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +24,7 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's own settings, store or caches."""
     for name in (
         "PIC_MODEL", "PIC_STORE", "PIC_DEVICE", "PIC_DTYPE", "PIC_CODEC", "PIC_MAX_SIZE", "PIC_SALT", "PIC_REMOTE",
-        "PIC_MEMORY", "PIC_SALT_FILE",
+        "PIC_MEMORY", "PIC_SALT_FILE", "PIC_REMOTE_RATE",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

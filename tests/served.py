@@ -23,9 +23,10 @@ class Server(ThreadingHTTPServer):
 
     A number is an HTTP status. "reset": the connection breaks amid the body. "cut": it is closed there. "short": fewer
     bytes, honestly told. "whole": ranges are ignored. "wrong": a bit is flipped. "hang": nothing is said, until `gate`
-    is set. "endless": zeros follow the whole object, for ever; "more": as many as it has. "overlong": a range comes with
-    more bytes than were asked for. "gzip": the body is a coded gigabyte. "drip": a byte comes every 50 ms, "slow head"
-    so the header. "loop": redirects to itself. `spared` are bytes at an object's beginning; requests that begin in them have no fault.
+    is set. "endless": zeros follow the whole object, for ever; "more": as many as it has. "overlong": a range comes
+    with more bytes than were asked for. "gzip": the body is a coded gigabyte. "drip": a byte comes every 50 ms, "slow
+    head": so the header. "loop": redirects to itself. `spared` are bytes at an object's beginning; requests that begin
+    in them have no fault.
     """
 
     daemon_threads = True

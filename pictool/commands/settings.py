@@ -17,9 +17,9 @@ FILE = "pic.yaml"
 _VARIABLES = {
     "model": "PIC_MODEL", "store": "PIC_STORE", "device": "PIC_DEVICE", "dtype": "PIC_DTYPE", "codec": "PIC_CODEC",
     "max_size": "PIC_MAX_SIZE", "salt": "PIC_SALT", "salt_file": "PIC_SALT_FILE", "remote": "PIC_REMOTE",
-    "memory": "PIC_MEMORY",
+    "memory": "PIC_MEMORY", "remote_rate": "PIC_REMOTE_RATE",
 }  # fmt: skip
-_SIZES = ("max_size", "memory")
+_SIZES = ("max_size", "memory", "remote_rate")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Settings:
         salt: separates tenants; each place may name a file that holds it (`salt_file`). Never shown.
         remote: URL of a store to fetch missing objects from; an empty text is none.
         memory: bytes of host memory that keep objects.
+        remote_rate: bytes per second below which a transfer from the remote is given up; None: 8 KB.
         named: the settings that the command line says.
     """
 
@@ -49,6 +50,7 @@ class Settings:
     salt: str = field(default="", repr=False)
     remote: str | None = None
     memory: int = 0
+    remote_rate: int | None = None
     named: frozenset[str] = frozenset()
 
     def override(self, **options: str | None) -> Settings:

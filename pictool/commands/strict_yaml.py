@@ -7,7 +7,7 @@ YAML libraries keep one. Tags that make Python objects are refused by PyYAML's s
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from yaml.constructor import ConstructorError
@@ -26,11 +26,12 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.num_nodes += 1
         self.depth += 1
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        event = cast(Any, self.peek_event())  # type: ignore[no-untyped-call]
+        mark = event.start_mark
         if isinstance(event, yaml.AliasEvent):
-            raise ConstructorError(None, None, "aliases (*) are not read here; write the value out", event.start_mark)
+            raise ConstructorError(None, None, "aliases (*) are not read here; write the value out", mark)
         if self.num_nodes > _MAX_NODES or self.depth > _MAX_DEPTH:
-            raise ConstructorError(None, None, "has too many values, or too deep ones", event.start_mark)
+            raise ConstructorError(None, None, "has too many values, or too deep ones", mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node

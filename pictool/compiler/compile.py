@@ -130,8 +130,9 @@ def _compute(
         key = keys[index]
         chunk, table = missing[key], tables.get(key)
         dummy, salted = prefix[0] if prefix else None, model.identify(chunk.tokens, len(prefix), codec).salted
-        recipe = table_maker.recipe
-        meta = ObjectMeta(key, model.target, len(chunk), len(prefix), codec, recipe, dummy=dummy, salted=salted)
+        meta = ObjectMeta(
+            key, model.target, len(chunk), len(prefix), codec, table_maker.recipe, dummy=dummy, salted=salted
+        )
         require_finite(f"{chunk.source}: {model.name}", model.dtype, *(part for pair in layers for part in pair))
         pairs = [(to_bytes(k), to_bytes(v)) for k, v in layers]
         tokens, fixups = np.asarray(chunk.tokens, dtype=np.int32), None if table is None else table.tobytes()

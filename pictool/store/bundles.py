@@ -6,8 +6,8 @@ An archive is what `ar` makes of `.o` files: objects to carry from one store to 
                "archive.json"  {"format": "pictool.archive", "keys": [key, …], "version": "1"}
                key.kvo …       the objects, in this order, each byte for byte as in the store
 
-The same objects give the same bytes. An archive is read by this grammar alone (no extended tar header, no sparse member,
-no second member of a name), and taken as a whole or not at all.
+The same objects give the same bytes. An archive is read by this grammar alone (no extended tar header, no sparse
+member, no second member of a name), and taken as a whole or not at all.
 
 An object list is a thin archive (`ar -T`): what `pic compile -o` writes when one text becomes several objects.
 
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import struct
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
@@ -39,8 +38,9 @@ from blake3 import blake3
 from pictool.errors import ForeignObjectError, InputError, ObjectError, PicError
 from pictool.store import eviction
 from pictool.store.entries import Entry, is_key
-from pictool.store.files import atomic_write, open_regular
-from pictool.store.format import ObjectFile, header_bytes, stated_size
+from pictool.store.files import NotRegularError, atomic_write, open_regular
+from pictool.store.format import ObjectFile
+from pictool.store.header import HeaderError, header_bytes, stated_size
 from pictool.store.store import Readable, Store
 
 ARCHIVE_FORMAT, ARCHIVE_VERSION, MANIFEST = "pictool.archive", "1", "archive.json"
@@ -100,7 +100,7 @@ def import_archive(store: Store, path: Path, on_object: Callable[[str], None] | 
         InputError: not an archive, damaged or truncated, or larger than the room here; nothing of it is in the store.
         StoreError: the store cannot be written; nothing of it is in the store.
     """
-    with _reads_archive(path), _open_regular(path) as file:
+    with _reads_archive(path), _open_file(path) as file:
         keys = _scan(path, file, store)
         new: list[str] = []
         try:
@@ -117,7 +117,7 @@ def import_archive(store: Store, path: Path, on_object: Callable[[str], None] | 
 
 
 def _scan(path: Path, file: BinaryIO, store: Store) -> tuple[str, ...]:
-    """Check everything of an archive but the objects' data: order, names, sizes, room for them, the frame's checksum."""
+    """Check all of an archive but the objects' data: order, names, sizes, room for them, the frame's checksum."""
     keys, total, free = [], 0, _free_bytes(store)
     room = free if store.max_bytes is None else store.max_bytes
     for key, member in _members(path, file):
@@ -137,8 +137,8 @@ def _stated_size(path: Path, member: _Member) -> int:
     try:
         first = member.read(8)
         return stated_size(first + member.read(header_bytes(first) - 8))
-    except ObjectError as error:
-        raise _archive_error(path, f"{member.name} is {error}") from error
+    except HeaderError as error:
+        raise _archive_error(path, f"{member.name}: {error}") from error
 
 
 def _members(path: Path, file: BinaryIO) -> Iterator[tuple[str, _Member]]:
@@ -167,13 +167,12 @@ def _reads_archive(path: Path) -> Iterator[None]:
         raise _archive_error(path, str(error)) from error
 
 
-def _open_regular(path: Path) -> BinaryIO:
+def _open_file(path: Path) -> BinaryIO:
     """A file for reading; what is none, as a pipe, cannot be read twice and is not waited for."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise InputError(f"{path}: is no regular file; save the archive to one")
-    return open(fd, "rb")
+    try:
+        return open(open_regular(path), "rb")
+    except NotRegularError as error:
+        raise InputError(f"{path}: {error.strerror}; save the archive to a file") from error
 
 
 def _free_bytes(store: Store) -> int:

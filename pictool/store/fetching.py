@@ -27,7 +27,8 @@ from pathlib import Path
 from pictool.errors import ForeignObjectError, ObjectError, PicError, RemoteError, UnreadableObjectError
 from pictool.store.entries import object_path
 from pictool.store.files import Publish, atomic_write
-from pictool.store.format import ObjectFile, header_bytes, stated_size
+from pictool.store.format import ObjectFile
+from pictool.store.header import HeaderError, header_bytes, stated_size
 from pictool.store.remote import Remote
 
 BLOCK = 1 << 20  # bytes of a request
@@ -97,7 +98,7 @@ class ObjectFetch:
             if len(first) < length:
                 first += self._remote.read(self.key, len(first), length) or b""
             return stated_size(first)
-        except ObjectError as error:
+        except HeaderError as error:
             raise RemoteError(f"{self.name}: {error}; push it again", self.key) from error
 
     def missing_blocks(self) -> list[int]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
+import hashlib
 import os
 import resource
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +25,7 @@ from pictool.errors import StoreError
 
 Publish = Callable[[Path, Path], None]  # makes a complete temp file visible under its name
 _OTHER_FILES = 128  # that a process has open beside objects
+_PATIENCE = 1000  # times 1 ms to wait for another writer of the same output
 _OWNER_ONLY = 0o700
 _SHARED_BITS = 0o2777  # of a directory, that those in it inherit
 _KINDS = {
@@ -60,16 +64,82 @@ def atomic_write(
                 yield file
             return
         make_directory(target.parent, store)
-        with _temp_file(temp_dir or target.parent, path.name[:16], store) as file:
+        with _output_file(target) if temp_dir is None else _temp_file(temp_dir, path.name[:16], store) as file:
             yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-            (publish or os.replace)(Path(file.name), target)
+            if isinstance(file.name, int):
+                _give_name(file.fileno(), target)
+            else:
+                (publish or os.replace)(Path(file.name), target)
         if durable:
             fsync_directory(target.parent)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror or error}); nothing was changed") from error
+
+
+@contextmanager
+def _output_file(target: Path) -> Iterator[BinaryIO]:
+    """A new file for a target outside of stores, of which no gc knows: without a name, so that a kill leaves nothing.
+
+    Where a file system knows no such files, it is a temp file, and those that killed writers of this target left are
+    removed.
+    """
+    try:
+        fd = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
+            raise
+    else:
+        with open(fd, "wb") as file:
+            yield file
+        return
+    name = f"{target.name[:16]}.{_digest(target)}"
+    for left in target.parent.glob(f".{glob.escape(name)}.*.tmp"):
+        remove_litter(left)
+    with _temp_file(target.parent, name, None) as file:
+        yield file
+
+
+def _give_name(fd: int, target: Path) -> None:
+    """Make a whole file without a name visible as `target`, in place of what is there.
+
+    A link replaces nothing, so where there is something it gets a second name first, from which it is renamed. That is
+    the same at every time, and its writer holds a lock: what a kill between the two left is removed by the next writer.
+    """
+    temp = target.with_name(f".{target.name[:16]}.{_digest(target)}.tmp")
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with suppress(FileExistsError):
+        _link(fd, target)
+        return
+    for _ in range(_PATIENCE):
+        with suppress(FileExistsError):
+            _link(fd, temp)
+            break
+        if remove_litter(temp) is None:  # another process writes this target: it renames at once
+            time.sleep(0.001)
+    else:
+        temp = temp.with_suffix(f".{secrets.token_hex(8)}.tmp")
+        _link(fd, temp)
+    try:
+        os.replace(temp, target)
+    except OSError:
+        temp.unlink(missing_ok=True)
+        raise
+
+
+def _link(fd: int, name: Path) -> None:
+    root = os.open("/", os.O_PATH | os.O_CLOEXEC)  # with a directory, `os.link` follows the link in /proc to the file
+    try:
+        os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=root, follow_symlinks=True)
+    finally:
+        os.close(root)
+
+
+def _digest(target: Path) -> str:
+    """What tells the temp files of targets apart whose names begin alike."""
+    return hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]
 
 
 @contextmanager
@@ -107,8 +177,11 @@ def remove_litter(temp: Path) -> int | None:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status = os.fstat(fd)
+        if status.st_ino != temp.lstat().st_ino:  # it was renamed, and another has its name
+            return None
         temp.unlink()
-        return os.fstat(fd).st_size
+        return status.st_size
     except (BlockingIOError, FileNotFoundError):
         return None
     finally:
@@ -175,13 +248,6 @@ def open_regular(path: Path, flags: int = 0) -> int:
     return fd
 
 
-def advise_in_order(fd: int) -> None:
-    """Tell the system that a file is read from its beginning to its end: it then reads farther ahead."""
-    if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-
-
 def read_at(fd: int, offset: int, count: int) -> bytes:
     """`count` bytes of a file from `offset` on, fewer where it ends."""
     parts = []
@@ -189,6 +255,13 @@ def read_at(fd: int, offset: int, count: int) -> bytes:
         parts.append(part)
         offset, count = offset + len(part), count - len(part)
     return b"".join(parts)
+
+
+def advise_in_order(fd: int) -> None:
+    """Tell the system that a file is read from its beginning to its end: it then reads farther ahead."""
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
 def fsync_directory(path: Path) -> None:

@@ -146,7 +146,7 @@ class ObjectFile:
         return self._fd
 
     def header(self) -> bytes:
-        """The bytes of the header, with its length: equal ones are those of equal objects, since it has every checksum."""
+        """The bytes of the header, with its length; equal ones are of equal objects, since all checksums are in it."""
         return bytes(self._read(0, self._data_start))
 
     def touch(self, used_ns: int | None = None) -> None:
@@ -296,31 +296,6 @@ class ObjectFile:
     def _require_checksum(self, part: str, actual: str, expected: str) -> None:
         if actual != expected:
             raise self._fail(f"{part} does not match its checksum; {_DAMAGED}")
-
-
-def header_bytes(first: bytes) -> int:
-    """The bytes that the length (8 bytes) and the header take, of an object that begins with `first`.
-
-    Raises:
-        ObjectError: not the beginning of an object.
-    """
-    length = int.from_bytes(first[:8], "little")
-    if len(first) < 8 or length > MAX_HEADER:
-        raise ObjectError("not an object, or its header is damaged")
-    return 8 + length
-
-
-def stated_size(first: bytes) -> int:
-    """The bytes of a whole object, as its header says it. `first` has all of the header.
-
-    Raises:
-        ObjectError: not an object's header.
-    """
-    length = header_bytes(first)
-    try:
-        return length + Header.parse(first[8:length]).data_bytes
-    except HeaderError as error:
-        raise ObjectError(str(error)) from error
 
 
 def _coded_layers(chunk: CompiledChunk) -> list[tuple[Buffer, ...]]:

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from blake3 import blake3
 
-from pictool.core import Geometry, Target, TokenIds
+from pictool.core import Geometry, Identity, Target, TokenIds
 from pictool.errors import ForeignObjectError
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import Buffer, LayerShape
@@ -57,7 +57,7 @@ class ObjectMeta:
 
     `parent` is set for a block of a prefix chain: the key of the block before it, "" for the first. `dummy` is the
     token that was repeated `sinks` times before the chunk; None without sinks, and in objects of version 0.1.0.
-    `rotation` and `salted` are what else entered the key, None for most objects.
+    `rotation` (of a block) and `salted` (of an object with a salt) are what else entered the key.
     """
 
     key: str
@@ -67,26 +67,25 @@ class ObjectMeta:
     codec: str
     fixups: str | None = None
     parent: str | None = None
+    dummy: int | None = None
     rotation: str | None = None
     salted: str | None = None
-    dummy: int | None = None
 
     @property
     def shape(self) -> LayerShape:
         return LayerShape.of(self.target.geometry, self.num_tokens, self.target.dtype)
 
-    def own_key(self, tokens: TokenIds) -> str:
-        """The key that an object with this header and these tokens has. Another `key` in it is a forgery."""
-        if self.parent is None:
-            extra: dict[str, Any] = {"sinks": self.sinks, "codec": self.codec}
-            extra |= {} if self.dummy is None else {"dummy": self.dummy}
-        else:
-            extra = {"parent": self.parent, "rotation": self.rotation or ""}
-        return self.target.recompute_key(extra, tokens, self.salted)
-
     def key_of(self, tokens: Sequence[int] | TokenIds, salt: str = "") -> str:
         """The key of an object of these tokens, compiled as this one was, under a salt. Not of a block of a chain."""
         return self.target.key(tokens, self.sinks, self.codec, salt, self.dummy)
+
+    def own_key(self, tokens: TokenIds) -> str:
+        """The key that an object with this header and these tokens has. Another `key` in it is a forgery."""
+        if self.parent is None:
+            unsalted = self.key_of(tokens)
+        else:
+            unsalted = self.target.identify_block(tokens, self.parent, self.rotation or "").key
+        return Identity.combine(unsalted, self.salted)
 
     def require(self, target: Target, name: str) -> None:
         """Refuse an object of another model, tokenizer, dtype or shape with a message that names both sides.
@@ -161,6 +160,28 @@ class Header:
         return self.entries[tensors[0]]["data_offsets"][0], self.entries[tensors[-1]]["data_offsets"][1]
 
 
+def header_bytes(first: bytes) -> int:
+    """The bytes that the length (8 bytes) and the header take, of an object that begins with `first`.
+
+    Raises:
+        HeaderError: not the beginning of an object.
+    """
+    length = int.from_bytes(first[:8], "little")
+    if len(first) < 8 or length > MAX_HEADER:
+        raise HeaderError("not an object, or its header is damaged")
+    return 8 + length
+
+
+def stated_size(first: bytes) -> int:
+    """The bytes of a whole object, as its header says it. `first` has all of the header.
+
+    Raises:
+        HeaderError: not an object's header.
+    """
+    length = header_bytes(first)
+    return length + Header.parse(first[8:length]).data_bytes
+
+
 def checksum(*parts: Buffer) -> str:
     """BLAKE3 of the parts, one after the other, in hex."""
     digest = blake3()  # one thread: parts are small, and many threads cost more than they give
@@ -200,12 +221,13 @@ def meta_of(fields: Mapping[str, Any]) -> ObjectMeta:
     fixups = _name(fields, "fixups") if "fixups" in fields else None
     parent = _key_in(fields, "parent", allow_empty=True) if "parent" in fields else None
     dummy = _count(fields, "dummy", 1 << 31, 0) if "dummy" in fields else None
-    rotation = _name(fields, "rotation") if "rotation" in fields else None
-    salted = _key_in(fields, "salted") if "salted" in fields else None
-    if (dummy is not None and not sinks) or (rotation is not None and (parent is None or not rotation)):
+    rotation, salted = (_key_in(fields, name) if name in fields else None for name in ("rotation", "salted"))
+    if dummy is not None and not sinks:
         raise HeaderError(_NOT_OURS)
-    codec, optional = _one_of(fields, "codec", codecs()), (fixups, parent, rotation, salted, dummy)
-    return ObjectMeta(key, _target_of(fields), num_tokens, sinks, codec, *optional)
+    return ObjectMeta(
+        key, _target_of(fields), num_tokens, sinks, _one_of(fields, "codec", codecs()), fixups, parent, dummy, rotation,
+        salted,
+    )  # fmt: skip
 
 
 def _target_of(fields: Mapping[str, Any]) -> Target:

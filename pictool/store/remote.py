@@ -159,8 +159,8 @@ class Remote:
     def has_same(self, file: ObjectFile) -> bool:
         """Whether it has this object, whole.
 
-        A directory's file is read and checked to its end. Elsewhere its size, its header (which holds a checksum of every
-        part) and its last 64 KiB are compared: an object storage shows no half object. Raises RemoteError.
+        A directory's file is read and checked to its end. Elsewhere its size, its header (which holds a checksum of
+        every part) and its last 64 KiB are compared: an object storage shows no half object. Raises RemoteError.
         """
         key, size = file.meta.key, file.num_bytes
         if self._directory is not None:
@@ -215,6 +215,7 @@ class Remote:
 
     def _put(self, path: os.PathLike[str], target: str) -> bool:
         if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)  # for whom the umask says: it is there to be shared
             _put_local(Path(path), Path(target), self._directory / "tmp")
             return True
         if self._protocol in _OBJECT_STORES:
@@ -389,7 +390,7 @@ def _read_local(path: str, start: int, end: int) -> bytes:
     try:
         fd = open_regular(Path(path))
     except NotRegularError as error:
-        raise BadAnswer("not a regular file") from error
+        raise BadAnswer(error.strerror) from error
     try:
         return read_at(fd, start, end - start)
     finally:

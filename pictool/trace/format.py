@@ -327,7 +327,8 @@ def _find_problem(trace: Trace) -> str | None:
         return "its rows are not those of a link"
     if not trace.generated or not trace.top or not len(trace.logits):
         return "its logits or generated tokens are missing"
-    ids = [layout.tokens.min(), layout.tokens.max(), *(token.id for token in (*trace.generated, *trace.top))]
+    ids = [layout.tokens.min(), layout.tokens.max(), *(token.id for token in trace.generated)]
+    ids += [token.id for token in trace.top]
     if not all(0 <= token_id < len(trace.logits) for token_id in ids):
         return "its tokens or its generated tokens are outside the vocabulary"
     if not all(0 <= chunk.sinks <= _MAX_SINKS for chunk in trace.chunks):

@@ -78,11 +78,16 @@ def test_every_file_is_refused_at_once(reader: str) -> None:
         assert says in message or (reader == "tiers" and "tiers" in message), (title, message)
 
 
+def make_sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
 SPECIAL: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe": (os.mkfifo, "is no regular file"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
     "directory": (Path.mkdir, "Is a directory"),
-    "sparse": (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "larger than 1 MiB"),
+    "sparse": (make_sparse, "larger than 1 MiB"),
     "link to itself": (lambda path: path.symlink_to(path.name), "symbolic links"),
 }
 

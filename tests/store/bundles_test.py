@@ -201,7 +201,7 @@ def test_only_regular_members_are_taken(kind: bytes, store: Store, other: Store,
 def test_a_member_of_a_false_size_is_not_written(size: int, store: Store, other: Store, tmp_path: Path) -> None:
     path = store.put(make_chunk(1))
     odd = tar_of([(member(path.name, size), path.read_bytes() + bytes(4096))], tmp_path / "odd.kva")
-    with pytest.raises(InputError, match="its header says|have room here|is not an object"):
+    with pytest.raises(InputError, match=r"its header says|have room here|not an object|truncated"):
         import_archive(other, odd)
     assert not other.root.exists()
 
@@ -217,7 +217,7 @@ def test_a_bomb_is_refused_by_its_beginning(other: Store, tmp_path: Path) -> Non
             file.write(compressor.compress(bytes(1 << 24)))
         file.write(compressor.flush())
     tracemalloc.start()
-    with pytest.raises(InputError, match="its header is damaged|have room here"):
+    with pytest.raises(InputError, match=r"its header is damaged|have room here"):
         import_archive(other, tmp_path / "bomb.kva")
     assert tracemalloc.get_traced_memory()[1] < 1 << 25 and not other.root.exists()
     tracemalloc.stop()
@@ -274,7 +274,7 @@ def test_a_forged_object_is_not_imported(store: Store, other: Store, tmp_path: P
 def test_what_is_no_file_is_no_archive(other: Store, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in (tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(InputError, match="is no regular file"):
+        with pytest.raises(InputError, match="not a regular file; save the archive to a file"):
             import_archive(other, name)
     with pytest.raises(InputError, match="cannot be read"):
         import_archive(other, tmp_path / "none")

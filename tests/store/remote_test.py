@@ -94,7 +94,7 @@ HASTY = Retry(attempts=2, first_s=0.01, most_s=0.02)
 
 def hostile(server: Server, tmp_path: Path, warnings: list[str]) -> Store:
     """A store with a remote that gives little time."""
-    remote = Remote(server.url, HASTY, timeout_s=0.5, min_rate=1e7)
+    remote = Remote(server.url, HASTY, timeout_s=1, min_rate=1e7)
     return Store(tmp_path / "hostile", remote=remote, on_warning=warnings.append)
 
 
@@ -122,7 +122,7 @@ def test_what_a_hostile_server_sends_is_bounded(
     assert near.has(key) == is_harmless
     seconds, peak = time.monotonic() - started, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert seconds < 5 and peak < 1 << 28 and server.num_zeros < 1 << 26
+    assert seconds < 10 and peak < 1 << 28 and server.num_zeros < 1 << 26
     near.drain()
     assert not litter(near) and near.keys() == [key] * is_harmless
     if not is_harmless:
@@ -146,9 +146,9 @@ def test_a_pipe_in_a_directory_is_not_waited_for(far: Store, tmp_path: Path) -> 
     key = "c" * 64
     far.path(key).parent.mkdir(parents=True)
     near = Store(tmp_path / "near", remote=str(far.root))
-    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir):
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir):
         make(far.path(key))
-        with pytest.raises(RemoteError, match=r"cannot be fetched \(not a regular file\)"):
+        with pytest.raises(RemoteError, match=r"cannot be fetched \(it is .*, not a regular file\)"):
             near.open(key)
         far.path(key).rmdir() if far.path(key).is_dir() else far.path(key).unlink()
     other = far.put(make_chunk(1)).stem

@@ -122,7 +122,7 @@ def test_a_push_to_a_directory_waits_for_the_disk(far: Store, tmp_path: Path, mo
     synced, sync = list[str](), os.fsync
 
     def record(fd: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
         sync(fd)
 
     monkeypatch.setattr(os, "fsync", record)
