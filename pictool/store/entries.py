@@ -88,3 +88,8 @@ def litter_candidates(root: Path) -> list[Path]:
     with suppress(FileNotFoundError, NotADirectoryError):
         return sorted(path for path in (root / "tmp").iterdir() if path.is_symlink() or not path.is_dir())
     return []
+
+
+def inner_stores(root: Path) -> list[Path]:
+    """The stores in directories of this one (`Store.within`), as evaluations make them."""
+    return sorted(path.parent for path in root.glob("*/*/objects") if path.is_dir() and not path.parent.is_symlink())

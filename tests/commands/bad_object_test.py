@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import pytest
 from blake3 import blake3
 
 from commands.run import Objects, Outcome, flip, pic
+from pictool.store import format
 from pictool.store.format import CompiledChunk, ObjectFile, write_object
 
 REMEDY = "compile it again"
@@ -168,3 +170,23 @@ def test_an_object_of_tokens_that_the_model_does_not_know_is_refused(model: Path
             with Path("x.kvo").open("wb") as out:
                 write_object(out, CompiledChunk(meta, "text", np.asarray(tokens, dtype="<i4"), [(part, part)] * 3))
             assert why in error_of(link(Path("x.kvo"), model))
+
+
+@pytest.mark.parametrize("arguments", [("export", "all.kva"), ("push", "all", "--remote", "far")])
+def test_all_is_not_all_but_what_the_disk_does_not_read(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """What is damaged is left out by name; of what cannot be read now, nobody knows."""
+    shutil.copytree(objects.store, "st")
+    unreadable = sorted(Path("st").glob("objects/*/*.kvo"))[0]
+    opened = format.open_regular
+
+    def fail(path: Path, *more: int) -> int:
+        if path == unreadable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(path, *more)
+
+    monkeypatch.setattr(format, "open_regular", fail)
+    done = pic("store", *arguments, "--store", "st")
+    assert done.code == 1 and done.err == f"pic: error: {unreadable}: cannot be opened (Input/output error)\n"
+    assert not Path("all.kva").exists() and not Path("far").exists()

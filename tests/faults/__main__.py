@@ -73,8 +73,10 @@ def _judge_all(harness: Harness, name: str, options: argparse.Namespace, file: T
 
 
 def describe(result: Result) -> str:
-    lines = [f"{result.case}  [{result.hit}] exit {result.code}", *(f"    {problem}" for problem in result.problems)]
-    return "\n".join([*lines, *(f"    | {line}" for line in result.err.splitlines()[-12:])])
+    """A case with problems, for people."""
+    problems = (f"    {problem}" for problem in result.problems[:6])
+    stderr = (f"    | {line}" for line in result.err.splitlines()[-12:])
+    return "\n".join([f"{result.case}  [{result.hit}] exit {result.code}", *problems, *stderr])
 
 
 def main() -> None:

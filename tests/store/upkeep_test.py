@@ -40,7 +40,7 @@ def test_gc_removes_temp_files_of_the_dead_only(store: Store) -> None:
 
 @pytest.mark.parametrize("cache_size", [1, 1000])
 def test_gc_rolls_back_what_a_killed_listing_began(store: Store, cache_size: int) -> None:
-    """With a small cache its journal is filled, and the index changed; else the journal is empty, and only in the way."""
+    """With a small cache its journal is filled, and the index changed; else the journal is empty, and in the way."""
     store.put(make_chunk(1))
     list(store.objects())
     index = store.root / INDEX_FILE
@@ -56,6 +56,15 @@ def test_gc_rolls_back_what_a_killed_listing_began(store: Store, cache_size: int
     assert journal.exists() and (cache_size > 1 or journal.read_bytes()[:8] == bytes.fromhex("d9d505f920a163d7"))
     upkeep.gc(store)
     assert not journal.exists() and [stored.problem for stored in store.objects()] == [None]
+
+
+def test_gc_looks_into_the_stores_within(store: Store) -> None:
+    """As evaluations have them."""
+    inner = store.within("eval", "0123abcd")
+    inner.put(make_chunk(1))
+    (inner.root / "tmp" / ".dead.0123.tmp").write_bytes(b"half an object")
+    assert upkeep.gc(store, 0).litter.num_bytes == 14
+    assert not list((inner.root / "tmp").iterdir()) and len(inner.keys()) == 1
 
 
 # Expiry and pins

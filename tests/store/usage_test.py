@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,22 @@ def test_a_file_system_that_is_gone_is_no_traceback_at_the_end(
     counters.flush()
     monkeypatch.undo()
     assert not directory.exists()
+
+
+def test_an_interrupt_while_the_last_counts_are_written_is_not_lost(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    counters = Counters(directory)
+    counters.add(Counts(hits=1))
+
+    def interrupted(*_: object, **__: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os.path, "isdir", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        del counters
+        time.sleep(10)
+    assert capfd.readouterr().err == ""
 
 
 def test_threads_lose_no_counts(directory: Path) -> None:
