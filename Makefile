@@ -21,7 +21,7 @@ test-vllm: $(VLLM)/.ready
 
 # Faults of the file system, and kills, at the calls of every command (tests/faults): `make faults MOST=200 SEED=2`.
 faults: $(READY)
-	PYTHONPATH=tests:. $(BIN)/python -P -m faults --most $(or $(MOST),20) --seed $(or $(SEED),22)
+	PYTHONPATH=tests:. $(BIN)/python -P -m faults --most $(or $(MOST),14) --seed $(or $(SEED),22)
 
 $(VLLM)/.ready: pyproject.toml tests/in_vllm/install.py
 	$(PYTHON) tests/in_vllm/install.py $(VLLM)

@@ -16,7 +16,7 @@ import pytest
 from blake3 import blake3
 
 from commands.run import Objects, Outcome, flip, pic
-from pictool.store import format
+from pictool.store import files, format
 from pictool.store.format import CompiledChunk, ObjectFile, write_object
 
 REMEDY = "compile it again"
@@ -186,7 +186,7 @@ def test_all_is_not_all_but_what_the_disk_does_not_read(
     """What is damaged is left out by name; of what cannot be read now, nobody knows."""
     shutil.copytree(objects.store, "st")
     unreadable = sorted(Path("st").glob("objects/*/*.kvo"))[0]
-    opened = format.open_regular
+    opened = files.open_regular
 
     def fail(path: Path, *more: int) -> int:
         if path == unreadable:

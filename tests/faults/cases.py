@@ -86,9 +86,10 @@ def _at_each_call(kind: Kind, count: int) -> list[Fault]:
 
 
 def _draw(draw: random.Random, groups: Sequence[Sequence[Fault]], most: int) -> Iterator[Fault]:
-    """At most so many faults: the small groups whole, of the large ones equal parts."""
-    for done, group in enumerate(sorted(filter(None, groups), key=len)):
-        share = max(1, most // (sum(map(bool, groups)) - done))
-        chosen = draw.sample(list(group), min(share, len(group)))
+    """At most so many faults: the small groups whole, of the large ones equal parts; of too many groups, some."""
+    groups = [group for group in groups if group]
+    drawn = sorted(draw.sample(groups, min(most, len(groups))), key=len)
+    for done, group in enumerate(drawn):
+        chosen = draw.sample(list(group), min(most // (len(drawn) - done), len(group)))
         yield from chosen
         most -= len(chosen)

@@ -140,7 +140,7 @@ def compiler() -> str | None:
 def build(directory: Path) -> Path:
     """Compile the library into a directory."""
     target = directory / "fault.so"
-    command = [
+    command: list[str | Path] = [
         compiler() or "cc",
         "-shared",
         "-fPIC",
