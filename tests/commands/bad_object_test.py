@@ -197,3 +197,20 @@ def test_all_is_not_all_but_what_the_disk_does_not_read(
     done = pic("store", *arguments, "--store", "st")
     assert done.code == 1 and done.err == f"pic: error: {unreadable}: cannot be opened (Input/output error)\n"
     assert not Path("all.kva").exists() and not Path("far").exists()
+
+
+def test_a_listing_is_not_complete_without_what_the_disk_does_not_show(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = str(min(objects.store.glob("objects/*/*.kvo")))
+    status_of = os.stat
+
+    def fail(path: object, **more: object) -> os.stat_result:
+        if str(path) == hidden:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), hidden)
+        return status_of(path, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", fail)
+    for command in ("ls", "stats", "verify", "export all.kva"):
+        done = pic("store", *command.split(), "--store", objects.store)
+        assert done.code == 1 and done.err.endswith(f"pic: error: {hidden}: Input/output error\n"), command
