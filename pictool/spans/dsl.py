@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from os import PathLike, fspath
 
 from pictool.spans import query as nodes
-from pictool.spans.query import MAX_TOKENS, TEMPERATURE, Call, Query
+from pictool.spans.query import DEFAULT_MODEL, MAX_TOKENS, TEMPERATURE, Call, Query
 
 Item = Query | str
-DEFAULT_MODEL = "default"  # the model that the executor serves first
 
 
 def user(text: str) -> nodes.Message:

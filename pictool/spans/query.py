@@ -31,6 +31,7 @@ from typing import ClassVar, Literal, Self
 from pictool.errors import InputError
 
 MAX_DEPTH = 128
+DEFAULT_MODEL = "default"  # of calls that leave it to the executor
 MAX_TOKENS, TEMPERATURE = 0, 0.6  # of spnl's `g`, where it says nothing
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")

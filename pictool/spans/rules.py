@@ -56,13 +56,13 @@ class Options:
         for_pages: the query is to be serialised for a cache of paged prefixes, which holds an output only after its
             own input. Linked objects need no such thing.
         arity: judges of more children of a + than this become a tree of such judges; None: none do.
-        retrieve: finds the fragments of an R; None: R stays.
+        retrieve: finds the fragments of an R. R stays where it gives None, or is None.
     """
 
     is_exact: bool = False
     for_pages: bool = False
     arity: int | None = None
-    retrieve: Callable[[Retrieve | Augment], Sequence[Fragment]] | None = None
+    retrieve: Callable[[Retrieve | Augment], Sequence[Fragment] | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,10 @@ def desugar_retrieval(node: Query, site: Site) -> Query | None:
     """R → + of its fragments, after each has been prepared by a G¹ of its own."""
     if not isinstance(node, Retrieve | Augment) or site.options.retrieve is None:
         return None
-    fragments = Plus(tuple(site.options.retrieve(node)))
+    found = site.options.retrieve(node)
+    if found is None:
+        return None
+    fragments = Plus(tuple(found))
     if site.call is None or not fragments.parts:
         return fragments
     call = replace(site.call, max_tokens=1, temperature=0.0)
@@ -210,6 +213,11 @@ def is_deterministic(query: Query) -> bool:
 def has_calls(query: Query) -> bool:
     """Whether a model generates anything in it."""
     return any(isinstance(node, Generate | Chat | Map) for _, node in nodes(query))
+
+
+def needs_running(query: Query) -> bool:
+    """Whether it is anything but messages and joins of them."""
+    return any(not isinstance(node, Message | Join) for _, node in nodes(query))
 
 
 def _splice(node: Join, matches: Callable[[int, Query], bool]) -> Query | None:
