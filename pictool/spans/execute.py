@@ -14,15 +14,16 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from pictool.compiler.chunking import make_chunk, read_text
-from pictool.compiler.compile import CODEC
+from pictool.compiler.compile import CODEC, object_key
 from pictool.core import Sampling
 from pictool.errors import InputError, PicError
 from pictool.linker.policies import DEFAULT, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import MAX_NEW_TOKENS, Spec
 from pictool.spans import query as nodes
+from pictool.spans.generated import answer_and_keep, can_keep, keep_output
 from pictool.spans.optimise import Optimised, optimise
-from pictool.spans.prompt import FileText, Output, make_prompt, span_text, spans_of
+from pictool.spans.prompt import FileText, Output, Prompt, make_prompt, seam_after, span_text, spans_of
 from pictool.spans.query import DEFAULT_MODEL, Call, Generate, Join, Message, Par, Path, Plus, Query, Seq, path_text
 from pictool.spans.retrieve import Retriever, bm25, find_fragments, query_text
 from pictool.spans.rules import SIMPLIFICATIONS, Options, has_calls, is_deterministic, needs_running
@@ -50,6 +51,7 @@ class Done:
         is_shared: an equal call had been run, whose answer this is.
         own: the answer's report.
         spans: `[start, end)` of the head, each document and the tail in its prompt.
+        object: the key of its generated object; empty if there is none.
     """
 
     path: Path
@@ -57,11 +59,12 @@ class Done:
     tokens: tuple[int, ...]
     own: Mapping[str, Any]
     spans: tuple[tuple[int, int], ...]
-    seconds: float
+    seconds: float = 0.0
     is_shared: bool = False
+    object: str = ""
 
     @classmethod
-    def of(cls, path: Path, answer: Answer, seconds: float) -> Done:
+    def of(cls, path: Path, answer: Answer) -> Done:
         """The record of an answer. It holds no KV."""
         model, generated, layout = answer.loaded, answer.generated, answer.link.layout
         tokens = generated.tokens
@@ -70,13 +73,13 @@ class Done:
         if str(model.tokenizer.decode(list(tokens))) != generated.text:  # a stop string, or special tokens within
             tokens = model.encode(generated.text)
         spans = (layout.head, *layout.chunks, layout.tail)
-        return cls(path, generated.text, tokens, answer.report(), spans, seconds)
+        return cls(path, generated.text, tokens, answer.report(), spans)
 
     def report(self) -> dict[str, Any]:
         """As `pic query --json` has it: the answer's own report, with the path and the spans of the prompt."""
         spans = [list(span) for span in self.spans]
         more = {"path": path_text(self.path), "shared": self.is_shared, "seconds": self.seconds, "spans": spans}
-        return more | dict(self.own)
+        return more | {"object": self.object or None} | dict(self.own)
 
 
 @dataclass(frozen=True)
@@ -276,11 +279,8 @@ class _Run:
             engine = self._executor.engine_of(node.call.model)
             self._hooks.on_call(path)
             started = time.monotonic()
-            on_text = self._hooks.on_text if node is self._query else None
-            answer = engine.answer(self._spec(engine, over, node.call, path), on_text=on_text)
-            self._hooks.on_answer(path, answer)
-        done = Done.of(path, answer, time.monotonic() - started)
-        self._tokens += len(answer.generated.tokens)
+            done = self._answer(engine, make_prompt(engine.model, over), node, path)
+        done = replace(done, seconds=time.monotonic() - started)
         if key is not None:
             self._known[key] = done
         return self._output(done)
@@ -293,9 +293,29 @@ class _Run:
             self._inputs[shared] = self.evaluate(node.input, (*shared, node.kind, "input"))
         return self._inputs[shared]
 
-    def _spec(self, engine: Engine, over: Query, call: Call, path: Path) -> Spec:
+    def _answer(self, engine: Engine, prompt: Prompt, node: Generate | nodes.Chat, path: Path) -> Done:
+        """Run one call, and keep its output's KV if an outer call can link it."""
+        spec = self._spec(prompt, node.call, path)
+        on_text = self._hooks.on_text if node is self._query else None
+        keeps = spec.policy.needs.objects and can_keep(engine)
+        if not keeps:
+            answer = engine.answer(spec, on_text=on_text)
+        else:
+            plain = [object_key(engine.model, chunk, spec.objects) for chunk in prompt.documents]
+            generated = {key: own for key, own in zip(plain, prompt.generated, strict=True) if own}
+            answer = answer_and_keep(engine, spec, generated, on_text)
+        self._tokens += len(answer.generated.tokens)
+        self._hooks.on_answer(path, answer)
+        done = Done.of(path, answer)
+        if keeps and path:
+            seam = engine.model.encode(seam_after(done.text))
+            text = done.text + seam_after(done.text)
+            key = keep_output(engine.store, answer, done.tokens, seam, text, spec.codec, prompt.generated)
+            done = replace(done, object=key or "")
+        return done
+
+    def _spec(self, prompt: Prompt, call: Call, path: Path) -> Spec:
         options = self._options
-        prompt = make_prompt(engine.model, over)
         limit = call.max_tokens or options.max_new_tokens
         if options.budget.tokens is not None:
             limit = min(limit, options.budget.tokens - self._tokens)
@@ -306,7 +326,7 @@ class _Run:
     def _output(self, done: Done) -> Output:
         self.done.append(done)
         self._hooks.on_done(done)
-        return Output("assistant", done.text, done.tokens, path_text(done.path))
+        return Output("assistant", done.text, done.tokens, path_text(done.path), done.object)
 
     def _require_budget(self, path: Path) -> None:
         budget = self._options.budget

@@ -25,10 +25,16 @@ _OPEN, _CLOSE = "\x02{}\x03", "\x04"
 
 @dataclass(frozen=True)
 class Output(Message):
-    """What a call generated. `tokens` are its ids as they were generated, without the end token; `source` its path."""
+    """What a call generated.
+
+    Fields:
+        tokens: its ids as they were generated, without the end token. source: the call's path.
+        object: the key of its generated object, of its text and the seam after it; empty if there is none.
+    """
 
     tokens: tuple[int, ...] = ()
     source: str = ""
+    object: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,15 @@ class Span:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Head, documents and tail, each tokenized on its own."""
+    """Head, documents and tail, each tokenized on its own.
+
+    `generated` has for each document the key of the generated object that it is; empty if it is none.
+    """
 
     head: str
     documents: tuple[Chunk, ...]
     tail: str
+    generated: tuple[str, ...]
 
 
 def spans_of(query: Query) -> list[Span]:
@@ -87,21 +97,25 @@ def make_prompt(model: Model, query: Query) -> Prompt:
     render = _render_chat if model.tokenizer.chat_template else _render_plain
     head, between, tail = render(model, spans)
     objects = [span for span in spans if span.is_object]
-    documents: list[Chunk] = []
+    documents: list[tuple[Chunk, str]] = []
     for index, span in enumerate(objects):
-        documents.append(_chunk(model, span))
+        documents.append((_chunk(model, span), _generated_key(span)))
         if index < len(between) and between[index]:
-            documents.append(Chunk(between[index], model.encode(between[index]), "between spans"))
+            documents.append((Chunk(between[index], model.encode(between[index]), "between spans"), ""))
     if not tail and documents:  # the last span is what is answered
-        tail = documents.pop().text
-    return Prompt(head, tuple(documents), tail)
+        tail = documents.pop()[0].text
+    return Prompt(head, tuple(chunk for chunk, _ in documents), tail, tuple(key for _, key in documents))
 
 
 def span_text(span: Span) -> str:
     """A span's text as it is in the prompt."""
     text = "".join(message.text for message in span.messages)
-    ends_open = isinstance(span.messages[-1], Output) and not text.endswith(SEAM)
-    return text + SEAM if ends_open else text
+    return text + seam_after(text) if isinstance(span.messages[-1], Output) else text
+
+
+def seam_after(output: str) -> str:
+    """What is read after an output that is a span."""
+    return "" if output.endswith(SEAM) else SEAM
 
 
 def _walk(query: Query) -> Iterator[Span]:
@@ -132,6 +146,11 @@ def _children(plus: Query) -> Iterator[Query]:
 def _source(messages: Sequence[Message]) -> str:
     (first, *_) = messages
     return first.source if isinstance(first, Output | FileText) else first.role
+
+
+def _generated_key(span: Span) -> str:
+    (first, *more) = span.messages
+    return first.object if isinstance(first, Output) and not more else ""
 
 
 def _chunk(model: Model, span: Span) -> Chunk:
