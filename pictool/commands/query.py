@@ -307,7 +307,7 @@ def run_bulk(
         print_schedule(planned, ordered, as_json)
         return
     answers = AnswerFile(Path(output), queries) if output is not None else None
-    results = dict(answers.answered) if answers is not None else {}
+    results: dict[int, Mapping[str, Any]] = dict(answers.answered) if answers is not None else {}
     with answers_bar(name) as show:
         show(len(results), len(queries))
         for query in ordered:

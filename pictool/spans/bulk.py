@@ -20,7 +20,7 @@ from pictool.errors import InputError
 from pictool.spans.query import Fragment, Map, Message, Query, nodes
 from pictool.spans.reading import read_query, to_json
 
-Items = Mapping[Hashable, int]  # what a query reads, each with its size
+Items = Mapping[Any, int]  # what a query reads, each with its size
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def test_yaml_stdin_and_files_beside_the_query(query: Any, model: Path, monkeypa
     assert query(data, name="below/q.json").out.strip() == "found"
     assert query("seq:\n- file: c.txt\n", name="below/q.yaml").out.strip() == "found"
     assert query(data).err == "pic: error: the query: c.txt: cannot be read (No such file or directory)\n"
-    monkeypatch.setattr(query_command.sys, "stdin", io.StringIO(json.dumps({"seq": [user("a"), {"file": "a.txt"}]})))
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"seq": [user("a"), {"file": "a.txt"}]})))
     assert query_command.read_input("-")[1:] == ("stdin", Path())
 
 
@@ -170,6 +170,6 @@ def test_what_the_user_types_is_a_message(monkeypatch: pytest.MonkeyPatch, capsy
         def readline(self) -> str:
             return "me\n"
 
-    monkeypatch.setattr(query_command.sys, "stdin", Terminal())
+    monkeypatch.setattr("sys.stdin", Terminal())
     assert query_command.ask("Who?") == "me"
     assert capsys.readouterr().err == "Who? "
