@@ -14,6 +14,7 @@ from pictool.commands.errors import UsageError
 from pictool.commands.link import Stream
 from pictool.commands.options import (
     ANSWER,
+    COMPILING,
     OUTPUT,
     POLICY,
     CodecOption,
@@ -34,7 +35,7 @@ from pictool.commands.settings import Settings
 from pictool.errors import InputError, PicError
 
 if TYPE_CHECKING:
-    from pictool.engines.base import Answer, Engine
+    from pictool.engines.base import Answer, Engine, Feature
     from pictool.spans.bulk import BulkQuery, Schedule
     from pictool.spans.execute import Done, Executor, Hooks, RunOptions
     from pictool.spans.optimise import Optimised
@@ -70,6 +71,10 @@ class QueryOptions:
     max_seconds: Annotated[Optional[float], option("--budget-seconds", "S", "No call begins later.", ANSWER, min=0)] = (
         None
     )
+    outputs: Annotated[
+        Optional[str],
+        option("--outputs", "NAME", "generated: link outputs with the KV they came with; or compiled.", COMPILING),
+    ] = None
     codec: CodecOption = None
 
 
@@ -95,9 +100,15 @@ def run_query(
       pic query judge.json --algo full --seed 7
     """
     check_options(query, explain, bulk, output, plot, trace)
-    engine_type = find_engine(engine, {"trace": "--trace"} if trace is not None else {})
+    if options.outputs not in (None, "generated", "compiled"):
+        raise UsageError(f"--outputs {options.outputs}: must be generated or compiled")
+    needed: dict[Feature, str] = {} if options.outputs != "generated" else {"trace": "--outputs generated"}
+    engine_type = find_engine(engine, needed | ({} if trace is None else {"trace": "--trace"}))
     text, name, base = read_input(query)
-    run_options = make_options(options, settings, base)
+    keeps_outputs = options.outputs != "compiled" and "trace" in engine_type.supports
+    if options.outputs is None and not keeps_outputs:
+        note(f"{engine_type.title} keeps no KV of outputs; they are compiled (--outputs compiled)")
+    run_options = make_options(options, settings, base, keeps_outputs)
     quiet_libraries()
     store = open_store(settings)
     with ExitStack() as running:
@@ -140,7 +151,7 @@ def read_input(name: str) -> tuple[str, str, Path]:
     return read_text(Path(name)), name, Path(name).parent
 
 
-def make_options(options: QueryOptions, settings: Settings, base: Path) -> RunOptions:
+def make_options(options: QueryOptions, settings: Settings, base: Path, keeps_outputs: bool) -> RunOptions:
     """How the queries are run."""
     from pictool.linker.policies import DEFAULT, make_policy
     from pictool.linker.spec import MAX_NEW_TOKENS
@@ -156,6 +167,7 @@ def make_options(options: QueryOptions, settings: Settings, base: Path) -> RunOp
         codec=options.codec or settings.codec,
         base=base,
         arity=options.tree,
+        keeps_outputs=keeps_outputs,
         budget=Budget(options.max_tokens, options.max_seconds),
     )
 

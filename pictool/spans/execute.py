@@ -21,7 +21,7 @@ from pictool.linker.policies import DEFAULT, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import MAX_NEW_TOKENS, Spec
 from pictool.spans import query as nodes
-from pictool.spans.generated import answer_and_keep, can_keep, keep_output
+from pictool.spans.generated import answer_and_keep, keep_output
 from pictool.spans.optimise import Optimised, optimise
 from pictool.spans.prompt import FileText, Output, Prompt, make_prompt, seam_after, span_text, spans_of
 from pictool.spans.query import DEFAULT_MODEL, Call, Generate, Join, Message, Par, Path, Plus, Query, Seq, path_text
@@ -140,6 +140,8 @@ class RunOptions:
         codec: how the KV of spans is kept.
         base: the folder that files are relative to.
         arity: judges of more candidates become trees of such judges; None: none do.
+        keeps_outputs: an outer call reads an output's tokens as they were generated, and links their KV as it was
+            computed then, which not every engine can; else its text is read and compiled as any other.
         retriever: chooses the fragments of an R.
     """
 
@@ -151,6 +153,7 @@ class RunOptions:
     base: FilePath = FilePath()
     arity: int | None = None
     budget: Budget = Budget()
+    keeps_outputs: bool = True
     retriever: Retriever = bm25
 
 
@@ -297,7 +300,9 @@ class _Run:
         """Run one call, and keep its output's KV if an outer call can link it."""
         spec = self._spec(prompt, node.call, path)
         on_text = self._hooks.on_text if node is self._query else None
-        keeps = spec.policy.needs.objects and can_keep(engine)
+        keeps = self._options.keeps_outputs and spec.policy.needs.objects
+        if keeps:
+            engine.require("trace", "to link outputs as they were generated")
         if not keeps:
             answer = engine.answer(spec, on_text=on_text)
         else:
@@ -326,7 +331,8 @@ class _Run:
     def _output(self, done: Done) -> Output:
         self.done.append(done)
         self._hooks.on_done(done)
-        return Output("assistant", done.text, done.tokens, path_text(done.path), done.object)
+        tokens = done.tokens if self._options.keeps_outputs else ()
+        return Output("assistant", done.text, tokens, path_text(done.path), done.object)
 
     def _require_budget(self, path: Path) -> None:
         budget = self._options.budget

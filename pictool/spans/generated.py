@@ -5,7 +5,7 @@ where its spans begin, which of these were generated objects themselves, and the
 the tokens. So equal names mean equal KV, no text names such an object, and nothing of it is ever taken for the object
 that compiling the same tokens gives.
 
-An engine that shows no image cannot keep an output's KV; there the tokens of an output are compiled as any chunk's.
+An output's KV is kept from the image of a link, so by engines that show one.
 """
 
 from __future__ import annotations
@@ -49,18 +49,13 @@ class GeneratedView(Store):
         return super().open(self._generated.get(key, key))
 
 
-def can_keep(engine: Engine) -> bool:
-    """Whether an engine shows the image of a link, from which an output's KV is kept."""
-    return "trace" in engine.supports
-
-
 def answer_and_keep(
     engine: Engine, spec: Spec, generated: Mapping[str, str], on_text: Callable[[str], None] | None = None
 ) -> Answer:
     """Link with generated objects and decode; the image keeps the output's keys before rotation.
 
     Args:
-        engine: one that can keep outputs.
+        engine: one that shows the image of a link.
         generated: as of `GeneratedView`.
     """
     engine.require_supported(spec)

@@ -28,7 +28,8 @@ class Output(Message):
     """What a call generated.
 
     Fields:
-        tokens: its ids as they were generated, without the end token. source: the call's path.
+        tokens: its ids as they were generated, without the end token; empty if its text is read instead.
+        source: the call's path.
         object: the key of its generated object, of its text and the seam after it; empty if there is none.
     """
 

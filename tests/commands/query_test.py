@@ -86,6 +86,12 @@ def test_traces_of_every_call(query: Any) -> None:
     assert query(JUDGE, "--trace", "traces").err.startswith("pic: error: --trace traces: has to be an empty")
 
 
+def test_outputs_are_linked_as_generated_or_compiled(query: Any) -> None:
+    for name, is_kept in (("generated", True), ("compiled", False)):
+        calls = query(JUDGE, "--outputs", name, "--json").json["calls"]
+        assert [call["object"] is not None for call in calls] == [is_kept, is_kept, False]
+
+
 def test_sampling_and_budgets(query: Any) -> None:
     drawn = g({"plus": [{"repeat": {"n": 2, "g": {**CALL, "temperature": 2.0, "input": user("x")}}}]}, temperature=2.0)
     one, same, other = (query(drawn, "--seed", seed, "--json").json["answer"] for seed in (1, 1, 2))
@@ -130,6 +136,7 @@ def test_a_query_of_a_bulk_that_fails_stops_no_other(query: Any) -> None:
         (["--explain", "--trace", "t"], 2, "--trace: --explain runs nothing"),
         (["--plot", "a.png"], 1, "--plot a.png: trees are drawn as .svg"),
         (["--plot", "q.json"], 1, "--plot q.json: trees are drawn as .svg"),
+        (["--outputs", "x"], 2, "--outputs x: must be generated or compiled"),
         (["--algo", "nope"], 1, "algorithm 'nope': must be one of"),
     ],
 )
