@@ -17,6 +17,7 @@ from pictool.commands.options import (
     COMPILING,
     OUTPUT,
     POLICY,
+    SALT,
     CodecOption,
     EngineOption,
     FieldsOption,
@@ -78,7 +79,7 @@ class QueryOptions:
     codec: CodecOption = None
 
 
-@command(app, "query", "model", "device", "dtype", "store", "remote", "salt")
+@command(app, "query", "model", "device", "dtype", "store", "remote", *SALT)
 def run_query(
     query: Annotated[str, argument("FILE", "A query as JSON or YAML; - is stdin.")],
     options: QueryOptions,
@@ -147,7 +148,10 @@ def read_input(name: str) -> tuple[str, str, Path]:
     from pictool.compiler.chunking import read_text
 
     if name == "-":
-        return sys.stdin.read(), "stdin", Path()
+        try:
+            return sys.stdin.buffer.read().decode("utf-8-sig"), "stdin", Path()
+        except UnicodeDecodeError as error:
+            raise InputError(f"stdin: not UTF-8 at byte {error.start}; convert it first") from error
     return read_text(Path(name)), name, Path(name).parent
 
 

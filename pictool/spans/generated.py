@@ -15,22 +15,21 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pictool.core import Identity
 from pictool.engines.base import Answer, Engine, LinkResult
+from pictool.errors import ObjectError
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate
 from pictool.runtime.image import Image
 from pictool.runtime.tensors import require_finite, to_bytes
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
 from pictool.store.store import Store
-
-if TYPE_CHECKING:
-    from pictool.runtime.model import Model
+from pictool.store.upkeep import find_problem, take_out
 
 
 class GeneratedView(Store):
@@ -59,8 +58,7 @@ def answer_and_keep(
         generated: as of `GeneratedView`.
     """
     engine.require_supported(spec)
-    running = type(engine)(engine.model, GeneratedView(engine.store, generated))
-    result = running.link(spec)
+    result = _link(engine, spec, generated)
     image = _image(result)
     image.keep_keys()
     started = time.perf_counter()
@@ -98,11 +96,28 @@ def keep_output(
     values = [image.value(layer)[0, :, start:end] for layer in range(len(keys))]
     require_finite(f"an output of {model.name}", model.dtype, *keys, *values)
     pairs = [(to_bytes(key), to_bytes(value)) for key, value in zip(keys, values, strict=True)]
-    parent = _parent(answer, spans)
-    key = _key(model, parent, own)
-    meta = ObjectMeta(key, model.target, len(own), 0, codec, parent=parent)
-    store.put(CompiledChunk(meta, text, np.asarray(own, dtype=np.int32), pairs))
-    return key
+    ids = np.asarray(own, dtype=np.int32)
+    parent, rotation = _parent(answer, spans), model.stack.rotation_id(image.layout.num_tokens)
+    identity = model.target.identify_block(ids, parent, rotation, model.salt)
+    meta = ObjectMeta(
+        identity.key, model.target, len(own), 0, codec, parent=parent, rotation=rotation or None,
+        salted=identity.salted,
+    )  # fmt: skip
+    store.put(CompiledChunk(meta, text, ids, pairs))
+    return identity.key
+
+
+def _link(engine: Engine, spec: Spec, generated: Mapping[str, str]) -> LinkResult:
+    """Link; a generated object that turns out damaged is taken out, and its chunk is compiled."""
+    while True:
+        try:
+            return type(engine)(engine.model, GeneratedView(engine.store, generated)).link(spec)
+        except ObjectError as error:
+            damaged = {own for own in generated.values() if isinstance(find_problem(engine.store, own), ObjectError)}
+            if not any(take_out(engine.store, own) for own in sorted(damaged)):
+                raise
+            engine.store.warn_of_damage(error)
+            generated = {key: own for key, own in generated.items() if own not in damaged}
 
 
 def _image(result: LinkResult) -> Image:
@@ -121,16 +136,7 @@ def _fresh_keys(image: Image, count: int) -> list[Tensor]:
 def _parent(answer: Answer, spans: Sequence[str]) -> str:
     """Names all that determines the KV after which an output was generated."""
     layout, policy, model = answer.link.layout, answer.link.policy, answer.loaded
-    rotation = model.stack.rotation_id(layout.num_tokens)
-    identity = [asdict(model.target), policy.name, policy.params, list(layout.starts), list(spans), rotation]
-    return _digest([*identity, model.salt], layout.tokens.tolist())
-
-
-def _key(model: Model, parent: str, tokens: Sequence[int]) -> str:
-    return _digest(["generated", asdict(model.target), parent, model.salt], tokens)
-
-
-def _digest(identity: object, tokens: Sequence[int]) -> str:
+    identity = [asdict(model.target), policy.name, policy.params, list(layout.starts), list(spans)]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
-    digest.update(np.asarray(tokens, dtype="<i4").tobytes())
-    return digest.hexdigest()
+    digest.update(layout.tokens.astype("<i4").tobytes())
+    return Identity.of(digest.hexdigest(), model.salt).key

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pictool.errors import InputError, PicError
 from pictool.spans.query import Call, Chat, Generate, Map, Path, Query, attributes, nodes, path_text, shape
 from pictool.spans.rules import RULES, Effect, Options, Rule, Site, is_deterministic
 
@@ -115,7 +116,10 @@ def _apply(node: Query, path: Path, site: Site, rules: Sequence[Rule], steps: li
     """A node to which no rule applies any more; those below it may still match."""
     while True:
         for rule in rules:
-            new = rule.apply(node, site)
+            try:
+                new = rule.apply(node, site)
+            except PicError as error:
+                raise InputError(f"{path_text(path)}: {error}") from error
             if new is not None:
                 assert new != node, f"{rule.name} gives back what it is given"
                 steps.append(Step(rule.name, rule.effect, path, shape(node), shape(new)))

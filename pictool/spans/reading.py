@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pictool.errors import InputError
+from pictool.reading import parse_json, shown
 from pictool.spans import query as nodes
 from pictool.spans.query import MAX_DEPTH, MAX_TOKENS, ROLES, TEMPERATURE, Call, Path, Query, path_text
 
@@ -249,32 +250,38 @@ def _shown(value: Any) -> str:
     """A wrong value, for messages."""
     if isinstance(value, Mapping):
         return f"a mapping with {len(value)} keys"
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    return f"a list of {len(value)}" if isinstance(value, list) else shown(value)
 
 
 def _load_json(text: str, name: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{name}: is not JSON (line {error.lineno}, column {error.colno}: {error.msg})") from error
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # a number that is not finite, or of thousands of digits
         raise InputError(f"{name}: is not JSON ({error})") from error
 
 
 def _load_yaml(text: str, name: str) -> Any:
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """A key that comes twice is refused; PyYAML keeps the last."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [str(key.value) for key, _ in node.value]
+            if len(set(keys)) < len(keys):
+                raise yaml.constructor.ConstructorError(None, None, "a key comes twice", node.start_mark)
+            return super().construct_mapping(node, deep)
+
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return yaml.load(text, Loader)  # a safe loader
+    except RecursionError:
+        raise
+    except Exception as error:  # YAMLError; PyYAML raises others where a tag and a value do not go together
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise InputError(f"{name}: is not YAML ({where}{' '.join(problem.split())})") from error
-    except ValueError as error:  # an impossible date, a number of thousands of digits
-        raise InputError(f"{name}: is not YAML ({error})") from error
+        raise InputError(f"{name}: is not YAML ({where}{' '.join(problem.split())[:200]})") from error
 
 
 def _deep_path(text: str) -> Path:

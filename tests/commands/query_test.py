@@ -11,6 +11,7 @@ import pytest
 
 from commands.run import Outcome, pic, write
 from pictool.commands import query as query_command
+from pictool.errors import InputError
 
 CALL = {"model": "default", "max_tokens": 4, "temperature": 0}
 
@@ -74,8 +75,11 @@ def test_yaml_stdin_and_files_beside_the_query(query: Any, model: Path, monkeypa
     assert query(data, name="below/q.json").out.strip() == "found"
     assert query("seq:\n- file: c.txt\n", name="below/q.yaml").out.strip() == "found"
     assert query(data).err == "pic: error: the query: c.txt: cannot be read (No such file or directory)\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"seq": [user("a"), {"file": "a.txt"}]})))
-    assert query_command.read_input("-")[1:] == ("stdin", Path())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"user": "a"}')))
+    assert query_command.read_input("-") == ('{"user": "a"}', "stdin", Path())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    with pytest.raises(InputError, match="stdin: not UTF-8 at byte 0"):
+        query_command.read_input("-")
 
 
 def test_traces_of_every_call(query: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,14 +13,14 @@ import torch
 from pictool.core import Chunk, Sampling
 from pictool.engines.base import Answer
 from pictool.engines.torch import TorchEngine
-from pictool.errors import InputError
+from pictool.errors import StoreError
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
 from pictool.spans.dsl import g, plus, repeat
 from pictool.spans.execute import Executor, Hooks, RunOptions
 from pictool.spans.generated import GeneratedView, answer_and_keep, keep_output
-from pictool.spans.query import Path
+from pictool.spans.query import Path as NodePath
 from pictool.store.store import Store
 
 NAIVE, FULL = make_policy("naive"), make_policy("full")
@@ -90,7 +91,7 @@ def test_its_name_is_its_own(llama: Model, store: Store) -> None:
         assert file.meta.parent and np.array_equal(file.tokens(), np.asarray(chunk.tokens))
         file.verify()
     assert {stored.key for stored in store.objects()} & {key, compiled.key} == {compiled.key}
-    with pytest.raises(InputError, match="of use only after its own; name a document"):
+    with pytest.raises(StoreError, match="no object with this key and salt"):
         engine.link(Spec.raw([key], "x", NAIVE))
 
 
@@ -105,6 +106,32 @@ def test_one_that_was_evicted_is_compiled(llama: Model, store: Store) -> None:
     assert reused is not None and want is not None and torch.equal(reused, want)
 
 
+def test_a_damaged_one_is_taken_out_and_its_tokens_are_compiled(llama: Model, tmp_path: Path) -> None:
+    warnings: list[str] = []
+    store = Store(tmp_path / "store", on_warning=warnings.append)
+    engine = TorchEngine(llama, store)
+    _, chunk, key = generate(engine)
+    data = bytearray(store.path(key).read_bytes())
+    data[-200] ^= 1
+    store.path(key).write_bytes(data)
+    spec = replace(Spec.raw([chunk], "x", NAIVE, "<s>"), max_new_tokens=3)
+    answer = answer_and_keep(engine, spec, {llama.key(chunk.tokens, 0, "none"): key})
+    assert answer.generated == engine.answer(spec).generated
+    (warning,) = warnings
+    assert "is compiled again" in warning and not store.path(key).exists()
+
+
+def test_a_salt_is_part_of_its_name(store: Store) -> None:
+    module = tiny.random_module(tiny.CONFIGS["llama"]())
+    keys = {
+        generate(TorchEngine(wrap_model(module, tiny.tokenizer(), salt=salt), store))[2]
+        for salt in ("", "b3b0c44298fc1c14", "9afbf4c8996fb924")
+    }
+    assert len(keys) == 3
+    for key in keys:
+        store.peek(key).close()  # checks that the key follows from the content
+
+
 def test_what_the_model_has_no_position_for_is_not_kept(store: Store) -> None:
     module = tiny.random_module(tiny.CONFIGS["llama"]())
     module.config.max_position_embeddings = len(tiny.tokenizer().encode("<s>" + TAIL)) + 5
@@ -117,7 +144,7 @@ def test_what_the_model_has_no_position_for_is_not_kept(store: Store) -> None:
 def outputs(model: Model, store: Store, policy: str) -> tuple[list[str], list[Answer]]:
     answers: list[Answer] = []
 
-    def keep(path: Path, answer: Answer) -> None:
+    def keep(path: NodePath, answer: Answer) -> None:
         answers.append(answer)
 
     options = RunOptions(make_policy(policy), max_new_tokens=6, seed=3)
