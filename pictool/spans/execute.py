@@ -24,7 +24,20 @@ from pictool.spans import query as nodes
 from pictool.spans.generated import answer_and_keep, keep_output
 from pictool.spans.optimise import Optimised, optimise
 from pictool.spans.prompt import FileText, Output, Prompt, make_prompt, seam_after, span_text, spans_of
-from pictool.spans.query import DEFAULT_MODEL, Call, Generate, Join, Message, Par, Path, Plus, Query, Seq, path_text
+from pictool.spans.query import (
+    DEFAULT_MODEL,
+    Call,
+    Generate,
+    Join,
+    Message,
+    Par,
+    Path,
+    Plus,
+    Query,
+    Seq,
+    path_text,
+    with_origins,
+)
 from pictool.spans.retrieve import Retriever, bm25, find_fragments, query_text
 from pictool.spans.rules import SIMPLIFICATIONS, Options, has_calls, is_deterministic, needs_running
 
@@ -116,13 +129,12 @@ class Hooks:
     """What is called while a query runs.
 
     Fields:
-        on_call: with the path of each call that begins. on_done: with each that has ended.
+        on_done: with each call that has ended.
         on_answer: with a call's path and its answer, which holds the KV; it is forgotten afterwards.
         on_text: with each piece of the last call's text, if the query is one call.
         on_print: with the text of each print. ask: with a question; what the user types.
     """
 
-    on_call: Callable[[Path], None] = _quiet
     on_done: Callable[[Done], None] = _quiet
     on_answer: Callable[[Path, Answer], None] = _quiet
     on_text: Callable[[str], None] | None = None
@@ -173,7 +185,7 @@ class Executor:
         """
         options = self.options
         is_exact = not options.policy.needs.objects
-        return optimise(query, Options(is_exact, arity=options.arity, retrieve=self._retrieve_flat))
+        return optimise(with_origins(query), Options(is_exact, arity=options.arity, retrieve=self._retrieve_flat))
 
     def run(self, query: Query) -> Result:
         """Run a query as it is.
@@ -211,7 +223,7 @@ class _Run:
             case nodes.Fragment():
                 return self._fragment(node, path)
             case nodes.Ask(text):
-                with self._failing(path):
+                with self._failing(node, path):
                     return Message("user", self._hooks.ask(text))
             case nodes.Print(text):
                 self._hooks.on_print(text)
@@ -241,13 +253,13 @@ class _Run:
     def _fragment(self, node: nodes.Fragment, path: Path) -> Message:
         if node.text is not None:
             return FileText.of(node)
-        with self._failing(path):
+        with self._failing(node, path):
             file = self._options.base / node.source
             return FileText.of(nodes.Fragment(node.source, read_text(file)))
 
     def _retrieve(self, node: nodes.Retrieve | nodes.Augment, path: Path) -> Query:
         (found,) = self._below(node, path)
-        with self._failing(path):
+        with self._failing(node, path):
             fragments = self._executor.retrieve(node, query_text(found))
         return Plus(tuple(FileText.of(fragment) for fragment in fragments))
 
@@ -266,7 +278,7 @@ class _Run:
         if not policy.needs.objects:
             return
         spans = spans_of(self.evaluate(node.input, (*path, "g", "input")))
-        with self._failing(path):
+        with self._failing(node, path):
             engine = self._executor.engine_of(node.call.model)
             chunks = [make_chunk(engine.model, span_text(span), span.source) for span in spans]
             engine.compile(chunks, Spec(policy=policy, codec=self._options.codec).objects)
@@ -277,10 +289,9 @@ class _Run:
         if key is not None and key in self._known:
             return self._output(replace(self._known[key], path=path, is_shared=True, seconds=0.0))
         over = self._input(node, path, shared)
-        self._require_budget(path)
-        with self._failing(path):
+        self._require_budget(node, path)
+        with self._failing(node, path):
             engine = self._executor.engine_of(node.call.model)
-            self._hooks.on_call(path)
             started = time.monotonic()
             done = self._answer(engine, make_prompt(engine.model, over), node, path)
         done = replace(done, seconds=time.monotonic() - started)
@@ -334,15 +345,15 @@ class _Run:
         tokens = done.tokens if self._options.keeps_outputs else ()
         return Output("assistant", done.text, tokens, path_text(done.path), done.object)
 
-    def _require_budget(self, path: Path) -> None:
-        budget = self._options.budget
+    def _require_budget(self, node: Query, path: Path) -> None:
+        budget, at = self._options.budget, _written(node, path)
         if budget.tokens is not None and self._tokens >= budget.tokens:
-            raise QueryError(path, f"the budget of {budget.tokens} tokens is used up; allow more", self.done)
+            raise QueryError(at, f"the budget of {budget.tokens} tokens is used up; allow more", self.done)
         if budget.seconds is not None and time.monotonic() - self._started >= budget.seconds:
-            raise QueryError(path, f"the budget of {budget.seconds:g} s is used up; allow more", self.done)
+            raise QueryError(at, f"the budget of {budget.seconds:g} s is used up; allow more", self.done)
 
-    def _failing(self, path: Path) -> _Failing:
-        return _Failing(path, self.done)
+    def _failing(self, node: Query, path: Path) -> _Failing:
+        return _Failing(_written(node, path), self.done)
 
 
 class _Failing:
@@ -357,6 +368,11 @@ class _Failing:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, PicError) and not isinstance(error, QueryError):
             raise QueryError(self._path, str(error), self._done) from error
+
+
+def _written(node: Query, path: Path) -> Path:
+    """The path by which messages name a node: that in the query as it was written, if it is known."""
+    return path if node.origin is None else node.origin
 
 
 def node_seed(seed: int, path: Path) -> int:

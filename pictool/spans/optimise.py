@@ -119,7 +119,7 @@ def _apply(node: Query, path: Path, site: Site, rules: Sequence[Rule], steps: li
             try:
                 new = rule.apply(node, site)
             except PicError as error:
-                raise InputError(f"{path_text(path)}: {error}") from error
+                raise InputError(f"{path_text(path if node.origin is None else node.origin)}: {error}") from error
             if new is not None:
                 assert new != node, f"{rule.name} gives back what it is given"
                 steps.append(Step(rule.name, rule.effect, path, shape(node), shape(new)))

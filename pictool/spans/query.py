@@ -40,11 +40,16 @@ Path = tuple[str | int, ...]  # to a node, by keys and indices of its JSON
 
 @dataclass(frozen=True)
 class Query:
-    """A node and all below it. `kind` is its key in JSON, `symbol` what shapes and pictures call it."""
+    """A node and all below it. `kind` is its key in JSON, `symbol` what shapes and pictures call it.
+
+    `origin` is where the node, or the one that a rule made it from, is in the query as it was written (`with_origins`);
+    messages name it.
+    """
 
     kind: ClassVar[str]
     symbol: ClassVar[str]
     depth: int = field(init=False, compare=False, repr=False, default=1)
+    origin: Path | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         depth = 1 + max((child.depth for child in self.children), default=0)
@@ -301,6 +306,12 @@ def nodes(query: Query, path: Path = ()) -> Iterator[tuple[Path, Query]]:
         yield from nodes(child, path + step)
 
 
+def with_origins(query: Query, path: Path = ()) -> Query:
+    """The same tree, in which every node says where it is; what was read from a file says so already."""
+    below = [with_origins(child, path + step) for step, child in query.steps()]
+    return replace(query.with_children(below), origin=path if query.origin is None else query.origin)
+
+
 def shape(query: Query) -> str:
     """The tree without its texts, as figures draw it: `G(⋈(S, +(F, F), U))`."""
     below = ", ".join(shape(child) for child in query.children)
@@ -322,6 +333,6 @@ def attributes(query: Query) -> dict[str, object]:
         value = getattr(query, entry.name)
         if entry.name == "call":
             found |= vars(value)
-        elif entry.name != "depth" and not isinstance(value, Query) and not isinstance(query, Join):
+        elif entry.name not in ("depth", "origin") and not isinstance(value, Query) and not isinstance(query, Join):
             found[entry.name] = value
     return found

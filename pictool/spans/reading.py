@@ -18,6 +18,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pictool.errors import InputError
@@ -106,6 +107,9 @@ class _Reader:
         if not isinstance(data, Mapping) or len(data) != 1:
             raise self.fail(path, f"must be a mapping with one key, an operator, not {_shown(data)}")
         ((kind, value),) = data.items()
+        return replace(self._node(kind, value, path, depth), origin=path)
+
+    def _node(self, kind: Any, value: Any, path: Path, depth: int) -> Query:
         if kind in ROLES:
             return nodes.Message(kind, self._text(value, (*path, kind)))
         if kind in _JOINS:
@@ -125,7 +129,7 @@ class _Reader:
         if not isinstance(value, list):
             return self.read(value, path, depth)
         items = tuple(self.read(item, (*path, index), depth + 1) for index, item in enumerate(value))
-        return items[0] if len(items) == 1 else nodes.Cross(items)
+        return items[0] if len(items) == 1 else nodes.Cross(items, origin=path)
 
     def _fields(self, value: Any, path: Path, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Any:
         """A mapping that has the required keys, and no others than these and the optional ones."""

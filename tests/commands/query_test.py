@@ -74,7 +74,7 @@ def test_yaml_stdin_and_files_beside_the_query(query: Any, model: Path, monkeypa
     write("below/c.txt", "found\n")
     assert query(data, name="below/q.json").out.strip() == "found"
     assert query("seq:\n- file: c.txt\n", name="below/q.yaml").out.strip() == "found"
-    assert query(data).err == "pic: error: the query: c.txt: cannot be read (No such file or directory)\n"
+    assert query(data).err == "pic: error: seq[0]: c.txt: cannot be read (No such file or directory)\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"user": "a"}')))
     assert query_command.read_input("-") == ('{"user": "a"}', "stdin", Path())
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
@@ -154,13 +154,25 @@ def test_wrong_options(query: Any, options: list[str], code: int, message: str) 
     [
         ({"plus": [{"x": 1}]}, "q.json: plus[0]: unknown operator 'x'; known are system, user"),
         ("{", "q.json: is not JSON (line 1, column 2"),
-        (g({"ask": "Who?"}), "g.input: asks 'Who?', but stdin is no terminal; run it from one"),
+        (g({"ask": "Who?"}), "g.input[0]: asks 'Who?', but stdin is no terminal; run it from one"),
         ('{"seq":[' * 10_000 + "]}" * 10_000, "q.json: seq[0].seq[0].seq[0].seq[0] … "),
     ],
 )
 def test_wrong_queries_get_one_line(query: Any, data: Any, message: str) -> None:
     outcome = query(data)
     assert outcome.code == 1 and outcome.err.startswith(f"pic: error: {message}") and outcome.err.count("\n") == 1
+
+
+def test_errors_name_the_path_in_the_file(query: Any) -> None:
+    """The optimizer moves nodes; the user's file stays as it is."""
+    call = {
+        "chat": {**CALL, "input": [{"plus": [{"plus": [{"plus": [g(user("a"), {"file": "no.txt"})]}]}]}, user("b")]}
+    }
+    for algo in ("full", "naive"):
+        error = query({"seq": [user(""), call]}, "--algo", algo).err
+        assert "error: seq[1].chat.input[0].plus[0].plus[0].plus[0].g.input[1]: no.txt: cannot be read" in error
+    missing = {"seq": [user(""), {"retrieve": {"from": "none", "query": user("x")}}]}
+    assert "error: seq[1]: none: cannot be read" in query(missing).err
 
 
 def test_models_of_other_providers_do_not_run_here(model: Path, texts: tuple[Path, Path]) -> None:

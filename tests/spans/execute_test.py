@@ -206,9 +206,9 @@ def test_the_same_seed_gives_the_same_tree(run: Callable[..., Result]) -> None:
 
 
 def test_equal_calls_at_temperature_0_run_once(run: Callable[..., Result]) -> None:
-    begun: list[nodes.Path] = []
-    result = run(par(g0("a"), g0("a"), g0(g0("a"))), on_call=begun.append)
-    assert list(map(path_text, begun)) == ["par[0]", "par[2]"]
+    answered: list[nodes.Path] = []
+    result = run(par(g0("a"), g0("a"), g0(g0("a"))), on_answer=lambda path, answer: answered.append(path))
+    assert list(map(path_text, answered)) == ["par[0]", "par[2]"]
     assert [done.is_shared for done in result.done] == [False, True, True, False]
 
 
