@@ -22,7 +22,6 @@ from pictool.commands.options import (
     EngineOption,
     FieldsOption,
     JsonOption,
-    PlotOption,
     argument,
     command,
     make_app,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from pictool.spans.query import Query
 
 app = make_app()
+GENERATED = "generated"
 _LOCAL = ("pic", "spnl", "local")  # providers whose models run here
 _ELSEWHERE = ("ollama", "openai", "gemini", "anthropic", "mistralrs", "candle")
 
@@ -79,19 +79,44 @@ class QueryOptions:
     codec: CodecOption = None
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a command line asks for: an explanation, an answer or those of a bulk, and where they go."""
+
+    explain: Annotated[bool, option("--explain", None, "Print the tree before and after; run nothing.")] = False
+    bulk: Annotated[bool, option("--bulk", None, "FILE has a query a line, in JSON; run all.")] = False
+    output: Annotated[
+        Optional[str], option("-o, --output", "FILE", "Answers of --bulk; a run that stopped goes on.", OUTPUT)
+    ] = None
+    plot: Annotated[Optional[str], option("--plot", "FILE", "Draw both trees (.svg).", OUTPUT)] = None
+    trace: Annotated[Optional[str], option("--trace", "DIR", "Write a trace of every call.", OUTPUT)] = None
+    as_json: JsonOption = False
+
+    def check(self, query: str) -> None:
+        """Refuse what makes no sense together, and files that cannot be written. `query` is the input's name."""
+        if self.bulk and (self.plot or self.trace):
+            raise UsageError(f"{'--plot' if self.plot else '--trace'}: is of one query, not of --bulk")
+        if self.output is not None and not self.bulk:
+            raise UsageError("-o: is for the answers of --bulk; use --json and > FILE")
+        if self.explain and self.trace is not None:
+            raise UsageError("--trace: --explain runs nothing")
+        if self.plot is not None:
+            if not self.plot.endswith(".svg"):
+                raise InputError(f"--plot {self.plot}: trees are drawn as .svg")
+            output_path("--plot", self.plot, [query])
+        if self.output is not None:
+            output_path("-o", self.output, [query])
+        folder = None if self.trace is None else Path(self.trace)
+        if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"--trace {folder}: has to be an empty or a new folder; name another")
+
+
 @command(app, "query", "model", "device", "dtype", "store", "remote", *SALT)
 def run_query(
     query: Annotated[str, argument("FILE", "A query as JSON or YAML; - is stdin.")],
     options: QueryOptions,
+    wanted: Wanted,
     settings: Settings,
-    explain: Annotated[bool, option("--explain", None, "Print the tree before and after; run nothing.")] = False,
-    bulk: Annotated[bool, option("--bulk", None, "FILE has a query a line, in JSON; run all.")] = False,
-    output: Annotated[
-        Optional[str], option("-o, --output", "FILE", "Answers of --bulk; a run that stopped goes on.", OUTPUT)
-    ] = None,
-    plot: PlotOption = None,
-    trace: Annotated[Optional[str], option("--trace", "DIR", "Write a trace of every call.", OUTPUT)] = None,
-    as_json: JsonOption = False,
     engine: EngineOption = None,
 ) -> None:
     """Run a span query: a program over model calls.
@@ -100,47 +125,35 @@ def run_query(
       pic query rag.yaml --explain
       pic query judge.json --algo full --seed 7
     """
-    check_options(query, explain, bulk, output, plot, trace)
-    if options.outputs not in (None, "generated", "compiled"):
-        raise UsageError(f"--outputs {options.outputs}: must be generated or compiled")
-    needed: dict[Feature, str] = {} if options.outputs != "generated" else {"trace": "--outputs generated"}
-    engine_type = find_engine(engine, needed | ({} if trace is None else {"trace": "--trace"}))
+    wanted.check(query)
+    engine_type = choose_engine(engine, options.outputs, wanted.trace)
     text, name, base = read_input(query)
-    keeps_outputs = options.outputs != "compiled" and "trace" in engine_type.supports
-    if options.outputs is None and not keeps_outputs:
-        note(f"{engine_type.title} keeps no KV of outputs; they are compiled (--outputs compiled)")
-    run_options = make_options(options, settings, base, keeps_outputs)
+    run_options = make_options(options, settings, base, keeps_outputs(options.outputs, engine_type))
     quiet_libraries()
     store = open_store(settings)
     with ExitStack() as running:
         engines = Engines(lambda of: running.enter_context(engine_type(open_model(of), store)), settings)
-        from pictool.spans.execute import Executor
-
-        if bulk:
-            run_bulk(Executor(engines, run_options), text, name, explain, output, settings.memory, as_json)
+        if wanted.bulk:
+            run_bulk(engines, run_options, text, name, wanted, settings.memory)
         else:
-            run_one(engines, run_options, text, name, explain, plot, trace, as_json)
+            run_one(engines, run_options, text, name, wanted)
     store.drain()
 
 
-def check_options(
-    query: str, explain: bool, bulk: bool, output: str | None, plot: str | None, trace: str | None
-) -> None:
-    """Refuse options that make no sense together, and files that cannot be written."""
-    if bulk and (plot or trace):
-        raise UsageError(f"{'--plot' if plot else '--trace'}: is of one query, not of --bulk")
-    if output is not None and not bulk:
-        raise UsageError("-o: is for the answers of --bulk; use --json and > FILE")
-    if explain and trace is not None:
-        raise UsageError("--trace: --explain runs nothing")
-    if plot is not None:
-        if not plot.endswith(".svg"):
-            raise InputError(f"--plot {plot}: trees are drawn as .svg")
-        output_path("--plot", plot, [query])
-    if output is not None:
-        output_path("-o", output, [query])
-    if trace is not None and Path(trace).exists() and (not Path(trace).is_dir() or any(Path(trace).iterdir())):
-        raise InputError(f"--trace {trace}: has to be an empty or a new folder; name another")
+def choose_engine(name: str | None, outputs: str | None, trace: str | None) -> type[Engine]:
+    """The engine, which can do what the options need."""
+    if outputs not in (None, GENERATED, "compiled"):
+        raise UsageError(f"--outputs {outputs}: must be {GENERATED} or compiled")
+    needed: dict[Feature, str] = {} if outputs != GENERATED else {"trace": f"--outputs {GENERATED}"}
+    return find_engine(name, needed | ({} if trace is None else {"trace": "--trace"}))
+
+
+def keeps_outputs(outputs: str | None, engine: type[Engine]) -> bool:
+    """Whether outputs are linked as they were generated. Where an engine cannot, and nobody said so, a note does."""
+    can_keep = "trace" in engine.supports
+    if outputs is None and not can_keep:
+        note(f"{engine.title} keeps no KV of outputs; they are compiled (--outputs compiled)")
+    return can_keep and outputs != "compiled"
 
 
 def read_input(name: str) -> tuple[str, str, Path]:
@@ -201,27 +214,29 @@ class Engines:
         return rest if slash and provider in _LOCAL else model
 
 
-def run_one(
-    engines: Engines, options: RunOptions, text: str, name: str, explain: bool, plot: str | None, trace: str | None,
-    as_json: bool,
-) -> None:  # fmt: skip
-    """Run, or explain, the query of a text."""
-    from pictool.spans.execute import Executor
+def run_one(engines: Engines, options: RunOptions, text: str, name: str, wanted: Wanted) -> None:
+    """Run, or explain, the query of a text. Of one that fails, JSON has the calls that were done."""
+    from pictool.spans.execute import Executor, QueryError
 
-    traces = TraceWriter(Path(trace)) if trace is not None else None
-    executor = Executor(engines, options, make_hooks(as_json, traces))
+    executor = Executor(engines, options, make_hooks(wanted))
     optimised = executor.optimise(parse(text, name))
-    if plot is not None:
-        write_plot(plot, optimised)
-    if explain:
-        if as_json:
-            print_json(explain_report(optimised))
+    if wanted.plot is not None:
+        write_plot(wanted.plot, optimised)
+    report = explain_report(optimised)
+    if wanted.explain:
+        if wanted.as_json:
+            print_json(report)
         else:
             print(optimised.explain())
         return
-    result = executor.run(optimised.after)
-    if as_json:
-        print_json({"answer": result.text, **explain_report(optimised), "calls": [d.report() for d in result.done]})
+    try:
+        result = executor.run(optimised.after)
+    except QueryError as error:
+        if wanted.as_json:
+            print_json({"answer": None, "error": str(error), **report, "calls": [d.report() for d in error.done]})
+        raise
+    if wanted.as_json:
+        print_json({"answer": result.text, **report, "calls": [done.report() for done in result.done]})
     elif not is_call(optimised.after):  # the text of a call has been streamed
         print(result.text)
 
@@ -276,10 +291,11 @@ class TraceWriter:
         note(f"{file}: {path_text(path)}")
 
 
-def make_hooks(is_quiet: bool, traces: TraceWriter | None) -> Hooks:
+def make_hooks(wanted: Wanted) -> Hooks:
     from pictool.spans.execute import Hooks
 
-    more: dict[str, Any] = {} if traces is None else {"on_answer": traces}
+    is_quiet = wanted.as_json
+    more: dict[str, Any] = {} if wanted.trace is None else {"on_answer": TraceWriter(Path(wanted.trace))}
     return Hooks(
         on_done=lambda done: print_call(done, is_streamed=not is_quiet and not done.path),
         on_text=None if is_quiet else Stream(), on_print=note, ask=ask, **more,
@@ -310,19 +326,19 @@ def print_call(done: Done, is_streamed: bool) -> None:
     )
 
 
-def run_bulk(
-    executor: Executor, text: str, name: str, explain: bool, output: str | None, memory: int, as_json: bool
-) -> None:
+def run_bulk(engines: Engines, options: RunOptions, text: str, name: str, wanted: Wanted, memory: int) -> None:
     """Run the queries of a file, one a line, in the order that lets shared texts meet; or print that order."""
     from pictool.spans.bulk import AnswerFile, read_bulk
+    from pictool.spans.execute import Executor
 
+    executor = Executor(engines, options)
     queries = read_bulk(text, name)
     planned = plan_bulk(executor, queries, memory)
     ordered = [queries[index] for index in planned.order]
-    if explain:
-        print_schedule(planned, ordered, as_json)
+    if wanted.explain:
+        print_schedule(planned, ordered, wanted.as_json)
         return
-    answers = AnswerFile(Path(output), queries) if output is not None else None
+    answers = AnswerFile(Path(wanted.output), queries) if wanted.output is not None else None
     results: dict[int, Mapping[str, Any]] = dict(answers.answered) if answers is not None else {}
     with answers_bar(name) as show:
         show(len(results), len(queries))
@@ -332,9 +348,9 @@ def run_bulk(
                 if answers is not None:
                     answers.append(query, results[query.line])
                 show(len(results), len(queries))
-    if as_json:
+    if wanted.as_json:
         print_json([{"line": line, **results[line]} for line in sorted(results)])
-    elif output is None:
+    elif wanted.output is None:
         for line in sorted(results):
             print(results[line].get("answer", ""))
     failed = [line for line, result in sorted(results.items()) if "error" in result]

@@ -227,11 +227,11 @@ class _Reader:
         if not sources:
             raise self.fail((*path, "from"), "is empty; name files or a folder")
         names = [self._text(source, (*path, "from", index)) for index, source in enumerate(sources)]
-        numbers = {
-            key: self._whole(value[key], (*path, key), 1, 2**31 - 1)
-            for key in ("k", "chunk_tokens") if value.get(key) is not None
-        }  # fmt: skip
-        return nodes.Retrieve(self.read(value["query"], (*path, "query"), depth), tuple(names), **numbers)
+        k, chunk_tokens = (
+            None if value.get(key) is None else self._whole(value[key], (*path, key), 1, 2**31 - 1)
+            for key in ("k", "chunk_tokens")
+        )
+        return nodes.Retrieve(self.read(value["query"], (*path, "query"), depth), tuple(names), k, chunk_tokens)
 
     def file(self, value: Any, path: Path, depth: int) -> Query:
         return nodes.Fragment(self._text(value, path))

@@ -102,6 +102,10 @@ def test_sampling_and_budgets(query: Any) -> None:
     assert one == same != other
     outcome = query(drawn, "--budget-tokens", 5)
     assert outcome.code == 1 and outcome.err.endswith("the budget of 5 tokens is used up; allow more\n")
+    failed = query(drawn, "--budget-tokens", 5, "--json")
+    report = json.loads(failed.out)
+    assert failed.code == 1 and report["answer"] is None and report["error"] in failed.err
+    assert [call["path"] for call in report["calls"]] == ["g.input.plus[0].repeat[0]", "g.input.plus[0].repeat[1]"]
 
 
 def test_a_bulk_goes_on_where_it_stopped_and_says_what_failed(query: Any) -> None:
