@@ -1,7 +1,8 @@
 """Running a query on an engine: every call from the bottom up; its answer is what the outer call reads.
 
 The children of a + are linked as objects under the policy. A node that fails names its path, and what was done before
-is kept. Sampling is seeded by the path, so that a query gives the same tree again.
+is kept. Sampling is seeded by the path in the query as it was written, so that a query gives the same tree again,
+however it was optimised.
 """
 
 from __future__ import annotations
@@ -236,7 +237,10 @@ class _Run:
                 below = (*path, "repeat")
                 return Par(tuple(self._call(over, (*below, index), below) for index in range(n)))
             case nodes.Map(call, inputs):
-                calls = (Generate(Message("user", text), call) for text in inputs)
+                written = (*_written(node, path), "map")
+                calls = [
+                    Generate(Message("user", text), call, origin=(*written, index)) for index, text in enumerate(inputs)
+                ]
                 return Par(tuple(self._call(over, (*path, "map", index)) for index, over in enumerate(calls)))
             case nodes.Monad():
                 self._prepare(node.input, (*path, "monad"))
@@ -289,11 +293,14 @@ class _Run:
         if key is not None and key in self._known:
             return self._output(replace(self._known[key], path=path, is_shared=True, seconds=0.0))
         over = self._input(node, path, shared)
-        self._require_budget(node, path)
-        with self._failing(node, path):
+        written = _written(node, path, *([] if shared is None else path[-1:]))
+        self._require_budget(written)
+        with _Failing(written, self.done):
             engine = self._executor.engine_of(node.call.model)
             started = time.monotonic()
-            done = self._answer(engine, make_prompt(engine.model, over), node, path)
+            prompt = make_prompt(engine.model, over)
+            spec = self._spec(prompt, node.call, node_seed(self._options.seed, written))
+            done = self._answer(engine, spec, prompt, node, path)
         done = replace(done, seconds=time.monotonic() - started)
         if key is not None:
             self._known[key] = done
@@ -307,9 +314,8 @@ class _Run:
             self._inputs[shared] = self.evaluate(node.input, (*shared, node.kind, "input"))
         return self._inputs[shared]
 
-    def _answer(self, engine: Engine, prompt: Prompt, node: Generate | nodes.Chat, path: Path) -> Done:
+    def _answer(self, engine: Engine, spec: Spec, prompt: Prompt, node: Generate | nodes.Chat, path: Path) -> Done:
         """Run one call, and keep its output's KV if an outer call can link it."""
-        spec = self._spec(prompt, node.call, path)
         on_text = self._hooks.on_text if node is self._query else None
         keeps = self._options.keeps_outputs and spec.policy.needs.objects
         if keeps:
@@ -330,12 +336,12 @@ class _Run:
             done = replace(done, object=key or "")
         return done
 
-    def _spec(self, prompt: Prompt, call: Call, path: Path) -> Spec:
+    def _spec(self, prompt: Prompt, call: Call, seed: int) -> Spec:
         options = self._options
         limit = call.max_tokens or options.max_new_tokens
         if options.budget.tokens is not None:
             limit = min(limit, options.budget.tokens - self._tokens)
-        sampling = Sampling(call.temperature or 0.0, options.top_p, node_seed(options.seed, path))
+        sampling = Sampling(call.temperature or 0.0, options.top_p, seed)
         spec = Spec.raw(prompt.documents, prompt.tail, options.policy, prompt.head)
         return replace(spec, max_new_tokens=limit, sampling=sampling, codec=options.codec)
 
@@ -345,8 +351,8 @@ class _Run:
         tokens = done.tokens if self._options.keeps_outputs else ()
         return Output("assistant", done.text, tokens, path_text(done.path), done.object)
 
-    def _require_budget(self, node: Query, path: Path) -> None:
-        budget, at = self._options.budget, _written(node, path)
+    def _require_budget(self, at: Path) -> None:
+        budget = self._options.budget
         if budget.tokens is not None and self._tokens >= budget.tokens:
             raise QueryError(at, f"the budget of {budget.tokens} tokens is used up; allow more", self.done)
         if budget.seconds is not None and time.monotonic() - self._started >= budget.seconds:
@@ -370,9 +376,13 @@ class _Failing:
             raise QueryError(self._path, str(error), self._done) from error
 
 
-def _written(node: Query, path: Path) -> Path:
-    """The path by which messages name a node: that in the query as it was written, if it is known."""
-    return path if node.origin is None else node.origin
+def _written(node: Query, path: Path, *index: str | int) -> Path:
+    """The path in the query as it was written, if it is known, by which messages and seeds name a node.
+
+    Args:
+        path: of the node in the tree that runs. index: of the call, in a repeat.
+    """
+    return path if node.origin is None else (*node.origin, *index)
 
 
 def node_seed(seed: int, path: Path) -> int:

@@ -68,11 +68,12 @@ def shared_calls(query: Query) -> dict[Path, Path]:
     """
     first: dict[Query, Path] = {}
     shared: dict[Path, Path] = {}
+    last: Path | None = None  # what is below a node follows it
     for path, node in nodes(query):
-        if any(path[: len(above)] == above for above in shared):
+        if last is not None and path[: len(last)] == last:
             continue
         if isinstance(node, Generate | Map) and is_deterministic(node) and first.setdefault(node, path) != path:
-            shared[path] = first[node]
+            shared[path], last = first[node], path
     return shared
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,14 +74,21 @@ def source_files(sources: Sequence[str], base: Path) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        below = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
-        found = sorted(file for file in below if not any(part.startswith(".") for part in file.parts))
+        found = list(islice(_files_below(path), MAX_FILES + 1))
         if not found:
             raise InputError(f"{path}: the folder has no files to retrieve from")
-        files.extend(path / file for file in found)
+        files.extend(sorted(found))
     if len(files) > MAX_FILES:
-        raise InputError(f"{', '.join(sources)}: {len(files)} files; retrieve from at most {MAX_FILES}")
+        raise InputError(f"{', '.join(sources)}: more than {MAX_FILES} files to retrieve from; name fewer")
     return files
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """The regular files of a folder and all below it, but for hidden ones; links to folders are not followed."""
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        paths = (Path(root, name) for name in names if not name.startswith("."))
+        yield from (path for path in paths if path.is_file())
 
 
 def query_text(query: Query) -> str:
