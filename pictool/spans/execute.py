@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from pictool.linker.spec import MAX_NEW_TOKENS, Spec
 from pictool.spans import query as nodes
 from pictool.spans.generated import answer_and_keep, keep_output
 from pictool.spans.optimise import Optimised, optimise
-from pictool.spans.prompt import FileText, Output, Prompt, make_prompt, seam_after, span_text, spans_of
+from pictool.spans.prompt import FileText, Output, Prompt, Span, make_prompt, seam_after, span_text, spans_of
 from pictool.spans.query import (
     DEFAULT_MODEL,
     Call,
@@ -243,7 +243,7 @@ class _Run:
                 ]
                 return Par(tuple(self._call(over, (*path, "map", index)) for index, over in enumerate(calls)))
             case nodes.Monad():
-                self._prepare(node.input, (*path, "monad"))
+                self._prepare(node, path)
                 return NOTHING
             case nodes.Zip():
                 return _zipped(*self._below(node, path))
@@ -267,25 +267,29 @@ class _Run:
             fragments = self._executor.retrieve(node, query_text(found))
         return Plus(tuple(FileText.of(fragment) for fragment in fragments))
 
-    def _prepare(self, node: Query, path: Path) -> None:
-        """Run for what it leaves in the store: a G¹ over texts compiles them."""
+    def _prepare(self, node: nodes.Monad, path: Path) -> None:
+        """Run for what it leaves in the store: the texts of its G¹ are compiled together."""
+        texts: dict[str, list[Span]] = {}
+        for call, below in self._preparing(node.input, (*path, "monad")):
+            found = spans_of(self.evaluate(call.input, (*below, "g", "input")))
+            texts.setdefault(call.call.model, []).extend(found)
+        if not self._options.policy.needs.objects:
+            return
+        objects = Spec(policy=self._options.policy, codec=self._options.codec).objects
+        for model, spans in texts.items():
+            with self._failing(node, path):
+                engine = self._executor.engine_of(model)
+                engine.compile([make_chunk(engine.model, span_text(span), span.source) for span in spans], objects)
+
+    def _preparing(self, node: Query, path: Path) -> Iterator[tuple[Generate, Path]]:
+        """The G¹ over texts below joins, each with its path; all else below them is run."""
         if isinstance(node, Join):
             for step, child in node.steps():
-                self._prepare(child, path + step)
+                yield from self._preparing(child, path + step)
         elif isinstance(node, Generate) and node.call.max_tokens == 1 and not has_calls(node.input):
-            self._compile(node, path)
+            yield node, path
         else:
             self.evaluate(node, path)
-
-    def _compile(self, node: Generate, path: Path) -> None:
-        policy = self._options.policy
-        if not policy.needs.objects:
-            return
-        spans = spans_of(self.evaluate(node.input, (*path, "g", "input")))
-        with self._failing(node, path):
-            engine = self._executor.engine_of(node.call.model)
-            chunks = [make_chunk(engine.model, span_text(span), span.source) for span in spans]
-            engine.compile(chunks, Spec(policy=policy, codec=self._options.codec).objects)
 
     def _call(self, node: Generate | nodes.Chat, path: Path, shared: Path | None = None) -> Output:
         """The output of one call. Calls of one repeat share their input, which is at the path `shared`."""

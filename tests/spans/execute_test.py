@@ -242,6 +242,23 @@ def test_a_retrieval_is_prepared_before_the_call(engine: Engine, files: Path) ->
     assert want.link.layout.num_tokens == result.done[0].own["tokens"]["prompt"]
 
 
+def test_fragments_are_prepared_together(engine: Engine, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[list[str]] = []
+    compile_chunks = engine.compile
+
+    def compile(chunks: Any, options: Any) -> Any:
+        compiled.append([chunk.text for chunk in chunks])
+        return compile_chunks(chunks, options)
+
+    monkeypatch.setattr(engine, "compile", compile)
+    query = chat(retrieve("q", ".", k=3), "q", temperature=0)
+    for policy in (LEGO, FULL):
+        executor = Executor(lambda name: engine, RunOptions(policy, 1, base=files))
+        executor.run(executor.optimise(query).after)
+    (texts,) = compiled
+    assert sorted(texts) == sorted(path.read_text() for path in files.iterdir())
+
+
 def random_query(rng: random.Random, depth: int = 2) -> Query:
     """Calls at temperature 0 over joins of short messages."""
     join = rng.choice([seq, par, cross, plus, plus])
