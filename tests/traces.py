@@ -33,16 +33,20 @@ def make_trace(rows: Sequence[Sequence[int]] = ((2, 3), (2,), ()), **changes: An
         "pieces": ("<s>", "a", " b", "c", "d", "e", "f", " g", " h", "?"),
         "generated": (GeneratedToken(3, " yes", -0.5), GeneratedToken(1, "</s>", -0.01)),
         "top": (Candidate(3, " yes"), Candidate(2, " no")),
-        "report": report(computed),
     }
-    return Trace(**fields | changes)
+    fields |= changes
+    return Trace(**{"report": report(fields["layout"], fields["rows"], len(fields["generated"])), **fields})
 
 
-def report(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
-    recomputed = float(rows[:, :8].sum(1).mean())
+def report(layout: Layout, rows: np.ndarray[Any, Any], num_generated: int) -> dict[str, Any]:
+    context = layout.num_context
     return {
         "answer": "yes", "algo": "legolink", "params": {"k": 2}, "model": "tiny", "engine": "torch",
-        "tokens": {"head": 1, "context": 8, "tail": 2, "prompt": 10, "recomputed": recomputed, "generated": 2},
+        "tokens": {
+            "head": layout.starts[1], "context": context, "tail": layout.num_tokens - context,
+            "prompt": layout.num_tokens, "recomputed": float(rows[:, :context].sum(1).mean()),
+            "generated": num_generated,
+        },
         "timing": {"load_s": 0.001, "select_s": 0.0, "recompute_s": 0.003, "ttft_s": 0.004, "decode_s": 0.002},
         "compare": None,
     }  # fmt: skip

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -180,7 +180,7 @@ def long_trace() -> Trace:
     layout = Layout.of([0], [[1] * 190, [2] * 199], [3] * 10)
     rows = np.zeros((3, 400), dtype=bool)
     rows[:, 390:] = True
-    return replace(make_trace(), layout=layout, rows=rows, pieces=(" a",) * 400)
+    return make_trace(layout=layout, rows=rows, pieces=(" a",) * 400)
 
 
 def make(script: Script, store: Store) -> PicApp:
