@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -171,6 +172,31 @@ def test_aliases_cannot_multiply_a_small_file(monkeypatch: pytest.MonkeyPatch) -
     bomb = "seq:\n" + "".join(f"- {item}\n" for item in items)
     with pytest.raises(InputError, match=r"^query: seq\[3\].*: the query has more than 1000 nodes; split it$"):
         read_query(bomb)
+
+
+TOKENS = [
+    "{", "}", "[", "]", '"', ":", ",", "null", "1e999", "-1", "true", '"g"', '"plus"', '"user"', '"zip"', "\\ud800", "\0",
+    "&a", "*a", "<<", "!!python", "!!binary x", "!!timestamp 1", "!!set", "? ", "- ", "0x1", ".inf", "9" * 5000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_yaml", [False, True])
+def test_mutated_files_are_queries_or_one_line(is_yaml: bool) -> None:
+    rng = random.Random(22)
+    whole = yaml.safe_dump(to_data(ALL)) if is_yaml else to_json(ALL)
+    read_back = 0
+    for _ in range(400):
+        text = whole
+        for _ in range(rng.randint(1, 3)):
+            start = rng.randrange(len(text))
+            text = text[:start] + rng.choice([*TOKENS, ""]) + text[start + rng.randint(0, 12) :]
+        try:
+            query = read_query(text, "f", is_yaml)
+        except InputError as error:
+            assert "\n" not in str(error) and str(error).startswith("f: ")
+        else:
+            read_back += read_query(to_json(query)) == query
+    assert read_back > 2
 
 
 def test_the_python_form_is_the_json_form() -> None:
