@@ -18,6 +18,7 @@ from pictool.escapes import guard_streams
 COMMANDS = {
     "compile": "Compile text files to KV objects.",
     "link": "Link documents into a prompt and answer a query.",
+    "query": "Run a span query: a program over model calls.",
     "plan": "Estimate delays by storage tier; choose ratio and tier.",
     "inspect": "Show what an object is, or what a link did.",
     "diff": "Compare two links of one prompt.",
