@@ -12,11 +12,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
 )
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from pictool.core import Target
 from pictool.engines.vllm.forward import RowForward
 from pictool.engines.vllm.kv import TensorParallelRank, WorkerModel, find_model
-from pictool.engines.vllm.messages import CompileJob, LinkJob, Outcome
+from pictool.engines.vllm.messages import Job, Outcome
 from pictool.engines.vllm.metrics import PicPromMetrics, PicStats
 from pictool.engines.vllm.planning import Planner
 from pictool.engines.vllm.scheduler import SchedulerSide
@@ -38,7 +39,7 @@ class PicMetadata(KVConnectorMetadata):
     """The jobs of a step. `target` is what their objects must be made for."""
 
     target: Target
-    jobs: list[LinkJob | CompileJob] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
 
 
 @dataclass
@@ -55,6 +56,8 @@ class PicWorkerMetadata(KVConnectorWorkerMetadata):
 
 class PicConnector(KVConnectorBase_V1):
     """Links prompts from object files. vLLM sees loads that are asynchronous: no running step waits for them."""
+
+    _cache_hit_source = CacheHitSource.DISK
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig, **_: Any

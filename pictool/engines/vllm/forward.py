@@ -29,14 +29,23 @@ Hidden = tuple[Tensor, Tensor | None]  # hidden states and residual, [rows, hidd
 
 @dataclass(frozen=True)
 class Batch:
-    """The prompts of a forward: their token ids and blocks."""
+    """The prompts of a forward: their token ids one after another, where each begins, and their blocks."""
 
-    tokens: Sequence[TokenIds]
-    blocks: Sequence[Sequence[int]]
+    tokens: Ints  # [tokens of all prompts]
+    start: Ints  # [prompts]
+    blocks: NDArray[np.int32]  # [prompts, most blocks], filled up with 0
+
+    @classmethod
+    def of(cls, tokens: Sequence[TokenIds], blocks: Sequence[Sequence[int]]) -> Batch:
+        table = np.zeros((len(blocks), max(map(len, blocks))), dtype=np.int32)
+        for row, numbers in zip(table, blocks, strict=True):
+            row[: len(numbers)] = numbers
+        lengths = np.cumsum([0, *map(len, tokens)])
+        return cls(np.concatenate(tokens).astype(np.int64), lengths[:-1], table)
 
     @classmethod
     def of_jobs(cls, loaded: Sequence[LoadedJob]) -> Batch:
-        return cls([entry.job.plan.layout.tokens for entry in loaded], [entry.job.blocks for entry in loaded])
+        return cls.of([entry.job.plan.layout.tokens for entry in loaded], [entry.job.blocks for entry in loaded])
 
 
 @dataclass(frozen=True)
@@ -48,9 +57,12 @@ class MicroBatch:
     start: Ints  # [runs], its positions [start, end)
     end: Ints
 
-    def positions(self) -> Ints:
-        """The position of every row, [rows]."""
-        return np.concatenate([np.arange(start, end) for start, end in zip(self.start, self.end, strict=True)])
+    def rows(self) -> tuple[Ints, Ints]:
+        """The run and the position of every row, [rows] each."""
+        lengths = self.end - self.start
+        before = np.cumsum(lengths) - lengths  # rows of the runs before each
+        run = np.repeat(np.arange(len(lengths)), lengths)
+        return run, self.start[run] + np.arange(len(run)) - before[run]
 
 
 @dataclass(frozen=True)
@@ -136,16 +148,15 @@ class RowForward:
         return _gather(states, len(rows)), _gather(residuals, len(rows))
 
     def _run(self, batch: Batch, micro_batch: MicroBatch) -> None:
-        runs = zip(micro_batch.owner.tolist(), micro_batch.start.tolist(), micro_batch.end.tolist(), strict=True)
-        tokens = np.concatenate([batch.tokens[owner][start:end] for owner, start, end in runs]).astype(np.int64)
-        positions, device = torch.from_numpy(micro_batch.positions()), self.model.device
+        run, position = micro_batch.rows()
+        tokens, device = batch.tokens[batch.start[micro_batch.owner[run]] + position], self.model.device
         with self._context(batch, micro_batch):
-            self.model.module(torch.from_numpy(tokens).to(device), positions.to(device), None, None)
+            self.model.module(torch.from_numpy(tokens).to(device), torch.from_numpy(position).to(device), None, None)
 
     def _run_layer(
         self, batch: Batch, micro_batch: MicroBatch, layer: AttentionLayer, hidden: Hidden
     ) -> tuple[Tensor, Tensor]:
-        positions = torch.from_numpy(micro_batch.positions()).to(self.model.device)
+        positions = torch.from_numpy(micro_batch.rows()[1]).to(self.model.device)
         with self._context(batch, micro_batch):
             return layer.decoder(positions, *hidden)  # type: ignore[no-any-return]
 
@@ -172,21 +183,21 @@ class RowForward:
         from vllm.v1.attention.backend import CommonAttentionMetadata
 
         device, block_size = self.model.device, self.model.cache_spec.block_size
-        start, end = torch.from_numpy(micro_batch.start), torch.from_numpy(micro_batch.end)
-        query_start = torch.nn.functional.pad((end - start).cumsum(0), (1, 0)).to(torch.int32)
-        longest = int(end.max())
-        width = -(-longest // block_size)
-        tables = [batch.blocks[owner][:width] for owner in micro_batch.owner.tolist()]
-        table = torch.tensor([[*blocks, *[0] * (width - len(blocks))] for blocks in tables], dtype=torch.int32)
-        positions = torch.from_numpy(micro_batch.positions())
-        run = torch.repeat_interleave(torch.arange(len(tables)), end - start)
-        slots = table[run, positions // block_size].long() * block_size + positions % block_size
+        length, longest = micro_batch.end - micro_batch.start, int(micro_batch.end.max())
+        run, position = micro_batch.rows()
+        slots = batch.blocks[micro_batch.owner[run], position // block_size].astype(np.int64) * block_size
+        slots += position % block_size
+        query_start = torch.from_numpy(np.concatenate([[0], np.cumsum(length)]).astype(np.int32))
+        end = torch.from_numpy(micro_batch.end.astype(np.int32))
+        table = torch.from_numpy(batch.blocks[:, : -(-longest // block_size)]).to(device)
         return CommonAttentionMetadata(
-            query_start_loc=query_start.to(device), query_start_loc_cpu=query_start,
-            seq_lens=end.to(torch.int32).to(device), seq_lens_cpu_upper_bound=end.to(torch.int32),
-            num_reqs=len(tables), num_actual_tokens=len(positions), max_query_len=int((end - start).max()),
-            max_seq_len=longest, block_table_tensor=table.to(device), slot_mapping=slots.to(device), causal=True,
-            positions=positions.to(device), is_prefilling=torch.ones(len(tables), dtype=torch.bool),
+            query_start_loc=query_start.to(device), query_start_loc_cpu=query_start, seq_lens=end.to(device),
+            seq_lens_cpu_upper_bound=end, num_reqs=len(length), num_actual_tokens=len(position),
+            max_query_len=int(length.max()), max_seq_len=longest,
+            block_table_tensor=table[torch.from_numpy(micro_batch.owner).to(device)],
+            slot_mapping=torch.from_numpy(slots).to(device), causal=True,
+            positions=torch.from_numpy(position).to(device),
+            is_prefilling=torch.ones(len(length), dtype=torch.bool),
         )  # fmt: skip
 
     def _make_builders(self) -> list[tuple[Any, int]]:

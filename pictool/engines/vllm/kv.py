@@ -18,7 +18,8 @@ from pictool.core import Target
 from pictool.engines.vllm.matching import open_object
 from pictool.engines.vllm.messages import LinkJob
 from pictool.engines.vllm.planning import Span
-from pictool.errors import ModelError
+from pictool.engines.vllm.request import Problem, UnusableObjectError
+from pictool.errors import ModelError, PicError
 from pictool.runtime.tensors import from_bytes
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
@@ -63,11 +64,11 @@ class TensorParallelRank:
     def is_first(self) -> bool:
         return bool(self._group.rank_in_group == 0)
 
-    def merge_problems(self, problems: Sequence[str | None]) -> list[str | None]:
+    def merge_problems(self, problems: Sequence[Problem | None]) -> list[Problem | None]:
         """The problems of all ranks: what failed on one has failed, so that all compute the same rows."""
         if self._group.world_size == 1 or not problems:
             return list(problems)
-        of_ranks: list[list[str | None]] = [[] for _ in range(self._group.world_size)]
+        of_ranks: list[list[Problem | None]] = [[] for _ in range(self._group.world_size)]
         torch.distributed.all_gather_object(of_ranks, list(problems), group=self._group.cpu_group)
         return [next((problem for problem in job if problem is not None), None) for job in zip(*of_ranks, strict=True)]
 
@@ -192,7 +193,7 @@ class ObjectReader:
         positions: int64 [tokens], the positions of the prompt that are read.
 
     Raises:
-        PicError: an object that is missing, foreign or damaged.
+        UnusableObjectError: an object that is missing, foreign or damaged.
     """
 
     def __init__(self, store: Store, target: Target, job: LinkJob, heads: KVHeads) -> None:
@@ -245,6 +246,9 @@ class ObjectReader:
         geometry = self._target.geometry
         shape = (geometry.kv_heads, file.meta.num_tokens, geometry.head_dim)
         dtype: torch.dtype = getattr(torch, self._target.dtype)
-        key, value = (from_bytes(data, dtype, shape) for data in file.layer(layer))
+        try:
+            key, value = (from_bytes(data, dtype, shape) for data in file.layer(layer))
+        except (PicError, OSError) as error:
+            raise UnusableObjectError(file.meta.key, error) from error
         heads = slice(self._heads.first, self._heads.last)
         return key[heads, tokens].transpose(0, 1), value[heads, tokens].transpose(0, 1)

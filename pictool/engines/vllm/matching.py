@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pictool.core import Target, TokenIds
-from pictool.errors import ForeignObjectError, InputError, PicError
+from pictool.engines.vllm.request import RequestError, UnusableObjectError
+from pictool.errors import ForeignObjectError, PicError
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
 
@@ -40,12 +41,15 @@ def full_key(store: Store, name: object) -> str:
     """The key that a request names: in full, or abbreviated as in git.
 
     Raises:
-        InputError: not a key.
-        StoreError: an abbreviation of no object, or of several.
+        RequestError: not a key.
+        UnusableObjectError: an abbreviation of no object, or of several.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[0-9a-f]+", name) or len(name) > KEY_DIGITS:
-        raise InputError(f"kv_transfer_params: {name!r} is no object key ({KEY_DIGITS} hex digits)")
-    return name if len(name) == KEY_DIGITS else store.resolve(name)
+        raise RequestError(f"kv_transfer_params: {name!r} is no object key ({KEY_DIGITS} hex digits)")
+    try:
+        return name if len(name) == KEY_DIGITS else store.resolve(name)
+    except (PicError, OSError) as error:
+        raise UnusableObjectError(name, error) from error
 
 
 def open_object(store: Store, target: Target, key: str, salt: str) -> ObjectFile:
@@ -54,19 +58,22 @@ def open_object(store: Store, target: Target, key: str, salt: str) -> ObjectFile
     It is not marked as used (`Store.mark_used`): the planner does that once for a linked object.
 
     Raises:
-        PicError: missing, damaged (header or tokens), foreign, or another object than its name says.
+        UnusableObjectError: missing, damaged (header or tokens), foreign, or another object than its name says.
     """
-    file = store.peek(key)
     try:
-        file.meta.require(target, f"{key[:12]}")
-        if target.key(file.tokens(), file.meta.sinks, file.meta.codec, salt) != key:
-            raise ForeignObjectError(
-                f"{file.path}: its key {key[:12]} is not that of its tokens and this request's cache_salt; compile it "
-                "again, with this salt"
-            )
-    except BaseException:
-        file.close()
-        raise
+        file = store.peek(key)
+        try:
+            file.meta.require(target, f"{key[:12]}")
+            if target.key(file.tokens(), file.meta.sinks, file.meta.codec, salt) != key:
+                raise ForeignObjectError(
+                    f"{file.path}: its key {key[:12]} is not that of its tokens and this request's cache_salt; compile "
+                    "it again, with this salt"
+                )
+        except BaseException:
+            file.close()
+            raise
+    except (PicError, OSError) as error:
+        raise UnusableObjectError(key, error) from error
     return file
 
 
@@ -74,7 +81,7 @@ def locate(key: str, object_tokens: TokenIds, tokens: TokenIds, start: int) -> M
     """Find the first place of an object in a prompt, from position `start` on.
 
     Raises:
-        InputError: the prompt does not have its tokens.
+        RequestError: the prompt does not have its tokens.
     """
     width = tokens.dtype.itemsize
     pattern, data = object_tokens.astype(tokens.dtype).tobytes(), tokens.tobytes()
@@ -82,7 +89,7 @@ def locate(key: str, object_tokens: TokenIds, tokens: TokenIds, start: int) -> M
     while offset >= 0 and offset % width:
         offset = data.find(pattern, offset + 1)
     if offset < 0:
-        raise InputError(
+        raise RequestError(
             f"object {key[:12]}: its {len(object_tokens)} tokens are not in the prompt after token {start}; "
             "tokenize documents on their own, and join ids"
         )

@@ -158,6 +158,7 @@ class VllmEngine(Engine):
 
         model = self.model
         extra = {"store": str(self.store.root), "compile": True, "any_model": True, "device": model.device}
+        extra["show_problems"] = True  # to the owner of the store
         transfer = KVTransferConfig(
             kv_connector="PicConnector", kv_connector_module_path=CONNECTOR, kv_role="kv_both",
             kv_load_failure_policy="recompute", kv_connector_extra_config=extra,

@@ -12,7 +12,7 @@ import numpy as np
 from pictool.compiler.compile import CODEC
 from pictool.core import FixupTable, Layout, RowMask, TokenIds
 from pictool.engines.vllm.matching import ContentIndex, Match, full_key, locate, open_object
-from pictool.engines.vllm.request import CompileRequest, LinkRequest, ObjectRef
+from pictool.engines.vllm.request import CompileRequest, LinkRequest, ObjectRef, RequestError
 from pictool.engines.vllm.setup import Settings
 from pictool.errors import InputError, PicError
 from pictool.linker.policies.base import Policy, Prompt
@@ -75,7 +75,7 @@ def make_plan(
         head_key: the object of all tokens before the first match, if there is one.
 
     Raises:
-        InputError: tokens that are not the object's, objects that overlap, or nothing to link.
+        RequestError: tokens that are not the object's, objects that overlap, or nothing to link.
     """
     last = len(tokens) - 1
     spans: list[Span] = []
@@ -87,7 +87,7 @@ def make_plan(
         spans.append(Span(match.start, min(match.end, last), match.key))
         end = match.end
     if not matches or matches[0].start >= last:
-        raise InputError("kv_transfer_params: no object starts before the last token of the prompt")
+        raise RequestError("kv_transfer_params: no object starts before the last token of the prompt")
     spans = [spans[0], *(span for span in spans[1:] if span.start < span.end)]
     starts = (0, *(span.end for span in spans))
     return LinkPlan(policy, Layout(tokens, starts), tuple(spans), salt)
@@ -95,9 +95,9 @@ def make_plan(
 
 def _require_fit(match: Match, tokens: TokenIds, end: int) -> None:
     if match.start < end:
-        raise InputError(f"object {match.key[:12]}: at token {match.start}, inside the object before it")
+        raise RequestError(f"object {match.key[:12]}: at token {match.start}, inside the object before it")
     if not np.array_equal(tokens[match.start : match.end], match.tokens):
-        raise InputError(f"object {match.key[:12]}: its tokens are not those of the prompt at token {match.start}")
+        raise RequestError(f"object {match.key[:12]}: its tokens are not those of the prompt at token {match.start}")
 
 
 class Planner:
@@ -125,6 +125,10 @@ class Planner:
             PicError: an object that is missing, damaged or foreign, or whose tokens are not where the request says.
         """
         self._require_allowed(request.policy)
+        try:
+            request.policy.check_layers(self._model.geometry.layers)
+        except InputError as error:
+            raise RequestError(f"policy: {error}") from error
         if request.objects is None:
             matches = self._recognise(request.policy, tokens, salt)
             if not matches or matches[0].start >= len(tokens) - 1:
@@ -158,19 +162,23 @@ class Planner:
         """Refuse a compile request whose prompt is not sinks, a chunk and one token more.
 
         Raises:
-            InputError: says what does not fit.
+            RequestError: says what does not fit.
         """
         bos = self._model.bos_id
         if request.sinks and (bos is None or any(token != bos for token in prompt[: request.sinks])):
-            raise InputError(f"compile: the prompt does not begin with {request.sinks} BOS tokens")
+            raise RequestError(f"compile: the prompt does not begin with {request.sinks} BOS tokens")
         if tuple(prompt[request.sinks : -1]) != self._model.encode(request.text):
-            raise InputError("compile: the prompt is not sinks, the text's tokens and one token more")
+            raise RequestError("compile: the prompt is not sinks, the text's tokens and one token more")
 
     def _require_allowed(self, policy: Policy) -> None:
-        """A client must not have any directory, or name of a hub, loaded as a model."""
-        name, default = policy.second_model, self._settings.policy
+        """A client chooses among the server's policies, and has no directory or name of a hub loaded as a model."""
+        name, default, allowed = policy.second_model, self._settings.policy, self._settings.policies
+        if allowed is not None and policy.name not in (default.name, *allowed):
+            raise RequestError(
+                f"policy: {policy.name!r} is not one of this server's: {', '.join((default.name, *allowed))}"
+            )
         if name and not self._settings.any_model and name != default.second_model:
-            raise InputError(
+            raise RequestError(
                 f"policy: {policy.needs.model_field}={name!r} is not the one that this server was started with "
                 '(kv_connector_extra_config "policy", or "any_model")'
             )

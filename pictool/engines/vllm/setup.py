@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 VERSION = "0.32."
 _DEFAULTS: dict[str, Any] = {
     "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0, "compile": False,
-    "device": "cpu", "any_model": False,
+    "device": "cpu", "any_model": False, "policies": None, "show_problems": False,
 }  # fmt: skip
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float), "compile": bool, "device": str,
-    "any_model": bool,
+    "any_model": bool, "policies": (list, type(None)), "show_problems": bool,
 }  # fmt: skip
 
 
@@ -43,6 +44,8 @@ class Settings:
         compile: let requests write objects.
         device: device of a policy's second model.
         any_model: let requests name a policy's second model; else only that of `policy` is loaded.
+        policies: names of the policies that requests may choose, beside `policy`; None: all.
+        show_problems: tell clients in full why a request was not linked: paths, and whether a key exists, among it.
     """
 
     store: str
@@ -53,6 +56,8 @@ class Settings:
     compile: bool
     device: str
     any_model: bool
+    policies: tuple[str, ...] | None
+    show_problems: bool
 
 
 def parse_settings(extra_config: Mapping[str, Any]) -> Settings:
@@ -73,6 +78,10 @@ def parse_settings(extra_config: Mapping[str, Any]) -> Settings:
             raise InputError(f"kv_connector_extra_config: {field}={values[field]!r} has the wrong type")
     if values["min_tokens"] < 1 or values["refresh_s"] <= 0:
         raise InputError("kv_connector_extra_config: min_tokens must be 1 or more, refresh_s above 0")
+    if values["policies"] is not None:
+        for name in values["policies"]:
+            parse_policy({"algo": name})
+        values["policies"] = tuple(values["policies"])
     return Settings(**{**values, "policy": parse_policy(values["policy"])})
 
 
@@ -144,8 +153,21 @@ def _unsupported_options(config: VllmConfig) -> Iterator[str]:
         "revision (give a directory)": model.revision is not None,
         "a tokenizer of its own": str(model.tokenizer) != str(model.model),
         "KV sharing fast prefill": bool(config.cache_config.kv_sharing_fast_prefill),
+        "MultiConnector (a connector beside this one keeps blocks without its salts)": _is_one_of_several(),
     }
     return (f"{option} is not supported" for option, is_set in refused.items() if is_set)
+
+
+def _is_one_of_several() -> bool:
+    """Whether a `MultiConnector` makes this connector. The configuration hides it; the call stack does not."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), MultiConnector):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _unsupported_caches(kv_cache_config: KVCacheConfig) -> Iterator[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,12 +16,16 @@ from pictool.compiler.compile import CODEC
 from pictool.core import Target
 from pictool.engines.vllm.forward import Batch, Ints, NarrowingForward, RowForward, RowSet
 from pictool.engines.vllm.kv import LoadedJob, ObjectReader, WorkerModel
-from pictool.engines.vllm.messages import CompileJob, LinkJob, Outcome
+from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
+from pictool.engines.vllm.request import Problem
 from pictool.errors import PicError
 from pictool.runtime.model import Model
 from pictool.runtime.tensors import to_bytes
 from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
+
+Compute = Callable[[Sequence[LoadedJob], Mapping[str, Outcome]], dict[str, Outcome]]
+_log = logging.getLogger("vllm.pictool")
 
 
 class WorkerSide:
@@ -34,14 +39,19 @@ class WorkerSide:
     def __init__(self, forward: RowForward, store: Store, model: Model) -> None:
         self._forward, self._store, self._model = forward, store, model
 
-    def run(self, jobs: Sequence[LinkJob | CompileJob], target: Target) -> dict[str, Outcome]:
+    def run(self, jobs: Sequence[Job], target: Target) -> dict[str, Outcome]:
         """Do the jobs of a step: load, compute static rows, compute rows that are narrowed, compile.
 
-        Every rank does the same. They agree on the jobs that failed before they compute rows.
+        Every rank does the same. They agree on the jobs that failed before they compute rows, and again after it. An
+        exception, whatever it is, is the outcome of its jobs, and ends neither the engine nor the jobs beside them.
         """
-        outcomes, loaded = self._load_all([job for job in jobs if isinstance(job, LinkJob)], target)
-        outcomes |= self._compute_static([entry for entry in loaded if entry.job.rows is not None], outcomes)
-        outcomes |= self._compute_narrowing([entry for entry in loaded if entry.job.rows is None], outcomes)
+        outcomes = {job.request_id: Outcome(job.problem) for job in jobs if isinstance(job, FailedJob)}
+        of_links, loaded = self._load_all([job for job in jobs if isinstance(job, LinkJob)], target)
+        outcomes |= of_links
+        for compute, of_policies in ((self._compute_static, False), (self._compute_narrowing, True)):
+            chosen = [entry for entry in loaded if (entry.job.rows is None) is of_policies]
+            if chosen:
+                outcomes |= self._agree(self._try(chosen, compute, outcomes))
         for job in jobs:
             if isinstance(job, CompileJob):
                 outcomes[job.request_id] = self._compile(job, target)
@@ -54,13 +64,27 @@ class WorkerSide:
             started, problem = time.perf_counter(), None
             try:
                 loaded.append(self._load(job, target))
-            except PicError as error:
-                problem = str(error)
+            except Exception as error:
+                problem = _problem(error)
             outcomes[job.request_id] = Outcome(problem, load_s=time.perf_counter() - started)
-        problems = self._forward.model.rank.merge_problems([outcomes[job.request_id].problem for job in jobs])
-        for job, problem in zip(jobs, problems, strict=True):
-            outcomes[job.request_id] = replace(outcomes[job.request_id], problem=problem)
+        outcomes = self._agree(outcomes)
         return outcomes, [entry for entry in loaded if outcomes[entry.job.request_id].problem is None]
+
+    def _agree(self, outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
+        """The outcomes with the problems of all ranks, which have the same jobs in the same order."""
+        problems = self._forward.model.rank.merge_problems([outcome.problem for outcome in outcomes.values()])
+        return {
+            name: replace(outcome, problem=problem)
+            for (name, outcome), problem in zip(outcomes.items(), problems, strict=True)
+        }
+
+    def _try(self, loaded: Sequence[LoadedJob], compute: Compute, before: Mapping[str, Outcome]) -> dict[str, Outcome]:
+        """The outcomes of computing rows of jobs together; they fail together, as when memory runs out."""
+        try:
+            return compute(loaded, before)
+        except Exception as error:
+            problem = _problem(error)
+            return {name: replace(before[name], problem=problem) for name in _names(loaded)}
 
     def _load(self, job: LinkJob, target: Target) -> LoadedJob:
         """Write a job's objects into its blocks; nothing of a layer is written before its checksum is checked."""
@@ -77,7 +101,7 @@ class WorkerSide:
                     cached[index] = kv
             return LoadedJob(job, reader.positions, cached)
 
-    def _compute_static(self, loaded: Sequence[LoadedJob], outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
+    def _compute_static(self, loaded: Sequence[LoadedJob], before: Mapping[str, Outcome]) -> dict[str, Outcome]:
         """Compute the rows of static policies in one go; the seconds are shared by rows."""
         started, masks = time.perf_counter(), []
         for entry in loaded:
@@ -88,43 +112,44 @@ class WorkerSide:
             self._forward.run(Batch.of_jobs(loaded), rows)
         seconds_per_row = (time.perf_counter() - started) / max(1, len(rows))
         return {
-            name: replace(outcomes[name], recomputed=count, recompute_s=seconds_per_row * count)
+            name: replace(before[name], recomputed=count, recompute_s=seconds_per_row * count)
             for name, count in zip(_names(loaded), [int(mask.sum()) for mask in masks], strict=True)
         }
 
-    def _compute_narrowing(self, loaded: Sequence[LoadedJob], outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
+    def _compute_narrowing(self, loaded: Sequence[LoadedJob], before: Mapping[str, Outcome]) -> dict[str, Outcome]:
         """Compute the rows of policies that narrow them, layer by layer; the seconds are shared equally."""
-        if not loaded:
-            return {}
         started = time.perf_counter()
         counts = NarrowingForward(self._forward, self._model, loaded).run()
         seconds = (time.perf_counter() - started) / len(loaded)
         return {
-            name: replace(outcomes[name], recomputed=count, recompute_s=seconds)
+            name: replace(before[name], recomputed=count, recompute_s=seconds)
             for name, count in zip(_names(loaded), counts, strict=True)
         }
 
     def _compile(self, job: CompileJob, target: Target) -> Outcome:
         """Compute a chunk after its sinks, and write its object; the first rank writes."""
+        try:
+            self._compile_chunk(job, target)
+        except Exception as error:
+            return Outcome(_problem(error))
+        return Outcome()
+
+    def _compile_chunk(self, job: CompileJob, target: Target) -> None:
         forward, rank = self._forward, self._forward.model.rank
         rows = RowSet.of([np.ones(len(job.tokens), dtype=bool)])
         with _KVCapture(forward.model).hooks() as capture:
-            forward.run(Batch([job.tokens], [job.blocks]), rows)
+            forward.run(Batch.of([job.tokens], [job.blocks]), rows)
         order = np.concatenate([micro_batch.index for micro_batch in rows.micro_batches(forward.max_rows)])
         layers = []
         for keys_and_values in zip(capture.keys, capture.values, strict=True):
             parts = (_in_order(part, order, len(rank.heads)) for part in keys_and_values)
             layers.append([rank.gather_heads(part)[job.sinks :].transpose(0, 1).contiguous() for part in parts])
         if not rank.is_first:
-            return Outcome()
+            return
         tokens = job.tokens[job.sinks :]
         meta = ObjectMeta(target.key(tokens, job.sinks, CODEC, job.salt), target, len(tokens), job.sinks, CODEC)
-        try:
-            data = [(to_bytes(key), to_bytes(value)) for key, value in layers]
-            self._store.put(CompiledChunk(meta, job.text, tokens, data))
-        except PicError as error:
-            return Outcome(str(error))
-        return Outcome()
+        data = [(to_bytes(key), to_bytes(value)) for key, value in layers]
+        self._store.put(CompiledChunk(meta, job.text, tokens, data))
 
 
 class _KVCapture:
@@ -165,6 +190,13 @@ def _in_order(parts: list[Tensor], order: Ints, num_heads: int) -> Tensor:
     out = torch.empty_like(flat)
     out[torch.from_numpy(order).to(flat.device)] = flat
     return out
+
+
+def _problem(error: Exception) -> Problem:
+    """What the client and the log are told; an exception that nobody expects is logged whole."""
+    if not isinstance(error, PicError):
+        _log.warning("pic: unexpected", exc_info=error)
+    return Problem.of(error)
 
 
 def _names(loaded: Sequence[LoadedJob]) -> list[str]:
