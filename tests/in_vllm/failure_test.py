@@ -251,7 +251,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "selecting": ("pictool.engines.vllm.planning.Planner.select", "naive"),
     "salting": ("pictool.engines.vllm.scheduler.Salter.salt_of", "naive"),
     "making the job": ("pictool.engines.vllm.scheduler.SchedulerSide._make_job", "naive"),
-    "loading": ("pictool.engines.vllm.worker.WorkerSide._load", "naive"),
+    "loading": ("pictool.engines.vllm.kv.ObjectReader.read", "naive"),
     "rows": ("pictool.engines.vllm.forward.RowForward.run", "legolink-4"),
     "rows that are narrowed": ("pictool.engines.vllm.forward.NarrowingForward.run", "cacheblend-15"),
 }

@@ -6,11 +6,11 @@ b - a tokens are computed. Each of them attends to all earlier positions of its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from pictool.runtime.model import Model
 
 Ints = NDArray[np.int64]
 Hidden = tuple[Tensor, Tensor | None]  # hidden states and residual, [rows, hidden]
+T = TypeVar("T")
+# Work that is done in parts: each part yields what it was worth, in rows that go through all layers.
+Work = Generator[float, None, T]
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,11 @@ class RowForward:
         self.max_rows = int(model.config.scheduler_config.max_num_batched_tokens)
         self._builders = self._make_builders()
 
-    def run(self, batch: Batch, rows: RowSet) -> None:
-        """Compute all layers of every row."""
-        for micro_batch in rows.micro_batches(self.max_rows):
+    def run(self, batch: Batch, rows: RowSet, limit: int) -> Work[None]:
+        """Compute all layers of every row, at most `limit` rows in a forward. Yields the rows of each forward."""
+        for micro_batch in rows.micro_batches(min(limit, self.max_rows)):
             self._run(batch, micro_batch)
+            yield len(micro_batch.index)
 
     def embed(self, batch: Batch, rows: RowSet) -> Hidden:
         """What the model calls its first decoder layer with."""
@@ -138,13 +142,14 @@ class RowForward:
             values.append((micro_batch, _by_head(layer, value)))
         return _gather(keys, len(rows)), _gather(values, len(rows))
 
-    def run_layer(self, batch: Batch, rows: RowSet, layer: AttentionLayer, hidden: Hidden) -> Hidden:
-        """Compute one decoder layer of every row."""
+    def run_layer(self, batch: Batch, rows: RowSet, layer: AttentionLayer, hidden: Hidden, limit: int) -> Work[Hidden]:
+        """Compute one decoder layer of every row; yields after each forward, as `run`, what it is worth in rows."""
         states, residuals = [], []
-        for micro_batch in rows.micro_batches(self.max_rows):
+        for micro_batch in rows.micro_batches(min(limit * len(self.model.layers), self.max_rows)):
             state, residual = self._run_layer(batch, micro_batch, layer, _rows_of(hidden, micro_batch))
             states.append((micro_batch, state))
             residuals.append((micro_batch, residual))
+            yield len(micro_batch.index) / len(self.model.layers)
         return _gather(states, len(rows)), _gather(residuals, len(rows))
 
     def _run(self, batch: Batch, micro_batch: MicroBatch) -> None:
@@ -236,8 +241,8 @@ class NarrowingForward:
             prompt = Prompt(model, plan.layout, ())
             self._narrowings.append(Narrowing(prompt, plan.policy, plan.policy.select(prompt), plan.required))
 
-    def run(self) -> list[float]:
-        """Compute the rows; returns the mean number of them per layer, of each prompt."""
+    def run(self, limit: int) -> Work[list[float]]:
+        """Compute the rows; returns the mean number of them per layer, of each prompt. Yields as `RowForward.run`."""
         rows, counts = self._rows(), []
         hidden = self._forward.embed(self._batch, rows)
         for index, layer in enumerate(self._layers):
@@ -249,7 +254,7 @@ class NarrowingForward:
             if not len(rows):
                 counts += [[0] * len(self._loaded)] * (len(self._layers) - len(counts))
                 break
-            hidden = self._forward.run_layer(self._batch, rows, layer, hidden)
+            hidden = yield from self._forward.run_layer(self._batch, rows, layer, hidden, limit)
         return [float(mean) for mean in np.mean(counts, axis=0)]
 
     def _rows(self) -> RowSet:
