@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,11 @@ def make_chunk(seed: int, num_tokens: int = 5) -> CompiledChunk:
     part = np.full(4 * num_tokens, seed, dtype=np.float32).tobytes()
     meta = ObjectMeta(TARGET.key(tokens, 0, "none"), TARGET, num_tokens, 0, "none")
     return CompiledChunk(meta, f"text {seed}", tokens, [(part, part)] * 2)
+
+
+def forged(chunk: CompiledChunk, key: str) -> CompiledChunk:
+    """The chunk under the key of another: all checksums of its object hold."""
+    return replace(chunk, meta=replace(chunk.meta, key=key))
 
 
 def put_many(store: Store, count: int) -> list[str]:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import socket
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from blake3 import blake3
 
 from commands.run import Objects, Outcome, flip, pic
+from pictool.store.format import CompiledChunk, ObjectFile, write_object
 
 REMEDY = "compile it again"
 
@@ -63,13 +71,18 @@ def test_a_list_without_its_member_is_refused(model: Path, texts: tuple[Path, Pa
     assert "a.0001.kvo" in error_of(link(Path("a.kvo"), model))
 
 
-def test_a_damaged_object_in_the_store_is_healed_by_the_remedy(model: Path, texts: tuple[Path, Path]) -> None:
-    done = pic("compile", "a.txt", "-m", model, "--store", "store", "--json").json
-    flip(Path(done["objects"][0]["path"]))
-    error = error_of(link(Path("a.txt"), model))
-    assert done["objects"][0]["key"] in error and "pic compile --force" in error
-    assert pic("compile", "a.txt", "--force", "-m", model, "--store", "store").code == 0
-    assert pic("link", "a.txt", "-q", "why?", "--max-new-tokens", 2, "--store", "store", "-m", model).code == 0
+def test_a_damaged_object_in_the_store_is_healed_from_its_text(model: Path, texts: tuple[Path, Path]) -> None:
+    named = ("-m", model, "--store", "store")
+    done = pic("compile", "a.txt", *named, "--json").json
+    key, path = done["objects"][0]["key"], Path(done["objects"][0]["path"])
+    whole = path.read_bytes()
+    for command in (("compile", "a.txt"), ("link", "a.txt", "-q", "why?", "--max-new-tokens", 2)):
+        flip(path)
+        outcome = pic(*command, *named)
+        assert outcome.code == 0 and path.read_bytes() == whole and "cached" not in outcome.out
+        assert key in outcome.err and "its text is compiled again" in outcome.err
+    flip(path)
+    assert "pic compile --force" in error_of(pic("link", key, "-q", "why?", *named))  # no text is at hand
 
 
 def test_a_truncated_object_in_the_store_is_compiled_again(model: Path, texts: tuple[Path, Path]) -> None:
@@ -79,3 +92,86 @@ def test_a_truncated_object_in_the_store_is_compiled_again(model: Path, texts: t
     path.write_bytes(whole[:-1])
     assert pic("compile", "a.txt", "-m", model, "--json").json["objects"][0]["new"]
     assert path.read_bytes() == whole
+
+
+# What is no regular file, wherever a command takes one
+
+
+def make_pipe() -> Path:
+    os.mkfifo("x.kvo")
+    return Path("x.kvo")
+
+
+def make_device() -> Path:
+    Path("x.kvo").symlink_to("/dev/zero")
+    return Path("x.kvo")
+
+
+def make_socket() -> Path:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("x.kvo")
+    return Path("x.kvo")
+
+
+def make_directory() -> Path:
+    Path("x.kvo").mkdir()
+    return Path("x.kvo")
+
+
+KINDS = [make_pipe, make_device, make_socket, make_directory, lambda: Path("/dev/zero")]
+
+
+@pytest.mark.usefixtures("alarm")
+@pytest.mark.parametrize("make", KINDS, ids=["pipe", "device", "socket", "directory", "/dev/zero"])
+def test_what_is_no_file_is_refused_and_not_waited_for(make: Callable[[], Path], model: Path) -> None:
+    path = make()
+    for arguments in (
+        ("inspect", path), ("inspect", path, "--layers"), ("store", "import", path), ("compile", path, "-m", model),
+        ("link", path, "-q", "why?", "-m", model),
+    ):  # fmt: skip
+        outcome = pic(*arguments)
+        assert (outcome.code, outcome.out) == (1, ""), arguments
+        assert outcome.err.startswith("pic: error: ") and outcome.err.count("\n") == 1 and str(path) in outcome.err
+        # a document may be a pipe; this one ends at once, since nobody writes to it
+        said = ("regular file", "directory", "is empty", "cannot be read")
+        assert any(words in outcome.err for words in said), outcome.err
+
+
+def forged(path: Path, old: str, new: str) -> None:
+    """Change the header's text, and seal it again."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    text = data[8 : 8 + length].decode().rstrip(" ").replace(old, new)
+    text = re.sub('"header":"[0-9a-f]{64}"', '"header":""', text)
+    digest = blake3(text.encode() + b" " * (-len(text.encode()) % 8)).hexdigest()
+    raw = text.replace('"header":""', f'"header":"{digest}"').encode()
+    raw += b" " * (-len(raw) % 8)
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + data[8 + length :])
+
+
+@pytest.mark.parametrize("value", ["\\ud800", "\\u001b[2J"])
+def test_one_forged_object_disables_nothing(model: Path, objects: Objects, value: str) -> None:
+    store = ("--store", shutil.copytree(objects.store, "copied"))
+    path = min(Path("copied").glob("objects/??/*.kvo"))
+    forged(path, '"architecture":"llama"', f'"architecture":"{value}"')
+    assert path.stem[:12] in pic("store", "ls", *store).out and "\x1b" not in pic("store", "ls", *store).out
+    assert pic("store", "stats", *store, "--json").json["damaged"] == 1
+    exported = pic("store", "export", "all.kva", *store)
+    assert exported.code == 0 and "left out: " in exported.err and "2 objects" in exported.err
+    for verb in ("compile", "link"):
+        query = () if verb == "compile" else ("-q", "why?", "--max-new-tokens", 1)
+        Path("new.txt").write_text(f"Nothing of this was there, {verb}.\n")
+        assert pic(verb, "new.txt", *query, "-m", model, *store).code == 0
+    assert pic("store", "verify", *store).code == 1
+    assert pic("store", "verify", "--repair", *store).code == 0 and not path.exists()
+
+
+def test_an_object_of_tokens_that_the_model_does_not_know_is_refused(model: Path, objects: Objects) -> None:
+    """Its key is that of its tokens, so that only the model can tell."""
+    with ObjectFile(objects.mine) as file:
+        for tokens, why in (([10**6] * 3, "has the token 1000000"), ([5] * 600, "600 tokens, but the model takes 512")):
+            meta = replace(file.meta, num_tokens=len(tokens), key=file.meta.key_of(tokens))
+            part = bytes(meta.shape.num_bytes // 2)
+            with Path("x.kvo").open("wb") as out:
+                write_object(out, CompiledChunk(meta, "text", np.asarray(tokens, dtype="<i4"), [(part, part)] * 3))
+            assert why in error_of(link(Path("x.kvo"), model))

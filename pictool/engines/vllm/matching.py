@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from pictool.core import Target, TokenIds
 from pictool.engines.vllm.request import RequestError, UnusableObjectError
-from pictool.errors import ForeignObjectError, PicError
-from pictool.store.format import ObjectFile
+from pictool.errors import PicError
+from pictool.store.format import ObjectFile, ObjectMeta
 from pictool.store.store import Store
 
 KEY_DIGITS = 64
@@ -37,8 +37,8 @@ class Match:
         return self.start + len(self.tokens)
 
 
-def full_key(store: Store, name: object) -> str:
-    """The key that a request names: in full, or abbreviated as in git.
+def full_key(store: Store, name: object, salt: str) -> str:
+    """The key that a request of a tenant names: in full, or abbreviated as in git.
 
     Raises:
         RequestError: not a key.
@@ -47,13 +47,13 @@ def full_key(store: Store, name: object) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[0-9a-f]+", name) or len(name) > KEY_DIGITS:
         raise RequestError(f"kv_transfer_params: {name!r} is no object key ({KEY_DIGITS} hex digits)")
     try:
-        return name if len(name) == KEY_DIGITS else store.resolve(name)
+        return name if len(name) == KEY_DIGITS else store.resolve(name, salt)
     except (PicError, OSError) as error:
         raise UnusableObjectError(name, error) from error
 
 
 def open_object(store: Store, target: Target, key: str, salt: str) -> ObjectFile:
-    """Open an object by its full key, and check that it is of this model, and its key of its tokens and the salt.
+    """Open an object by its full key, and check that it is of this salt and model. Of another salt, it is absent.
 
     It is not marked as used (`Store.mark_used`): the planner does that once for a linked object.
 
@@ -63,12 +63,9 @@ def open_object(store: Store, target: Target, key: str, salt: str) -> ObjectFile
     try:
         file = store.peek(key)
         try:
+            if file.meta.key_of(file.tokens(), salt) != key:
+                raise store.absent(key)  # so that no tenant learns of another's object
             file.meta.require(target, f"{key[:12]}")
-            if target.key(file.tokens(), file.meta.sinks, file.meta.codec, salt) != key:
-                raise ForeignObjectError(
-                    f"{file.path}: its key {key[:12]} is not that of its tokens and this request's cache_salt; compile "
-                    "it again, with this salt"
-                )
         except BaseException:
             file.close()
             raise
@@ -102,12 +99,11 @@ class IndexedObject:
 
     key: str
     tokens: TokenIds
-    sinks: int
-    codec: str
+    meta: ObjectMeta
 
     def is_of(self, target: Target, salt: str) -> bool:
         """Whether its key is that of its tokens and this tenant's salt."""
-        return target.key(self.tokens, self.sinks, self.codec, salt) == self.key
+        return self.meta.target == target and self.meta.key_of(self.tokens, salt) == self.key
 
 
 class ContentIndex:
@@ -136,15 +132,17 @@ class ContentIndex:
             self._objects.pop(key, None)
             self._windows = _by_window(entry for entry in self._objects.values() if entry is not None)
 
-    def find(self, tokens: TokenIds, sinks: int, salt: str = "") -> list[Match]:
+    def find(self, tokens: TokenIds, sinks: int, salt: str = "", dummy: int | None = None) -> list[Match]:
         """The objects of this salt and `sinks` whose tokens are all in a prompt, in its order, without overlaps.
 
-        Longer objects are chosen before shorter ones.
+        Longer objects are chosen before shorter ones. `dummy` is the model's own dummy token.
         """
         candidates = [
             Match(entry.key, start, entry.tokens)
             for start, entry in self._candidates(tokens)
-            if entry.sinks == sinks and entry.is_of(self._target, salt)
+            if entry.meta.sinks == sinks
+            and (not sinks or entry.meta.dummy == dummy)
+            and entry.is_of(self._target, salt)
         ]
         candidates.sort(key=lambda match: (-len(match.tokens), match.start))
         is_taken, matches = np.zeros(len(tokens), dtype=bool), []
@@ -170,7 +168,7 @@ class ContentIndex:
         try:
             with self._store.peek(key) as file:
                 file.meta.require(self._target, key[:12])
-                entry = IndexedObject(key, file.tokens(), file.meta.sinks, file.meta.codec)
+                entry = IndexedObject(key, file.tokens(), file.meta)
                 is_block = file.meta.parent is not None
         except PicError:  # another model's, or damaged: a request that names it gets the error
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class LinkPlan:
     policy: Policy
     layout: Layout
     spans: tuple[Span, ...]
-    salt: str = ""
+    salt: str = field(default="", repr=False)
 
     @property
     def num_context(self) -> int:
@@ -187,8 +187,9 @@ class Planner:
         """The objects that a request names, in the prompt."""
         matches: list[Match] = []
         for ref in objects:
-            key = full_key(self._store, ref.key)
+            key = full_key(self._store, ref.key, salt)
             with open_object(self._store, self._target, key, salt) as file:
+                file.meta.require_dummy(self._model.bos_id, key[:12])
                 object_tokens = file.tokens()
                 self._store.mark_used(file)
             if ref.start is None:
@@ -201,7 +202,7 @@ class Planner:
         """Stored chunks in the prompt whose objects can be opened; the others are computed."""
         self._start_indexing()
         matches = []
-        for match in self._index.find(tokens, policy.needs.sinks, salt):
+        for match in self._index.find(tokens, policy.needs.sinks, salt, self._model.bos_id):
             try:
                 with open_object(self._store, self._target, match.key, salt) as file:
                     self._store.mark_used(file)

@@ -77,8 +77,8 @@ class _Link:
     """A request that is being linked. `own_salt` is the one under which its blocks are, if it is computed exactly."""
 
     request: Request
-    client_salt: str
-    own_salt: str | None
+    client_salt: str = field(repr=False)
+    own_salt: str | None = field(repr=False)
     planning: Future[_Planned | None]
     report: Report
     started: float
@@ -94,7 +94,7 @@ class _Compile:
     request: Request
     parsed: CompileRequest
     report: Report
-    salt: str
+    salt: str = field(repr=False)
     checking: Future[None]
 
 

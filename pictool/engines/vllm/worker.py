@@ -212,7 +212,9 @@ class WorkerSide:
 
     def _write(self, job: CompileJob, target: Target, layers: Sequence[Sequence[Tensor]]) -> None:
         tokens = job.tokens[job.sinks :]
-        meta = ObjectMeta(target.key(tokens, job.sinks, CODEC, job.salt), target, len(tokens), job.sinks, CODEC)
+        dummy = int(job.tokens[0]) if job.sinks else None
+        own = target.identify(tokens, job.sinks, CODEC, job.salt, dummy)
+        meta = ObjectMeta(own.key, target, len(tokens), job.sinks, CODEC, dummy=dummy, salted=own.salted)
         data = [(to_bytes(key), to_bytes(value)) for key, value in layers]
         self._store.put(CompiledChunk(meta, job.text, tokens, data))
 

@@ -69,6 +69,16 @@ def test_whole_chunks_are_found_the_longest_first_without_overlaps(model: Model,
     assert places(index, 5, 6) == places(index) == places(index, 3) == []
 
 
+def test_only_objects_after_the_model_s_own_dummy_token_are_found(model: Model, store: Store) -> None:
+    index = index_of(model, store)
+    compile(model, store, [rig.chunk(5, 6, 7)], sinks=2)
+    index.refresh()
+    assert model.bos_id is not None
+    assert len(index.find(rig.ids(1, 5, 6, 7), 2, dummy=model.bos_id)) == 1
+    assert index.find(rig.ids(1, 5, 6, 7), 2, dummy=model.bos_id + 1) == []
+    assert index.find(rig.ids(1, 5, 6, 7), 0, dummy=model.bos_id) == []
+
+
 @given(st.lists(st.integers(3, 5), max_size=60))
 def test_finding_is_looking_at_every_place(tokens: list[int]) -> None:
     """Every place of an object is taken by it, or by one that is as long at least."""
