@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +34,24 @@ def make_trace(rows: Sequence[Sequence[int]] = ((2, 3), (2,), ()), **changes: An
         "pieces": ("<s>", "a", " b", "c", "d", "e", "f", " g", " h", "?"),
         "generated": (GeneratedToken(3, " yes", -0.5), GeneratedToken(1, "</s>", -0.01)),
         "top": (Candidate(3, " yes"), Candidate(2, " no")),
-        "report": report(computed),
     }
-    return Trace(**fields | changes)
+    fields |= changes
+    return recounted(Trace(**{"report": {}, **fields})) if "report" not in changes else Trace(**fields)
 
 
-def report(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
-    recomputed = float(rows[:, :8].sum(1).mean())
-    return {
+def recounted(trace: Trace) -> Trace:
+    """A trace whose report counts its own tokens and rows."""
+    layout, context = trace.layout, trace.layout.num_context
+    return replace(trace, report={
         "answer": "yes", "algo": "legolink", "params": {"k": 2}, "model": "tiny", "engine": "torch",
-        "tokens": {"head": 1, "context": 8, "tail": 2, "prompt": 10, "recomputed": recomputed, "generated": 2},
+        "tokens": {
+            "head": layout.starts[1], "context": context, "tail": layout.num_tokens - context,
+            "prompt": layout.num_tokens, "recomputed": float(trace.rows[:, :context].sum(1).mean()),
+            "generated": len(trace.generated),
+        },
         "timing": {"load_s": 0.001, "select_s": 0.0, "recompute_s": 0.003, "ttft_s": 0.004, "decode_s": 0.002},
         "compare": None,
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def trace_of_link(store: Store, policy: str, architecture: str = "llama") -> Trace:

@@ -59,8 +59,8 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Shown]:
 
 
 def put_hostile(store: Store) -> str:
-    """An object whose text and metadata are hostile; its key."""
-    target = Target(TEXT, "a" * 64, TEXT, "float32", Geometry(1, 1, 1))
+    """An object whose text is hostile; its key. Metadata that do not print are damage."""
+    target = Target(MARKUP, "a" * 64, "b" * 64, "float32", Geometry(1, 1, 1))
     tokens = np.asarray([7], dtype=np.int32)
     meta = ObjectMeta(target.key(tokens, 0, "none"), target, 1, 0, "none")
     store.put(CompiledChunk(meta, TEXT, tokens, [(bytes(4), bytes(4))]))

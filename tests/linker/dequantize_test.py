@@ -71,10 +71,11 @@ def test_a_link_of_coded_objects_is_near_that_of_plain_ones(
 
 @pytest.mark.parametrize("codec", codecs())
 def test_damage_in_a_coded_layer_ends_the_link(store: Store, codec: str) -> None:
+    """Of an object that was named as a file, so that there is no text to compile in its place."""
     one, chunks = subject("llama"), make_chunks((29,))
     (done,) = compile(one.model, store, chunks, codec=codec)
     whole = bytearray(done.path.read_bytes())
     whole[-len(chunks[0].text.encode()) - 30] ^= 1
     done.path.write_bytes(whole)
     with pytest.raises(ObjectError, match="layer 2 does not match its checksum"):
-        link(one.model, store, chunks, TAIL, make_policy("naive", {}), codec=codec)
+        link(one.model, store, [done.path], TAIL, make_policy("naive", {}), codec=codec)

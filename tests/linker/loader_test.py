@@ -116,6 +116,7 @@ def test_layers_that_are_computed_in_full_are_not_read(store: Store, spy: Spy) -
 
 
 def test_damage_in_a_later_layer_ends_the_link_and_closes_all(store: Store) -> None:
+    """Of an object that was named as a file, so that there is no text to compile in its place."""
     one, chunks = subject("llama"), make_chunks(LENGTHS)
     done = compile(one.model, store, chunks)
     whole = done[2].path.read_bytes()
@@ -123,7 +124,7 @@ def test_damage_in_a_later_layer_ends_the_link_and_closes_all(store: Store) -> N
     done[2].path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(ObjectError, match="layer 2 does not match its checksum"):
-        run(one, store, make_policy("naive", {}), chunks)
+        run(one, store, make_policy("naive", {}), [entry.path for entry in done])
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("pic-loader")]
 

@@ -384,7 +384,8 @@ def test_only_objects_of_a_salt_are_found_by_it(store: Store) -> None:
     keys = {}
     for salt, first in firsts.items():
         tokens = np.asarray([first, *[1] * 4], dtype=np.int32)
-        meta = replace(make_chunk(1).meta, key=target.key(tokens, 0, "none", salt))
+        own = target.identify(tokens, 0, "none", salt)
+        meta = replace(make_chunk(1).meta, key=own.key, salted=own.salted)
         keys[salt] = meta.key
         store.put(replace(make_chunk(1), meta=meta, tokens=tokens))
     assert {salt: store.resolve(prefix, salt) for salt in keys} == {salt: store.find(keys[salt], salt) for salt in keys}

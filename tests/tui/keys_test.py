@@ -14,7 +14,7 @@ import pytest
 from textual.binding import Binding
 from textual.pilot import Pilot
 from textual.widgets import TabbedContent
-from traces import make_trace
+from traces import make_trace, recounted
 
 import pictool.tui
 from pictool.core import Layout
@@ -180,7 +180,7 @@ def long_trace() -> Trace:
     layout = Layout.of([0], [[1] * 190, [2] * 199], [3] * 10)
     rows = np.zeros((3, 400), dtype=bool)
     rows[:, 390:] = True
-    return replace(make_trace(), layout=layout, rows=rows, pieces=(" a",) * 400)
+    return recounted(replace(make_trace(), layout=layout, rows=rows, pieces=(" a",) * 400))
 
 
 def make(script: Script, store: Store) -> PicApp:
