@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pictool.errors import InputError
@@ -48,7 +49,11 @@ class Target:
 
         No object holds the salt; who does not know it cannot compute the key.
         """
-        return self._digest({"sinks": sinks, "codec": codec}, tokens, salt)
+        import numpy as np
+
+        digest = _hash_of(self, sinks, codec, salt).copy()
+        digest.update(np.asarray(tokens, dtype="<i4").tobytes())
+        return digest.hexdigest()
 
     def chain_keys(self, tokens: TokenIds, block: int, rotation: str = "", salt: str = "") -> list[str]:
         """The keys of a prompt's whole blocks of `block` tokens, each over its parent's key, its token ids, and more.
@@ -56,19 +61,24 @@ class Target:
         So equal keys mean equal beginnings (vLLM's block hashes, by sha256). `rotation` tells how positions are
         rotated, where that depends on the length of the prompt.
         """
-        keys: list[str] = []
-        for start in range(0, len(tokens) - block + 1, block):
-            extra = {"parent": keys[-1] if keys else "", "rotation": rotation}
-            keys.append(self._digest(extra, tokens[start : start + block], salt))
-        return keys
-
-    def _digest(self, more: Mapping[str, Any], tokens: Sequence[int] | TokenIds, salt: str) -> str:
         import numpy as np
 
+        keys: list[str] = []
+        for start in range(0, len(tokens) - block + 1, block):
+            digest = self._hash({"parent": keys[-1] if keys else "", "rotation": rotation}, salt)
+            digest.update(np.asarray(tokens[start : start + block], dtype="<i4").tobytes())
+            keys.append(digest.hexdigest())
+        return keys
+
+    def _hash(self, more: Mapping[str, Any], salt: str) -> Any:
+        """The hash of everything that determines a key but the tokens, which follow."""
         identity = {**asdict(self), **more} | ({"salt": salt} if salt else {})
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
-        digest.update(np.asarray(tokens, dtype="<i4").tobytes())
-        return digest.hexdigest()
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+
+
+@lru_cache(maxsize=64)
+def _hash_of(target: Target, sinks: int, codec: str, salt: str) -> Any:
+    return target._hash({"sinks": sinks, "codec": codec}, salt)
 
 
 @dataclass(frozen=True)

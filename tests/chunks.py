@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,3 +65,18 @@ def litter(store: Store) -> list[Path]:
 def files(root: Path) -> list[Path]:
     """All files under a directory, but for a store's lock."""
     return [path for path in root.rglob("*") if not path.is_dir() and path.name != "lock"]
+
+
+def chunk_of(
+    tokens: Sequence[int], target: Target = TARGET, *, sinks: int = 0, salt: str = "", parent: str | None = None
+) -> CompiledChunk:
+    """A chunk of given tokens."""
+    ids, geometry = np.asarray(tokens, dtype=np.int32), target.geometry
+    part = bytes(4 * len(ids) * geometry.kv_heads * geometry.head_dim)
+    meta = ObjectMeta(target.key(ids, sinks, "none", salt), target, len(ids), sinks, "none", parent=parent)
+    return CompiledChunk(meta, f"tokens {len(ids)}", ids, [(part, part)] * geometry.layers)
+
+
+def put_tokens(store: Store, tokens: Sequence[int], **options: Any) -> str:
+    """Store an object of given tokens; its key."""
+    return store.put(chunk_of(tokens, **options), durable=False).stem

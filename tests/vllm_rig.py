@@ -27,12 +27,12 @@ from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import object_key
 from pictool.core import Chunk, CompileOptions, TokenIds
-from pictool.engines.vllm.matching import Match
 from pictool.linker.grid import parse_grid
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy as make_policy
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
+from pictool.store.matches import Match
 from pictool.store.store import Store
 
 TOLERANCE = 1e-4

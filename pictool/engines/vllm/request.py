@@ -19,6 +19,7 @@ from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 
 FIELD = "pic"
+MAX_OBJECTS = 1024  # that a request may name: each is opened before the request is scheduled
 _WAYS = ("chunks", "keys", "recognise", "compile")
 
 
@@ -104,8 +105,8 @@ def _parse_way(way: str, value: object, policy: Policy) -> LinkRequest | Compile
         return LinkRequest(policy, None) if value else None
     if way == "compile":
         return _parse_compile(value, policy)
-    if not isinstance(value, list) or not value:
-        raise InputError(f"kv_transfer_params: {way} must be a list of at least one object")
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_OBJECTS:
+        raise InputError(f"kv_transfer_params: {way} must be a list of 1 to {MAX_OBJECTS} objects")
     return LinkRequest(policy, tuple(_parse_object(way, entry) for entry in value))
 
 

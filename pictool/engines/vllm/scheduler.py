@@ -228,7 +228,7 @@ class SchedulerSide:
         del self._links[link.request.request_id]
         _set_salt(link.request, link.own_salt)
         self._fail(link.request.request_id, link.report, problem)
-        self._planner.forget_damaged(link.plan)
+        self._planner.doubt(link.plan)
 
     def _refuse(self, request: Request, parsed: LinkRequest | CompileRequest, problem: str) -> None:
         """A request that cannot be linked. Only one that names objects gets a report."""
@@ -257,7 +257,7 @@ class Salter:
 
         `rows` are the selected ones, if the policy reads tables: an object's key does not tell which table it has.
         """
-        spans = [(span.start, span.end, span.key) for span in plan.spans]
+        spans = [(span.start, span.end, span.key, span.offset) for span in plan.spans]
         rows_digest = None if rows is None else hashlib.sha256(rows.tobytes()).hexdigest()
         return self._salt([own_salt, plan.policy.name, plan.policy.params, spans, rows_digest])
 
