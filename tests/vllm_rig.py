@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy as make_policy
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
+from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.matches import Match
 from pictool.store.store import Store
 
@@ -82,8 +84,8 @@ def ids(*tokens: int) -> TokenIds:
     return np.asarray(tokens, dtype=np.int32)
 
 
-def match(key: str, start: int, *tokens: int) -> Match:
-    return Match(key, start, ids(*tokens))
+def match(key: str, start: int, *tokens: int, offset: int = 0) -> Match:
+    return Match(key, start, ids(*tokens), offset)
 
 
 def chunk(*tokens: int) -> Chunk:
@@ -103,6 +105,14 @@ def text_chunks(model: Model) -> list[Chunk]:
     """Chunks of real text."""
     texts = [f"Page {i}: {tiny.TEXT[i : i + 90]}" for i in range(0, 60, 20)]
     return [make_chunk(model, text, f"page {i}") for i, text in enumerate(texts)]
+
+
+def spelled(model: Model, token: int) -> tuple[int, ...]:
+    """Other tokens of a token's text: one for each character."""
+    text = model.tokenizer.decode([token])
+    tokens = tuple(itertools.chain.from_iterable(model.encode(character) for character in text))
+    assert len(text) > 1 and token not in tokens
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -154,6 +164,25 @@ def case_of(world: World, linked: Linked, chunks: Sequence[Chunk], sinks: int) -
     places = [{"key": key, "start": start} for key, (start, _) in zip(keys, layout.chunks, strict=True)]
     params = {"pic": {"chunks": places, "policy": {"algo": policy.name, **policy.params}}}
     return Case(layout.tokens.tolist(), params, linked)
+
+
+def part_of(world: World, chunk: Chunk, tokens: slice, sinks: int) -> World:
+    """A world whose store has a part of a chunk as the object of that part's tokens, with the KV of the whole."""
+    (whole,) = compile(world.model, world.store, [chunk], sinks=sinks)
+    part, geometry = chunk.tokens[tokens], world.model.geometry
+    with world.store.peek(whole.key) as file:
+        layers = [
+            tuple(
+                np.frombuffer(data, np.float32).reshape(geometry.kv_heads, len(chunk), -1)[:, tokens].tobytes()
+                for data in file.layer(layer)
+            )
+            for layer in range(geometry.layers)
+        ]
+    key = object_key(world.model, Chunk("", part, ""), CompileOptions(sinks))
+    store = Store(world.store.root.with_name("parts"))
+    meta = ObjectMeta(key, world.model.target, len(part), sinks, "none")
+    store.put(CompiledChunk(meta, "part", np.asarray(part, dtype=np.int32), layers))
+    return World(world.directory, store, world.model)
 
 
 def make_world(directory: Path, name: str = "llama", seed: int = 0) -> World:

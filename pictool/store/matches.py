@@ -2,8 +2,8 @@
 
 An object is linked over a *match*: the tokens from its first to its last that the prompt has too. At the edges a
 tokenizer may have joined some with what surrounds the document; these are computed. Their *text* must be in the prompt
-all the same, but for whitespace at the document's ends: the KV of a match was computed after the tokens that are dropped
-at its beginning, and must not tell of a text that the prompt has not.
+all the same, but for whitespace at the document's ends: the KV of a match was computed after the tokens that are
+dropped at its beginning, and must not tell of a text that the prompt has not.
 
 Knows no model: decoding tokens is a function that the caller gives. Every engine uses this.
 """

@@ -60,6 +60,8 @@ def parse_request(
     Raises:
         InputError: names the field that cannot be used.
     """
+    if params is not None and not isinstance(params, Mapping):
+        raise InputError("kv_transfer_params: must be an object")
     fields = None if params is None else params.get(FIELD)
     if fields is None:
         return LinkRequest(policy, None) if recognise else None

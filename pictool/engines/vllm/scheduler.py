@@ -105,8 +105,8 @@ class SchedulerSide:
                 self._add_compile(request, parsed)
             else:
                 self._add_link(request, parsed)
-        except PicError as error:
-            self._fail(request.request_id, Report(label_of(settings.policy)), str(error))
+        except Exception as error:  # of whatever kind: it must end neither the engine nor the requests of others
+            self._fail(request.request_id, Report(label_of(settings.policy)), _problem_of(error))
 
     def num_matched_tokens(self, request: Request, num_computed: int) -> int | None:
         """Tokens to load after the computed ones; None: not known yet, ask again. Never blocks the scheduler."""
@@ -206,8 +206,8 @@ class SchedulerSide:
             link.rows.result(_SELECT_WAIT_S)
         except TimeoutError:
             return False
-        except (PicError, OSError, RuntimeError) as error:
-            self._fall_back(link, str(error))
+        except Exception as error:  # as in `add_request`
+            self._fall_back(link, _problem_of(error))
         if not link.report.timing:
             link.report.timing["select_s"] = time.perf_counter() - link.started
         return True
@@ -274,6 +274,14 @@ def _set_salt(request: Request, salt: str | None) -> None:
     request.cache_salt = salt
     request.block_hashes.clear()
     request.update_block_hashes()
+
+
+def _problem_of(error: Exception) -> str:
+    """What a response says of an error. One that nobody foresaw is described in the log."""
+    if isinstance(error, PicError):
+        return str(error)
+    _log.error("pic: an error that should not occur; please report it", exc_info=error)
+    return f"internal error ({type(error).__name__}), see the server's log"
 
 
 def _unlinkable(request: Request) -> str | None:

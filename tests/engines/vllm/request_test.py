@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pictool.engines.vllm.request import LinkRequest, parse_policy, parse_request
+from pictool.engines.vllm.request import MAX_OBJECTS, LinkRequest, parse_policy, parse_request
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 
@@ -26,3 +26,16 @@ def test_what_a_policy_may_be() -> None:
     for wrong in (3, {"k": 3}, "legolink:k=1,2", {"algo": "legolink", "z": 1}, ""):
         with pytest.raises(InputError):
             parse_policy(wrong)
+
+
+def test_what_a_request_may_not_say() -> None:
+    for params in ("", 0, [], {"pic": []}, {"pic": {"keys": "ab"}}, {"pic": {"keys": []}}, {"pic": {"keys": [1]}}):
+        with pytest.raises(InputError, match="kv_transfer_params: "):
+            parse_request(params, NAIVE, True)  # type: ignore[arg-type]
+
+
+def test_the_objects_that_a_request_names_are_bounded() -> None:
+    for way, entry in (("keys", "ab"), ("chunks", {"key": "ab", "start": 0})):
+        parse_request({"pic": {way: [entry] * MAX_OBJECTS}}, NAIVE, False)
+        with pytest.raises(InputError, match=f"{way} must be a list of 1 to {MAX_OBJECTS} objects"):
+            parse_request({"pic": {way: [entry] * (MAX_OBJECTS + 1)}}, NAIVE, False)
