@@ -58,7 +58,7 @@ def prompt_of(draw: np.random.Generator, documents: Sequence[TokenIds], length: 
     """Documents of the store with 20 other tokens between them."""
     parts: list[TokenIds] = []
     while sum(map(len, parts)) < length:
-        parts += [documents[draw.integers(len(documents))], random_tokens(draw, 20)]
+        parts += [documents[int(draw.integers(len(documents)))], random_tokens(draw, 20)]
     return np.concatenate(parts)[:length]
 
 

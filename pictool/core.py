@@ -53,7 +53,7 @@ class Target:
 
         digest = _hash_of(self, sinks, codec, salt).copy()
         digest.update(np.asarray(tokens, dtype="<i4").tobytes())
-        return digest.hexdigest()
+        return str(digest.hexdigest())
 
     def chain_keys(self, tokens: TokenIds, block: int, rotation: str = "", salt: str = "") -> list[str]:
         """The keys of a prompt's whole blocks of `block` tokens, each over its parent's key, its token ids, and more.

@@ -170,18 +170,16 @@ def part_of(world: World, chunk: Chunk, tokens: slice, sinks: int) -> World:
     """A world whose store has a part of a chunk as the object of that part's tokens, with the KV of the whole."""
     (whole,) = compile(world.model, world.store, [chunk], sinks=sinks)
     part, geometry = chunk.tokens[tokens], world.model.geometry
+    shape = geometry.kv_heads, len(chunk), geometry.head_dim
     with world.store.peek(whole.key) as file:
-        layers = [
-            tuple(
-                np.frombuffer(data, np.float32).reshape(geometry.kv_heads, len(chunk), -1)[:, tokens].tobytes()
-                for data in file.layer(layer)
-            )
-            for layer in range(geometry.layers)
-        ]
+        arrays = [[np.frombuffer(data, np.float32) for data in file.layer(i)] for i in range(geometry.layers)]
+        key_and_value = [[data.reshape(shape)[:, tokens].tobytes() for data in pair] for pair in arrays]
     key = object_key(world.model, Chunk("", part, ""), CompileOptions(sinks))
     store = Store(world.store.root.with_name("parts"))
     meta = ObjectMeta(key, world.model.target, len(part), sinks, "none")
-    store.put(CompiledChunk(meta, "part", np.asarray(part, dtype=np.int32), layers))
+    store.put(
+        CompiledChunk(meta, "part", np.asarray(part, dtype=np.int32), [(key, value) for key, value in key_and_value])
+    )
     return World(world.directory, store, world.model)
 
 
@@ -277,9 +275,10 @@ def small_environment() -> None:
 
 
 def set_chat_template(world: World) -> None:
-    """A template that puts a user's message between `<s>user:` and `assistant:`."""
+    """A template that puts a user's message between `<s>user:` and `assistant:`, after the documents in tags."""
     tokenizer = load_model(str(world.directory), "cpu").tokenizer
-    template = "{{ bos_token }}user:{% for m in messages %}{{ m['content'] }}{% endfor %}assistant:"
+    documents = "{% for d in documents or [] %}<doc>{{ d['text'] }}</doc>{% endfor %}"
+    template = "{{ bos_token }}" + documents + "user:{% for m in messages %}{{ m['content'] }}{% endfor %}assistant:"
     tokenizer.chat_template = template
     tokenizer.save_pretrained(world.directory)
 

@@ -195,15 +195,16 @@ def test_parameters_that_make_no_sense(pair: tuple[rig.World, rig.Engine], name:
     assert answer.report is not None and message in answer.report["problem"]
 
 
-@pytest.mark.parametrize("shift", [1, -1, 5, 10_000])
+@pytest.mark.parametrize("shift", [1, -1, 5, 17, 10_000])
 def test_an_object_at_the_wrong_place(pair: tuple[rig.World, rig.Engine], shift: int, warnings: list[str]) -> None:
+    """One that is a few tokens beside is linked where it is."""
     world, engine = pair
     case, exact = world.case("naive", seed=63), world.exact(seed=63)
     assert case.params is not None
     case.params["pic"]["chunks"][2]["start"] += shift
     (answer,) = engine.ask(case)
-    assert rig.difference(exact, answer) <= rig.TOLERANCE
-    assert len(warnings) == 1
+    assert rig.difference(case if shift < 16 else exact, answer) <= rig.TOLERANCE
+    assert len(warnings) == (shift > 16)
 
 
 def test_other_connectors_parameters_are_none_of_ours(pair: tuple[rig.World, rig.Engine], warnings: list[str]) -> None:

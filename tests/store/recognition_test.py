@@ -21,6 +21,9 @@ from tokenizers import Tokenizer
 from pictool.core import Geometry, Target
 from pictool.errors import StoreError
 from pictool.store import recognition
+from pictool.store.entries import keys_of
+from pictool.store.format import ObjectFile
+from pictool.store.matches import Match
 from pictool.store.recognition import ContentIndex, IndexThread
 from pictool.store.store import Store
 from pictool.world.generate import Shape, write_prompt
@@ -82,10 +85,10 @@ class World:
         self.index = ContentIndex(store, TARGET, 16, lambda tokens: str(self.tokenizer.decode(list(tokens), False)))
         self.index.refresh()
 
-    def find(self, text: str) -> list[recognition.Match]:
+    def find(self, text: str) -> list[Match]:
         return self.find_tokens(encode(self.tokenizer, text))
 
-    def find_tokens(self, tokens: list[int]) -> list[recognition.Match]:
+    def find_tokens(self, tokens: list[int]) -> list[Match]:
         return self.index.find(np.asarray(tokens, dtype=np.int32), 0)
 
 
@@ -172,7 +175,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The keys of the objects that are read from now on."""
     keys: list[str] = []
     peek = Store.peek_local
-    monkeypatch.setattr(Store, "peek_local", lambda store, key: (keys.append(key), peek(store, key))[1])
+
+    def spied(store: Store, key: str) -> ObjectFile:
+        keys.append(key)
+        return peek(store, key)
+
+    monkeypatch.setattr(Store, "peek_local", spied)
     return keys
 
 
@@ -245,7 +253,6 @@ def test_a_directory_that_cannot_be_read_costs_nothing_else(store: Store, monkey
     index = index_of(store)
     third = put_tokens(store, (10, 11))
     assert len({key[:2] for key in (first, second, third)}) == 3
-    keys_of = recognition.keys_of
 
     def broken(root: Path, shard: str) -> list[str]:
         if shard == first[:2]:

@@ -108,7 +108,7 @@ def _parse_way(way: str, value: object, policy: Policy) -> LinkRequest | Compile
     if way == "compile":
         return _parse_compile(value, policy)
     if not isinstance(value, list) or not 0 < len(value) <= MAX_OBJECTS:
-        raise InputError(f"kv_transfer_params: {way} must be a list of 1 to {MAX_OBJECTS} objects")
+        raise InputError(f"kv_transfer_params: {way} must be a list of at least one object, and at most {MAX_OBJECTS}")
     return LinkRequest(policy, tuple(_parse_object(way, entry) for entry in value))
 
 

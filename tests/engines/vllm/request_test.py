@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pictool.engines.vllm.request import MAX_OBJECTS, LinkRequest, parse_policy, parse_request
@@ -29,13 +31,14 @@ def test_what_a_policy_may_be() -> None:
 
 
 def test_what_a_request_may_not_say() -> None:
-    for params in ("", 0, [], {"pic": []}, {"pic": {"keys": "ab"}}, {"pic": {"keys": []}}, {"pic": {"keys": [1]}}):
+    wrong: list[Any] = ["", 0, [], {"pic": []}, {"pic": {"keys": "ab"}}, {"pic": {"keys": []}}, {"pic": {"keys": [1]}}]
+    for params in wrong:
         with pytest.raises(InputError, match="kv_transfer_params: "):
-            parse_request(params, NAIVE, True)  # type: ignore[arg-type]
+            parse_request(params, NAIVE, True)
 
 
 def test_the_objects_that_a_request_names_are_bounded() -> None:
     for way, entry in (("keys", "ab"), ("chunks", {"key": "ab", "start": 0})):
         parse_request({"pic": {way: [entry] * MAX_OBJECTS}}, NAIVE, False)
-        with pytest.raises(InputError, match=f"{way} must be a list of 1 to {MAX_OBJECTS} objects"):
+        with pytest.raises(InputError, match=f"{way} must be a list of .* at most {MAX_OBJECTS}$"):
             parse_request({"pic": {way: [entry] * (MAX_OBJECTS + 1)}}, NAIVE, False)
