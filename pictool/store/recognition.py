@@ -22,6 +22,7 @@ from pictool.store.matches import Decode, Match, find_run
 from pictool.store.search import HashedTokens, Run, SearchTable, choose_runs
 from pictool.store.store import Store
 
+_LEAST_PAUSE_S = 1.0  # between two readings of the store, however often one is asked for
 Identity = tuple[int, int, int]  # of a file: inode, size, time of its last change
 
 
@@ -226,9 +227,9 @@ class IndexThread:
 
     def __init__(self, index: ContentIndex, interval_s: float, warn: Callable[[str], None]) -> None:
         self._index, self._interval_s, self._warn = index, interval_s, warn
-        self._starting, self._is_closing = threading.Lock(), False
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._has_read, self._wakes = threading.Event(), threading.Event()
+        self._has_read, self._wakes, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._problem: str | None = None
 
     @property
@@ -247,21 +248,22 @@ class IndexThread:
         return self._has_read.wait(timeout_s)
 
     def wake(self) -> None:
-        """Read the store now."""
+        """Read the store soon: at most once a second."""
         self._wakes.set()
 
     def close(self) -> None:
         """End the thread. Does not wait for it."""
-        self._is_closing = True
+        self._closing.set()
         self._wakes.set()
 
     def _run(self) -> None:
-        while not self._is_closing:
+        while not self._closing.is_set():
             self._wakes.clear()
             self._refresh()
             self._has_read.set()
-            if not self._is_closing:
-                self._wakes.wait(self._interval_s)
+            pause_s = min(_LEAST_PAUSE_S, self._interval_s)
+            if not self._closing.wait(pause_s):
+                self._wakes.wait(self._interval_s - pause_s)
 
     def _refresh(self) -> None:
         problem = None

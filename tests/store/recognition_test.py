@@ -300,7 +300,8 @@ def test_the_thread_survives_errors_and_says_so_once() -> None:
     assert warnings == [f"{begin}x: cannot be read", f"{begin}ValueError: odd", f"{begin}the store is read again"]
 
 
-def test_the_thread_reads_when_it_is_woken_and_ends_when_it_is_closed() -> None:
+def test_the_thread_reads_when_it_is_woken_and_ends_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recognition, "_LEAST_PAUSE_S", 0)
     index = Stubborn(None, None)
     thread = IndexThread(index, 1000, lambda _: None)  # type: ignore[arg-type]
     assert not thread.is_started and not thread.wait(0)

@@ -182,7 +182,7 @@ def pasted(model: Model, store: Store) -> Pasted:
 
 
 def recognising(model: Model, store: Store) -> Planner:
-    return Planner(parse_settings({"store": str(store.root), "recognise": True}), store, model)
+    return Planner(parse_settings({"store": str(store.root), "recognise": True, "refresh_s": 0.05}), store, model)
 
 
 @pytest.mark.parametrize("way", ["recognised", "by key", "by start", "by a start beside it"])
