@@ -26,7 +26,7 @@ def test_the_hashes_of_windows_and_parts(tokens: list[int], width: int, data: st
     base = search._BASE
 
     def plain(part: list[int]) -> int:
-        return sum((token + 1) * base**j for j, token in enumerate(part)) % (1 << 64)
+        return sum((token + 1) * pow(base, j, 1 << 64) for j, token in enumerate(part)) % (1 << 64)
 
     hashed = HashedTokens(ids(*tokens))
     assert hashed.windows(width).tolist() == [
