@@ -5,7 +5,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 VLLM   ?= .venv-vllm
 
-.PHONY: demo test test-vllm check model fixtures bench clean
+LOCKING := .venv-lock
+
+.PHONY: demo test test-vllm check lock model fixtures bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -26,6 +28,14 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Pin the newest versions that pyproject.toml allows, of everything that is installed. Then run the tests.
+lock:
+	rm -rf $(LOCKING)
+	$(PYTHON) -m venv $(LOCKING)
+	$(LOCKING)/bin/python -m pip install --quiet --editable '.[dev]'
+	$(LOCKING)/bin/python tests/write_lock.py constraints.txt
+	rm -rf $(LOCKING)
+
 # Train the embedded models again: hours on a CPU. The recipe is training/README.md.
 model: $(READY)
 	$(BIN)/python -m training.recipe
@@ -45,4 +55,4 @@ $(READY): pyproject.toml constraints.txt pictool/__init__.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis

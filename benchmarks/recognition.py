@@ -31,7 +31,8 @@ LENGTHS = (20, 1000)  # of documents, from and to
 
 def put(store: Store, tokens: TokenIds, salt: str = "") -> None:
     part = bytes(4 * len(tokens))
-    meta = ObjectMeta(TARGET.key(tokens, 0, "none", salt), TARGET, len(tokens), 0, "none")
+    own = TARGET.identify(tokens, 0, "none", salt)
+    meta = ObjectMeta(own.key, TARGET, len(tokens), 0, "none", salted=own.salted)
     store.put(CompiledChunk(meta, "text", tokens, [(part, part)]), durable=False)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pictool.errors import InputError
@@ -44,41 +44,73 @@ class Target:
     dtype: str
     geometry: Geometry
 
-    def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "") -> str:
+    def key(
+        self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "", dummy: int | None = None
+    ) -> str:
         """The key of the object of `tokens`: sha256 over everything that determines its content, and the tenant's salt.
 
-        No object holds the salt; who does not know it cannot compute the key.
+        `dummy` is the token that was repeated `sinks` times before them; without it, it is a key of version 0.1.0. No
+        object holds the salt; who does not know it cannot compute the key.
         """
-        import numpy as np
+        return self.identify(tokens, sinks, codec, salt, dummy).key
 
-        digest = _hash_of(self, sinks, codec, salt).copy()
-        digest.update(np.asarray(tokens, dtype="<i4").tobytes())
-        return str(digest.hexdigest())
+    def identify(
+        self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "", dummy: int | None = None
+    ) -> Identity:
+        """The key of the object of `tokens`, with what its header needs so that the key can be recomputed from it."""
+        more = {"sinks": sinks, "codec": codec} | ({"dummy": dummy} if sinks and dummy is not None else {})
+        return Identity.of(self._digest(more, tokens), salt)
 
-    def chain_keys(self, tokens: TokenIds, block: int, rotation: str = "", salt: str = "") -> list[str]:
+    def identify_block(self, tokens: TokenIds, parent: str, rotation: str = "", salt: str = "") -> Identity:
+        """The key of a block of a prefix chain, as `identify`; `parent` is that of the block before it, or empty."""
+        return Identity.of(self._digest({"parent": parent, "rotation": rotation}, tokens), salt)
+
+    def identify_blocks(self, tokens: TokenIds, block: int, rotation: str = "", salt: str = "") -> list[Identity]:
         """The keys of a prompt's whole blocks of `block` tokens, each over its parent's key, its token ids, and more.
 
         So equal keys mean equal beginnings (vLLM's block hashes, by sha256). `rotation` tells how positions are
         rotated, where that depends on the length of the prompt.
         """
+        blocks: list[Identity] = []
+        for start in range(0, len(tokens) - block + 1, block):
+            parent = blocks[-1].key if blocks else ""
+            blocks.append(self.identify_block(tokens[start : start + block], parent, rotation, salt))
+        return blocks
+
+    def chain_keys(self, tokens: TokenIds, block: int, rotation: str = "", salt: str = "") -> list[str]:
+        """The keys of `identify_blocks`."""
+        return [identity.key for identity in self.identify_blocks(tokens, block, rotation, salt)]
+
+    def _digest(self, extra: Mapping[str, Any], tokens: Sequence[int] | TokenIds) -> str:
         import numpy as np
 
-        keys: list[str] = []
-        for start in range(0, len(tokens) - block + 1, block):
-            digest = self._hash({"parent": keys[-1] if keys else "", "rotation": rotation}, salt)
-            digest.update(np.asarray(tokens[start : start + block], dtype="<i4").tobytes())
-            keys.append(digest.hexdigest())
-        return keys
-
-    def _hash(self, more: Mapping[str, Any], salt: str) -> Any:
-        """The hash of everything that determines a key but the tokens, which follow."""
-        identity = {**asdict(self), **more} | ({"salt": salt} if salt else {})
-        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps({**asdict(self), **extra}, sort_keys=True).encode())
+        digest.update(np.asarray(tokens, dtype="<i4").tobytes())
+        return digest.hexdigest()
 
 
-@lru_cache(maxsize=64)
-def _hash_of(target: Target, sinks: int, codec: str, salt: str) -> Any:
-    return target._hash({"sinks": sinks, "codec": codec}, salt)
+@dataclass(frozen=True)
+class Identity:
+    """An object's key, and how the tenant's salt entered it.
+
+    `salted` is the HMAC-SHA256 of the unsalted key under the salt; None without a salt. It is written to the object's
+    header: so all can recompute the key from the object, but only who knows the salt can compute it from the text.
+    """
+
+    key: str
+    salted: str | None = None
+
+    @classmethod
+    def of(cls, unsalted: str, salt: str) -> Identity:
+        if not salt:
+            return cls(unsalted)
+        salted = hmac.new(salt.encode(errors="surrogatepass"), unsalted.encode(), hashlib.sha256).hexdigest()
+        return cls(cls.combine(unsalted, salted), salted)
+
+    @staticmethod
+    def combine(unsalted: str, salted: str | None) -> str:
+        """The key that follows from both."""
+        return unsalted if salted is None else hashlib.sha256(f"{unsalted} {salted}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)

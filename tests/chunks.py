@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ def make_chunk(seed: int, num_tokens: int = 5) -> CompiledChunk:
     part = np.full(4 * num_tokens, seed, dtype=np.float32).tobytes()
     meta = ObjectMeta(TARGET.key(tokens, 0, "none"), TARGET, num_tokens, 0, "none")
     return CompiledChunk(meta, f"text {seed}", tokens, [(part, part)] * 2)
+
+
+def forged(chunk: CompiledChunk, key: str) -> CompiledChunk:
+    """The chunk under the key of another: all checksums of its object hold."""
+    return replace(chunk, meta=replace(chunk.meta, key=key))
 
 
 def put_many(store: Store, count: int) -> list[str]:
@@ -68,12 +74,19 @@ def files(root: Path) -> list[Path]:
 
 
 def chunk_of(
-    tokens: Sequence[int], target: Target = TARGET, *, sinks: int = 0, salt: str = "", parent: str | None = None
-) -> CompiledChunk:
-    """A chunk of given tokens."""
+    tokens: Sequence[int], target: Target = TARGET, *, sinks: int = 0, dummy: int | None = None, salt: str = "",
+    codec: str = "none", parent: str | None = None,
+) -> CompiledChunk:  # fmt: skip
+    """A chunk of given tokens; with `parent`, a block of a prefix chain."""
     ids, geometry = np.asarray(tokens, dtype=np.int32), target.geometry
     part = bytes(4 * len(ids) * geometry.kv_heads * geometry.head_dim)
-    meta = ObjectMeta(target.key(ids, sinks, "none", salt), target, len(ids), sinks, "none", parent=parent)
+    own = target.identify(ids, sinks, codec, salt, dummy)
+    if parent is not None:
+        own = target.identify_block(ids, parent)
+    rotation = None if parent is None else ""
+    meta = ObjectMeta(
+        own.key, target, len(ids), sinks, codec, parent=parent, dummy=dummy, rotation=rotation, salted=own.salted
+    )
     return CompiledChunk(meta, f"tokens {len(ids)}", ids, [(part, part)] * geometry.layers)
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
+from hypothesis import settings
 from served import Server, serving
 from transformers.utils import logging
 
@@ -13,6 +15,8 @@ from pictool.store.store import Store
 
 logging.set_verbosity_error()
 torch.set_num_threads(1)
+settings.register_profile("pictool", deadline=None)  # no test asserts a time
+settings.load_profile("pictool")
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +24,7 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's own settings, store or caches."""
     for name in (
         "PIC_MODEL", "PIC_STORE", "PIC_DEVICE", "PIC_DTYPE", "PIC_CODEC", "PIC_MAX_SIZE", "PIC_SALT", "PIC_REMOTE",
-        "PIC_MEMORY",
+        "PIC_MEMORY", "PIC_SALT_FILE", "PIC_REMOTE_RATE",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -48,6 +52,22 @@ def warnings() -> list[str]:
 def near(tmp_path: Path, server: Server, warnings: list[str]) -> Store:
     """A store whose remote is `far`, served; it warns into `warnings`."""
     return Store(tmp_path / "near", remote=server.remote, on_warning=warnings.append)
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """Fail a test that waits, as for a pipe which nobody writes."""
+
+    def ring(*_: object) -> None:
+        pytest.fail("waited for what never comes")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(20)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

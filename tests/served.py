@@ -6,6 +6,7 @@ import re
 import socket
 import struct
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +23,10 @@ class Server(ThreadingHTTPServer):
 
     A number is an HTTP status. "reset": the connection breaks amid the body. "cut": it is closed there. "short": fewer
     bytes, honestly told. "whole": ranges are ignored. "wrong": a bit is flipped. "hang": nothing is said, until `gate`
-    is set. `spared` are bytes at an object's beginning; requests that begin in them have no fault.
+    is set. "endless": zeros follow the whole object, for ever; "more": as many as it has. "overlong": a range comes
+    with more bytes than were asked for. "gzip": the body is a coded gigabyte. "drip": a byte comes every 50 ms, "slow
+    head": so the header. "loop": redirects to itself. `spared` are bytes at an object's beginning; requests that begin
+    in them have no fault.
     """
 
     daemon_threads = True
@@ -31,6 +35,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.root, self.faults, self.always, self.spared = root, list[str](), "", 0
         self.gate, self.lock = threading.Event(), threading.Lock()
+        self.num_zeros = 0  # sent by "endless"
         self.asked: list[tuple[str, int]] = []  # (key, first byte) of each request
 
     @property
@@ -63,6 +68,9 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.server.next_fault(path.stem, start)
         if fault == "hang":
             self.server.gate.wait(30)
+        if fault in _HOSTILE:
+            _HOSTILE[fault](self, path.read_bytes(), start)
+            return
         if fault.isdigit() or not path.is_file():
             self._send(int(fault or 404), b"")
             return
@@ -97,6 +105,59 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         pass
+
+    # What no honest server does
+
+    def _begin(self, status: int, **headers: str) -> None:
+        self.close_connection = True
+        self.send_response(status)
+        for name, value in {"Connection": "close", **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+
+    def _send_endless(self, data: bytes, start: int) -> None:
+        self._begin(200)
+        self.wfile.write(data)
+        while not self.server.gate.is_set():
+            self.wfile.write(bytes(1 << 16))
+            self.server.num_zeros += 1 << 16
+
+    def _send_more(self, data: bytes, start: int) -> None:
+        self._begin(200)
+        self.wfile.write(data + bytes(len(data)))
+
+    def _send_overlong(self, data: bytes, start: int) -> None:
+        self._begin(206, Content_Range=f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.wfile.write(data[start:] + bytes(1 << 22))
+
+    def _send_gzip(self, data: bytes, start: int) -> None:
+        self._begin(206, Content_Encoding="gzip")
+        coder = zlib.compressobj(9, wbits=31)
+        self.wfile.write(b"".join(coder.compress(bytes(1 << 24)) for _ in range(64)) + coder.flush())
+
+    def _send_drip(self, data: bytes, start: int) -> None:
+        self._begin(206, Content_Range=f"bytes {start}-{len(data) - 1}/{len(data)}")
+        for byte in data[start:]:
+            self.wfile.write(bytes([byte]))
+            if self.server.gate.wait(0.05):
+                return
+
+    def _send_slow_head(self, data: bytes, start: int) -> None:
+        self.close_connection = True
+        for byte in b"HTTP/1.1 206 Partial Content\r\nContent-Length: 5\r\n\r\nabcde":
+            self.wfile.write(bytes([byte]))
+            if self.server.gate.wait(0.05):
+                return
+
+    def _send_loop(self, data: bytes, start: int) -> None:
+        self._begin(302, Location=self.path, Content_Length="0")
+
+
+_HOSTILE = {
+    "endless": _Handler._send_endless, "more": _Handler._send_more, "overlong": _Handler._send_overlong,
+    "gzip": _Handler._send_gzip, "drip": _Handler._send_drip, "slow head": _Handler._send_slow_head,
+    "loop": _Handler._send_loop,
+}  # fmt: skip
 
 
 @contextmanager

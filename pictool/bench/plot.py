@@ -14,6 +14,7 @@ from pictool.errors import InputError
 from pictool.eval.algorithms import plot_style
 from pictool.linker.policies.base import PlotStyle
 from pictool.store.store import atomic_write
+from pictool.trace.labels import picture_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,7 +109,7 @@ def plot_context(result: ContextResult, title: str, name: str | Path) -> None:
         axes.yaxis.set_major_formatter(lambda seconds, _: _time(seconds))
         axes.yaxis.set_minor_formatter(lambda *_: "")
         axes.set(xlabel="tokens of the prompt", ylabel="TTFT")
-        axes.set_title(title, loc="left")
+        axes.set_title(picture_text(title), loc="left")
         title = "exponent over all lengths;\nover the longer half of them"
         figure.legend(loc="outside right upper", title=title, alignment="left", labelspacing=0.8)
 
@@ -117,7 +118,7 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
     """Medians, with the least and the most of the repeats; a cross where memory was not enough."""
     tokens = [point.tokens for point in curve.points]
     ttft = [point.ttft for point in curve.points]
-    label = f"{curve.label}\n{curve.ttft or '-'}; {curve.long_ttft or '-'}"
+    label = f"{picture_text(curve.label)}\n{curve.ttft or '-'}; {curve.long_ttft or '-'}"
     is_baseline = curve.label == TRANSFORMERS
     axes.plot(
         tokens, [spread.median for spread in ttft], label=label, color=colour, marker="o", markersize=4,
@@ -144,11 +145,11 @@ def plot_breakdown(result: BreakdownResult, title: str, name: str | Path) -> Non
         axes = figure.subplots()
         for row, method in enumerate(result.methods):
             _draw_bar(axes, row, method)
-        axes.set_yticks(range(len(result.methods)), [method.label for method in result.methods])
+        axes.set_yticks(range(len(result.methods)), [picture_text(method.label) for method in result.methods])
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("TTFT, milliseconds (median of each part); the share is that of layer 1 with its check")
-        axes.set_title(title, loc="left")
+        axes.set_title(picture_text(title), loc="left")
         _part_legend(figure)
 
 
@@ -201,7 +202,7 @@ def draw_load(figure: Figure, points: Sequence[LoadPoint], title: str) -> None:
     styles, panels = _line_styles(points), panels_of(points)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw_panel(axes, panel, points, styles)
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    figure.suptitle(picture_text(title), fontsize=10, x=0.01, ha="left")
     figure.legend(handles=_legend(points, styles), loc="outside right center")
 
 
@@ -246,7 +247,7 @@ def _legend(points: Sequence[LoadPoint], styles: Mapping[str, dict[str, Any]]) -
     """Policies by colour and marker; user sets, if there are several, by line; the rate of arrivals."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], label=label, **style) for label, style in styles.items()]
+    handles = [Line2D([], [], label=picture_text(label), **style) for label, style in styles.items()]
     sets = {point.users: _set_name(point) for point in sorted(points, key=lambda point: point.users)}
     if len(sets) > 1:
         lines = enumerate(sets.values())

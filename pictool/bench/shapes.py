@@ -52,11 +52,11 @@ def shape_of(name: str) -> Shape:
     return shapes()[name]
 
 
-def random_model(name: str, device: str = "auto", dtype: str = "auto", seed: int = 0) -> Model:
+def random_model(name: str, device: str = "auto", dtype: str = "auto", seed: int = 0, salt: str = "") -> Model:
     """A random model of a shape, with the tokenizer of the embedded model: every shape has its few token ids.
 
     Args:
-        device: as of `load_model`. dtype: likewise; ``auto`` is bfloat16 on CUDA.
+        device, salt: as of `load_model`. dtype: likewise; ``auto`` is bfloat16 on CUDA.
 
     Raises:
         InputError: no such shape, device or dtype.
@@ -68,7 +68,7 @@ def random_model(name: str, device: str = "auto", dtype: str = "auto", seed: int
     on_auto = "float32" if embedded.device == "cpu" else "bfloat16"
     dtype = on_auto if dtype == "auto" else embedded.dtype
     module = random_module(shape.make_config(), embedded.device, dtype, seed)
-    return wrap_model(module, embedded.tokenizer, f"random {name}")
+    return wrap_model(module, embedded.tokenizer, f"random {name}", salt)
 
 
 def random_module(config: PretrainedConfig, device: str, dtype: str, seed: int) -> Any:

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from pictool import __version__
+from pictool.escapes import guard_streams
 
 # What `pic --help` says of each command; its module has its name.
 COMMANDS = {
@@ -49,6 +50,7 @@ app = typer.Typer(
     help="Compile documents to KV objects, link them into prompts.",
     epilog="pic COMMAND --help shows the options of a command, and an example.",
     no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a bug's traceback is plain, and without the values of variables
 )
 
 
@@ -69,4 +71,5 @@ def _pic(
 def run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name or an answer that the terminal cannot show
+    guard_streams()
     app()

@@ -19,7 +19,7 @@ from pictool.commands.bench_common import (
     print_table,
     publish,
 )
-from pictool.commands.options import ANSWER, PROMPT, command, make_app, option
+from pictool.commands.options import ANSWER, PROMPT, SALT, command, make_app, option
 from pictool.commands.progress import progress
 from pictool.commands.settings import Settings
 
@@ -46,7 +46,7 @@ ChunkTokensOption = Annotated[int, option("--chunk-tokens", "N", "Tokens of a ch
 TailOption = Annotated[int, option("--tail-tokens", "N", "Tokens after the documents.", PROMPT, min=1)]
 
 
-@command(app, "sync", "device", "dtype", "store", without=["plot"])
+@command(app, "sync", "device", "dtype", "store", *SALT, without=["plot"])
 def sync(
     common: BenchOptions,
     settings: Settings,
@@ -72,7 +72,7 @@ def sync(
     run_sync(common, prompt, settings)
 
 
-@command(app, "context", "device", "dtype", "store")
+@command(app, "context", "device", "dtype", "store", *SALT)
 def context(
     common: BenchOptions,
     settings: Settings,
@@ -96,7 +96,7 @@ def context(
     run_context(common, lengths, settings)
 
 
-@command(app, "breakdown", "device", "dtype", "store")
+@command(app, "breakdown", "device", "dtype", "store", *SALT)
 def breakdown(
     common: BenchOptions,
     settings: Settings,

@@ -15,6 +15,7 @@ from pictool.commands.errors import UsageError
 from pictool.commands.options import MODEL, OUTPUT, POLICY, SPECS, JsonOption, option
 from pictool.commands.outputs import note, output_path, print_json, write_json
 from pictool.commands.resources import open_model, open_store, quiet_libraries
+from pictool.commands.salt import without_salts
 from pictool.commands.settings import Settings
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def open_bench_model(common: BenchOptions, settings: Settings, shape: str, seed:
         return open_model(settings.override(model=common.model))
     name = shape_of(common.shape or shape).name
     note(f"making a random {name}")
-    return random_model(name, settings.device, settings.dtype, seed)
+    return random_model(name, settings.device, settings.dtype, seed, settings.salt)
 
 
 def make_report(bench: str, model: Model, options: Any, results: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +128,7 @@ def make_report(bench: str, model: Model, options: Any, results: dict[str, Any])
 
 
 def command_line() -> str:
-    return shlex.join(["pic", *sys.argv[1:]])
+    return shlex.join(["pic", *without_salts(sys.argv[1:])])
 
 
 def publish(common: BenchOptions, report: dict[str, Any], print_tables: Callable[[], None]) -> None:
@@ -166,12 +167,13 @@ def number(value: float | None, scale: float = 1.0) -> str:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table whose first column is to the left, the others to the right."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    from pictool.commands.terminal import open_screen
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    Console(width=_WIDTH, highlight=False, markup=False).print(table)
+    open_screen(_WIDTH).print(table)

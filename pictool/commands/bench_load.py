@@ -25,7 +25,7 @@ from pictool.commands.bench_common import (
     threads_of,
 )
 from pictool.commands.errors import UsageError
-from pictool.commands.options import ANSWER, DATASET, MODEL, PROMPT, command, make_app, option
+from pictool.commands.options import ANSWER, DATASET, MODEL, PROMPT, SALT, command, make_app, option
 from pictool.commands.outputs import note
 from pictool.commands.progress import progress
 from pictool.commands.request import parse_fields
@@ -101,7 +101,7 @@ class StorageOptions:
     seed: Annotated[int, option("--seed", "N", "Seed of what objects hold.", min=0)] = 0
 
 
-@command(app, "async", "device", "dtype", "store")
+@command(app, "async", "device", "dtype", "store", *SALT)
 def run_async(options: AsyncOptions, common: BenchOptions, settings: Settings) -> None:
     """Measure TTFT, throughput and goodput under load.
 

@@ -12,6 +12,7 @@ from pictool.commands.errors import UsageError
 from pictool.commands.options import (
     COMPILING,
     OUTPUT,
+    SALT,
     ChunkOption,
     DepfileOption,
     EngineOption,
@@ -25,6 +26,7 @@ from pictool.commands.outputs import depfile_path, model_files, note, output_pat
 from pictool.commands.progress import progress
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
+from pictool.escapes import visible
 
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 app = make_app()
 
 
-@command(app, "compile", "codec", "model", "device", "dtype", "store", "remote", "salt")
+@command(app, "compile", "codec", "model", "device", "dtype", "store", "remote", *SALT)
 def run_compile(
     settings: Settings,
     files: Annotated[list[str], argument("FILE", "UTF-8 text files.")],
@@ -128,7 +130,7 @@ def print_compiled(model: Model, compiled: Sequence[Compiled], as_json: bool) ->
     else:
         for done in compiled:
             state = "new" if done.is_new else "cached"
-            print(f"{done.key[:12]}  {len(done.chunk):6d} tokens  {state}  {done.chunk.source}")
+            print(f"{done.key[:12]}  {len(done.chunk):6d} tokens  {state}  {visible(done.chunk.source)}")
     num_new = sum(done.is_new for done in compiled)
     note(f"{len(compiled)} chunks, {num_new} compiled, {len(compiled) - num_new} already in the store")
 

@@ -51,12 +51,13 @@ def run_diff(
 
 def print_diff(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> None:
     from pictool.commands.terminal import bars, heading, open_screen, table
-    from pictool.trace.labels import short, visible
+    from pictool.escapes import visible
+    from pictool.trace.labels import short
 
     screen = open_screen()
     for letter, trace, name in (("A", a, names[0]), ("B", b, names[1])):
         counts = f"{trace.report['tokens']['recomputed']:.1f} of {trace.layout.num_context} context tokens per layer"
-        screen.print(f"{letter}  {visible(trace.policy)} ({name}): {counts}", overflow="fold")
+        screen.print(f"{letter}  {visible(trace.policy)} ({visible(name)}): {counts}", overflow="fold")
         screen.print(f"   {visible(trace.answer)}", overflow="fold")
     if diff.other_objects:
         screen.print(f"{len(diff.other_objects)} of {len(a.chunks)} chunks were linked from other objects")
@@ -101,6 +102,6 @@ def _parting(diff: TraceDiff) -> str:
 
 
 def _quoted(token: GeneratedToken | None) -> str:
-    from pictool.trace.labels import visible
+    from pictool.escapes import visible
 
     return "nothing" if token is None else f'"{visible(token.text)}" ({token.logprob:.3g} nats)'

@@ -29,6 +29,7 @@ def find_engine(name: str | None, needed: dict[Feature, str] | None = None) -> t
         raise UsageError(f"--engine {name}: must be {' or '.join(engine_names())}")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_LOGGING_COLOR", "0")  # stderr shows escapes, and obeys none
     engine = engine_class(name)
     for feature, option in (needed or {}).items():
         if feature not in engine.supports:

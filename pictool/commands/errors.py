@@ -10,6 +10,7 @@ from typing import NoReturn, Protocol
 from weakref import WeakSet
 
 from pictool.errors import PicError
+from pictool.escapes import visible
 
 
 class UsageError(PicError):
@@ -57,7 +58,7 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    print("pic: error:", " ".join(message.splitlines()), file=sys.stderr)
+    print("pic: error:", visible(" ".join(message.splitlines())), file=sys.stderr)
     sys.exit(code)
 
 

@@ -16,6 +16,7 @@ from pictool.commands.options import (
     OUTPUT,
     POLICY,
     PROMPT,
+    SALT,
     SPECS,
     ChunkOption,
     JsonOption,
@@ -87,7 +88,7 @@ class EvalOptions:
     as_json: JsonOption = False
 
 
-@command(app, "eval", "model", "device", "dtype", "store", "remote")
+@command(app, "eval", "model", "device", "dtype", "store", "remote", *SALT)
 def run_eval(options: EvalOptions, settings: Settings) -> None:
     """Ask a dataset's questions under several policies. Each is compared with full recompute.
 
@@ -166,9 +167,9 @@ def title(dataset: Dataset, model: Model) -> str:
 
 
 def print_summary(summary: Summary) -> None:
-    from rich.console import Console
+    from pictool.commands.terminal import open_screen
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = open_screen()
     model = summary.header["model"]
     console.print(
         f"{summary.title}: {count(summary.questions, 'question')} over {count(summary.units, 'set')} of documents, "

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool.commands.errors import UsageError
-from pictool.commands.options import ANALYSIS, OUTPUT, JsonOption, argument, command, make_app, option
+from pictool.commands.options import ANALYSIS, OUTPUT, SALT, JsonOption, argument, command, make_app, option
 from pictool.commands.outputs import note, output_path, print_json
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
 from pictool.errors import InputError
+from pictool.escapes import visible
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -71,7 +72,7 @@ class InspectOptions:
         return self.first or NUM_INITIAL
 
 
-@command(app, "inspect", "model", "device", "dtype", "store")
+@command(app, "inspect", "model", "device", "dtype", "store", *SALT)
 def run_inspect(
     names: Annotated[list[str], argument("NAME", "Object files, keys or traces.")],
     options: InspectOptions,
@@ -107,7 +108,9 @@ def find(name: str, settings: Settings) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    if path.suffix == ".kvo" or path.is_dir():
+    if path.exists():
+        raise InputError(f"{name}: is no regular file; name an object, a trace or a key")
+    if path.suffix == ".kvo":
         raise InputError(f"{name}: no such object file")
     store = open_store(settings)
     return store.path(store.resolve(name))
@@ -215,7 +218,9 @@ def _fields(file: ObjectFile) -> dict[str, Any]:
         "kv_heads": target.geometry.kv_heads, "head_dim": target.geometry.head_dim, "dtype": target.dtype,
         "sinks": meta.sinks, "codec": meta.codec, "bytes": file.num_bytes, "layer_bytes": file.layer_bytes,
         "fixups": meta.fixups or "none",
-    } | ({} if meta.parent is None else {"parent": meta.parent or "none (the first block of a chain)"})  # fmt: skip
+        **({} if meta.dummy is None else {"dummy": meta.dummy}),
+        **({} if meta.parent is None else {"parent": meta.parent or "none (the first block of a chain)"}),
+    }  # fmt: skip
 
 
 def _table(file: ObjectFile) -> dict[str, Any]:
@@ -237,6 +242,7 @@ def sinks_of(file: ObjectFile, model: Model, num_initial: int) -> AttentionSinks
     from pictool.trace.attention_sinks import attention_sinks
 
     file.meta.require(model.target, str(file.path))
+    file.meta.require_dummy(model.bos_id, file.name)
     dummies = [] if model.bos_id is None else [model.bos_id] * file.meta.sinks
     return attention_sinks(model, file.tokens().tolist(), dummies, num_initial)
 
@@ -258,7 +264,7 @@ def _layer_json(layer: LayerStats) -> dict[str, Any]:
 
 def _print_fields(report: dict[str, Any]) -> None:
     for name, value in report.items():
-        print(f"{name:<13}{value}")
+        print(f"{name:<13}{value if name == 'text' else visible(str(value))}")
 
 
 def _print_layers(layers: Sequence[LayerStats], checksums: list[str]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool.commands.engine import find_engine
 from pictool.commands.errors import UsageError
-from pictool.commands.options import OUTPUT, DepfileOption, EngineOption, JsonOption, command, make_app, option
+from pictool.commands.options import OUTPUT, SALT, DepfileOption, EngineOption, JsonOption, command, make_app, option
 from pictool.commands.outputs import (
     depfile_path,
     model_files,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 app = make_app()
 
 
-@command(app, "link", "model", "device", "dtype", "store", "remote", "salt")
+@command(app, "link", "model", "device", "dtype", "store", "remote", *SALT)
 def run_link(
     request: RequestOptions,
     settings: Settings,

@@ -12,8 +12,11 @@ import typer
 from typer.core import TyperCommand
 
 from pictool.commands.errors import reports_errors
+from pictool.commands.outputs import note
+from pictool.commands.salt import MAKE_ONE, is_weak
 from pictool.commands.settings import Settings, read_settings
 
+SALT = ("salt", "salt_file")  # settings of every command whose model or keys are a tenant's
 F = TypeVar("F", bound=Callable[..., None])
 
 # Headings of options in help texts, in their order
@@ -69,8 +72,10 @@ _SETTINGS = {
         Optional[str], option("--remote", "URL", "A store to fetch missing objects from (PIC_REMOTE).", STORE)
     ],
     "salt": Annotated[
-        Optional[str], option("--salt", "TEXT", "Separates tenants: other salts never hit (PIC_SALT).", STORE)
+        Optional[str],
+        option("--salt", "TEXT", "Separates tenants: other salts never hit (PIC_SALT); ps shows it to all.", STORE),
     ],
+    "salt_file": Annotated[Optional[str], option("--salt-file", "FILE", "Holds the salt (PIC_SALT_FILE).", STORE)],
 }
 
 
@@ -104,6 +109,8 @@ def command(app: typer.Typer, name: str, *settings: str, without: Sequence[str] 
             for parameter, kind in hints.items():
                 if kind is Settings:
                     values[parameter] = read_settings().override(**overrides)
+                    if "salt" in settings and is_weak(values[parameter].salt):
+                        note(f"the salt is weak: who guesses it finds all that was compiled with it; {MAKE_ONE}")
                 elif is_dataclass(kind):
                     names = [field.name for field in fields(kind) if field.name not in without]
                     values[parameter] = kind(**{name: values.pop(name) for name in names})  # type: ignore[operator]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.commands.settings import FILE
 from pictool.errors import InputError
+from pictool.escapes import to_json, visible
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -25,11 +25,7 @@ _MODEL_FILES = (
 
 def note(text: str) -> None:
     """Print a line for the user on stderr."""
-    print(f"pic: {text}", file=sys.stderr)
-
-
-def to_json(data: Any) -> str:
-    return json.dumps(data, indent=2, ensure_ascii=False)
+    print(f"pic: {visible(text)}", file=sys.stderr)
 
 
 def print_json(data: Any) -> None:
@@ -78,7 +74,7 @@ def write_depfile(target: Path, prerequisites: Sequence[Path]) -> None:
 
 def model_files(model: Model) -> list[Path]:
     """The files that a model is made of."""
-    from pictool.runtime.fingerprint import weight_files
+    from pictool.runtime.checkpoint import weight_files
 
     assert model.directory is not None
     named = [path for name in _MODEL_FILES if (path := model.directory / name).exists()]

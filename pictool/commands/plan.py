@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 from pictool.commands.errors import UsageError
 from pictool.commands.options import (
     POLICY,
+    SALT,
     ChunkOption,
     FieldsOption,
     JsonOption,
@@ -22,9 +23,10 @@ from pictool.commands.options import (
 from pictool.commands.outputs import note, print_json
 from pictool.commands.request import AUTO, RequestOptions, make_spec, policy_values
 from pictool.commands.resources import open_model, open_store
-from pictool.commands.settings import Settings, read_yaml
+from pictool.commands.settings import Settings, read_yaml, shown_key
 from pictool.controller.decision import MIN_RATIO, STORE_TIER, Plan, Tier, TierPlan, make_plan
 from pictool.errors import InputError
+from pictool.reading import shown
 
 if TYPE_CHECKING:
     from pictool.controller.cost import Computed, Estimator, PromptSize, Speed
@@ -122,7 +124,7 @@ class PlanReport:
         return tier_named(STORE_TIER, self.plan)
 
 
-@command(app, "plan", "model", "device", "dtype", "store", "salt", "codec")
+@command(app, "plan", "model", "device", "dtype", "store", *SALT, "codec")
 def run_plan(options: PlanOptions, settings: Settings) -> None:
     """Estimate delays by storage tier; choose ratio and tier.
 
@@ -381,7 +383,7 @@ def _tier_entry(path: Path, index: int, data: Any) -> TierEntry:
     name = data.get("name")
     if not isinstance(name, str) or not name:
         raise InputError(f"{path}: name of tier {index + 1} must be a text")
-    if unknown := [str(key) for key in data if key not in _TIER_KEYS]:
+    if unknown := [shown_key(key) for key in data if key not in _TIER_KEYS]:
         raise InputError(
             f"{path}: tier {name} has an unknown key {', '.join(unknown)}; known are {', '.join(_TIER_KEYS)}"
         )
@@ -408,7 +410,7 @@ def _tier_number(path: Path, tier: str, data: Mapping[str, Any], key: str, defau
     if math.isfinite(number) and (number > 0 or (number == 0 and key != "read_gb_s")):
         return number
     least = "above 0" if key == "read_gb_s" else "0 or more"
-    raise InputError(f"{path}: {key} of tier {tier} must be a number, {least}, not {value!r}")
+    raise InputError(f"{path}: {key} of tier {tier} must be a number, {least}, not {shown(value)}")
 
 
 def _tier_directory(path: Path, tier: str, value: Any) -> Path | None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO, cast
 
 from pictool.commands.outputs import note
+from pictool.escapes import GuardedStream
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 
 @contextmanager
@@ -15,10 +20,10 @@ def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     if total < 2 or not sys.stderr.isatty():
         yield lambda: None
         return
-    from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with _bars(TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
+               TimeRemainingColumn()) as bar:  # fmt: skip
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
 
@@ -32,21 +37,19 @@ def answers_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield _Start(what)
         return
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
-        Progress,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("answers"),
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("answers"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=300) as bar:
+    with _bars(*columns, speed_estimate_period=300) as bar:
         task = bar.add_task(what, total=None)
         is_started = False
 
@@ -58,6 +61,26 @@ def answers_bar(what: str) -> Iterator[Callable[[int, int], None]]:
             bar.update(task, completed=done, total=total)
 
         yield show
+
+
+@contextmanager
+def _bars(*columns: ProgressColumn, speed_estimate_period: float = 30) -> Iterator[Progress]:
+    """Show bars on stderr until the end; what is written to stderr meanwhile is printed above them, guarded too."""
+    from rich.progress import Progress
+
+    from pictool.commands.terminal import open_screen
+
+    bars = Progress(
+        *columns, console=open_screen(on_stderr=True), transient=True, speed_estimate_period=speed_estimate_period,
+        redirect_stdout=False,
+    )  # fmt: skip
+    with bars:
+        above = sys.stderr  # rich would read styles and links from what is written to it
+        sys.stderr = cast("TextIO", GuardedStream(above))
+        try:
+            yield bars
+        finally:
+            sys.stderr = above
 
 
 class _Start:

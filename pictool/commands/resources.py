@@ -13,6 +13,7 @@ from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+    from pictool.store.remote import Remote
     from pictool.store.store import Store
 
 
@@ -21,7 +22,7 @@ def open_store(settings: Settings) -> Store:
     from pictool.store.store import Store
 
     store = Store(
-        settings.store, settings.max_size, remote=settings.remote or None, memory_bytes=settings.memory,
+        settings.store, settings.max_size, remote=open_remote(settings), memory_bytes=settings.memory,
         on_warning=note,
     )  # fmt: skip
     if store.root.exists() and not store.root.is_dir():
@@ -29,6 +30,14 @@ def open_store(settings: Settings) -> Store:
     if store.remote is not None:
         cancel_on_interrupt(store.remote)
     return store
+
+
+def open_remote(settings: Settings) -> Remote | None:
+    """The remote that the settings name; it connects at the first request."""
+    from pictool.store.pace import MIN_RATE
+    from pictool.store.remote import Remote
+
+    return Remote(settings.remote, min_rate=settings.remote_rate or MIN_RATE) if settings.remote else None
 
 
 def open_model(settings: Settings) -> Model:

@@ -16,9 +16,10 @@ from pictool.commands.resources import open_store
 from pictool.commands.settings import Settings
 from pictool.commands.sizes import parse_age, parse_size, show_size
 from pictool.errors import ObjectError
+from pictool.escapes import visible
 
 if TYPE_CHECKING:
-    from pictool.store.store import StoredObject
+    from pictool.store.store import Store, StoredObject
     from pictool.store.transfer import Transferred
     from pictool.store.upkeep import StoreStats, Verified
 
@@ -57,8 +58,8 @@ def run_ls(
 
 def _line(entry: StoredObject) -> str:
     if entry.meta is None:
-        return f"{entry.key[:12]}  DAMAGED  {entry.problem}"
-    text = ("…" if entry.is_block else "") + " ".join(entry.text.split())[:48]
+        return f"{entry.key[:12]}  DAMAGED  {visible(entry.problem or '')}"
+    text = ("…" if entry.is_block else "") + visible(" ".join(entry.text.split())[:48])
     return f"{entry.key[:12]}  {entry.meta.num_tokens:6d} tokens  {entry.num_bytes:>11,d} bytes  {text}"
 
 
@@ -96,7 +97,7 @@ def run_show(settings: Settings, keys: KeysArgument, as_json: JsonOption = False
         return
     for values in shown:
         for name, value in values.items():
-            print(f"{name:<13}{' '.join(str(value).split()) if name == 'text' else value}")
+            print(f"{name:<13}{visible(' '.join(value.split()) if name == 'text' else str(value))}")
 
 
 @command(app, "stats", "store")
@@ -113,7 +114,7 @@ def run_stats(settings: Settings, as_json: JsonOption = False) -> None:
         print_json(asdict(report) | {"counts": report.counts.report()})
         return
     for name, value in _stats_lines(report):
-        print(f"{name:<14}{value}")
+        print(f"{name:<14}{visible(value)}")
 
 
 def _stats_lines(stats: StoreStats) -> list[tuple[str, str]]:
@@ -163,7 +164,7 @@ def run_verify(
 
 def _print_problems(result: Verified) -> None:
     for key, problem in result.problems.items():
-        print(problem + ("  (taken out)" if key in result.repaired else ""))
+        print(visible(problem) + ("  (taken out)" if key in result.repaired else ""))
     if not result.problems:
         note(f"{result.objects} objects read, none damaged")
     elif len(result.repaired) == len(result.problems):
@@ -276,7 +277,7 @@ def run_export(
     from pictool.store.bundles import export_archive
 
     store = open_store(settings)
-    exported = [store.resolve(key) for key in keys] if keys else store.keys()
+    exported = [store.resolve(key) for key in keys] if keys else _intact(store, chains=True)
     path = output_path("export", archive, [store.path(key) for key in exported])
     with progress("exporting", len(exported)) as advance:
         size = export_archive(store, exported, path, lambda _: advance())
@@ -284,6 +285,15 @@ def run_export(
         print_json({"path": archive, "objects": len(set(exported)), "bytes": size})
     else:
         note(f"{len(set(exported))} objects, {show_size(size)}")
+
+
+def _intact(store: Store, chains: bool) -> list[str]:
+    """The keys of all objects but those whose headers are damaged, which are named."""
+    objects = list(store.objects(chains=chains))
+    for entry in objects:
+        if entry.problem is not None:
+            note(f"left out: {entry.problem}")
+    return [entry.key for entry in objects if entry.problem is None]
 
 
 @command(app, "import", "store")
@@ -310,6 +320,7 @@ def run_import(
 def run_push(
     settings: Settings,
     keys: Annotated[list[str], argument("KEY", "Keys, or their beginnings; or all.")],
+    force: Annotated[bool, option("--force", None, "Send also what is there already.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Send objects to the remote.
@@ -321,9 +332,9 @@ def run_push(
 
     store = open_store(settings)
     is_all = keys == [ALL]  # but for blocks of prefix chains, which no store asks a remote for
-    pushed = [entry.key for entry in store.objects()] if is_all else [store.resolve(key) for key in keys]
+    pushed = _intact(store, chains=False) if is_all else [store.resolve(key) for key in keys]
     with progress("pushing", len(pushed)) as advance:
-        done = push(store, pushed, advance)
+        done = push(store, pushed, advance, force)
     _print_transferred(done, "sent", "there", as_json)
 
 

@@ -6,16 +6,19 @@ A coloured cell has its own background and text colour, so that it does not depe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from pictool.escapes import unguarded, visible_lines
 from pictool.trace.heatmap import ASCII_RAMP, bin_columns, color_step, color_style, tick_labels
 from pictool.trace.labels import short
 
@@ -26,9 +29,18 @@ _MIN_WIDTH = 8  # columns of a map on the narrowest terminal
 Numbers = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
 
 
-def open_screen() -> Console:
-    """Return a console on standard output; if that is no terminal: without colour, and COLUMNS (80) wide."""
-    return Console(highlight=False, markup=False, emoji=False)
+class Screen(Console):
+    """A console to which no text is markup, and whose own escapes are the only ones that reach the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible_lines(segment.text), segment.style)
+
+
+def open_screen(width: int | None = None, on_stderr: bool = False) -> Screen:
+    """Return a console on standard output or error; if that is no terminal: without colour, and COLUMNS (80) wide."""
+    file = unguarded(sys.stderr if on_stderr else sys.stdout)
+    return Screen(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 
 def has_color(screen: Console) -> bool:

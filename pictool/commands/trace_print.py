@@ -23,10 +23,11 @@ from pictool.commands.terminal import (
     percent_grid,
     table,
 )
+from pictool.escapes import visible, visible_lines
 from pictool.trace.counts import TraceCounts
 from pictool.trace.format import Trace
 from pictool.trace.heatmap import color_style
-from pictool.trace.labels import position_label, row_labels, short, visible, visible_lines
+from pictool.trace.labels import position_label, row_labels, short
 
 if TYPE_CHECKING:
     from pictool.trace.attention import AttentionMap

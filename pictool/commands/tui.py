@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool.commands.errors import UsageError
-from pictool.commands.options import argument, command, make_app
+from pictool.commands.options import SALT, argument, command, make_app
 from pictool.commands.resources import open_store
 from pictool.commands.settings import Settings
 from pictool.errors import InputError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 app = make_app()
 
 
-@command(app, "tui", "model", "device", "dtype", "store")
+@command(app, "tui", "model", "device", "dtype", "store", *SALT)
 def run_tui(
     settings: Settings,
     names: Annotated[Optional[list[str]], argument("NAME", "A store, or traces (two or more: compared).")] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pictool.core import Chunk
 from pictool.errors import InputError
+from pictool.reading import read_stream
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -22,17 +24,15 @@ def read_text(path: Path) -> str:
     """The text of a UTF-8 file, exactly, less a byte order mark.
 
     Raises:
-        InputError: missing, unreadable, empty, too large, binary, or in another encoding.
+        InputError: missing, unreadable, a device, empty, too large, binary, or in another encoding.
     """
     try:
         if path.is_dir():
             raise InputError(f"{path}: is a directory; name its files ({path}/*.txt)")
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(
-                f"{path}: {path.stat().st_size >> 20} MiB of text; split it (at most {MAX_FILE_BYTES >> 20} MiB)"
-            )
-        data = path.read_bytes()
+        data = read_stream(path, MAX_FILE_BYTES)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise InputError(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB of text; split it") from error
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     if not data:
         raise InputError(f"{path}: is empty; there is nothing to compile")

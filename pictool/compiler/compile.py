@@ -58,15 +58,18 @@ def compile_chunks(
     *,
     force: bool = False,
     alone: bool = False,
+    check: bool = True,
     probe_model: Model | None = None,
     on_done: Callable[[Compiled], None] | None = None,
 ) -> list[Compiled]:
-    """Compile chunks (or texts) to objects. What the store already has costs no model run.
+    """Compile chunks (or texts) to objects. What the store already has, undamaged, costs no model run.
 
     Args:
         options: sinks, codec, probes. An object in the store without the table that is needed is compiled again.
         force: compute and replace also what the store has.
         alone: each chunk in a forward of its own, so that its last bits do not depend on what is compiled with it.
+        check: read and check all of the objects that the store has; else their headers only. Damaged ones are compiled
+            again, with a warning (`Store.on_warning`).
         probe_model: measures the chunks, by their text; the target's speculative model if it is known, else the target.
         on_done: called for each chunk as soon as its object is in the store.
 
@@ -83,7 +86,7 @@ def compile_chunks(
     table_maker = TableMaker.of(model, options.probes, probe_model)
     missing = dict(zip(keys, listed, strict=True))
     if not force:
-        stored = _stored(store, keys, table_maker)
+        stored = _stored(store, keys, table_maker, store.has_whole if check else store.has)
         missing = {key: chunk for key, chunk in missing.items() if key not in stored}
     report = on_done or (lambda _: None)
     for key, chunk in zip(keys, listed, strict=True):
@@ -94,20 +97,18 @@ def compile_chunks(
     return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, listed, strict=True)]
 
 
-def _stored(store: Store, keys: Iterable[str], table_maker: TableMaker) -> set[str]:
+def _stored(store: Store, keys: Iterable[str], table_maker: TableMaker, has: Callable[[str], bool]) -> set[str]:
     """The keys of those that the store has, or can fetch from its remote; some are prefetched."""
     unique, stored = list(dict.fromkeys(keys)), set()
     for at in range(0, len(unique), _PREFETCHED):
         group = unique[at : at + _PREFETCHED]
         store.prefetch(group)
-        stored |= {key for key in group if _is_stored(store, key, table_maker)}
+        stored |= {key for key in group if has(key) and _has_table(store, key, table_maker)}
     return stored
 
 
-def _is_stored(store: Store, key: str, table_maker: TableMaker) -> bool:
-    """Whether the store has the object, and with this maker's table if one is needed."""
-    if not store.has(key):
-        return False
+def _has_table(store: Store, key: str, table_maker: TableMaker) -> bool:
+    """Whether the object in the store has this maker's table, if one is needed."""
     try:
         with store.peek(key) as file:
             return table_maker.recipe in (None, file.meta.fixups)
@@ -128,7 +129,10 @@ def _compute(
     for index, layers in prefill_chunks(model, [missing[key].tokens for key in keys], prefix, alone):
         key = keys[index]
         chunk, table = missing[key], tables.get(key)
-        meta = ObjectMeta(key, model.target, len(chunk), len(prefix), codec, table_maker.recipe)
+        dummy, salted = prefix[0] if prefix else None, model.identify(chunk.tokens, len(prefix), codec).salted
+        meta = ObjectMeta(
+            key, model.target, len(chunk), len(prefix), codec, table_maker.recipe, dummy=dummy, salted=salted
+        )
         require_finite(f"{chunk.source}: {model.name}", model.dtype, *(part for pair in layers for part in pair))
         pairs = [(to_bytes(k), to_bytes(v)) for k, v in layers]
         tokens, fixups = np.asarray(chunk.tokens, dtype=np.int32), None if table is None else table.tobytes()

@@ -40,11 +40,12 @@ from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
 from pictool.linker.resolve import Part, head_part, open_objects, resolve_documents
 from pictool.linker.spec import Document, Spec
+from pictool.reading import parse_json, read_file
 from pictool.runtime.machine import cpu_name
 from pictool.runtime.tensors import to_bytes
-from pictool.runtime.user_cache import cache_dir
+from pictool.runtime.user_cache import cache_dir, write_cache_file
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
-from pictool.store.store import Store, atomic_write
+from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -55,6 +56,8 @@ _LONG_S = 3.0  # what takes this long is run once, and no longer prompt is
 _MOST_SCATTERED = 1024  # tokens of context, of which some rows are computed
 _LOADS = ((2, 1024), (4, 256), (16, 16))  # objects × tokens of each: many bytes, both, many objects
 _MAX_BYTES = 1 << 28  # of random objects at a time
+_MAX_PROFILE_BYTES = 1 << 20  # of a kept profile: some ten rows
+_MAX_MEASURED = 1e18  # bytes, tokens or seconds: a kept number beyond is damaged
 _REPEATS = 3
 _TAIL, _TAIL_ROOM = "Answer:", 32
 
@@ -345,20 +348,19 @@ def _kept(
     if on_measure:
         on_measure(what)
     rows = measure()
-    with suppress(StoreError), atomic_write(path) as file:
-        file.write(json.dumps({"of": of, "rows": rows}, indent=1).encode())
+    write_cache_file(path, json.dumps({"of": of, "rows": rows}, indent=1).encode())
     return rows
 
 
 def _read(path: Path, of: dict[str, Any], width: int) -> Measurements | None:
     """The measurements of a cached profile; None if there is none, or it is damaged or old."""
     try:
-        data = json.loads(path.read_bytes())
+        data = parse_json(read_file(path, _MAX_PROFILE_BYTES))
         rows = [[float(value) for value in row] for row in data["rows"]]
         is_ours = data["of"] == of
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    is_sound = all(len(row) == width and all(math.isfinite(value) and value > 0 for value in row) for row in rows)
+    is_sound = all(len(row) == width and all(0 < value < _MAX_MEASURED for value in row) for row in rows)
     return rows if rows and is_ours and is_sound else None
 
 

@@ -160,7 +160,7 @@ def default_jobs(model: Model) -> int:
 
 def _is_small(model: Model) -> bool:
     """Whether threads would cost it more than they give."""
-    from pictool.runtime.fingerprint import weight_files
+    from pictool.runtime.checkpoint import weight_files
 
     if model.device != "cpu":
         return False

@@ -11,6 +11,7 @@ from pictool.eval.plot_labels import Mark, place_labels
 from pictool.eval.summary import Line, Summary
 from pictool.linker.policies.base import PlotStyle
 from pictool.store.store import atomic_write
+from pictool.trace.labels import picture_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +60,7 @@ def draw(summary: Summary) -> Figure:
 def _mark(line: Line) -> Mark:
     score = line.score
     low, high = (score.mean if end is None else end for end in (score.low, score.high))
-    return Mark(ttft_ms(line), score.mean, low, high, line.label)
+    return Mark(ttft_ms(line), score.mean, low, high, picture_text(line.label))
 
 
 def ttft_ms(line: Line) -> float:
@@ -119,6 +120,7 @@ def _dress(axes: Axes, summary: Summary) -> None:
     axes.set_xlabel("time to first token, ms (median)")
     axes.set_ylabel(f"{summary.metric} (mean, 95 % interval)")
     axes.set_title(
-        f"{summary.title}, {summary.questions} questions, {summary.header['model']['name']}", fontsize=10, loc="left"
-    )
+        picture_text(f"{summary.title}, {summary.questions} questions, {summary.header['model']['name']}"),
+        fontsize=10, loc="left",
+    )  # fmt: skip
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), frameon=False, borderaxespad=0.2)

@@ -25,6 +25,7 @@ from pictool.errors import InputError, StoreError
 from pictool.eval.cases import SpecOptions
 from pictool.eval.datasets.base import Case, Dataset
 from pictool.eval.methods import Times
+from pictool.reading import parse_json, shown
 from pictool.runtime.machine import installed, machine
 
 if TYPE_CHECKING:
@@ -220,6 +221,9 @@ class CaseResult:
             InputError: a key is missing, unknown, or has a value of another type.
         """
         checked = _require_types(cls, values, "")
+        for name, score in checked["scores"].items():
+            if type(score) not in (int, float):
+                raise InputError(f"scores.{name} has the value {shown(score)}")
         return cls(**{**checked, "timing": Times(**_require_types(Times, checked["timing"], "timing."))})
 
 
@@ -229,7 +233,7 @@ def _require_types(cls: type[Any], values: Any, prefix: str) -> dict[str, Any]:
         raise InputError(f"is no {'row' if not prefix else 'timing'} of this version")
     for name, hint in hints.items():
         if hint is not Times and not _is_of_type(values[name], hint):
-            raise InputError(f"{prefix}{name} has the value {values[name]!r}")
+            raise InputError(f"{prefix}{name} has the value {shown(values[name])}")
     return values
 
 
@@ -337,7 +341,7 @@ def _read_results(path: Path, lines: Sequence[bytes]) -> tuple[dict[tuple[str, s
 
 def _parse(line: bytes) -> Any:
     try:
-        return json.loads(line)
+        return parse_json(line)
     except (ValueError, RecursionError) as error:
         raise InputError("is no JSON") from error
 

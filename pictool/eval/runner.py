@@ -84,11 +84,12 @@ class Runner:
         """Compile what the policies reuse and the store lacks, each chunk in a forward of its own."""
         kinds = object_kinds(self._policies(labels), self._codec, PROBES)
         for kind in kinds:
-            compile_chunks(self._model, self._store, chunks, kind, alone=True)
+            compile_chunks(self._model, self._store, chunks, kind, alone=True, check=False)  # its link checks it
         if kinds:
             encoded = (Chunk(head, self._model.encode(head), "head") for head in sorted(heads))
             options = CompileOptions(codec=head_codec(self._codec))
-            compile_chunks(self._model, self._store, [head for head in encoded if head.tokens], options, alone=True)
+            named = [head for head in encoded if head.tokens]
+            compile_chunks(self._model, self._store, named, options, alone=True, check=False)
 
     def _results(self, case: PreparedCase, labels: Sequence[str]) -> Iterator[CaseResult]:
         full, full_peak = self._answer(case, FULL)

@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pictool.compiler.compile import CODEC
 from pictool.errors import InputError, PicError
+from pictool.escapes import guard_streams
 from pictool.eval.algorithms import Algorithm
 from pictool.eval.results import CaseResult
 from pictool.eval.runner import Runner, Task
@@ -43,6 +44,7 @@ class Job:
     algorithms: tuple[Algorithm, ...]
     threads: int
     codec: str
+    salt: str = field(repr=False)
 
     def runner(self) -> Runner:
         """Open the model in this process."""
@@ -54,7 +56,7 @@ class Job:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         torch.set_num_threads(self.threads)
-        model = load_model(str(self.directory), self.device, self.dtype)
+        model = load_model(str(self.directory), self.device, self.dtype, self.salt)
         model.name = self.name
         if model.fingerprint != self.fingerprint:
             raise InputError(f"{self.name}: was replaced while it was being evaluated; run the command again")
@@ -78,7 +80,7 @@ def make_job(model: Model, store: Store, algorithms: Sequence[Algorithm], thread
         raise InputError(f"{model.name}: is in memory, and other processes cannot open it; use one job")
     return Job(
         model.name, model.directory.absolute(), model.device, model.dtype, model.fingerprint, store.root.absolute(),
-        store.remote, tuple(algorithms), threads, codec,
+        store.remote, tuple(algorithms), threads, codec, model.salt,
     )  # fmt: skip
 
 
@@ -192,6 +194,7 @@ def _interrupts_ignored() -> Iterator[None]:
 
 def _work(connection: Connection, job: Job) -> None:
     """The main function of a worker: receives tasks and sends results, until its parent ends it, or is gone."""
+    guard_streams()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, ConnectionError):
         try:

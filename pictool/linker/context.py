@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from pictool.core import FixupTable, Layout, RowMask
+from pictool.core import FixupTable, Identity, Layout, RowMask
 from pictool.errors import ObjectError, RemoteError, StoreError
 from pictool.linker.loader import Placed
 from pictool.linker.policies.base import Policy, Prompt, Selection
@@ -20,6 +20,7 @@ from pictool.store.chains import Chain
 from pictool.store.files import allow_open_files
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
 from pictool.store.store import Store
+from pictool.store.upkeep import find_problem, take_out
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -70,6 +71,8 @@ class ObjectContext:
 
     def __init__(self, store: Store, on_compile: OnCompile | None) -> None:
         self._store, self._on_compile = store, on_compile
+        self._texts: set[str] = set()  # keys of objects that can be compiled again
+        self._healed: set[str] = set()  # those that were
 
     def open(
         self, prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None, opened: ExitStack
@@ -82,6 +85,7 @@ class ObjectContext:
             if start < end and (may_be_any or (selection is not None and not selection.rows[start:end].all()))
         ]
         objects = [part for part, _ in needed]
+        self._texts = {part.key(prompt.model) for part in objects if part.file is None}
         files, compile_s = open_objects(prompt.model, self._store, objects, opened, self._on_compile)
         placed = [Placed(file, start) for file, (_, start) in zip(files, needed, strict=True)]
         if policy.needs.tables:
@@ -95,10 +99,20 @@ class ObjectContext:
         pass
 
     def recover(self, error: ObjectError) -> bool:
-        """An object that was read while it came from a remote is compiled here instead."""
-        if not isinstance(error, RemoteError):
+        """An object that was read while it came from a remote, or is damaged here, is compiled here from its text."""
+        if isinstance(error, RemoteError):
+            self._store.skip_remote(error)
+            return True
+        damaged = [key for key in sorted(self._texts - self._healed) if self._take_out(key)]
+        self._healed.update(damaged)
+        return bool(damaged)
+
+    def _take_out(self, key: str) -> bool:
+        """Take an object out if it is damaged, and if it can be."""
+        problem = find_problem(self._store, key)
+        if not isinstance(problem, ObjectError) or not take_out(self._store, key):
             return False
-        self._store.skip_remote(error)
+        self._store.warn_of_damage(problem)
         return True
 
 
@@ -116,7 +130,9 @@ class ChainContext:
 
     _model: Model
     _layout: Layout
+    _blocks: list[Identity]
     _keys: list[str]
+    _rotation: str
     _chain: Chain
 
     def __init__(self, store: Store, block: int) -> None:
@@ -129,9 +145,10 @@ class ChainContext:
     ) -> Reused:
         """Open the longest stored beginning: whole blocks of the context only, since the tail is always computed."""
         model, layout = prompt.model, prompt.layout
-        rotation = model.stack.rotation_id(layout.num_tokens)
+        self._rotation = model.stack.rotation_id(layout.num_tokens)
         self._model, self._layout = model, layout
-        self._keys = model.target.chain_keys(layout.tokens, self._block, rotation, model.salt)
+        self._blocks = model.target.identify_blocks(layout.tokens, self._block, self._rotation, model.salt)
+        self._keys = [block.key for block in self._blocks]
         self._chain = Chain(self._store, self._keys)
         if self._limit is None:
             self._limit = allow_open_files(layout.num_context // self._block)
@@ -184,6 +201,9 @@ class ChainContext:
             for layer, key in enumerate(image.fresh_keys)
         ]
         parent = self._keys[depth - 1] if depth else ""
-        meta = ObjectMeta(self._keys[depth], self._model.target, self._block, 0, _CHAIN_CODEC, parent=parent)
+        meta = ObjectMeta(
+            self._keys[depth], self._model.target, self._block, 0, _CHAIN_CODEC, parent=parent,
+            rotation=self._rotation or None, salted=self._blocks[depth].salted,
+        )  # fmt: skip
         tokens = self._layout.tokens[start:end]
         return CompiledChunk(meta, str(self._model.tokenizer.decode(tokens.tolist())), tokens, pairs)

@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pictool.errors import InputError
+from pictool.reading import shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,7 +31,7 @@ def make(cls: type[T], name: str, values: Mapping[str, Any]) -> T:
     for field in values:
         if field not in known:
             has = f"its fields are {', '.join(known)}" if known else "it has no fields"
-            raise InputError(f"{name} has no field {field!r}; {has}")
+            raise InputError(f"{name} has no field {shown(field)}; {has}")
     for field, known_field in known.items():
         has_default = known_field.default is not MISSING or known_field.default_factory is not MISSING
         if field not in values and not has_default:
@@ -44,7 +45,7 @@ def _convert(name: str, field: str, kind: Any, value: Any) -> Any:
             return tuple(_scalar(typing.get_args(kind)[0], item) for item in _items(value))
         return _scalar(kind, value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{name}: {field}={value!r} must be {_name_of(kind)}") from error
+        raise InputError(f"{name}: {field}={shown(value)} must be {_name_of(kind)}") from error
 
 
 def _scalar(kind: type, value: Any) -> Any:

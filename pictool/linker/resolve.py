@@ -70,7 +70,7 @@ def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack)
             chunks = make_chunks(model, read_text(Path(document)), str(document), spec.chunk_tokens)
             parts.extend(Part(chunk, spec.objects) for chunk in chunks)
         else:
-            parts.extend(_object_parts(model, store.path(_key(store, str(document))), opened))
+            parts.extend(_object_parts(model, store.path(_key(model, store, str(document))), opened))
     return parts
 
 
@@ -79,9 +79,9 @@ def head_part(model: Model, spec: Spec, head: str) -> Part:
     return Part(Chunk(head, model.encode(head), "head"), spec.head_object)
 
 
-def _key(store: Store, name: str) -> str:
+def _key(model: Model, store: Store, name: str) -> str:
     try:
-        return store.find(name)
+        return store.find(name, model.salt)
     except StoreError as error:
         if all(c in "0123456789abcdef" for c in name):
             raise
@@ -94,14 +94,22 @@ def _object_parts(model: Model, path: Path, opened: ExitStack) -> list[Part]:
     file = opened.enter_context(ObjectFile(path))
     meta = file.meta
     meta.require(model.target, str(path))
+    if meta.num_tokens > model.max_positions:
+        raise InputError(
+            f"{path}: {meta.num_tokens} tokens, but the model takes {model.max_positions} positions; cut the text with "
+            "--chunk-tokens"
+        )
     tokens = tuple(int(token) for token in file.tokens())
     if meta.parent is not None:
         raise InputError(f"{path}: is a block of a prefix chain, of use only after its own; name a document")
+    meta.require_dummy(model.bos_id, str(path))
     if meta.key != model.key(tokens, meta.sinks, meta.codec):
         raise ForeignObjectError(
             f"{path}: its key {meta.key[:12]} is not that of its tokens and this salt; compile it again, or "
-            "link with the --salt that it was compiled with"
+            "link with the salt that it was compiled with"
         )
+    if not max(tokens) < model.config.vocab_size:
+        raise ObjectError(f"{path}: has the token {max(tokens)}, which the model does not know; compile the text again")
     return [Part(Chunk(file.text(), tokens, str(path)), CompileOptions(meta.sinks, meta.codec), file)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from blake3 import blake3
 
 from pictool.errors import ModelError
+from pictool.reading import read_file
+from pictool.runtime.checkpoint import COPY, read_header, weight_files
 from pictool.runtime.user_cache import cache_dir, write_cache_file
 
 if TYPE_CHECKING:
@@ -29,10 +31,9 @@ _IRRELEVANT = {
     "output_attentions", "output_hidden_states", "return_dict", "architectures", "bos_token_id", "eos_token_id",
     "pad_token_id", "attn_implementation", "id2label", "label2id", "problem_type", "transformers_weights",
 }  # fmt: skip
-# What `transformers` looks for in a directory, in this order.
-_WEIGHTS = (
-    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
-)  # fmt: skip
+
+_HASH = re.compile("[0-9a-f]{64}")
+_MAX_KEPT_BYTES = 64 << 20  # 100,000 tensors have 15 MB
 
 
 def _digest(config: PretrainedConfig, weights: Mapping[str, str]) -> str:
@@ -43,21 +44,9 @@ def _digest(config: PretrainedConfig, weights: Mapping[str, str]) -> str:
 
 def _hash_safetensors(path: Path) -> dict[str, str]:
     """BLAKE3 of every tensor with its dtype and shape: name → hex."""
-    size = path.stat().st_size
+    base, header = read_header(path)
     with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if length > size - 8:
-            raise ModelError(f"{path}: not a safetensors file, or truncated; copy the model again")
-        try:
-            header: dict[str, Any] = json.loads(file.read(length))
-        except ValueError as error:
-            raise ModelError(f"{path}: its header is damaged; copy the model again") from error
-        hashes = {}
-        for name, entry in header.items():
-            if name != "__metadata__":
-                hashes[name] = _hash_tensor(file, 8 + length, entry)
-    return hashes
+        return {name: _hash_tensor(file, base, entry) for name, entry in header.items()}
 
 
 def _hash_tensor(file: Any, base: int, entry: Mapping[str, Any]) -> str:
@@ -68,7 +57,7 @@ def _hash_tensor(file: Any, base: int, entry: Mapping[str, Any]) -> str:
     while left:
         block = file.read(min(left, 1 << 26))
         if not block:
-            raise ModelError(f"{file.name}: truncated; copy the model again")
+            raise ModelError(f"{file.name}: truncated; {COPY}")
         digest.update(block)
         left -= len(block)
     return digest.hexdigest()
@@ -79,10 +68,8 @@ def _hash_file(path: Path) -> dict[str, str]:
     stat = path.stat()
     name = f"{path.resolve()} {stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
     entry = cache_dir() / "fingerprints" / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
-    try:
-        return dict(json.loads(entry.read_text()))
-    except (OSError, ValueError):
-        pass  # missing or truncated: computed again
+    if (kept := _read_kept(entry)) is not None:
+        return kept
     if path.suffix == ".safetensors":
         hashes = _hash_safetensors(path)
     else:
@@ -93,45 +80,16 @@ def _hash_file(path: Path) -> dict[str, str]:
     return hashes
 
 
-def weight_files(directory: Path) -> list[Path]:
-    """The files that `transformers` loads a model's weights from, and no other: a backup beside them is none.
-
-    Those are the file that config.json names as `transformers_weights`, or the first of `_WEIGHTS` that is there; of an
-    index the files that it lists.
-
-    Raises:
-        ModelError: a damaged index or config.json, a file outside the directory or missing, or an adapter.
-    """
-    if (directory / "adapter_config.json").exists():
-        raise ModelError(f"{directory}: holds an adapter, which changes the model; merge it into the weights first")
-    explicit = _read_json(directory / "config.json").get("transformers_weights")
-    names = _WEIGHTS if explicit is None else (str(explicit),)
-    name = next((name for name in names if (directory / name).is_file()), None)
-    if name is None:
-        raise ModelError(f"{directory}: holds no weights (*.safetensors or *.bin, of these names: {', '.join(names)})")
-    if not name.endswith(".index.json"):
-        return [_within(directory, name)]
-    listed = _read_json(directory / name).get("weight_map")
-    if not isinstance(listed, dict) or not listed:
-        raise ModelError(f"{directory / name}: lists no weights; copy the model again")
-    return [_within(directory, str(shard)) for shard in sorted(set(map(str, listed.values())))]
-
-
-def _within(directory: Path, name: str) -> Path:
-    path = directory / name
-    if Path(name).name != name or not path.is_file():
-        raise ModelError(f"{path}: is no file of weights in the model's directory; copy the model again")
-    return path
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_kept(entry: Path) -> dict[str, str] | None:
+    """Hashes that were kept; None if there are none, or they are damaged: they are computed again."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON; copy the model again") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path}: is no JSON object; copy the model again")
-    return content
+        hashes = json.loads(read_file(entry, _MAX_KEPT_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    is_whole = isinstance(hashes, dict) and all(
+        isinstance(hash, str) and _HASH.fullmatch(hash) for hash in hashes.values()
+    )
+    return hashes if is_whole else None
 
 
 def directory_fingerprint(directory: Path, config: PretrainedConfig) -> str:
@@ -144,7 +102,7 @@ def directory_fingerprint(directory: Path, config: PretrainedConfig) -> str:
     for path in weight_files(directory):
         tensors = _hash_file(path)
         if twice := sorted(hashes.keys() & tensors.keys()):
-            raise ModelError(f"{path}: holds {twice[0]}, which another file of the model holds too; copy it again")
+            raise ModelError(f"{path}: holds {twice[0]}, which another file of the model holds too; {COPY}")
         hashes |= tensors
     return _digest(config, hashes)
 

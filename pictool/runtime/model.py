@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pictool.core import Geometry, Target, TokenIds
-from pictool.errors import InputError, ModelError
-from pictool.runtime import fingerprint, support
+from pictool.core import Geometry, Identity, Target, TokenIds
+from pictool.errors import InputError, ModelError, PicError
+from pictool.reading import shown
+from pictool.runtime import checkpoint, fingerprint, support
 
 if TYPE_CHECKING:
     import torch
@@ -68,8 +70,12 @@ class Model:
         return Target(self.config.model_type, self.fingerprint, tokenizer, self.dtype, self.geometry)
 
     def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str) -> str:
-        """The key of an object for this model (`Target.key`), in this model's salt."""
-        return self.target.key(tokens, sinks, codec, self.salt)
+        """The key of an object for this model (`Target.key`), after its BOS as dummy token, in its salt."""
+        return self.identify(tokens, sinks, codec).key
+
+    def identify(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str) -> Identity:
+        """The same, with what an object's header says of the salt (`Target.identify`)."""
+        return self.target.identify(tokens, sinks, codec, self.salt, self.bos_id)
 
     @property
     def geometry(self) -> Geometry:
@@ -105,17 +111,16 @@ class Model:
         from transformers import AutoModelForCausalLM
 
         assert self.directory is not None
-        try:
+        with _loading(f"{self.name}: the weights cannot be loaded"):
+            checkpoint.require_weights(self.directory, self.config, self.name)
             module, info = AutoModelForCausalLM.from_pretrained(
                 self.directory, config=self.config, dtype=self.torch_dtype, attn_implementation=attention,
                 ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False,
             )  # fmt: skip
-        except (OSError, ValueError, RuntimeError) as error:
-            raise ModelError(f"{self.name}: the weights cannot be loaded ({_first_line(error)})") from error
         if wrong := sorted([*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]):
             raise ModelError(
                 f"{self.name}: {len(wrong)} weights that config.json describes are missing or have another shape, as "
-                f"{wrong[0]}; copy the model again"
+                f"{wrong[0]}; {checkpoint.COPY}"
             )
         return module
 
@@ -136,27 +141,46 @@ class Model:
     @cached_property
     def eos_ids(self) -> frozenset[int]:
         """The tokens that end an answer: the generation config's, or the tokenizer's."""
-        from transformers import GenerationConfig
-
         ids: Any = None
         if self.directory is not None and (self.directory / "generation_config.json").exists():
-            try:
-                ids = GenerationConfig.from_pretrained(self.directory).eos_token_id
-            except (OSError, ValueError, TypeError) as error:
-                raise ModelError(
-                    f"{self.name}: generation_config.json cannot be used ({_first_line(error)}); copy the model again"
-                ) from error
+            ids = checkpoint.read_json(self.directory / "generation_config.json").get("eos_token_id")
         if ids is None:
             ids = self.config.eos_token_id if self.config.eos_token_id is not None else self.tokenizer.eos_token_id
-        return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
+        listed = [] if ids is None else ids if isinstance(ids, list | tuple) else [ids]
+        if not all(type(token) is int and token >= 0 for token in listed):
+            raise ModelError(
+                f"{self.name}: eos_token_id is {shown(ids)}, not a token id or a list of some; {checkpoint.COPY}"
+            )
+        return frozenset(listed)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of `text`, without special tokens (rule 1)."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        """Token ids of `text`, without special tokens (rule 1).
+
+        Raises:
+            ModelError: a tokenizer that fails, or gives tokens that the model does not have.
+        """
+        with _loading(f"{self.name}: the tokenizer (tokenizer.json) fails"):
+            ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        if ids and max(ids) >= self.config.vocab_size:
+            raise ModelError(
+                f"{self.name}: the tokenizer gives token {max(ids)}, but the model has {self.config.vocab_size} tokens"
+                "; put the model's own tokenizer beside it"
+            )
+        return ids
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")
+@contextmanager
+def _loading(problem: str) -> Iterator[None]:
+    """Turn whatever a library raises on a model's files into a `ModelError`: their parsers have no family of errors."""
+    try:
+        yield
+    except PicError:
+        raise
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of a library in Rust, and no `Exception`
+        if not (is_panic or isinstance(error, Exception)):
+            raise
+        raise ModelError(f"{problem} ({checkpoint.reason(error)}); {checkpoint.COPY}") from error
 
 
 def _find_directory(name: str) -> Path:
@@ -167,7 +191,7 @@ def _find_directory(name: str) -> Path:
     if path.is_dir():
         return path
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelError(f"{name}: not a model directory")
+        raise ModelError(f"{name}: not a model directory; name one that has a config.json")
     from huggingface_hub import snapshot_download
 
     try:
@@ -175,27 +199,24 @@ def _find_directory(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{name}: neither a directory nor a model that the hub gives ({_first_line(error)})"
+            f"{name}: neither a directory nor a model that the hub gives ({checkpoint.reason(error)})"
         ) from error
 
 
 def _load_config_and_tokenizer(name: str, directory: Path) -> tuple[Any, Any]:
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoTokenizer
 
     if not (directory / "config.json").exists():
-        raise ModelError(f"{name}: not a model directory (it has no config.json)")
-    try:
+        raise ModelError(f"{name}: not a model directory (it has no config.json); name one that has")
+    checkpoint.require_files(directory)
+    with _loading(f"{name}: config.json cannot be used"):
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-        raise ModelError(f"{name}: config.json cannot be used ({_first_line(error)})") from error
-    support.require_supported(config, name)
+        support.require_supported(config, name)
+        support.require_sound(config, name)
     if not any((directory / file).exists() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise ModelError(f"{name}: the directory has no tokenizer (tokenizer.json); save the model's tokenizer into it")
-    try:
+    with _loading(f"{name}: the tokenizer cannot be loaded"):
         return config, AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{name}: the tokenizer cannot be loaded ({_first_line(error)})") from error
 
 
 def _resolve_device(device: str) -> str:

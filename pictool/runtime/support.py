@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pictool.errors import ModelError
+from pictool.reading import shown
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -12,6 +15,24 @@ if TYPE_CHECKING:
 # Each is a row of the exactness tables in tests/. Yi and other Llama descendants carry the model type "llama".
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+
+_SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "max_position_embeddings",
+)  # fmt: skip
+_MAX_SIZE = 2**31 - 1
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+# RoPE parameters, and whether each may be 0.
+_ROPE_NUMBERS = {
+    "rope_theta": False, "factor": False, "partial_rotary_factor": False, "low_freq_factor": False,
+    "high_freq_factor": False, "original_max_position_embeddings": False, "beta_fast": False, "beta_slow": False,
+    "attention_factor": False, "mscale": True, "mscale_all_dim": True,
+}  # fmt: skip
+_ROPE_NEEDS = {
+    "linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+}  # fmt: skip
 
 
 def rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
@@ -28,15 +49,113 @@ def require_supported(config: PretrainedConfig, name: str) -> None:
     """
     if config.model_type not in SUPPORTED:
         raise ModelError(
-            f"{name}: architecture {config.model_type!r} is not supported (supported: {', '.join(SUPPORTED)})"
+            f"{name}: architecture {shown(config.model_type)} is not supported (supported: {', '.join(SUPPORTED)})"
         )
     for parameters in rope_parameters(config):
         if parameters["rope_type"] not in ROPE_TYPES:
             raise ModelError(
-                f"{name}: RoPE type {parameters['rope_type']!r} is not supported ({', '.join(ROPE_TYPES)})"
+                f"{name}: RoPE type {shown(parameters['rope_type'])} is not supported; use a model of one of "
+                f"{', '.join(ROPE_TYPES)}"
             )
     if getattr(config, "use_bidirectional_attention", False):
         raise ModelError(f"{name}: bidirectional attention is not supported; a causal decoder is needed")
+
+
+def require_sound(config: PretrainedConfig, name: str) -> None:
+    """Refuse a configuration whose values no model can have: `transformers` builds many of them, and fails later.
+
+    Raises:
+        ModelError: names the field, its value, and what it must be.
+    """
+    for problem in _problems(config):
+        raise ModelError(f"{name}: config.json: {problem}; copy the model again")
+
+
+def _problems(config: PretrainedConfig) -> Iterator[str]:
+    """What is wrong with a configuration, one problem after the other; later ones rely on earlier ones."""
+    for field in _SIZES:
+        if not _is_size(getattr(config, field, None)):
+            yield _must(field, getattr(config, field, None), f"a whole number from 1 to {_MAX_SIZE}")
+    if config.num_attention_heads % config.num_key_value_heads:
+        yield _must("num_attention_heads", config.num_attention_heads, "a multiple of num_key_value_heads")
+    yield from _head_dim_problems(config)
+    yield from _layer_problems(config)
+    for field, bound in (("rms_norm_eps", 1.0), ("query_pre_attn_scalar", math.inf)):
+        if hasattr(config, field) and not _is_number(getattr(config, field), 0.0, bound):
+            yield _must(field, getattr(config, field), f"a number above 0 and below {bound:g}")
+    for field in ("final_logit_softcapping", "attn_logit_softcapping"):
+        value = getattr(config, field, None)
+        if value is not None and not _is_number(value, 0.0):
+            yield _must(field, value, "a number above 0, or null")
+    for field in ("bos_token_id", "pad_token_id"):
+        value = getattr(config, field, None)
+        if value is not None and not (type(value) is int and 0 <= value < config.vocab_size):
+            yield _must(field, value, f"a token id below vocab_size ({config.vocab_size}), or null")
+    yield from _rope_problems(config)
+
+
+def _head_dim_problems(config: PretrainedConfig) -> Iterator[str]:
+    head_dim = getattr(config, "head_dim", None)
+    if head_dim is None:
+        if config.hidden_size % config.num_attention_heads:
+            yield _must("hidden_size", config.hidden_size, "a multiple of num_attention_heads")
+        head_dim = config.hidden_size // config.num_attention_heads
+    if not _is_size(head_dim) or head_dim % 2:
+        yield _must("head_dim", head_dim, "an even number above 0")
+
+
+def _layer_problems(config: PretrainedConfig) -> Iterator[str]:
+    """Problems of the activation, the window and the types of the layers."""
+    from transformers.activations import ACT2FN
+
+    for field in ("hidden_act", "hidden_activation"):
+        value = getattr(config, field, None)
+        if value is not None and not (isinstance(value, str) and value in ACT2FN):
+            yield _must(field, value, "the name of an activation function (silu, gelu, …)")
+    window = getattr(config, "sliding_window", None)
+    if window is not None and not _is_size(window):
+        yield _must("sliding_window", window, "a whole number above 0, or null")
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        if not (
+            isinstance(kinds, list)
+            and len(kinds) == config.num_hidden_layers
+            and set(map(str, kinds)) <= {*_LAYER_TYPES}
+        ):
+            yield _must("layer_types", kinds, f"a list of num_hidden_layers names ({', '.join(_LAYER_TYPES)})")
+        if "sliding_attention" in kinds and window is None:
+            yield _must("sliding_window", window, "a number: layer_types has sliding_attention")
+
+
+def _rope_problems(config: PretrainedConfig) -> Iterator[str]:
+    for parameters in rope_parameters(config):
+        kind = parameters["rope_type"]
+        for field in ("rope_theta", *_ROPE_NEEDS.get(kind, ())):
+            if parameters.get(field) is None:
+                yield f"RoPE type {kind} needs {field}, which is missing"
+        for field, may_be_zero in _ROPE_NUMBERS.items():
+            value = parameters.get(field)
+            if value is not None and not _is_number(value, -1e-300 if may_be_zero else 0.0):
+                yield _must(field, value, "a finite number above 0")
+        if (parameters.get("partial_rotary_factor") or 1.0) > 1:
+            yield _must("partial_rotary_factor", parameters["partial_rotary_factor"], "at most 1")
+        for field in ("short_factor", "long_factor"):
+            value = parameters.get(field)
+            if value is not None and not (isinstance(value, list) and value and all(_is_number(x, 0.0) for x in value)):
+                yield _must(field, value, "a list of numbers above 0")
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _MAX_SIZE
+
+
+def _is_number(value: Any, above: float, below: float = 1e30) -> bool:
+    """Whether a value is a number in (above, below); whole ones of any length are compared exactly."""
+    return type(value) in (int, float) and above < value < below
+
+
+def _must(field: str, value: Any, be: str) -> str:
+    return f"{field} is {shown(value)}, but must be {be}"
 
 
 def max_positions(config: PretrainedConfig) -> int:

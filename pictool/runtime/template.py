@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from pictool.core import Message
 from pictool.errors import InputError, ModelError
+from pictool.runtime.renderer import Renderer, TemplateFailure, TemplateRefusal
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from pictool.runtime.model import Model
 
 PLAIN_QUERY = "Question: {query}\nAnswer:"
 CHAT_QUERY = "\n\n{query}"
 _MARK = "\x02documents\x03"
+_renderer = Renderer()
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def make_frame(model: Model, query: str, head: str | None = None, query_template
     ask = template.replace("{query}", query)
     if model.tokenizer.chat_template:
         messages = [*([Message("system", head)] if head else []), Message("user", ask)]
-        return _chat_frame(model.tokenizer, model.name, messages, len(messages) - 1)
+        return _chat_frame(model, messages, len(messages) - 1)
     return Frame((model.tokenizer.bos_token or "") + (head or ""), ask)
 
 
@@ -79,25 +79,31 @@ def frame_messages(
     if head and listed[0].role != "system":
         listed.insert(0, Message("system", head))
         last += 1
-    return _chat_frame(model.tokenizer, model.name, listed, last)
+    return _chat_frame(model, listed, last)
 
 
-def _chat_frame(
-    tokenizer: PreTrainedTokenizerBase, name: str, messages: Sequence[Message], last: int
-) -> Frame:  # fmt: skip
+def _chat_frame(model: Model, messages: Sequence[Message], last: int) -> Frame:
     """The chat's text, split before the message at index `last`."""
-    from jinja2 import TemplateError
-
     ask = messages[last].content
     chat = [
         {"role": message.role, "content": _MARK + message.content if i == last else message.content}
         for i, message in enumerate(messages)
     ]
+    origin = f"{model.name}: its chat template ({_file(model)})"
     try:
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    except TemplateError as error:
-        raise ModelError(f"{name}: its chat template refuses these messages ({error}); leave --head out") from error
-    head, mark, tail = str(text).partition(_MARK)
+        template = model.tokenizer.get_chat_template()
+        text = _renderer.render(template, chat, model.tokenizer.special_tokens_map)
+    except TemplateRefusal as error:
+        raise ModelError(f"{origin} refuses these messages ({error}); leave --head out") from error
+    except (TemplateFailure, ValueError) as error:  # ValueError: several templates, and none of them is the default
+        raise ModelError(f"{origin} fails: {error}; correct it, or use another model") from error
+    head, mark, tail = text.partition(_MARK)
     if not mark or _MARK in tail or not tail.startswith(ask.rstrip()):
-        raise ModelError(f"{name}: its chat template changes the user's message; it cannot be split into head and tail")
+        raise ModelError(f"{origin} changes the user's message; it cannot be split into head and tail")
     return Frame(head, tail)
+
+
+def _file(model: Model) -> str:
+    """The file that a chat template comes from."""
+    name = "chat_template.jinja"
+    return name if model.directory is not None and (model.directory / name).exists() else "tokenizer_config.json"

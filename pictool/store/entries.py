@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,10 @@ SUFFIX = ".kvo"
 
 @dataclass(frozen=True)
 class Entry:
-    """One object's file. `used_ns` is when it was last used: its mtime, which every hit updates."""
+    """One object's file. `used_ns` is when it was last used: its mtime, which every hit updates.
+
+    A directory or another thing of this name, which is damage, has no bytes.
+    """
 
     key: str
     directory: str
@@ -36,7 +40,8 @@ class Entry:
         """The same by directory and key: a store has many, and making a `Path` takes longer than the system call."""
         with suppress(OSError):
             status = os.stat(f"{directory}/{key}{SUFFIX}")  # noqa: PTH116
-            return cls(key, directory, status.st_size, status.st_mtime_ns, status.st_ino)
+            size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+            return cls(key, directory, size, status.st_mtime_ns, status.st_ino)
         return None
 
 
@@ -81,5 +86,5 @@ def entries(root: Path) -> Iterator[Entry]:
 def litter_candidates(root: Path) -> list[Path]:
     """Temp files: of live writers, and of those that were killed."""
     with suppress(FileNotFoundError, NotADirectoryError):
-        return sorted(path for path in (root / "tmp").iterdir() if not path.is_dir())
+        return sorted(path for path in (root / "tmp").iterdir() if path.is_symlink() or not path.is_dir())
     return []

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pictool.errors import StoreError
 from pictool.store.entries import Entry, entries
-from pictool.store.files import fsync_directory, locked, make_directory
+from pictool.store.files import fsync_directory, locked, make_directory, make_file
 
 LOCK = "lock"  # holds the bytes of all objects, as decimal text
 _DIGITS = 20
@@ -51,6 +51,8 @@ def publish(root: Path, temp: Path, target: Path, max_bytes: int | None, replace
         StoreError: it cannot fit into the budget.
     """
     size, evicted = temp.stat().st_size, Tally()
+    if target.is_dir():
+        raise StoreError(f"{target}: is a directory, where an object belongs; move it away")
     if max_bytes is not None and size > max_bytes:
         raise StoreError(f"{target}: {size:,d} bytes, but the store may hold {max_bytes:,d}; allow it more")
     with locked(root / LOCK) as fd:
@@ -119,8 +121,11 @@ def remove_all(root: Path, objects: list[Entry]) -> Tally:
 
 
 def remove(entry: Entry) -> bool:
-    """Remove an object, unless it was used or replaced since it was listed. The caller holds the lock."""
-    if Entry.within(entry.directory, entry.key) != entry:
+    """Remove an object, unless it was used or replaced since it was listed. The caller holds the lock.
+
+    A directory of its name stays: nothing is known of what it holds.
+    """
+    if Entry.within(entry.directory, entry.key) != entry or entry.path.is_dir():
         return False
     with suppress(FileNotFoundError):
         entry.path.unlink()
@@ -187,8 +192,8 @@ def pinned(root: Path) -> frozenset[str]:
 def pin(root: Path, key: str) -> None:
     """Keep an object from being evicted or expired."""
     try:
-        make_directory(root / "pins")
-        (root / "pins" / key).touch()
+        make_directory(root / "pins", root)
+        make_file(root / "pins" / key)
         fsync_directory(root / "pins")
     except OSError as error:
         raise StoreError(f"{root / 'pins'}: cannot be written ({error.strerror}); nothing was pinned") from error

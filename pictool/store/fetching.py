@@ -13,10 +13,8 @@ gc removes.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import queue
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +27,8 @@ from pathlib import Path
 from pictool.errors import ForeignObjectError, ObjectError, PicError, RemoteError, UnreadableObjectError
 from pictool.store.entries import object_path
 from pictool.store.files import Publish, atomic_write
-from pictool.store.format import MAX_HEADER, ObjectFile
+from pictool.store.format import ObjectFile
+from pictool.store.header import HeaderError, header_bytes, stated_size
 from pictool.store.remote import Remote
 
 BLOCK = 1 << 20  # bytes of a request
@@ -75,10 +74,8 @@ class ObjectFetch:
             RemoteError: not an object, or larger than the room for it.
         """
         size = self._size_in_header(first)
-        disk = os.statvfs(self.path.parent)
-        room = disk.f_bavail * disk.f_frsize
-        if size > room or (self._max_bytes is not None and size > self._max_bytes):
-            room = room if self._max_bytes is None else min(room, self._max_bytes)
+        room = self._room()
+        if size > room:
             raise RemoteError(f"{self.name}: takes {size:,d} bytes, but {room:,d} have room here; allow more", self.key)
         with self._writing():
             os.ftruncate(self._file.fileno(), size)
@@ -88,21 +85,21 @@ class ObjectFetch:
             if min((index + 1) * BLOCK, size) <= len(first):
                 self._blocks[index] = _done()
 
+    def _room(self) -> int:
+        """Bytes that an object may take here."""
+        disk = os.statvfs(self.path.parent)
+        room = disk.f_bavail * disk.f_frsize
+        return room if self._max_bytes is None else min(room, self._max_bytes)
+
     def _size_in_header(self, first: bytes) -> int:
-        """The bytes of the whole object, as its header (which is not checked yet) describes it."""
+        """The bytes of the whole object, as its header describes it."""
         try:
-            (length,) = struct.unpack_from("<Q", first)
-            if length > MAX_HEADER:
-                raise ValueError
-            if len(first) < 8 + length:
-                first += self._remote.read(self.key, len(first), 8 + length) or b""
-            header = json.loads(first[8 : 8 + length])
-            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
-            return int(8 + length + max(ends))
-        except (struct.error, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-            raise RemoteError(
-                f"{self.name}: not an object, or its header is damaged; push it again", self.key
-            ) from error
+            length = header_bytes(first)
+            if len(first) < length:
+                first += self._remote.read(self.key, len(first), length) or b""
+            return stated_size(first)
+        except HeaderError as error:
+            raise RemoteError(f"{self.name}: {error}; push it again", self.key) from error
 
     def missing_blocks(self) -> list[int]:
         """The blocks that no thread fetches yet."""
@@ -138,8 +135,39 @@ class ObjectFetch:
         start, end = index * BLOCK, min((index + 1) * BLOCK, self.num_bytes)
         data = self._remote.read(self.key, start, end)
         if data is None:
-            raise RemoteError(f"{self.name}: was removed while it was being fetched; run the command again", self.key)
+            raise self._removed()
         self._write(start, data)
+
+    def fetch_whole(self) -> None:
+        """Fetch the object in one request, of a server that ignores ranges; every block is here once its bytes are."""
+        with self._lock:
+            claimed = {i: Future[None]() for i, block in enumerate(self._blocks) if block is None}
+            for index, future in claimed.items():
+                self._blocks[index] = future
+
+        def write(offset: int, data: bytes) -> None:
+            if self.error is not None:
+                raise self.error
+            self._write(offset, data)
+            end = offset + len(data)
+            for index in range(offset // BLOCK, -(-end // BLOCK)):
+                future = claimed.get(index)
+                if future is not None and not future.done() and end >= min((index + 1) * BLOCK, self.num_bytes):
+                    future.set_result(None)
+
+        try:
+            if self._remote.read_all(self.key, self.num_bytes, write) is None:
+                raise self._removed()
+        except BaseException as error:
+            problem = error if isinstance(error, PicError) else RemoteError(f"{self.name}: was given up", self.key)
+            self.fail(problem)
+            for future in claimed.values():
+                if not future.done():
+                    future.set_exception(problem)
+            raise
+
+    def _removed(self) -> RemoteError:
+        return RemoteError(f"{self.name}: was removed while it was being fetched; run the command again", self.key)
 
     def _write(self, offset: int, data: bytes) -> None:
         view = memoryview(data)
@@ -206,8 +234,7 @@ class ObjectFetch:
         try:
             with ObjectFile(self.path, self.name) as file:
                 file.verify()
-                if file.meta.key != self.key:
-                    raise ObjectError(f"{self.name}: {_holds_another(file.meta.key)}")
+                file.require_key(self.key)
         except ObjectError as error:
             raise RemoteError(str(error), self.key) from error
         self._resources.close()
@@ -231,10 +258,13 @@ class PartialObjectFile(ObjectFile):
         except BaseException:  # among them UnreadableObjectError: it was just moved into the store
             self._release_once()
             raise
-        if self.meta.key != fetch.key:
-            remote_error = self._fail_fetch(f"{self.name}: {_holds_another(self.meta.key)}")
+        try:
+            self.require_key(fetch.key)
+            if self.meta.parent is not None:
+                raise self._fail("is a block of a prefix chain, no document's object; push it again")
+        except BaseException:
             self.close()
-            raise remote_error
+            raise
 
     @property
     def fetch(self) -> ObjectFetch:
@@ -265,10 +295,6 @@ class PartialObjectFile(ObjectFile):
         self._fetch.fail(error)
         self._fetch.is_reported = True
         return error
-
-
-def _holds_another(key: str) -> str:
-    return f"holds the object {key[:12]}, not what its name says; push it again"
 
 
 def _done() -> Future[None]:
@@ -364,12 +390,12 @@ class Fetcher:
     def _start(self, key: str, future: Future[ObjectFetch | None]) -> None:
         fetch = None
         try:
-            first = self._remote.read(key, 0, BLOCK, at_most=True)
-            if first is not None:
+            answer = self._remote.read_first(key, BLOCK)
+            if answer is not None:
                 fetch = ObjectFetch(self._remote, key, self._destination)
                 with self._lock:
                     self._unfinished.add(fetch)
-                self._fetch_rest(fetch, first)
+                self._fetch_rest(fetch, *answer)
             future.set_result(fetch)
         except BaseException as error:
             if fetch is not None:
@@ -380,15 +406,26 @@ class Fetcher:
             if not isinstance(error, PicError):
                 raise
 
-    def _fetch_rest(self, fetch: ObjectFetch, first: bytes) -> None:
+    def _fetch_rest(self, fetch: ObjectFetch, first: bytes, has_ranges: bool) -> None:
         """Check the header in the first block, and submit the other blocks."""
         fetch.start(first)
+        missing = fetch.missing_blocks()
+        if missing and not has_ranges:
+            fetch.acquire()
+            self._submit(_FIRST, partial(self._fetch_whole, fetch))
         fetch.acquire()
         PartialObjectFile(fetch, self._release).close()
-        missing = fetch.missing_blocks()
-        for index in missing:
+        for index in missing if has_ranges else ():
             fetch.acquire()
             self._submit(index / len(missing), partial(self._fetch_block, fetch, index))
+
+    def _fetch_whole(self, fetch: ObjectFetch) -> None:
+        try:
+            fetch.fetch_whole()
+        except PicError:
+            pass  # as in `_fetch_block`
+        finally:
+            self._release(fetch)
 
     def _fetch_block(self, fetch: ObjectFetch, index: int) -> None:
         try:

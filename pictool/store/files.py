@@ -1,11 +1,21 @@
-"""Files that are whole or absent, whatever happens to the writer; and a lock that ends with its holder."""
+"""Files that are whole or absent, whatever happens to the writer; who may read them; a lock that ends with its holder.
+
+Who may read: a store is made for its owner alone (0700), and what is new in it has the permissions of the directory
+that it is in. So a directory that was shared (`chmod -R g+rwX`) stays shared. A file that is written elsewhere (`-o`)
+has the permissions that the umask gives.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import glob
+import hashlib
 import os
 import resource
 import secrets
+import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +25,20 @@ from pictool.errors import StoreError
 
 Publish = Callable[[Path, Path], None]  # makes a complete temp file visible under its name
 _OTHER_FILES = 128  # that a process has open beside objects
+_PATIENCE = 1000  # times 1 ms to wait for another writer of the same output
+_OWNER_ONLY = 0o700
+_SHARED_BITS = 0o2777  # of a directory, that those in it inherit
+_KINDS = {
+    stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}  # fmt: skip
+
+
+class NotRegularError(OSError):
+    """Something that has a file's name, and is none; `strerror` says what it is."""
+
+    def __init__(self, mode: int) -> None:
+        super().__init__(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}, not a regular file")
 
 
 @contextmanager
@@ -27,22 +51,28 @@ def atomic_write(
     The temp file is locked while its writer lives: an unlocked one is litter (`remove_litter`). Without `durable`
     nothing waits for the disk, and a power failure may leave a file that is damaged.
 
+    `temp_dir` is that of a store: the file is then in the store, where links are not followed, and has its permissions.
+
     Raises:
         StoreError: the disk is full, or the directory cannot be written. No temp file stays, whatever is raised.
     """
-    target = Path(os.path.realpath(path))
+    store = None if temp_dir is None else temp_dir.parent
+    target = Path(os.path.realpath(path)) if store is None else path
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
+        if store is None and path.exists() and not (path.is_file() or path.is_dir()):
             with path.open("wb") as file:
                 yield file
             return
-        make_directory(target.parent)
-        with _temp_file(temp_dir or target.parent, path.name[:16]) as file:
+        make_directory(target.parent, store)
+        with _output_file(target) if temp_dir is None else _temp_file(temp_dir, path.name[:16], store) as file:
             yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-            (publish or os.replace)(Path(file.name), target)
+            if isinstance(file.name, int):
+                _give_name(file.fileno(), target)
+            else:
+                (publish or os.replace)(Path(file.name), target)
         if durable:
             fsync_directory(target.parent)
     except OSError as error:
@@ -50,13 +80,80 @@ def atomic_write(
 
 
 @contextmanager
-def _temp_file(directory: Path, name: str) -> Iterator[BinaryIO]:
+def _output_file(target: Path) -> Iterator[BinaryIO]:
+    """A new file for a target outside of stores, of which no gc knows: without a name, so that a kill leaves nothing.
+
+    Where a file system knows no such files, it is a temp file, and those that killed writers of this target left are
+    removed.
+    """
+    try:
+        fd = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
+            raise
+    else:
+        with open(fd, "wb") as file:
+            yield file
+        return
+    name = f"{target.name[:16]}.{_digest(target)}"
+    for left in target.parent.glob(f".{glob.escape(name)}.*.tmp"):
+        remove_litter(left)
+    with _temp_file(target.parent, name, None) as file:
+        yield file
+
+
+def _give_name(fd: int, target: Path) -> None:
+    """Make a whole file without a name visible as `target`, in place of what is there.
+
+    A link replaces nothing, so where there is something it gets a second name first, from which it is renamed. That is
+    the same at every time, and its writer holds a lock: what a kill between the two left is removed by the next writer.
+    """
+    temp = target.with_name(f".{target.name[:16]}.{_digest(target)}.tmp")
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with suppress(FileExistsError):
+        _link(fd, target)
+        return
+    for _ in range(_PATIENCE):
+        with suppress(FileExistsError):
+            _link(fd, temp)
+            break
+        if remove_litter(temp) is None:  # another process writes this target: it renames at once
+            time.sleep(0.001)
+    else:
+        temp = temp.with_suffix(f".{secrets.token_hex(8)}.tmp")
+        _link(fd, temp)
+    try:
+        os.replace(temp, target)
+    except OSError:
+        temp.unlink(missing_ok=True)
+        raise
+
+
+def _link(fd: int, name: Path) -> None:
+    root = os.open("/", os.O_PATH | os.O_CLOEXEC)  # with a directory, `os.link` follows the link in /proc to the file
+    try:
+        os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=root, follow_symlinks=True)
+    finally:
+        os.close(root)
+
+
+def _digest(target: Path) -> str:
+    """What tells the temp files of targets apart whose names begin alike."""
+    return hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]
+
+
+@contextmanager
+def _temp_file(directory: Path, name: str, store: Path | None) -> Iterator[BinaryIO]:
     """A new file, locked; it is removed at the end unless it was renamed."""
-    make_directory(directory)
+    make_directory(directory, store)
+    if store is not None:
+        require_no_link(directory)
     while True:
         temp = directory / f".{name}.{secrets.token_hex(8)}.tmp"
         try:
             with temp.open("xb") as file:
+                if store is not None:
+                    _inherit_mode(file.fileno(), directory)
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if os.fstat(file.fileno()).st_nlink:  # else a gc removed it as litter before it was locked
                     yield file
@@ -67,35 +164,108 @@ def _temp_file(directory: Path, name: str) -> Iterator[BinaryIO]:
 
 
 def remove_litter(temp: Path) -> int | None:
-    """Remove a temp file if its writer is gone; its size, or None if it stays. The lock is held meanwhile."""
+    """Remove a temp file if its writer is gone; its size, or None if it stays. The lock is held meanwhile.
+
+    What is no regular file has no writer. Another user's file that may not be opened stays.
+    """
     try:
-        with temp.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            temp.unlink()
-            return os.fstat(file.fileno()).st_size
+        fd = open_regular(temp, os.O_NOFOLLOW)
+    except NotRegularError:
+        temp.unlink(missing_ok=True)
+        return 0
+    except (FileNotFoundError, PermissionError):
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status = os.fstat(fd)
+        if status.st_ino != temp.lstat().st_ino:  # it was renamed, and another has its name
+            return None
+        temp.unlink()
+        return status.st_size
     except (BlockingIOError, FileNotFoundError):
         return None
+    finally:
+        os.close(fd)
 
 
-def make_directory(path: Path) -> None:
-    """Make a directory and what is missing above it, so that it outlives a power failure."""
+def make_directory(path: Path, store: Path | None = None) -> None:
+    """Make a directory and what is missing above it, so that it outlives a power failure.
+
+    Args:
+        store: its directory, if this one is in a store: it is made for the owner alone, those in it as it is.
+    """
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
-    path.mkdir(parents=True, exist_ok=True)
+    for directory in reversed(missing):
+        with suppress(FileExistsError):  # made meanwhile
+            _make_one(directory, store)
+    path.mkdir(exist_ok=True)  # raises if it is something else
     for directory in reversed(missing):
         fsync_directory(directory.parent)
 
 
-def open_in_order(path: Path) -> int:
-    """Open a file for reading from its beginning to its end: the system reads farther ahead. A pipe does not block."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):  # a pipe takes no advice
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+def _make_one(directory: Path, store: Path | None) -> None:
+    if store is None or not directory.is_relative_to(store):
+        directory.mkdir()
+        return
+    directory.mkdir(_OWNER_ONLY)
+    if directory != store:
+        directory.chmod(directory.parent.stat().st_mode & _SHARED_BITS)
+
+
+def require_no_link(directory: Path) -> None:
+    """Refuse a directory of a store that is a link: what is written to it, or removed from it, is elsewhere.
+
+    Raises:
+        OSError: it is one.
+    """
+    if directory.is_symlink():
+        raise OSError(errno.ELOOP, f"{directory.name} is a symbolic link; remove it")
+
+
+def make_file(path: Path) -> None:
+    """Make an empty file with the permissions of its directory, if there is none; no link is followed.
+
+    Raises:
+        OSError: it cannot be made, or a link or something else has its name.
+    """
+    os.close(_open_own(path))
+
+
+def open_regular(path: Path, flags: int = 0) -> int:
+    """Open a regular file for reading; what is none is not opened, so that nothing waits. No process inherits it.
+
+    Raises:
+        NotRegularError: a directory, pipe, socket or device, or a symbolic link to one.
+        OSError: it cannot be opened.
+    """
+    follows = not flags & os.O_NOFOLLOW
+    if not stat.S_ISREG(mode := path.stat(follow_symlinks=follows).st_mode):
+        raise NotRegularError(mode)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | flags)
+    if not stat.S_ISREG(mode := os.fstat(fd).st_mode):  # replaced meanwhile
+        os.close(fd)
+        raise NotRegularError(mode)
     return fd
 
 
+def read_at(fd: int, offset: int, count: int) -> bytes:
+    """`count` bytes of a file from `offset` on, fewer where it ends."""
+    parts = []
+    while count > 0 and (part := os.pread(fd, count, offset)):
+        parts.append(part)
+        offset, count = offset + len(part), count - len(part)
+    return b"".join(parts)
+
+
+def advise_in_order(fd: int) -> None:
+    """Tell the system that a file is read from its beginning to its end: it then reads farther ahead."""
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+
 def fsync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
@@ -104,13 +274,50 @@ def fsync_directory(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold the exclusive lock on a file (made if absent); yields its descriptor. The lock ends with the process."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    """Hold the exclusive lock on a file (made if absent); yields its descriptor. The lock ends with the process.
+
+    Raises:
+        OSError: it cannot be made, or a link or something else has its name.
+    """
+    fd = _open_own(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
     finally:
         os.close(fd)
+
+
+def _open_own(path: Path) -> int:
+    """Open a file of a store for reading and writing, or make it; through no link, and nothing but a regular file."""
+    flags, fd = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, -1
+    while fd < 0:
+        try:
+            fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, _OWNER_ONLY & 0o666)
+            _inherit_mode(fd, path.parent)
+        except FileExistsError:
+            with suppress(FileNotFoundError):  # removed meanwhile
+                fd = _open_existing(path, flags)
+    return fd
+
+
+def _open_existing(path: Path, flags: int) -> int:
+    problem = f"{path.name} is a link, or no regular file; remove it"
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise OSError(error.errno, problem) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, problem)
+    return fd
+
+
+def _inherit_mode(fd: int, directory: Path) -> None:
+    """Give a new file the permissions of its directory, less those to enter it."""
+    with suppress(PermissionError):  # a file system without permissions
+        os.fchmod(fd, directory.stat().st_mode & 0o666)
 
 
 def allow_open_files(count: int) -> int:

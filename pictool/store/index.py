@@ -12,10 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pictool.errors import PicError
+from pictool.store.databases import clear_place, has_schema, is_empty
 from pictool.store.entries import Entry, entries_of
-from pictool.store.format import ObjectFile, ObjectMeta, meta_of, metadata_of
+from pictool.store.files import make_file
+from pictool.store.format import ObjectFile
+from pictool.store.header import ObjectMeta, meta_of, metadata_of
 
 INDEX_FILE = "index.sqlite3"
 TEXT_LENGTH = 200  # characters of the text, for people to recognise an object by
@@ -93,6 +97,14 @@ class IndexRecord:
     def of(cls, entry: Entry, meta: ObjectMeta, text: str) -> IndexRecord:
         return cls(entry.key, entry.inode, entry.num_bytes, entry.used_ns, meta, text)
 
+    @classmethod
+    def from_columns(cls, row: tuple[Any, ...]) -> IndexRecord:
+        """The record of a row. Raises what its types and its JSON raise, if they are others."""
+        key, inode, num_bytes, used_ns, meta, text = row
+        if [type(value) for value in row] != [str, int, int, int, str, str]:
+            raise TypeError("a column has another type")
+        return cls(key, inode, num_bytes, used_ns, meta_of(json.loads(meta)), text)
+
     def is_of(self, entry: Entry) -> bool:
         return (self.inode, self.num_bytes, self.used_ns) == (entry.inode, entry.num_bytes, entry.used_ns)
 
@@ -116,11 +128,8 @@ class Index:
         query = "SELECT * FROM objects WHERE key >= ? AND key < ?"
         try:
             rows = self._db.execute(query, (shard, shard + "g")).fetchall()
-            return {
-                key: IndexRecord(key, inode, num_bytes, used_ns, meta_of(json.loads(meta)), text)
-                for key, inode, num_bytes, used_ns, meta, text in rows
-            }
-        except (sqlite3.DatabaseError, ValueError, KeyError, TypeError):
+            return {row[0]: IndexRecord.from_columns(row) for row in rows}
+        except (sqlite3.Error, PicError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             self._start_again()
             return {}
 
@@ -140,14 +149,17 @@ class Index:
         self._db = self._open() or _connect(":memory:")
 
     def _open(self) -> sqlite3.Connection | None:
-        """None if the file cannot be used; one that is damaged or of another version is replaced."""
-        with suppress(sqlite3.OperationalError):
+        """None if the file cannot be used; one that is damaged, of another version or no file is replaced."""
+        with suppress(sqlite3.Error, OSError):
+            clear_place(self._path)
+            make_file(self._path)
             try:
                 return _connect(str(self._path))
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError):
                     raise
                 self._path.unlink(missing_ok=True)
+                make_file(self._path)
                 return _connect(str(self._path))
         return None
 
@@ -167,10 +179,12 @@ def _connect(path: str) -> sqlite3.Connection:
         db.execute("PRAGMA synchronous = OFF")  # a power failure costs a cache
         with db:
             db.execute("BEGIN IMMEDIATE")
-            if db.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
-                db.execute("DROP TABLE IF EXISTS objects")
+            if is_empty(db):
                 db.execute(_SCHEMA)
                 db.execute(f"PRAGMA user_version = {_VERSION}")
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version != _VERSION or not has_schema(db, _SCHEMA):
+                raise sqlite3.DatabaseError("an index of another version")
     except BaseException:
         db.close()
         raise

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pictool.core import Target, TokenIds
+from pictool.core import Identity, Target, TokenIds
 from pictool.errors import ForeignObjectError, PicError, StoreError, UnreadableObjectError
 from pictool.store.codecs import codecs
 from pictool.store.entries import keys_of, shards
@@ -23,7 +23,7 @@ from pictool.store.search import HashedTokens, Run, SearchTable, choose_runs
 from pictool.store.store import Store
 
 _LEAST_PAUSE_S = 1.0  # between two readings of the store, however often one is asked for
-Identity = tuple[int, int, int]  # of a file: inode, size, time of its last change
+FileState = tuple[int, int, int]  # inode, size, time of the last change
 
 
 @dataclass
@@ -31,9 +31,8 @@ class _Document:
     """Tokens that are in the store under some keys: those of tenants' salts, and of codecs."""
 
     tokens: TokenIds
-    sinks: int
     digest: bytes
-    codecs: set[str] = field(default_factory=set)
+    unsalted: dict[str, str] = field(default_factory=dict)  # the key without a salt, by codec
     keys: set[str] = field(default_factory=set)
 
 
@@ -58,13 +57,14 @@ class _Object:
     tokens: TokenIds
     sinks: int
     codec: str
+    unsalted: str
 
 
 @dataclass(frozen=True)
 class _Unsound:
     """A file that is no whole object, as long as it is the same file; None: it must be read again."""
 
-    identity: Identity | None
+    state: FileState | None
 
 
 class ContentIndex:
@@ -74,10 +74,12 @@ class ContentIndex:
         target: what objects must be made for.
         min_tokens: the shortest match that is recognised.
         decode: of the target's tokenizer.
+        bos: the model's own dummy token; objects that were compiled after others are not recognised.
     """
 
-    def __init__(self, store: Store, target: Target, min_tokens: int, decode: Decode) -> None:
-        self._store, self._target, self._min_tokens, self._decode = store, target, min_tokens, decode
+    def __init__(self, store: Store, target: Target, min_tokens: int, decode: Decode, bos: int | None = None) -> None:
+        self._store, self._target, self._min_tokens = store, target, min_tokens
+        self._decode, self._bos = decode, bos
         self._refreshing, self._changing = threading.Lock(), threading.Lock()
         self._listings: dict[int, _Listing] = {}  # by sinks
         self._known: dict[str, _Document | None] = {}  # None: in the store, but of no use here
@@ -132,8 +134,8 @@ class ContentIndex:
 
     def _key_of(self, document: _Document, salt: str) -> str | None:
         """The key under which a tenant has a document; None if it has not. Lossless codecs are preferred."""
-        for codec in sorted(document.codecs, key=lambda name: (not codecs()[name].is_lossless, name)):
-            key = self._target.key(document.tokens, document.sinks, codec, salt)
+        for codec in sorted(document.unsalted, key=lambda name: (not codecs()[name].is_lossless, name)):
+            key = Identity.of(document.unsalted[codec], salt).key
             if key in document.keys:
                 return key
         return None
@@ -155,9 +157,9 @@ class ContentIndex:
 
     def _is_other(self, key: str, unsound: _Unsound) -> bool:
         """Whether a file is another than the one that was no whole object."""
-        return unsound.identity is None or unsound.identity != self._identity(key)
+        return unsound.state is None or unsound.state != self._state(key)
 
-    def _identity(self, key: str) -> Identity | None:
+    def _state(self, key: str) -> FileState | None:
         with suppress(OSError):
             status = self._store.path(key).stat()
             return status.st_ino, status.st_size, status.st_ctime_ns
@@ -165,7 +167,7 @@ class ContentIndex:
 
     def _read(self, key: str, checks_all: bool) -> _Object | _Unsound | None:
         """What the index needs of an object; None if it is of no use here, whatever becomes of its file."""
-        identity = self._identity(key)
+        state = self._state(key)
         try:
             with self._store.peek_local(key) as file:
                 return self._read_file(file, key, checks_all)
@@ -174,16 +176,18 @@ class ContentIndex:
         except UnreadableObjectError:  # by its permissions, or the disk's: it may be whole
             return _Unsound(None)
         except PicError:
-            return _Unsound(identity)
+            return _Unsound(state)
 
     def _read_file(self, file: ObjectFile, key: str, checks_all: bool) -> _Object | None:
         meta = file.meta
         meta.require(self._target, key[:12])
+        meta.require_dummy(self._bos, key[:12])
         if meta.parent is not None or meta.num_tokens < self._min_tokens:
             return None
         if checks_all:
             file.verify()
-        return _Object(file.tokens(), meta.sinks, meta.codec)
+        tokens = file.tokens()
+        return _Object(tokens, meta.sinks, meta.codec, meta.key_of(tokens))
 
     def _update(self, gone: Iterable[str], read: Mapping[str, _Object | _Unsound | None]) -> None:
         """Take over what was read; the search tables are made again once for all of it."""
@@ -207,9 +211,9 @@ class ContentIndex:
         listing, digest = self._listings.get(found.sinks), hashlib.sha256(found.tokens.tobytes()).digest()
         document = None if listing is None else listing.by_digest.get(digest)
         if document is None:
-            document = _Document(found.tokens, found.sinks, digest)
+            document = _Document(found.tokens, digest)
             document = new.setdefault(found.sinks, {}).setdefault(digest, document)
-        document.codecs.add(found.codec)
+        document.unsalted[found.codec] = found.unsalted
         document.keys.add(key)
         return document
 

@@ -1,7 +1,8 @@
 """A remote: objects at any URL that fsspec knows, laid out as a store is (`URL/objects/ab/KEY.kvo`).
 
-Objects are read by ranges, with retries. No answer is trusted: `fetching.py` checks it as a local object is checked. A
-push becomes visible whole: by a rename in a file system, by a put in an object storage, where that is one step.
+Objects are read by ranges, with retries, bounded in bytes and in time. No answer is trusted: `fetching.py` checks it as
+a local object is checked. A push becomes visible whole: in a directory by temp file, fsync and rename, in other file
+systems by a rename, in an object storage by a put, where that is one step.
 """
 
 from __future__ import annotations
@@ -10,22 +11,32 @@ import os
 import random
 import re
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
-from pictool.errors import InputError, RemoteError, StoreError
-from pictool.store.entries import SUFFIX
+from pictool.errors import InputError, ObjectError, RemoteError, StoreError
+from pictool.store.entries import SUFFIX, litter_candidates
+from pictool.store.files import NotRegularError, atomic_write, open_regular, read_at, remove_litter
+from pictool.store.format import ObjectFile
+from pictool.store.pace import MIN_RATE, BadAnswer, Pace, TooSlow
 
 _OBJECT_STORES = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "obs", "oci", "oss", "s3", "s3a", "tos"}
 _READ_ONLY = {"http", "https"}
 _TEMPORARY = {408, 425, 429}  # HTTP statuses below 500 after which trying again helps
 _DENIED = {401, 403, 407}
 _DOWN_S = 30.0  # for so long a remote that could not be reached gets no requests
+_TRAILER = 1 << 16  # bytes at an object's end that a push compares
+_STALE_S = 24 * 3600.0  # the age from which a temp file without a lock counts as that of a dead push
+_MAX_LISTED = 10_000  # names in a directory for temp files that a push looks at
+_TEMP = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
 T = TypeVar("T")
 
 
@@ -46,12 +57,13 @@ class Retry:
 class Remote:
     """Objects at a URL: s3, gs, http, a directory, … It connects at the first request.
 
-    `timeout_s` is how long an http server may send nothing. Credentials, headers and end points are configured for
-    fsspec (`FSSPEC_S3_ENDPOINT_URL`, `~/.config/fsspec/`).
+    A server may send nothing for `timeout_s`; after that a transfer that falls behind `min_rate` bytes per second is
+    given up, so that a request of n bytes ends within `timeout_s` + n / `min_rate`. Credentials, headers and end points
+    are configured for fsspec (`FSSPEC_S3_ENDPOINT_URL`, `~/.config/fsspec/`).
     """
 
-    def __init__(self, url: str, retry: Retry = Retry(), timeout_s: float = 30.0) -> None:
-        self.url, self.retry, self.timeout_s = url.rstrip("/") or "/", retry, timeout_s
+    def __init__(self, url: str, retry: Retry = Retry(), timeout_s: float = 30.0, min_rate: float = MIN_RATE) -> None:
+        self.url, self.retry, self.timeout_s, self.min_rate = url.rstrip("/") or "/", retry, timeout_s, min_rate
         self._down_until, self._down_why = 0.0, ""
         self._cancelled = threading.Event()
 
@@ -62,12 +74,12 @@ class Remote:
         """The name of an object in messages."""
         return f"{self}/{_relative(key)}"
 
-    def __reduce__(self) -> tuple[type[Remote], tuple[str, Retry, float]]:
-        return Remote, (self.url, self.retry, self.timeout_s)  # each process connects by itself
+    def __reduce__(self) -> tuple[type[Remote], tuple[str, Retry, float, float]]:
+        return Remote, (self.url, self.retry, self.timeout_s, self.min_rate)  # each process connects by itself
 
     def within(self, *names: str) -> Remote:
         """The remote of a store in a directory of this one's. It is cancelled with this one."""
-        remote = Remote("/".join((self.url, *names)), self.retry, self.timeout_s)
+        remote = Remote("/".join((self.url, *names)), self.retry, self.timeout_s, self.min_rate)
         remote._cancelled = self._cancelled
         return remote
 
@@ -75,35 +87,97 @@ class Remote:
         """Give up: no request is sent any more. One that was sent is not tried again, and no pause is waited for."""
         self._cancelled.set()
 
-    def read(self, key: str, start: int, end: int, at_most: bool = False) -> bytes | None:
-        """Bytes [start, end) of an object; None if there is no such object.
+    # Reading
 
-        With `at_most` an object may end before `end`, and a server that ignores ranges returns all of it.
+    def read_first(self, key: str, count: int) -> tuple[bytes, bool] | None:
+        """The first `count` bytes of an object, or all if it is smaller; and whether ranges of it can be read.
+
+        None if there is no such object. Raises RemoteError as `read`.
+        """
+        return self._attempt(key, lambda: self._read_range(self._path(key), 0, count))
+
+    def read(self, key: str, start: int, end: int) -> bytes | None:
+        """Bytes [start, end) of an object; None if there is no such object.
 
         Raises:
             RemoteError: all attempts failed.
         """
 
         def request() -> bytes:
-            data: bytes = self._files.cat_file(self._path(key), start=start, end=end)
-            if at_most:
-                return data
-            if len(data) > end - start:  # the range was ignored
-                data = data[start:end]
+            data, _ = self._read_range(self._path(key), start, end)
             if len(data) < end - start:
                 raise _ShortRead(f"{len(data):,d} of {end - start:,d} bytes came")
             return data
 
         return self._attempt(key, request)
 
-    def size(self, key: str) -> int | None:
-        """Bytes of an object; None if there is no such object. Raises RemoteError."""
-        return self._attempt(key, lambda: int(self._files.info(self._path(key))["size"]))
+    def read_all(self, key: str, num_bytes: int, write: Callable[[int, bytes], None]) -> bool | None:
+        """Pass a whole object of `num_bytes` to `write(offset, data)` as it comes: from a server that ignores ranges.
+
+        None if there is no such object. An attempt that follows a failed one begins at offset 0 again.
+
+        Raises:
+            RemoteError: all attempts failed, or it is longer.
+        """
+
+        def request() -> bool:
+            offset = 0
+
+            def take(data: bytes) -> None:
+                nonlocal offset
+                write(offset, data)
+                offset += len(data)
+
+            count = self._files.read_all(self._path(key), num_bytes, take, self._pace)
+            if count < num_bytes:
+                raise _ShortRead(f"{count:,d} of {num_bytes:,d} bytes came")
+            return True
+
+        return self._attempt(key, request)
+
+    def _read_range(self, path: str, start: int, end: int) -> tuple[bytes, bool]:
+        """Bytes [start, end) of a file, fewer where it ends; and whether ranges can be read. One attempt."""
+        if self._protocol in _READ_ONLY:
+            data, has_ranges = self._files.read_range(path, start, end, self._pace)
+            return data, has_ranges or len(data) < end - start
+        if self._directory is not None:
+            return _read_local(path, start, end), True
+        from fsspec.asyn import AsyncFileSystem
+
+        is_async = isinstance(self._files, AsyncFileSystem)
+        limit = {"timeout": self._pace.allowed_s(end - start)} if is_async else {}
+        data = self._files.cat_file(path, start=start, end=end, **limit)
+        return bytes(data[: end - start]), True
+
+    # Writing
 
     def require_writable(self) -> None:
         """Raises StoreError if it can only be read."""
         if self._protocol in _READ_ONLY:
             raise StoreError(f"{self}: is read-only ({self._protocol}); push to the directory or bucket that it serves")
+
+    def has_same(self, file: ObjectFile) -> bool:
+        """Whether it has this object, whole.
+
+        A directory's file is read and checked to its end. Elsewhere its size, its header (which holds a checksum of
+        every part) and its last 64 KiB are compared: an object storage shows no half object. Raises RemoteError.
+        """
+        key, size = file.meta.key, file.num_bytes
+        if self._directory is not None:
+            try:
+                with ObjectFile(Path(self._path(key)), self.name(key)) as there:
+                    if there.num_bytes != size or there.header() != file.header():
+                        return False
+                    there.verify()
+            except ObjectError:
+                return False
+            return True
+        if self._attempt(key, lambda: int(self._files.info(self._path(key))["size"])) != size:
+            return False
+        header, trailer = file.header(), max(0, size - _TRAILER)
+        if self.read(key, 0, len(header)) != header:
+            return False
+        return self.read(key, trailer, size) == read_at(file.fileno(), trailer, size - trailer)
 
     def write(self, key: str, path: os.PathLike[str]) -> None:
         """Send an object's file; it appears whole or not at all.
@@ -119,12 +193,37 @@ class Remote:
         if done is None:
             raise StoreError(f"{self.name(key)}: cannot be written (no such place); see whether {self} exists")
 
+    def remove_litter(self) -> int:
+        """Remove temp files that killed pushes left; returns how many. An object storage has none.
+
+        In a directory a push holds a lock on its temp file, as a store's writers do. In other file systems a temp file
+        that is a day old counts as left.
+        """
+        if self._directory is not None:
+            temps = [path for path in litter_candidates(self._directory) if path.is_file() and not path.is_symlink()]
+            return sum(remove_litter(path) is not None for path in temps)
+        if self._protocol in _OBJECT_STORES | _READ_ONLY:
+            return 0
+        count = 0
+        with suppress(Exception):  # it can be pushed to without
+            for entry in self._files.ls(f"{self._root}/tmp", detail=True)[:_MAX_LISTED]:
+                name = str(entry["name"]).rpartition("/")[2]
+                if _TEMP.fullmatch(name) and _age_s(entry) > _STALE_S:
+                    self._files.rm_file(f"{self._root}/tmp/{name}")
+                    count += 1
+        return count
+
     def _put(self, path: os.PathLike[str], target: str) -> bool:
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)  # for whom the umask says: it is there to be shared
+            _put_local(Path(path), Path(target), self._directory / "tmp")
+            return True
         if self._protocol in _OBJECT_STORES:
             self._files.put_file(os.fspath(path), target)
             return True
-        temp = f"{target}.{secrets.token_hex(8)}.tmp"
+        temp = f"{self._root}/tmp/{Path(target).stem}.{secrets.token_hex(8)}.tmp"
         self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+        self._files.makedirs(temp.rpartition("/")[0], exist_ok=True)
         try:
             self._files.put_file(os.fspath(path), temp)
             self._files.mv(temp, target)
@@ -133,6 +232,8 @@ class Remote:
                 self._files.rm_file(temp)
             raise
         return True
+
+    # Attempts
 
     def _attempt(self, key: str, request: Callable[[], T]) -> T | None:
         """What a request returns, tried again after temporary problems; None if there is no such object."""
@@ -146,7 +247,7 @@ class Remote:
                 if not isinstance(error.__cause__, Exception) or _status(error.__cause__) == 404:
                     return None
                 problem: Exception = error.__cause__  # fsspec's http raises it for any problem
-            except InputError:
+            except (InputError, StoreError, RemoteError):
                 raise
             except Exception as error:  # whatever a file system raises
                 problem = error
@@ -175,6 +276,15 @@ class Remote:
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{_relative(key)}"
+
+    @cached_property
+    def _pace(self) -> Pace:
+        return Pace(self.timeout_s, self.min_rate)
+
+    @cached_property
+    def _directory(self) -> Path | None:
+        """The directory that it is; None if it is none of this machine's file systems."""
+        return Path(self._root or "/") if self._protocol in ("file", "local") else None
 
     @cached_property
     def _file_system(self) -> tuple[Any, str]:
@@ -212,7 +322,9 @@ def _is_temporary(error: Exception) -> bool:
     status = _status(error)
     if status is not None:
         return status >= 500 or status in _TEMPORARY
-    return not isinstance(error, PermissionError | NotImplementedError | TypeError | ValueError | IsADirectoryError)
+    return not isinstance(error, TooSlow) and not isinstance(
+        error, PermissionError | NotImplementedError | TypeError | ValueError | IsADirectoryError
+    )
 
 
 def _why(error: Exception) -> str:
@@ -240,7 +352,11 @@ def _open_file_system(url: str, timeout_s: float) -> tuple[Any, str]:
 
     protocol = fsspec.core.split_protocol(url)[0] or "file"
     try:
-        files, root = fsspec.core.url_to_fs(url, **_options(protocol, timeout_s))
+        if protocol in _READ_ONLY:
+            from pictool.store.http import HttpFiles
+
+            return HttpFiles(**_http_options(protocol, timeout_s)), HttpFiles._strip_protocol(url)
+        files, root = fsspec.core.url_to_fs(url)
     except ImportError as error:
         package = str(known_implementations[protocol]["class"]).split(".")[0]
         remedy = f"pip install {package}" if package != "fsspec" else str(error)
@@ -255,10 +371,8 @@ def _open_file_system(url: str, timeout_s: float) -> tuple[Any, str]:
     return files, str(root)
 
 
-def _options(protocol: str, timeout_s: float) -> dict[str, Any]:
-    """The options for opening a file system, besides those in the user's configuration of fsspec."""
-    if protocol not in ("http", "https"):
-        return {}
+def _http_options(protocol: str, timeout_s: float) -> dict[str, Any]:
+    """The options for opening http, besides those in the user's configuration of fsspec."""
     import aiohttp
     from fsspec.config import conf
 
@@ -266,5 +380,31 @@ def _options(protocol: str, timeout_s: float) -> dict[str, Any]:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, timeout_s), sock_read=timeout_s)
     return {
         "timeout": configured.get("timeout", timeout),
-        "headers": {"Accept-Encoding": "identity", **configured.get("headers", {})},
+        "headers": configured.get("headers", {}),
+        "client_kwargs": {**configured.get("client_kwargs", {}), "auto_decompress": False},
     }
+
+
+def _read_local(path: str, start: int, end: int) -> bytes:
+    """Bytes [start, end) of a regular file, fewer where it ends; a pipe or a device is refused, and not waited for."""
+    try:
+        fd = open_regular(Path(path))
+    except NotRegularError as error:
+        raise BadAnswer(error.strerror) from error
+    try:
+        return read_at(fd, start, end - start)
+    finally:
+        os.close(fd)
+
+
+def _put_local(source: Path, target: Path, temp_dir: Path) -> None:
+    with source.open("rb") as file, atomic_write(target, temp_dir) as copy:
+        shutil.copyfileobj(file, copy, 1 << 20)
+
+
+def _age_s(entry: dict[str, Any]) -> float:
+    """Seconds since a listed file was changed; 0 if the listing does not say."""
+    changed = next((entry[name] for name in ("mtime", "modified", "LastModified", "created") if name in entry), None)
+    if isinstance(changed, datetime):
+        changed = changed.timestamp()
+    return time.time() - changed if isinstance(changed, int | float) else 0.0

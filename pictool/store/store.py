@@ -13,17 +13,17 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import Protocol
 
 from pictool.errors import ObjectError, RemoteError, StoreError
 from pictool.store import eviction
 from pictool.store.entries import Entry, entries, is_key, keys_of, object_path, shards
 from pictool.store.fetching import Destination, Fetcher, PartialObjectFile
 from pictool.store.files import atomic_write as atomic_write
+from pictool.store.files import make_directory
 from pictool.store.format import CompiledChunk, ObjectFile, write_object
 from pictool.store.index import StoredObject as StoredObject
 from pictool.store.index import describe, list_shard, open_index
@@ -34,6 +34,12 @@ from pictool.store.usage import Counters, Counts, hits_stamp, read_hits
 _log = logging.getLogger(__name__)
 DEFAULT_ROOT = ".pic"
 _MIN_PREFIX = 4
+
+
+class Readable(Protocol):
+    """What bytes are read from, in order."""
+
+    def read(self, count: int, /) -> bytes: ...
 
 
 class Store:
@@ -48,7 +54,7 @@ class Store:
         self, root: str | os.PathLike[str] | None = None, max_bytes: int | None = None, *,
         remote: str | Remote | None = None, memory_bytes: int = 0, on_warning: Callable[[str], None] = _log.warning,
     ) -> None:  # fmt: skip
-        self.root = Path(root or os.environ.get("PIC_STORE") or DEFAULT_ROOT)
+        self.root = self._outer = Path(root or os.environ.get("PIC_STORE") or DEFAULT_ROOT)
         self.max_bytes, self.on_warning = max_bytes, on_warning
         self.counters = Counters(self.root / "stats")
         self.memory = LayerMemory(memory_bytes) if memory_bytes else None
@@ -59,7 +65,9 @@ class Store:
     def within(self, *names: str) -> Store:
         """A store in a directory of this one, with its remote in that directory of this one's; without host memory."""
         remote = None if self.remote is None else self.remote.within(*names)
-        return Store(self.root.joinpath(*names), remote=remote, on_warning=self.on_warning)
+        store = Store(self.root.joinpath(*names), remote=remote, on_warning=self.on_warning)
+        store._outer = self._outer
+        return store
 
     def path(self, key: str) -> Path:
         return object_path(self.root, key)
@@ -79,9 +87,29 @@ class Store:
         except (StoreError, ObjectError) as error:
             if isinstance(error, RemoteError):
                 self.skip_remote(error)
+            elif isinstance(error, ObjectError):
+                self.warn_of_damage(error)
             self.counters.add(Counts(misses=1))
             return False
         return True
+
+    def has_whole(self, key: str) -> bool:
+        """`has`, and every byte of the object is read and checked. Of a damaged one a warning says so."""
+        if not self.has(key):
+            return False
+        try:
+            with self.peek_local(key) as file:
+                file.verify()
+        except ObjectError as error:
+            self.warn_of_damage(error)
+            return False
+        except StoreError:  # evicted meanwhile
+            return False
+        return True
+
+    def warn_of_damage(self, error: ObjectError) -> None:
+        """Say that an object here is damaged, whose text is at hand and is compiled again."""
+        self.on_warning(f"{error}; going on, its text is compiled again")
 
     def open(self, key: str) -> ObjectFile:
         """Open an object by its whole key to use it: `peek`, then `mark_used`.
@@ -117,15 +145,19 @@ class Store:
         """`peek`, without the remote."""
         path = self.path(key)
         if not os.path.exists(path):
-            where = f"{self.root}, nor at {self.remote}" if self.remote else str(self.root)
-            raise StoreError(f"{key[:12]}: no such object in the store {where}; compile its text first")
+            raise self.absent(key)
         file = ObjectFile(path)
         try:
-            _require_key(file, key, path)
-        except ObjectError:
+            file.require_key(key)
+        except BaseException:
             file.close()
             raise
         return file
+
+    def absent(self, key: str) -> StoreError:
+        """The error for an object that is not here. It is raised as well for one of another salt, so as not to tell."""
+        where = f"{self.root}, nor at {self.remote}" if self.remote else str(self.root)
+        return StoreError(f"{key[:12]}: no such object in the store {where}; compile its text first")
 
     # The remote
 
@@ -173,6 +205,7 @@ class Store:
             StoreError: it cannot be written, or the store may not hold so much; nothing was changed.
         """
         path = self.path(chunk.meta.key)
+        self._make_root()
         with atomic_write(path, self.root / "tmp", self._publish, durable) as file:
             write_object(file, chunk)
             if used_ns is not None:
@@ -180,7 +213,7 @@ class Store:
                 os.utime(file.fileno(), ns=(used_ns, used_ns))
         return path
 
-    def insert(self, key: str, source: IO[bytes]) -> Path:
+    def insert(self, key: str, source: Readable) -> Path:
         """Copy an object's file into the store, byte by byte, once every checksum of it holds.
 
         Raises:
@@ -188,13 +221,22 @@ class Store:
             StoreError: it cannot be written, or the store may not hold so much; nothing was changed.
         """
         path = self.path(key)
+        self._make_root()
         with atomic_write(path, self.root / "tmp", self._publish) as copy:
-            shutil.copyfileobj(source, copy, 1 << 20)
+            while data := source.read(1 << 20):
+                copy.write(data)
             copy.flush()
             with ObjectFile(copy.name) as file:
                 file.verify()
-                _require_key(file, key, path)
+                file.require_key(key)
         return path
+
+    def _make_root(self) -> None:
+        """Make the store's directory: for its owner alone; inside another store, as that is."""
+        try:
+            make_directory(self.root, self._outer)
+        except OSError as error:
+            raise StoreError(f"{self.root}: cannot be made ({error.strerror}); nothing was changed") from error
 
     def _publish(self, temp: Path, target: Path) -> None:
         self._publish_counted(temp, target, replace=True)
@@ -230,28 +272,50 @@ class Store:
         """A number that changes once any process has written its hits."""
         return hits_stamp(self.root)
 
-    def find(self, name: str) -> str:
+    def find(self, name: str, salt: str | None = None) -> str:
         """The whole key for a key (fetched from the remote if it is not here) or an abbreviation of one that is here.
+
+        Args:
+            salt: as of `resolve`.
 
         Raises:
             StoreError: no object or several, or it cannot be fetched.
         """
         try:
-            is_fetched = is_key(name) and not os.path.exists(self.path(name)) and self.fetch(name)
+            if is_key(name) and not os.path.exists(self.path(name)):
+                self.fetch(name)
         except RemoteError as error:  # without a text there is nothing to compile instead
             raise StoreError(str(error)) from error
-        return name if is_fetched else self.resolve(name)
+        return self.resolve(name, salt)
 
-    def resolve(self, prefix: str) -> str:
-        """The whole key for an abbreviation of at least 4 hex digits, as in git; the remote is not asked."""
+    def resolve(self, prefix: str, salt: str | None = None) -> str:
+        """The whole key for an abbreviation of at least 4 hex digits, as in git; the remote is not asked.
+
+        Args:
+            salt: that of the objects which are found ("": those without one). All others are as good as absent, and so
+                are damaged ones and blocks of chains. None: all are found.
+
+        Raises:
+            StoreError: no object or several.
+        """
         if not re.fullmatch(rf"[0-9a-f]{{{_MIN_PREFIX},64}}", prefix):
             raise StoreError(f"{prefix!r}: neither a file nor a key (at least {_MIN_PREFIX} hex digits)")
-        matches = [key for key in keys_of(self.root, prefix[:2]) if key.startswith(prefix)]
+        found = [key for key in keys_of(self.root, prefix[:2]) if key.startswith(prefix)]
+        matches = found if salt is None else [key for key in found if self._is_of(key, salt)]
         if len(matches) != 1:
             what = "no object" if not matches else f"{len(matches)} objects"
             hint = f" ({self.remote} is asked for whole keys)" if self.remote else ""
-            raise StoreError(f"{prefix}: {what} with this key in the store {self.root}{hint}; see pic store ls")
+            which = "this key" if salt is None else "this key and salt"
+            raise StoreError(f"{prefix}: {what} with {which} in the store {self.root}{hint}; see pic store ls")
         return matches[0]
+
+    def _is_of(self, key: str, salt: str) -> bool:
+        """Whether the key of an object is that of its tokens and a salt; of a damaged one nobody knows whose it is."""
+        try:
+            with self.peek_local(key) as file:
+                return file.meta.key == file.meta.key_of(file.tokens(), salt)
+        except (ObjectError, StoreError):
+            return False
 
     def objects(self, after: str = "", chains: bool = False) -> Iterator[StoredObject]:
         """Every object with what its header says, sorted by key, starting at the first key after `after`.
@@ -282,8 +346,3 @@ class Store:
         """An object with what its header says, or its problem; None if another process removed it meanwhile."""
         entry = Entry.of(self.path(key))
         return None if entry is None else describe(entry, self.peek_local)
-
-
-def _require_key(file: ObjectFile, key: str, path: Path) -> None:
-    if file.meta.key != key:
-        raise ObjectError(f"{path}: holds the object {file.meta.key[:12]}, not what its name says")

@@ -20,8 +20,15 @@ class Transferred:
     present: tuple[str, ...]
 
 
-def push(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lambda: None) -> Transferred:
-    """Send objects to the store's remote. Every object is checked first; one that is there in the same size stays.
+def push(
+    store: Store, keys: Sequence[str], on_object: Callable[[], None] = lambda: None, force: bool = False
+) -> Transferred:
+    """Send objects to the store's remote. Every object is checked first; one that is there stays (`Remote.has_same`).
+
+    What killed pushes left there is removed.
+
+    Args:
+        force: send also what is there.
 
     Raises:
         InputError: the store has no remote.
@@ -29,18 +36,18 @@ def push(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lamb
     """
     remote, sent, present, num_bytes = _require_remote(store), list[str](), list[str](), 0
     remote.require_writable()
+    remote.remove_litter()
     for key in dict.fromkeys(keys):
         with store.peek_local(key) as file:
             file.verify()
-            size = file.num_bytes
-        if remote.size(key) == size:
-            present.append(key)
-        else:
-            remote.write(key, store.path(key))
-            if (remote_size := remote.size(key)) != size:
-                raise StoreError(f"{remote.name(key)}: has {remote_size} bytes after {size} were sent; push it again")
-            sent.append(key)
-            num_bytes += size
+            if not force and remote.has_same(file):
+                present.append(key)
+            else:
+                remote.write(key, store.path(key))
+                if not remote.has_same(file):
+                    raise StoreError(f"{remote.name(key)}: is another object after it was sent; push it again")
+                sent.append(key)
+                num_bytes += file.num_bytes
         on_object()
     return Transferred(tuple(sent), num_bytes, tuple(present))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from pictool.errors import ForeignObjectError, ObjectError, PicError, StoreError, UnreadableObjectError
 from pictool.store import eviction
 from pictool.store.entries import Entry, entries, litter_candidates
 from pictool.store.eviction import Tally
-from pictool.store.files import locked, remove_litter
+from pictool.store.files import locked, make_directory, remove_litter, require_no_link
 from pictool.store.format import ObjectFile
 from pictool.store.index import INDEX_FILE
 from pictool.store.store import Store
@@ -35,6 +38,7 @@ def gc(store: Store, max_bytes: int | None = None) -> Collected:
     """
     max_bytes = store.max_bytes if max_bytes is None else max_bytes
     try:
+        require_no_link(store.root / "tmp")
         litter = [size for path in litter_candidates(store.root) if (size := remove_litter(path)) is not None]
         num_bytes, evicted = eviction.shrink(store.root, max_bytes)
     except OSError as error:
@@ -154,51 +158,67 @@ def verify(store: Store, repair: bool = False, on_object: Callable[[Entry], None
 
     `repair` removes damaged objects, so that they are compiled again when they are next needed. An object under the
     name of another gets its own. One that cannot be read for another reason (permission, an unknown version of the
-    format) stays, and remains a problem.
-
-    Raises:
-        StoreError: a damaged object cannot be removed.
+    format) stays, and remains a problem; so does one that cannot be removed, as a directory that is not empty.
     """
     count, num_bytes = 0, 0
     problems: dict[str, str] = {}
     for entry in entries(store.root):
-        problem = _problem(store, entry.key)
+        problem = find_problem(store, entry.key)
         if problem is None or entry.path.exists():
             count, num_bytes = count + 1, num_bytes + entry.num_bytes
             problems |= {} if problem is None else {entry.key: str(problem)}
         if on_object:
             on_object(entry)
-    repaired = tuple(key for key in problems if repair and take_out(store, key))
+    repaired = _take_out_all(store, problems) if repair else ()
     if repaired:
-        (store.root / INDEX_FILE).unlink(missing_ok=True)
+        with suppress(OSError):
+            (store.root / INDEX_FILE).unlink()
     return Verified(count, num_bytes, problems, repaired)
+
+
+def _take_out_all(store: Store, problems: dict[str, str]) -> tuple[str, ...]:
+    """The keys of those that could be taken out; of the others, `problems` says why they could not."""
+    repaired = []
+    for key in problems:
+        try:
+            repaired += [key] if take_out(store, key) else []
+        except StoreError as error:
+            problems[key] = str(error)
+    return tuple(repaired)
 
 
 def take_out(store: Store, key: str) -> bool:
     """Take a damaged object out; False if, under the store's lock, it is not damaged (any more).
 
     Raises:
-        StoreError: it cannot be removed.
+        StoreError: it cannot be removed, as a directory that is not empty.
     """
     path = store.path(key)
     try:
         with locked(store.root / eviction.LOCK) as fd:
-            problem = _problem(store, key)
+            problem = find_problem(store, key)
             if not isinstance(problem, ObjectError) or isinstance(problem, UnreadableObjectError | ForeignObjectError):
                 return False
             eviction.forget_total(fd)
             own_key = _key_if_intact(store, key)
-            if own_key is not None and not store.path(own_key).exists():
-                store.path(own_key).parent.mkdir(exist_ok=True)
+            if own_key is not None and not os.path.lexists(store.path(own_key)):
+                make_directory(store.path(own_key).parent, store.root)
                 path.rename(store.path(own_key))
+            elif path.is_dir() and not path.is_symlink():
+                path.rmdir()  # only if there is nothing in it
             else:
                 path.unlink()
     except OSError as error:
-        raise StoreError(f"{path}: is damaged, and cannot be removed ({error.strerror})") from error
+        raise StoreError(f"{path}: is {_what_is(path)}, and cannot be removed ({error.strerror})") from error
     return True
 
 
-def _problem(store: Store, key: str) -> PicError | None:
+def _what_is(path: Path) -> str:
+    return "a directory, where an object belongs" if path.is_dir() else "damaged"
+
+
+def find_problem(store: Store, key: str) -> PicError | None:
+    """Why an object of this store cannot be used, after all of it was read; None if it can."""
     try:
         with store.peek_local(key) as file:
             file.verify()

@@ -22,14 +22,18 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from pictool.store.files import locked
+from pictool.reading import read_file
+from pictool.store.databases import clear_place, has_schema, is_empty
+from pictool.store.files import locked, make_directory, make_file
 
 HITS_FILE = "hits.sqlite3"
 _NUM_FILES = 16
 _FLUSH_S = 1.0
 # How long to wait for another process that writes hits: to add now and then, to add at the end, to read.
 _ADD_WAIT_S, _LAST_ADD_WAIT_S, _READ_WAIT_S = 0.02, 2.0, 2.0
-_SCHEMA = "CREATE TABLE IF NOT EXISTS hits (key TEXT PRIMARY KEY, count INT NOT NULL) WITHOUT ROWID"
+_SCHEMA = "CREATE TABLE hits (key TEXT PRIMARY KEY, count INT NOT NULL) WITHOUT ROWID"
+_MAX_COUNT = (1 << 64) - 1
+_SELECT = "SELECT key, count FROM hits WHERE typeof(key) = 'text' AND typeof(count) = 'integer' AND count > 0"
 _ADD = "INSERT INTO hits VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET count = count + excluded.count"
 
 
@@ -100,7 +104,7 @@ class _Pending:
             if (counts == Counts() and not hits) or self._process != os.getpid() or not self._directory.parent.is_dir():
                 return
         with suppress(OSError):
-            self._directory.mkdir(exist_ok=True)
+            make_directory(self._directory, self._directory.parent)
             with locked(self._directory / f"{os.getpid() % _NUM_FILES:02d}") as fd:
                 os.pwrite(fd, _pack(_unpack(os.pread(fd, _FORMAT.size, 0)) + counts), 0)
         if hits and not add_hits(self._directory.parent, hits, wait_s):
@@ -117,18 +121,23 @@ _FORMAT = struct.Struct(f"<{len(fields(Counts))}Q")
 
 
 def read_counts(directory: Path) -> Counts:
-    """The counts that all processes have written."""
+    """The counts that all processes have written; what is no file of counts is left out."""
     total = Counts()
-    with suppress(FileNotFoundError, NotADirectoryError):
-        for path in directory.iterdir():
-            total += _unpack(path.read_bytes())
+    for path in _count_files(directory):
+        with suppress(OSError):
+            total += _unpack(read_file(path, _FORMAT.size))
     return total
 
 
 def reset_counts(directory: Path) -> None:
-    with suppress(FileNotFoundError, NotADirectoryError):
-        for path in directory.iterdir():
-            path.unlink(missing_ok=True)
+    for path in _count_files(directory):
+        path.unlink(missing_ok=True)
+
+
+def _count_files(directory: Path) -> list[Path]:
+    with suppress(OSError):
+        return list(directory.iterdir())
+    return []
 
 
 def _values(counts: Counts) -> list[int]:
@@ -136,7 +145,7 @@ def _values(counts: Counts) -> list[int]:
 
 
 def _pack(counts: Counts) -> bytes:
-    return _FORMAT.pack(*_values(counts))
+    return _FORMAT.pack(*(min(value, _MAX_COUNT) for value in _values(counts)))
 
 
 def _unpack(data: bytes) -> Counts:
@@ -153,7 +162,10 @@ def add_hits(root: Path, hits: Mapping[str, int], wait_s: float) -> bool:
     """
     path = root / HITS_FILE
     try:
+        clear_place(path)
         _write_hits(path, hits, wait_s)
+    except OSError:  # a directory, or a place that cannot be written
+        return True
     except sqlite3.OperationalError as error:
         return error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY
     except sqlite3.DatabaseError:  # damaged
@@ -164,10 +176,14 @@ def add_hits(root: Path, hits: Mapping[str, int], wait_s: float) -> bool:
 
 
 def _write_hits(path: Path, hits: Mapping[str, int], wait_s: float) -> None:
+    make_file(path)
     with closing(sqlite3.connect(path, timeout=wait_s, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = OFF")
         db.execute("BEGIN IMMEDIATE")
-        db.execute(_SCHEMA)
+        if is_empty(db):
+            db.execute(_SCHEMA)
+        if not has_schema(db, _SCHEMA):
+            raise sqlite3.DatabaseError("another schema")
         db.executemany(_ADD, hits.items())
         db.execute("COMMIT")
 
@@ -181,13 +197,17 @@ def read_hits(root: Path) -> dict[str, int] | None:
     if not path.exists():
         return {}
     for mode in ("rw", "ro"):
-        with suppress(sqlite3.Error), closing(_connect(path, mode)) as db:
-            return {str(key): int(count) for key, count in db.execute("SELECT key, count FROM hits")}
+        with suppress(sqlite3.Error, OSError):
+            clear_place(path)
+            with closing(_connect(path, mode)) as db:
+                return dict(db.execute(_SELECT)) if has_schema(db, _SCHEMA) else {}
     return None
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=_READ_WAIT_S)
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=_READ_WAIT_S)
+    db.text_factory = lambda key: key.decode(errors="replace")  # one damaged key does not cost the others
+    return db
 
 
 def forget_hits(root: Path, keys: Callable[[], Iterable[str]]) -> None:

@@ -13,14 +13,17 @@ generated   for each generated token: id, text, log-probability
 top         candidates for the first token, the likeliest first: id and text
 checksum    BLAKE3 (plain) over everything else
 
-A trace is read only if its checksum holds and its parts are consistent.
+A trace is read only if its checksum holds, its parts have their types and are consistent: anybody can compute a
+checksum. Everything is checked here, once, so that no reader of a `Trace` has to.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +32,18 @@ from numpy.typing import NDArray
 
 from pictool.core import Geometry, Layout, RowMask, Target
 from pictool.errors import TraceError
+from pictool.reading import parse_json, read_file
 
 FORMAT, VERSION = "pictool.trace", "2"
-_DAMAGED = "the trace is damaged; link again with --trace"
-_MAX_HEADER = 100_000_000  # what safetensors itself allows
+_AGAIN = "link again with --trace"
+_DAMAGED = f"the trace is damaged; {_AGAIN}"
+_MAX_HEADER = 32 << 20  # a prompt of 1,000,000 tokens has 20 MB
+_MAX_BYTES = 256 << 20
+_MAX_SINKS = 1 << 16
+_REPORT = {"answer", "algo", "params", "model", "engine", "tokens", "timing", "compare"}
+_COUNTS = ("head", "context", "tail", "prompt", "recomputed", "generated")
+_TIMES = ("load_s", "select_s", "recompute_s", "ttft_s", "decode_s")
+_TENSORS = {"tokens": "int32", "starts": "int32", "rows": "bool", "logits": "float32", "scores": "float32"}
 
 
 @dataclass(frozen=True)
@@ -152,14 +163,12 @@ def read_trace(path: Path) -> Trace:
     Raises:
         TraceError: no trace, another version, or a truncated or damaged file.
     """
-    from safetensors import SafetensorError
-
     try:
         tensors, metadata = _read(path)
     except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path}: not a trace, or a truncated one ({_first_line(error)})") from error
+        raise TraceError(f"{path}: cannot be read ({error.strerror or error}); name a trace") from error
+    except Exception as error:  # SafetensorError, and what numpy makes of unusual types
+        raise TraceError(f"{path}: not a trace, or a truncated one ({_first_line(error)}); {_AGAIN}") from error
     if metadata.get("format") != FORMAT:
         raise TraceError(f"{path}: not a trace; make one with pic link --trace")
     if metadata.get("version") != VERSION:
@@ -168,9 +177,11 @@ def read_trace(path: Path) -> Trace:
     if metadata.pop("checksum", None) != _checksum(tensors, metadata):
         raise TraceError(f"{path}: does not match its checksum; {_DAMAGED}")
     try:
+        if problem := _find_tensor_problem(tensors):
+            raise ValueError(problem)
         trace = _to_trace(tensors, metadata)
         problem = _find_problem(trace)
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise TraceError(f"{path}: is not as pic writes traces ({_first_line(error)}); {_DAMAGED}") from error
     if problem:
         raise TraceError(f"{path}: {problem}; {_DAMAGED}")
@@ -178,10 +189,14 @@ def read_trace(path: Path) -> Trace:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    from safetensors import safe_open
+    from safetensors.numpy import load
 
-    with safe_open(path, "numpy") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})
+    data = read_file(path, _MAX_BYTES)
+    length = int.from_bytes(data[:8], "little")
+    if length > _MAX_HEADER:
+        raise ValueError("its header is too long")
+    tensors = load(data)
+    return tensors, dict(json.loads(data[8 : 8 + length]).get("__metadata__") or {})
 
 
 def _first_line(error: Exception) -> str:
@@ -218,23 +233,78 @@ def _checksum(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
+def _find_tensor_problem(tensors: Mapping[str, Any]) -> str | None:
+    """Say what is wrong with the tensors alone; None if nothing is."""
+    if not tensors.keys() <= _TENSORS.keys() or not _TENSORS.keys() - {"scores"} <= tensors.keys():
+        return f"it has the tensors {', '.join(sorted(tensors))[:80]}"
+    for name, dtype in _TENSORS.items():
+        tensor = tensors.get(name)
+        if tensor is not None and (str(tensor.dtype), tensor.ndim) != (dtype, 2 if name == "rows" else 1):
+            return "its tensors have other types"
+        if dtype == "float32" and tensor is not None and not np.isfinite(tensor).all():
+            return f"its {name} are not finite"
+    if (tensors["rows"].view(np.uint8) > 1).any():  # neither true nor false
+        return "its rows are not those of a link"
+    return None
+
+
 def _to_trace(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Trace:
     names = ("report", "target", "texts", "chunks", "pieces", "generated", "top")
-    values = {name: json.loads(metadata[name]) for name in names}
-    target = Target(**values["target"] | {"geometry": Geometry(**values["target"]["geometry"])})
+    values = {name: parse_json(metadata[name]) for name in names}
+    for name in ("texts", "pieces", "generated", "top"):
+        json.dumps(values[name], ensure_ascii=False).encode()  # half of a surrogate pair is no text
+    if problem := _find_report_problem(values["report"], metadata["answer"]):
+        raise ValueError(problem)
     return Trace(
-        target=target,
+        target=_record(Target, values["target"]),
         layout=Layout(tensors["tokens"], tuple(int(start) for start in tensors["starts"])),
         rows=tensors["rows"],
         logits=tensors["logits"],
         scores=tensors.get("scores"),
-        texts=tuple(values["texts"]),
-        chunks=tuple(TracedChunk(**chunk) for chunk in values["chunks"]),
-        pieces=tuple(values["pieces"]),
-        generated=tuple(GeneratedToken(**token) for token in values["generated"]),
-        top=tuple(Candidate(**token) for token in values["top"]),
+        texts=_texts(values["texts"]),
+        chunks=tuple(_record(TracedChunk, chunk) for chunk in _list(values["chunks"])),
+        pieces=_texts(values["pieces"]),
+        generated=tuple(_record(GeneratedToken, token) for token in _list(values["generated"])),
+        top=tuple(_record(Candidate, token) for token in _list(values["top"])),
         report=values["report"],
     )
+
+
+def _record(cls: Any, values: Any) -> Any:
+    """A dataclass of an object with its fields, each of its type.
+
+    Raises:
+        ValueError: anything else.
+    """
+    needed = {field.name for field in fields(cls) if field.default is MISSING}
+    kinds = typing.get_type_hints(cls)
+    if not isinstance(values, dict) or not needed <= values.keys() <= kinds.keys():
+        raise ValueError(f"no {cls.__name__}")
+    made = dict(values)
+    for name, kind in kinds.items():
+        value = values.get(name)
+        if kind is Geometry:
+            made[name] = _record(Geometry, value)
+        elif name in values and not (_is_number(value) if kind is float else type(value) is kind):
+            raise ValueError(f"{cls.__name__}.{name} is no {kind.__name__}")
+    return cls(**made)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError("a list is missing")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not all(isinstance(text, str) for text in _list(value)):
+        raise ValueError("a text is missing")
+    return tuple(value)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number that a float holds."""
+    return type(value) in (int, float) and math.isfinite(float(value))
 
 
 def _find_problem(trace: Trace) -> str | None:
@@ -244,31 +314,51 @@ def _find_problem(trace: Trace) -> str | None:
     shapes = {
         "starts": (len(layout.starts), num_chunks + 2), "texts": (len(trace.texts), num_chunks + 2),
         "pieces": (len(trace.pieces), n), "rows": (trace.rows.shape, (trace.target.geometry.layers, n)),
-        "logits": (trace.logits.ndim, 1), "scores": (n if trace.scores is None else trace.scores.shape[0], n),
+        "scores": (n if trace.scores is None else len(trace.scores), n),
     }  # fmt: skip
     for name, (actual, expected) in shapes.items():
         if actual != expected:
             return f"its {name} are {actual}, not {expected}"
-    dtypes = (layout.tokens.dtype, trace.rows.dtype, trace.logits.dtype)
-    if [str(dtype) for dtype in dtypes] != ["int32", "bool", "float32"]:
-        return "its tensors have other types"
+    if min(asdict(trace.target.geometry).values()) < 1:
+        return "its model has no layers"
     if layout.starts[0] != 0 or any(np.diff([*layout.starts, n]) < 0) or layout.starts[-1] >= n:
         return "its parts do not follow each other"
     if not trace.rows[:, layout.starts[-1] :].all() or (trace.rows[1:] & ~trace.rows[:-1]).any():
         return "its rows are not those of a link"
-    if not trace.generated or not np.isfinite(trace.logits).all():
+    if not trace.generated or not trace.top or not len(trace.logits):
         return "its logits or generated tokens are missing"
-    ids = [token.id for token in trace.generated] + [token.id for token in trace.top]
+    ids = [layout.tokens.min(), layout.tokens.max(), *(token.id for token in trace.generated)]
+    ids += [token.id for token in trace.top]
     if not all(0 <= token_id < len(trace.logits) for token_id in ids):
-        return "its generated tokens are outside the vocabulary"
-    return _find_report_problem(trace.report)
+        return "its tokens or its generated tokens are outside the vocabulary"
+    if not all(0 <= chunk.sinks <= _MAX_SINKS for chunk in trace.chunks):
+        return "its chunks have impossible sinks"
+    return _find_count_problem(trace)
 
 
-def _find_report_problem(report: Mapping[str, Any]) -> str | None:
-    """Say whether the report lacks anything that is displayed; None if it does not."""
-    numbers = [report["tokens"][name] for name in ("head", "context", "tail", "prompt", "recomputed", "generated")]
-    numbers += [report["timing"][name] for name in ("load_s", "select_s", "recompute_s", "ttft_s", "decode_s")]
-    texts = [report[name] for name in ("answer", "algo", "model", "engine")]
-    has_values = all(isinstance(value, int | float) for value in numbers)
-    has_values &= all(isinstance(text, str) for text in texts)
-    return None if has_values and isinstance(report["params"], dict) else "its report is not that of a link"
+def _find_count_problem(trace: Trace) -> str | None:
+    """Say whether the report counts other tokens than there are; None if it does not."""
+    layout = trace.layout
+    counts = {
+        "head": layout.starts[1], "context": layout.num_context, "tail": layout.num_tokens - layout.num_context,
+        "prompt": layout.num_tokens, "generated": len(trace.generated),
+    }  # fmt: skip
+    wrong = [name for name, count in counts.items() if trace.report["tokens"][name] != count]
+    return f"its report counts other tokens of {wrong[0]}" if wrong else None
+
+
+def _find_report_problem(report: Any, answer: str) -> str | None:
+    """Say what of a report is not that of a link; None if nothing is."""
+    if not isinstance(report, dict) or report.keys() != _REPORT:
+        return "its report is not that of a link"
+    tokens, timing, params, compare = (report[name] for name in ("tokens", "timing", "params", "compare"))
+    if not (isinstance(params, dict) and isinstance(tokens, dict) and isinstance(timing, dict)):
+        return "its report is not that of a link"
+    numbers = [tokens.get(name) for name in _COUNTS] + [timing.get(name) for name in _TIMES]
+    numbers += [params[name] for name in ("k", "ratio", "s") if name in params]
+    scalars = [*(compare or {}).values()] if isinstance(compare, dict | None) else [[]]
+    for value in params.values():
+        scalars += value if isinstance(value, list) else [value]
+    is_sound = all(map(_is_number, numbers)) and not any(isinstance(value, list | dict) for value in scalars)
+    is_sound &= all(isinstance(report[name], str) for name in ("answer", "algo", "model", "engine"))
+    return None if is_sound and report["answer"] == answer else "its report is not that of a link"

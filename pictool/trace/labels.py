@@ -1,28 +1,15 @@
-"""Names of tokens and texts for people: on one line, and without characters that steer a terminal."""
+"""Names of tokens and positions for people."""
 
 from __future__ import annotations
 
-import unicodedata
 from bisect import bisect_right
 from typing import TYPE_CHECKING
+
+from pictool.escapes import visible
 
 if TYPE_CHECKING:
     from pictool.trace.attention import AttentionMap
     from pictool.trace.format import Trace
-
-_BIDI_CONTROLS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # turn the direction of what follows
-
-
-def visible(text: str) -> str:
-    """Return a text as one line: line breaks and control characters become escapes."""
-    return "".join(
-        char if char == " " or not _is_control(char) else char.encode("unicode_escape").decode() for char in text
-    )
-
-
-def visible_lines(text: str) -> str:
-    """Return a text of several lines with all other control characters as escapes."""
-    return "".join(char if char == "\n" or not _is_control(char) else visible(char) for char in text)
 
 
 def short(text: str, width: int) -> str:
@@ -31,8 +18,9 @@ def short(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 2] + ".."
 
 
-def _is_control(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _BIDI_CONTROLS
+def picture_text(text: str) -> str:
+    """Return a visible text that matplotlib draws as it is: no dollar sign begins a formula."""
+    return visible(text).replace("$", r"\$")
 
 
 def row_labels(trace: Trace, attention: AttentionMap) -> list[str]:

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pictool.errors import InputError
+from pictool.escapes import visible
 from pictool.store.store import atomic_write
 from pictool.trace.attention_sinks import NUM_OFFSETS
 from pictool.trace.format import Trace
 from pictool.trace.heatmap import BinnedColumns, bin_columns
-from pictool.trace.labels import row_labels
+from pictool.trace.labels import row_labels, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,7 +95,7 @@ def draw_attention(
         _set_row_labels(axis, [_label(text) for text in row_labels(trace, attention)])
         axis.axhline(attention.num_tail - 0.5, color="white", linewidth=0.8)
         where = f"layer {'all' if layer is None else layer}, head {'all' if head is None else head}"
-        axis.set_title(f"{trace.label}: {_answer(trace)}   ({where})")
+        axis.set_title(f"{visible(trace.label)}: {_answer(trace)}   ({where})")
     figure.colorbar(image, ax=axes, fraction=0.02, pad=0.01, label="QK, min-max" if scale == "minmax" else "share")
     return figure
 
@@ -113,7 +114,9 @@ def draw_selection(traces: Sequence[Trace]) -> Figure:
             _set_row_labels(axis, [str(layer) for layer in range(len(trace.rows))])
             axis.set_ylabel("layer")
             recomputed, context = trace.report["tokens"]["recomputed"], trace.layout.num_context
-            axis.set_title(f"{trace.label}: computed tokens ({recomputed:.0f} of {context} a layer): {_answer(trace)}")
+            axis.set_title(
+                f"{visible(trace.label)}: computed tokens ({recomputed:.0f} of {context} a layer): {_answer(trace)}"
+            )
         else:
             assert trace.scores is not None
             axis.vlines(np.arange(len(trace.scores)), 0, trace.scores, linewidth=0.8, color="#2c728e")
@@ -137,7 +140,7 @@ def draw_deviation(links: Sequence[tuple[Trace, DeviationFromFull]]) -> Figure:
         kv, attention, kl = axes[3 * index : 3 * index + 3]
         layers = [str(layer) for layer in range(len(trace.rows))]
         kv_image = _draw_map(kv, deviation.kv.both, trace, max_kv)
-        kv.set_title(f"{trace.label}: KV deviation from full, |Δ(K, V)|")
+        kv.set_title(f"{visible(trace.label)}: KV deviation from full, |Δ(K, V)|")
         gained_image = _draw_map(attention, deviation.attention.gained, trace, max_gained, "RdBu_r", low=-max_gained)
         attention.set_title("share of the tail's attention, more (red) or less (blue) than under full")
         for axis, image in ((kv, kv_image), (attention, gained_image)):
@@ -179,7 +182,7 @@ def draw_share_by_offset(maps: Sequence[tuple[Trace, AttentionMap]]) -> Figure:
     """Draw the attention of tail and answer to one token of a chunk, by its offset in the chunk; a line per link."""
     figure, (axis,) = _figure([2.6])
     for trace, attention in maps:
-        axis.plot(100 * attention.share_by_offset(NUM_OFFSETS).mean(0), marker=".", label=trace.label)
+        axis.plot(100 * attention.share_by_offset(NUM_OFFSETS).mean(0), marker=".", label=visible(trace.label))
     axis.set(xlabel="token of the chunk", ylabel="% of attention", title="attention of tail and answer on one token of "
              "a chunk (mean of chunks, layers, heads)")  # fmt: skip
     axis.set_ylim(bottom=0)
@@ -242,8 +245,7 @@ def _draw_bars(axis: Axes, labels: Sequence[str], values: Sequence[float], high:
 
 
 def _label(text: str) -> str:
-    escaped = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return escaped if len(escaped) <= 12 else escaped[:10] + ".."
+    return short(text, 12)
 
 
 def _answer(trace: Trace) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from pictool.compiler.compile import Compiled, compile_chunks
+from pictool.compiler.compile import Compiled, compile_chunks, object_key
 from pictool.core import Chunk, CompileOptions, RowMask
 from pictool.errors import TraceError
 from pictool.linker.link import Linked, link
@@ -124,11 +124,13 @@ def _objects(
                 f"{name}: {traced.source} was linked with the codec {traced.codec}, which this pic does not have"
             )
         chunk = Chunk(text, tuple(trace.layout.tokens[start:end].tolist()), traced.source)
-        (done,) = compile_chunks(model, store, [chunk], CompileOptions(traced.sinks, traced.codec))
-        if done.key != traced.key:
+        options = CompileOptions(traced.sinks, traced.codec)
+        if object_key(model, chunk, options) != traced.key:  # nothing is compiled under another key
             raise TraceError(
-                f"{name}: {traced.source} was linked from the object {traced.key[:12]}, but it is {done.key[:12]}"
+                f"{name}: {traced.source} was linked from the object {traced.key[:12]}, which is not that of its "
+                "tokens and this salt; give the salt that it was linked with (--salt-file), or link again with --trace"
             )
+        (done,) = compile_chunks(model, store, [chunk], options)
         if done.is_new and on_compile:
             on_compile(done)
         paths.append(str(done.path))

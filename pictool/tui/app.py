@@ -8,13 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.cells import cell_len
+from rich.segment import Segment
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.color import Color
+from textual.filter import LineFilter
 from textual.screen import Screen
 
 from pictool.errors import PicError
+from pictool.escapes import visible
 from pictool.store.store import Store
-from pictool.trace.labels import visible
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.services import LoadedTrace, Services
 
@@ -26,6 +30,21 @@ def _is_ours(node: object, binding: Binding) -> bool:
     """Whether a class of this package binds a key; the framework's own keys are not actions of a screen."""
     ours = [cls for cls in type(node).__mro__ if cls.__module__.startswith("pictool.")]
     return any(binding.action == own.action for cls in ours for own in cls.__dict__.get("BINDINGS", ()))
+
+
+class ControlFilter(LineFilter):
+    """Draws nothing for characters that steer or hide. Screens show them as escapes; here no forgotten one passes."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [
+            segment if visible(segment.text) == segment.text else _without_controls(segment) for segment in segments
+        ]
+
+
+def _without_controls(segment: Segment) -> Segment:
+    """The segment with spaces, as many as cells, in place of what `visible` would escape."""
+    text = "".join(char if visible(char) == char else " " * cell_len(char) for char in segment.text)
+    return Segment(text, segment.style)
 
 
 class PicApp(App[None]):
@@ -44,11 +63,15 @@ class PicApp(App[None]):
     def __init__(self, store: Store, traces: Sequence[LoadedTrace], services: Services) -> None:
         # Without colour: attributes take the place of colours, and text and background are the terminal's own.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
+        self._control_filter = ControlFilter()
         self.store, self.services = store, services
         self.traces = list(traces)
         self.home = HomeScreen(store)
         self.attention_sinks: dict[str, AttentionSinks] = {}  # of objects, by key
         self._is_job_running = False
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), self._control_filter]
 
     def on_mount(self) -> None:
         self.push_screen(self.home)

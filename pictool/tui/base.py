@@ -12,7 +12,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from pictool.errors import PicError
-from pictool.trace.labels import visible
+from pictool.escapes import visible
 from pictool.tui.services import Cancelled, Listener
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, Vertical
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
+from pictool.escapes import visible
 from pictool.trace.counts import log_softmax
 from pictool.trace.diff import TraceDiff, diff_traces
 from pictool.trace.format import Trace
-from pictool.trace.labels import position_label, short, visible
+from pictool.trace.labels import position_label, short
 from pictool.tui.base import SearchInput
 from pictool.tui.services import LoadedTrace
 from pictool.tui.text_screen import TextScreen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.style import Style
 from rich.terminal_theme import DIMMED_MONOKAI
 
 from pictool.errors import InputError
+from pictool.escapes import to_json
 from pictool.store.store import atomic_write
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def export_view(app: App[Any], path: Path, data: Mapping[str, Any] | Sequence[An
     if path.is_dir():
         raise InputError(f"{path}: is a directory; name a file")
     if path.suffix == ".json":
-        content = (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+        content = (to_json(data) + "\n").encode()
     elif path.suffix == ".svg":
         content = app.export_screenshot(title="pic").encode("utf-8", "backslashreplace")
     else:

@@ -13,8 +13,9 @@ from textual.widgets import Footer, Input, Static
 from textual.worker import get_current_worker
 
 from pictool.errors import PicError
+from pictool.escapes import visible
 from pictool.store.store import Store
-from pictool.trace.labels import short, visible
+from pictool.trace.labels import short
 from pictool.tui.base import PicScreen, SearchInput
 from pictool.tui.listing import SORTS, ListedObject, Listing, ago, count_links
 from pictool.tui.widgets.table import Column, RowTable

@@ -17,8 +17,8 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Button, Footer, Input, Label, ProgressBar, Select, Static
 
 from pictool.errors import PicError
+from pictool.escapes import visible, visible_lines
 from pictool.linker.policies import DEFAULT
-from pictool.trace.labels import visible, visible_lines
 from pictool.tui.base import PicScreen
 from pictool.tui.services import Cancelled, LinkForm, PolicyChoice
 
@@ -98,7 +98,7 @@ class LinkScreen(PicScreen):
         self._policies = {policy.name: policy for policy in policies}
         select = self.query_one("#algo", Select)
         chosen = select.value
-        select.set_options([(name, name) for name in self._policies])
+        select.set_options([(Text(visible(name)), name) for name in self._policies])
         select.value = chosen if chosen in self._policies else next(iter(self._policies))
         self._show_fields(str(select.value))
 

@@ -12,9 +12,9 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from pictool.errors import PicError
+from pictool.escapes import visible
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
-from pictool.trace.labels import visible
 from pictool.trace.object_stats import LayerStats, object_stats
 from pictool.tui.base import BackgroundRequest, SearchInput
 from pictool.tui.text_screen import TextScreen
@@ -112,7 +112,7 @@ class ObjectScreen(TextScreen):
         self.query_one("#layers", RowTable).show_rows(layer_rows(layers))
         message = self.query_one("#problem", Static)
         message.display = bool(problem)
-        message.update(visible(problem))
+        message.update(Text(visible(problem)))
 
     def action_attention_sinks(self) -> None:
         """Show the object's attention sinks; the model measures them once."""
@@ -148,7 +148,7 @@ def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
     table.add_column(style="dim", no_wrap=True, min_width=10)
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(name, Text(value))
+        table.add_row(name, Text(visible(value)))
     return table
 
 
@@ -161,7 +161,7 @@ def facts_of(file: ObjectFile) -> list[tuple[str, str]]:
         ("key", meta.key), ("tokens", f"{meta.num_tokens} (compiled behind {meta.sinks} dummy tokens)"),
         ("geometry", shape), ("model", f"{target.architecture} {target.model}"), ("tokenizer", target.tokenizer),
         ("size", f"{file.num_bytes:,d} bytes, {file.layer_bytes:,d} a layer, codec {meta.codec}"),
-        ("file", visible(str(file.path))),
+        ("file", str(file.path)),
     ]  # fmt: skip
 
 

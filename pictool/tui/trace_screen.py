@@ -16,10 +16,11 @@ from textual.containers import Horizontal
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 from textual.worker import get_current_worker
 
+from pictool.escapes import visible
 from pictool.trace.attention_sinks import NUM_INITIAL
 from pictool.trace.counts import TraceCounts
 from pictool.trace.format import Trace
-from pictool.trace.labels import position_label, short, visible
+from pictool.trace.labels import position_label, short
 from pictool.tui.base import BackgroundRequest, SearchInput
 from pictool.tui.text_screen import TextScreen
 from pictool.tui.token_colors import ATTENTION_MODES, ColorBy, TokenColors, color_modes, legend, token_colors

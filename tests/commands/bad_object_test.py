@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import socket
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from blake3 import blake3
 
 from commands.run import Objects, Outcome, flip, pic
+from pictool.store.format import CompiledChunk, ObjectFile, write_object
 
 REMEDY = "compile it again"
 
@@ -79,3 +87,84 @@ def test_a_truncated_object_in_the_store_is_compiled_again(model: Path, texts: t
     path.write_bytes(whole[:-1])
     assert pic("compile", "a.txt", "-m", model, "--json").json["objects"][0]["new"]
     assert path.read_bytes() == whole
+
+
+# What is no regular file, wherever a command takes one
+
+
+def make_pipe() -> Path:
+    os.mkfifo("x.kvo")
+    return Path("x.kvo")
+
+
+def make_device() -> Path:
+    Path("x.kvo").symlink_to("/dev/zero")
+    return Path("x.kvo")
+
+
+def make_socket() -> Path:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("x.kvo")
+    return Path("x.kvo")
+
+
+def make_directory() -> Path:
+    Path("x.kvo").mkdir()
+    return Path("x.kvo")
+
+
+KINDS = [make_pipe, make_device, make_socket, make_directory, lambda: Path("/dev/zero")]
+
+
+@pytest.mark.usefixtures("alarm")
+@pytest.mark.parametrize("make", KINDS, ids=["pipe", "device", "socket", "directory", "/dev/zero"])
+def test_what_is_no_file_is_refused_and_not_waited_for(make: Callable[[], Path], model: Path) -> None:
+    path = make()
+    for arguments in (
+        ("inspect", path), ("inspect", path, "--layers"), ("store", "import", path), ("compile", path, "-m", model),
+        ("link", path, "-q", "why?", "-m", model),
+    ):  # fmt: skip
+        outcome = pic(*arguments)
+        assert (outcome.code, outcome.out) == (1, ""), arguments
+        assert outcome.err.startswith("pic: error: ") and outcome.err.count("\n") == 1 and str(path) in outcome.err
+        assert "regular file" in outcome.err or "directory" in outcome.err, outcome.err
+
+
+def forged(path: Path, old: str, new: str) -> None:
+    """Change the header's text, and seal it again."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    text = data[8 : 8 + length].decode().rstrip(" ").replace(old, new)
+    text = re.sub('"header":"[0-9a-f]{64}"', '"header":""', text)
+    digest = blake3(text.encode() + b" " * (-len(text.encode()) % 8)).hexdigest()
+    raw = text.replace('"header":""', f'"header":"{digest}"').encode()
+    raw += b" " * (-len(raw) % 8)
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + data[8 + length :])
+
+
+@pytest.mark.parametrize("value", ["\\ud800", "\\u001b[2J"])
+def test_one_forged_object_disables_nothing(model: Path, objects: Objects, value: str) -> None:
+    store = ("--store", shutil.copytree(objects.store, "copied"))
+    path = min(Path("copied").glob("objects/??/*.kvo"))
+    forged(path, '"architecture":"llama"', f'"architecture":"{value}"')
+    assert path.stem[:12] in pic("store", "ls", *store).out and "\x1b" not in pic("store", "ls", *store).out
+    assert pic("store", "stats", *store, "--json").json["damaged"] == 1
+    exported = pic("store", "export", "all.kva", *store)
+    assert exported.code == 0 and "left out: " in exported.err and "2 objects" in exported.err
+    for verb in ("compile", "link"):
+        query = () if verb == "compile" else ("-q", "why?", "--max-new-tokens", 1)
+        Path("new.txt").write_text(f"Nothing of this was there, {verb}.\n")
+        assert pic(verb, "new.txt", *query, "-m", model, *store).code == 0
+    assert pic("store", "verify", *store).code == 1
+    assert pic("store", "verify", "--repair", *store).code == 0 and not path.exists()
+
+
+def test_an_object_of_tokens_that_the_model_does_not_know_is_refused(model: Path, objects: Objects) -> None:
+    """Its key is that of its tokens, so that only the model can tell."""
+    with ObjectFile(objects.mine) as file:
+        for tokens, why in (([10**6] * 3, "has the token 1000000"), ([5] * 600, "600 tokens, but the model takes 512")):
+            meta = replace(file.meta, num_tokens=len(tokens), key=file.meta.key_of(tokens))
+            part = bytes(meta.shape.num_bytes // 2)
+            with Path("x.kvo").open("wb") as out:
+                write_object(out, CompiledChunk(meta, "text", np.asarray(tokens, dtype="<i4"), [(part, part)] * 3))
+            assert why in error_of(link(Path("x.kvo"), model))

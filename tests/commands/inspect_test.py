@@ -167,7 +167,11 @@ def test_a_long_text_is_shown_if_asked() -> None:
     rows = np.ones((3, n), dtype=bool)
     layout = Layout.of([0], [[1] * (n - 4)], [2, 3, 4])
     by_hand = make_trace()
-    trace = replace(by_hand, layout=layout, rows=rows, pieces=("ab ",) * n, texts=("",) * 3, chunks=by_hand.chunks[:1])
+    counts = by_hand.report["tokens"] | {"context": n - 3, "tail": 3, "prompt": n}
+    trace = replace(
+        by_hand, layout=layout, rows=rows, pieces=("ab ",) * n, texts=("",) * 3, chunks=by_hand.chunks[:1],
+        report={**by_hand.report, "tokens": counts},
+    )  # fmt: skip
     write_trace(Path("long.trace"), trace)
     shown = pic("inspect", "long.trace")
     assert "ab ab" not in shown.out and "2500 tokens; --text shows them" in shown.err

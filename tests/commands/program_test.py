@@ -17,6 +17,8 @@ import pytest
 import pictool
 from commands.conftest import TEXT
 from commands.run import Objects, write
+from pictool.store.eviction import LOCK
+from pictool.store.files import locked
 
 PIC = (sys.executable, "-c", "from pictool.commands import main; main()")
 
@@ -59,19 +61,29 @@ def heed_interrupts() -> None:
 
 
 def test_an_interrupted_program_says_so() -> None:
-    os.mkfifo("s.yaml")  # reading it waits for a writer
-    process = subprocess.Popen(
-        [*PIC, "link", "-T", "s.yaml"], stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
-    )
-    with Path("s.yaml").open("w"):  # it has opened the file
-        for _ in range(10):  # and waits in the read: between the two, a signal may come too early to end that
+    Path("st").mkdir()
+    with locked(Path("st") / LOCK):  # gc waits for it
+        process = subprocess.Popen(
+            [*PIC, "store", "gc", "--store", "st"], stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
+        )
+        for _ in range(
+            60
+        ):  # it has opened the file, and waits: between the two, a signal may come too early to end that
             time.sleep(0.5)
-            process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(10)
+                process.wait(0.01)
                 break
+            if has_open(process.pid, LOCK):
+                process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "pic: interrupted\n")
+
+
+def has_open(pid: int, name: str) -> bool:
+    """Whether a process has a file of this name open."""
+    with suppress(OSError):  # it has ended, or closed one meanwhile
+        return any(file.readlink().name == name for file in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 def test_a_reader_that_goes_away_is_no_error(objects: Objects) -> None:

@@ -92,7 +92,7 @@ def test_a_key_that_the_remote_does_not_give_fails(model: Path, far: Store, serv
     assert outcome.code == 1 and outcome.err.startswith(f"pic: error: {server.url}/objects/{key[:2]}/{key}.kvo: ")
     assert outcome.err.count("\n") == 1
     outcome = pic("link", "c" * 64, "-q", "Why?", "-m", model, "--store", "near", "--remote", server.url)
-    assert outcome.code == 1 and "no object with this key in the store near" in outcome.err
+    assert outcome.code == 1 and "no object with this key and salt in the store near" in outcome.err
 
 
 def test_a_key_comes_from_the_remote(model: Path, far: Store, server: Server) -> None:

@@ -17,12 +17,23 @@ def test_without_anything_they_are_the_defaults() -> None:
 
 
 def test_the_environment_comes_before_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    write("pic.yaml", "{model: a, store: s, dtype: bfloat16, max_size: 10K, memory: 1M, head: You know., codec: int8}")
+    write(
+        "pic.yaml",
+        "{model: a, store: s, dtype: bfloat16, max_size: 10K, memory: 1M, remote_rate: 2K, head: You know., "
+        "codec: int8}",
+    )
     monkeypatch.setenv("PIC_MODEL", "b")
     monkeypatch.setenv("PIC_STORE", "")
     monkeypatch.setenv("PIC_MAX_SIZE", "2K")
     assert read_settings() == Settings(
-        model="b", store="s", dtype="bfloat16", max_size=2000, memory=10**6, head="You know.", codec="int8"
+        model="b",
+        store="s",
+        dtype="bfloat16",
+        max_size=2000,
+        memory=10**6,
+        remote_rate=2000,
+        head="You know.",
+        codec="int8",
     )
 
 

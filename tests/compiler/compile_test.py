@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,12 +9,16 @@ import tiny
 import torch
 from transformers import LlamaConfig
 
-from pictool.api import compile
+from pictool.api import compile, link
+from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import Compiled, object_key
 from pictool.core import Chunk, CompileOptions
-from pictool.errors import InputError
+from pictool.errors import ForeignObjectError, InputError
+from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model, load_model, wrap_model
+from pictool.store.format import CompiledChunk
 from pictool.store.store import Store
+from pictool.store.upkeep import verify
 
 TEXTS = ["The harbour was quiet.\n", "It holds a festival.\n", "She asked why.\n", "The harbour was quiet.\n"]
 
@@ -30,6 +36,55 @@ def test_each_chunk_is_computed_once(model: Model, store: Store) -> None:
     assert len(store.keys()) == 3
     assert sum(one.is_new for one in done) == 3
     assert not any(one.is_new for one in compile(model, store, TEXTS))
+
+
+def with_bos(model: Model, bos: str) -> Model:
+    """The same model with another token as BOS, which changes neither its fingerprint nor its tokenizer's."""
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.bos_token = bos
+    return wrap_model(model.module, tokenizer)
+
+
+def test_the_dummy_token_is_in_the_key_and_in_the_object(model: Model, store: Store) -> None:
+    other = with_bos(model, "<pad>")
+    assert other.target == model.target and other.bos_id != model.bos_id
+    keys = {
+        object_key(each, make_chunk(each, TEXTS[0], "t"), CompileOptions(sinks))
+        for each in (model, other)
+        for sinks in (0, 2)
+    }
+    assert len(keys) == 3  # without sinks, the key is the same
+    (mine,) = compile(model, store, TEXTS[:1], sinks=2)
+    (theirs,) = compile(other, store, TEXTS[:1], sinks=2)
+    assert theirs.is_new and theirs.key != mine.key
+    with store.open(mine.key) as one, store.open(theirs.key) as two:
+        assert (one.meta.dummy, two.meta.dummy) == (model.bos_id, other.bos_id)
+        assert bytes(one.layer(2)[0]) != bytes(two.layer(2)[0])
+        for file in (one, two):  # whoever has the object can compute its key
+            assert file.meta.key_of(file.tokens()) == file.meta.key
+
+
+def test_an_object_after_other_dummy_tokens_is_refused_by_name(model: Model, store: Store) -> None:
+    other = with_bos(model, "<pad>")
+    (theirs,) = compile(other, store, TEXTS[:1], sinks=2)
+    for document in (theirs.key, theirs.path):
+        with pytest.raises(ForeignObjectError, match="after the dummy token 2, but this model's BOS token is 0"):
+            link(model, store, [document], "why?", make_policy("legolink-0"))
+    link(other, store, [theirs.key], "why?", make_policy("legolink-0"))
+
+
+def test_an_object_with_sinks_of_version_0_1_is_not_hit(model: Model, store: Store) -> None:
+    """It does not say after which tokens it was compiled; its key had no dummy token."""
+    (new,) = compile(model, Store("elsewhere"), TEXTS[:1], sinks=2)
+    with Store("elsewhere").open(new.key) as file:
+        old = replace(file.meta, dummy=None)
+        old = replace(old, key=old.key_of(file.tokens()))
+        layers = [(bytes(key), bytes(value)) for key, value in map(file.layer, range(3))]
+        store.put(CompiledChunk(old, file.text(), file.tokens(), layers))
+    assert verify(store).problems == {}
+    assert compile(model, store, TEXTS[:1], sinks=2)[0].is_new
+    with pytest.raises(ForeignObjectError, match="dummy tokens that it does not name"):
+        link(model, store, [old.key], "why?", make_policy("legolink-0"))
 
 
 def test_unchanged_input_costs_no_model_run(model: Model, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

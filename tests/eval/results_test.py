@@ -123,6 +123,9 @@ def test_a_dropped_line_is_told(header: Header, written: bytes) -> None:
         (b'"label": "mapreduce"', b'"label": 7', "line 3: label has the value 7"),
         (b'"load_s": 0.2', b'"load_s": "0.2"', "line 2: timing.load_s has the value '0.2'"),
         (b'"label": "mapreduce"', b'"label": "naive"', "line 3: case one under naive stands there twice"),
+        (b'"agreement": ', b'"agreement": NaN, "kl": ', "line 2: is no JSON"),
+        (b'"agreement": ', b'"agreement": 1e999, "kl": ', "line 2: is no JSON"),
+        (b'"scores": {', b'"scores": {"x": [1], ', "line 2: scores.x has the value [1]"),
     ],
 )
 def test_a_line_that_is_damaged_in_the_middle_is_refused(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from chunks import flip
+from chunks import content, flip
 from served import Server
 from subjects import HEAD, LENGTHS, TAIL, default_policy, make_chunks, run, subject
 
@@ -18,8 +19,12 @@ from pictool.core import Chunk
 from pictool.errors import ObjectError, StoreError
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy, policies
+from pictool.runtime.model import wrap_model
 from pictool.store.codecs import codecs
+from pictool.store.format import CompiledChunk
+from pictool.store.remote import Remote
 from pictool.store.store import Store
+from pictool.store.upkeep import verify
 
 NAIVE = make_policy("naive", {})
 CODECS = sorted(codecs())
@@ -207,8 +212,100 @@ def test_damage_on_disk_is_still_met_where_memory_has_nothing(tmp_path: Path) ->
     (done,) = compile(subject("llama").model, store, chunks)
     flip(done.path, -600)
     with pytest.raises(ObjectError, match="does not match its checksum"):
-        linked(store, chunks)
+        linked(store, [done.path])
     assert store.memory and all(len(one) for one in checksums(store))
+
+
+# What is damaged, or another object than its name says, is compiled again where its text is at hand
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_damaged_layer_is_compiled_again(codec: str, tmp_path: Path, warnings: list[str]) -> None:
+    store, chunks = Store(tmp_path / "store", on_warning=warnings.append), make_chunks(LENGTHS)
+    expected, _ = linked(store, chunks, codec)
+    whole, key = content(store), subject("llama").model.key(chunks[1].tokens, 0, codec)
+    flip(store.path(key), -60)
+    done, compiled = linked(store, chunks, codec)
+    require_equal(expected, done)
+    assert compiled == [key] and content(store) == whole
+    (warning,) = warnings
+    assert "does not match its checksum" in warning and str(store.path(key)) in warning
+
+
+def test_every_damaged_object_of_a_link_is_compiled_again(tmp_path: Path, warnings: list[str]) -> None:
+    store, chunks = Store(tmp_path / "store", on_warning=warnings.append), make_chunks(LENGTHS)
+    expected, _ = linked(store, chunks)
+    for key in store.keys():
+        flip(store.path(key), -600)
+    done, compiled = linked(store, chunks)
+    require_equal(expected, done)
+    assert sorted(compiled) == store.keys() and len(warnings) == len(compiled)
+
+
+@pytest.mark.parametrize("offset", [40, -600, -2])
+def test_compile_does_not_call_a_damaged_object_cached(offset: int, tmp_path: Path, warnings: list[str]) -> None:
+    model, store = subject("llama").model, Store(tmp_path / "store", on_warning=warnings.append)
+    chunks = make_chunks(LENGTHS)
+    first = compile(model, store, chunks)
+    whole = content(store)
+    flip(first[1].path, offset)
+    assert [one.is_new for one in compile(model, store, chunks)] == [one.key == first[1].key for one in first]
+    assert content(store) == whole and len(warnings) == 1 and str(first[1].path) in warnings[0]
+
+
+def put_forged(store: Store, length: int) -> str:
+    """Under the key of a document, another document's object, of which all checksums hold."""
+    model, (chunk,), (other,) = subject("llama").model, make_chunks((length,), seed=5), make_chunks((length,), seed=6)
+    key, (done,) = object_key(model, chunk), compile(model, store, [other])
+    with store.peek_local(done.key) as file:
+        layers = [tuple(bytes(part) for part in file.layer(layer)) for layer in range(model.geometry.layers)]
+        meta = replace(file.meta, key=key)
+        forged = CompiledChunk(meta, file.text(), file.tokens(), [(key, value) for key, value in layers])
+    store.put(forged)
+    return key
+
+
+@pytest.mark.parametrize("by", ["link", "compile", "key"])
+def test_another_document_under_the_right_key_is_never_taken(
+    by: str, far: Store, near: Store, warnings: list[str]
+) -> None:
+    key, chunk = put_forged(far, 31), make_chunks((31,), seed=5)[0]
+    fresh, _ = linked(Store(near.root.parent / "fresh"), [chunk])
+    if by == "key":
+        with pytest.raises(StoreError, match=f"^{near.remote}/objects/.*{key}.kvo: .*is not that of its content"):
+            linked(near, [key])
+        assert key not in near.keys()
+        return
+    if by == "compile":
+        (compiled,) = compile(subject("llama").model, near, [chunk])
+        assert compiled.is_new
+    done, _ = linked(near, [chunk])
+    require_equal(fresh, done)
+    near.drain()
+    assert f"{near.remote}/objects/{key[:2]}/{key}.kvo: its key {key[:12]} is not that of its content" in warnings[0]
+    assert len(warnings) == 1 and not verify(near).problems
+
+
+def test_another_document_under_the_right_key_here_is_compiled_again(tmp_path: Path, warnings: list[str]) -> None:
+    store, chunk = Store(tmp_path / "store", on_warning=warnings.append), make_chunks((31,), seed=5)[0]
+    fresh, _ = linked(Store(tmp_path / "fresh"), [chunk])
+    key = put_forged(store, 31)
+    assert list(verify(store).problems) == [key]
+    done, compiled = linked(store, [chunk])
+    require_equal(fresh, done)
+    assert key in compiled and "is not that of its content" in warnings[0] and not verify(store).problems
+    put_forged(store, 31)
+    assert verify(store, repair=True).repaired == (key,) and not verify(store).problems
+
+
+def test_keys_with_a_salt_are_recomputed_without_it(tmp_path: Path) -> None:
+    one, store = subject("llama").model, Store(tmp_path / "store")
+    for salt in ("mine", "yours"):
+        compile(wrap_model(one.module, one.tokenizer, one.name, salt), store, make_chunks(LENGTHS))
+    assert len(store.keys()) == 2 * len({*LENGTHS}) and not verify(store).problems
+    remote = Remote(str(store.root))
+    for key in store.keys():
+        assert Store(tmp_path / "near", remote=remote).fetch(key)
 
 
 def test_threads_share_memory_and_a_remote(far: Store, server: Server, tmp_path: Path) -> None:

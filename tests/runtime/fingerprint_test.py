@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from pictool.errors import ModelError
-from pictool.runtime.fingerprint import weight_files
+from pictool.runtime.checkpoint import weight_files
 from pictool.runtime.model import load_model
 
 

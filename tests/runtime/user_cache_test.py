@@ -37,6 +37,17 @@ def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
         assert path.read_bytes() == data and list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_the_cache_is_its_user_s_alone(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_cache_file(tmp_path / "cache" / "pictool" / "kind" / "name", b"data")
+    finally:
+        os.umask(before)
+    modes = [path.stat().st_mode & 0o777 for path in sorted((tmp_path / "cache").rglob("*"))]
+    assert modes == [0o700, 0o700, 0o600]
+
+
 @pytest.mark.usefixtures("failing")
 def test_nothing_is_left_of_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "kept"

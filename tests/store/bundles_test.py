@@ -7,13 +7,14 @@ import json
 import os
 import struct
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zstandard
 from blake3 import blake3
-from chunks import content, flip, make_chunk
+from chunks import content, flip, forged, litter, make_chunk
 from safetensors import safe_open
 
 from pictool.core import Geometry, Target
@@ -158,6 +159,125 @@ def test_odd_manifests(tmp_path: Path, other: Store) -> None:
         import_archive(other, packed({"archive.json": manifest([], version="2")}, path))
     with pytest.raises(InputError, match="holds more than it says"):
         import_archive(other, packed({"archive.json": manifest([]), "more": b""}, path))
+
+
+# Hostile archives: refused before anything is written
+
+
+def tar_of(members: list[tuple[tarfile.TarInfo, bytes]], path: Path) -> Path:
+    """An archive of these members, whatever they say, after a manifest of the keys in their names."""
+    keys = list(dict.fromkeys(info.name[:64] for info, _ in members))
+    text = manifest(keys)
+    blocks = [member("archive.json", len(text)).tobuf() + text + bytes(-len(text) % 512)]
+    blocks += [info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512) for info, data in members]
+    path.write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(b"".join(blocks) + bytes(10240)))
+    return path
+
+
+def member(name: str, size: int, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.type, info.linkname = size, kind, link
+    return info
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE,
+        tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE,
+        tarfile.XGLTYPE, b"Z",
+    ],
+)  # fmt: skip
+def test_only_regular_members_are_taken(kind: bytes, store: Store, other: Store, tmp_path: Path) -> None:
+    path = store.put(make_chunk(1))
+    for size in (0, path.stat().st_size, 1 << 40):
+        info = member(path.name, size, kind, "/etc/passwd")
+        with pytest.raises(InputError, match="as a regular member"):
+            import_archive(other, tar_of([(info, path.read_bytes())], tmp_path / "odd.kva"))
+    assert not other.root.exists()
+
+
+@pytest.mark.parametrize("size", [1, 3000, 1 << 30, 1 << 40, (1 << 70)])
+def test_a_member_of_a_false_size_is_not_written(size: int, store: Store, other: Store, tmp_path: Path) -> None:
+    path = store.put(make_chunk(1))
+    odd = tar_of([(member(path.name, size), path.read_bytes() + bytes(4096))], tmp_path / "odd.kva")
+    with pytest.raises(InputError, match=r"its header says|have room here|not an object|truncated"):
+        import_archive(other, odd)
+    assert not other.root.exists()
+
+
+def test_a_bomb_is_refused_by_its_beginning(other: Store, tmp_path: Path) -> None:
+    """4 GB of zeros in 130 KB: neither written nor kept."""
+    key, size = "a" * 64, 4 << 30
+    header = member("archive.json", len(manifest([key]))).tobuf() + manifest([key]).ljust(512, b"\0")
+    compressor = zstandard.ZstdCompressor(level=1).compressobj()
+    with (tmp_path / "bomb.kva").open("wb") as file:
+        file.write(compressor.compress(header + member(f"{key}.kvo", size).tobuf(tarfile.GNU_FORMAT)))
+        for _ in range(64):
+            file.write(compressor.compress(bytes(1 << 24)))
+        file.write(compressor.flush())
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"its header is damaged|have room here"):
+        import_archive(other, tmp_path / "bomb.kva")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 25 and not other.root.exists()
+    tracemalloc.stop()
+
+
+def test_an_endless_tail_is_not_read(store: Store, other: Store, tmp_path: Path) -> None:
+    path = store.put(make_chunk(1))
+    text, data = manifest([path.stem]), path.read_bytes()
+    whole = member("archive.json", len(text)).tobuf() + text.ljust(512, b"\0")
+    whole += member(path.name, len(data)).tobuf() + data + bytes(-len(data) % 512)
+    (tmp_path / "long.kva").write_bytes(zstandard.compress(whole + bytes(1 << 26)))
+    with pytest.raises(InputError, match="holds more than it says"):
+        import_archive(other, tmp_path / "long.kva")
+    assert not other.root.exists()
+
+
+def test_a_member_that_comes_twice_is_refused(store: Store, other: Store, tmp_path: Path) -> None:
+    path = store.put(make_chunk(1))
+    twice = (member(path.name, path.stat().st_size), path.read_bytes())
+    with pytest.raises(InputError, match="holds more than it says"):
+        import_archive(other, tar_of([twice, twice], tmp_path / "twice.kva"))
+    with pytest.raises(InputError, match="its manifest is not that of an archive"):
+        import_archive(other, packed({"archive.json": manifest([path.stem] * 2)}, tmp_path / "twice.kva"))
+    assert not other.root.exists()
+
+
+def test_a_refused_archive_leaves_nothing(store: Store, other: Store, tmp_path: Path) -> None:
+    """The last of three objects does not match its checksums; the first two were whole."""
+    paths = [store.put(make_chunk(seed)) for seed in range(3)]
+    flip(paths[2], -1)
+    kept = other.put(make_chunk(1))
+    odd = tar_of([(member(path.name, path.stat().st_size), path.read_bytes()) for path in paths], tmp_path / "odd.kva")
+    with pytest.raises(InputError, match="does not match its checksum"):
+        import_archive(other, odd)
+    assert other.keys() == [kept.stem] and not litter(other)
+
+
+def test_an_archive_larger_than_the_room_for_it(archive: Path, store: Store, tmp_path: Path) -> None:
+    small = Store(tmp_path / "small", max_bytes=4 * store.path(store.keys()[0]).stat().st_size)
+    with pytest.raises(InputError, match=r"takes [\d,]+ bytes or more, but [\d,]+ have room here"):
+        import_archive(small, archive)
+    assert not small.root.exists()
+
+
+def test_a_forged_object_is_not_imported(store: Store, other: Store, tmp_path: Path) -> None:
+    """Every checksum holds, but the key is not that of its content."""
+    path = store.put(forged(make_chunk(1), make_chunk(2).meta.key))
+    odd = tar_of([(member(path.name, path.stat().st_size), path.read_bytes())], tmp_path / "odd.kva")
+    with pytest.raises(InputError, match="is not that of its content"):
+        import_archive(other, odd)
+    assert other.keys() == []
+
+
+def test_what_is_no_file_is_no_archive(other: Store, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputError, match="not a regular file; save the archive to a file"):
+            import_archive(other, name)
+    with pytest.raises(InputError, match="cannot be read"):
+        import_archive(other, tmp_path / "none")
 
 
 # Object lists

@@ -295,7 +295,7 @@ def test_a_process_ends_when_all_is_fetched(far: Store, server: Server, tmp_path
 
 def test_an_interrupted_process_does_not_wait(far: Store, server: Server, tmp_path: Path) -> None:
     path, near = far.put(make_chunk(1, 16 * BLOCK // 64)), Store(tmp_path / "near")
-    server.always, server.spared = "503", BLOCK
+    server.always, server.spared = "503", 2 * BLOCK
     work = "file = store.open(key); store.cancel(); file.close()"
     end(start(near.root, server, path.stem, work))
     assert near.keys() == [] and not litter_candidates(near.root)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -103,7 +107,7 @@ def test_a_writer_that_fails_leaves_the_old_file_and_no_temp_file(tmp_path: Path
 
 
 def test_a_temp_file_that_is_being_written_is_no_litter(tmp_path: Path) -> None:
-    with atomic_write(tmp_path / "out") as file:
+    with atomic_write(tmp_path / "out", tmp_path / "tmp") as file:
         temp = Path(file.name)
         assert remove_litter(temp) is None and temp.exists()
         file.write(b"x")
@@ -127,10 +131,77 @@ def test_a_file_that_a_gc_took_before_it_was_locked_is_begun_anew(
         flock(file, flags)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fcntl, "flock", first_taken)
-    with atomic_write(tmp_path / "out") as file:
+    with atomic_write(tmp_path / "out", tmp_path / "tmp") as file:
         assert Path(file.name) != taken[0]
         file.write(b"x")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert files(tmp_path) == [tmp_path / "out"]
+
+
+# Outputs beside which no gc looks
+
+
+def write_and_die(path: Path, step: str) -> None:
+    """Write `path` in a process that is killed at a step of it."""
+    child = os.fork()
+    if child == 0:
+
+        def die(*_: object, **__: object) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        with suppress(BaseException), atomic_write(path) as file:
+            file.write(b"half")
+            file.flush()
+            setattr(os, step, die)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("has_nameless", [True, False])
+@pytest.mark.parametrize("step", ["fsync", "link", "replace"])
+def test_a_killed_output_leaves_the_old_file_and_nothing_for_ever(
+    step: str, has_nameless: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_nameless:
+        forbid_nameless(monkeypatch)
+    if step == "link" and not has_nameless:
+        pytest.skip("it makes no links")
+    for name in ("out [1].kva", "another out.kva"):
+        (tmp_path / name).write_bytes(b"old")
+        for _ in range(2):
+            write_and_die(tmp_path / name, step)
+        assert (tmp_path / name).read_bytes() == b"old"
+    if has_nameless:
+        assert len(files(tmp_path)) == 2 + 2 * (step == "replace")  # then one of the same name each
+    for name in ("out [1].kva", "another out.kva"):
+        with atomic_write(tmp_path / name) as file:
+            file.write(b"new")
+        assert (tmp_path / name).read_bytes() == b"new"
+    assert len(files(tmp_path)) == 2
+
+
+def forbid_nameless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that knows no files without a name."""
+    plain = os.open
+
+    def refuse(path: str, flags: int, *more: int, **also: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return plain(path, flags, *more, **also)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+def test_two_writers_of_one_output_leave_one_whole_file(tmp_path: Path) -> None:
+    def write(content: bytes) -> None:
+        for _ in range(50):
+            with atomic_write(tmp_path / "out", durable=False) as file:
+                file.write(content * 1000)
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(write, bytes([number])) for number in range(4)]:
+            done.result()
+    assert files(tmp_path) == [tmp_path / "out"]
+    assert len(set((tmp_path / "out").read_bytes())) == 1
 
 
 def test_a_store_without_permission_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def test_a_document_with_another_word_is_not_recognised(world: World) -> None:
 
 
 def index_of(store: Store, target: Target = TARGET, min_tokens: int = 2) -> ContentIndex:
-    index = ContentIndex(store, target, min_tokens, lambda tokens: " ".join(map(str, tokens)))
+    index = ContentIndex(store, target, min_tokens, lambda tokens: " ".join(map(str, tokens)), bos=1)
     index.refresh()
     return index
 
@@ -144,11 +144,12 @@ def places(index: ContentIndex, *tokens: int, sinks: int = 0, salt: str = "") ->
 
 
 def test_what_is_recognised(store: Store) -> None:
-    """Of this model, of these sinks, of this tenant, long enough, and no block of a prefix chain."""
+    """Of this model, of these sinks, which are its own, of this tenant, long enough, and no block of a prefix chain."""
     other = Target("LlamaForCausalLM", "c" * 64, "b" * 64, "float32", Geometry(2, 1, 4))
     put_tokens(store, (5, 6, 7))
     put_tokens(store, (8, 9), target=other)
-    put_tokens(store, (10, 11), sinks=4)
+    put_tokens(store, (10, 11), sinks=4, dummy=1)
+    put_tokens(store, (13, 14), sinks=4, dummy=2)
     put_tokens(store, (12, 13, 14), salt="mine")
     put_tokens(store, (12, 13), salt="theirs")
     put_tokens(store, (15, 16), parent="")
@@ -168,6 +169,12 @@ def test_every_tenant_finds_its_own_object_of_the_same_tokens(store: Store) -> N
     for salt, key in keys.items():
         (match,) = index.find(np.arange(25, dtype=np.int32), 0, salt)
         assert match.key == key
+
+
+def test_of_several_codecs_the_lossless_one_is_taken(store: Store) -> None:
+    keys = {codec: put_tokens(store, range(20), codec=codec) for codec in ("int4", "zstd", "int8")}
+    (match,) = index_of(store).find(np.arange(25, dtype=np.int32), 0)
+    assert match.key == keys["zstd"]
 
 
 @pytest.fixture

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import socket
+import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,7 @@ from served import QUICK, Server
 
 from pictool.errors import InputError, RemoteError
 from pictool.store.fetching import BLOCK
-from pictool.store.remote import Remote
+from pictool.store.remote import Remote, Retry
 from pictool.store.store import Store
 
 LARGE = 3 * BLOCK // 64  # tokens of an object that takes three blocks and a bit
@@ -26,9 +31,9 @@ def test_what_passes_is_tried_again(fault: str, spared: int, far: Store, near: S
     assert content(near) == content(far) and not litter(near)
 
 
-def test_a_server_without_ranges_sends_an_object_once(far: Store, near: Store, server: Server) -> None:
+def test_a_server_without_ranges_sends_the_whole_object_once(far: Store, near: Store, server: Server) -> None:
     key, server.always = far.put(make_chunk(1, LARGE)).stem, "whole"
-    assert near.has(key) and server.asked == [(key, 0)]
+    assert near.has(key) and server.asked == [(key, 0)] * 2  # its first bytes, then all of it
     assert content(near) == content(far)
 
 
@@ -81,6 +86,75 @@ def test_a_silent_server_is_not_waited_for(far: Store, tmp_path: Path, server: S
     assert len(server.asked) == asked
 
 
+# Hostile servers: bounded in bytes, in memory and in time
+
+
+HASTY = Retry(attempts=2, first_s=0.01, most_s=0.02)
+
+
+def hostile(server: Server, tmp_path: Path, warnings: list[str]) -> Store:
+    """A store with a remote that gives little time."""
+    remote = Remote(server.url, HASTY, timeout_s=1, min_rate=1e7)
+    return Store(tmp_path / "hostile", remote=remote, on_warning=warnings.append)
+
+
+@pytest.mark.parametrize("spared", [0, BLOCK])
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("endless", r"longer than the [\d,]+ bytes that its header says"),
+        ("more", r"longer than the [\d,]+ bytes that its header says"),
+        ("overlong", r"more than the [\d,]+ bytes that were asked for came"),
+        ("gzip", "the server codes what it sends"),
+        ("drip", "are too slow"),
+        ("slow head", "cannot be fetched"),
+        ("loop", "more than 5 redirects"),
+    ],
+)
+def test_what_a_hostile_server_sends_is_bounded(
+    fault: str, why: str, spared: int, far: Store, server: Server, tmp_path: Path, warnings: list[str]
+) -> None:
+    key, near = far.put(make_chunk(1, LARGE)).stem, hostile(server, tmp_path, warnings)
+    server.always, server.spared = fault, spared
+    is_harmless = spared > 0 and fault in ("endless", "more")  # no more than the ranges is read
+    tracemalloc.start()
+    started = time.monotonic()
+    assert near.has(key) == is_harmless
+    seconds, peak = time.monotonic() - started, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert seconds < 10 and peak < 1 << 28 and server.num_zeros < 1 << 26
+    near.drain()
+    assert not litter(near) and near.keys() == [key] * is_harmless
+    if not is_harmless:
+        assert len(warnings) == 1 and re.search(why, warnings[0]), warnings
+
+
+def test_a_header_does_not_reserve_what_there_is_no_room_for(far: Store, tmp_path: Path, warnings: list[str]) -> None:
+    path = far.put(make_chunk(1, 9))
+    for end in (1 << 50, 1 << 70, "1e400", -1, 10**4000):
+        header = {"__metadata__": {}, "x": {"data_offsets": [0, end], "dtype": "U8", "shape": [1]}}
+        raw = json.dumps(header).replace('"1e400"', "1e400").encode()
+        path.write_bytes(len(raw).to_bytes(8, "little") + raw)
+        store = Store(tmp_path / "near", remote=str(far.root), on_warning=warnings.append)
+        assert not store.has(path.stem)
+        store.drain()
+        assert not litter(store)
+    assert len(warnings) == 5
+
+
+def test_a_pipe_in_a_directory_is_not_waited_for(far: Store, tmp_path: Path) -> None:
+    key = "c" * 64
+    far.path(key).parent.mkdir(parents=True)
+    near = Store(tmp_path / "near", remote=str(far.root))
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir):
+        make(far.path(key))
+        with pytest.raises(RemoteError, match=r"cannot be fetched \(it is .*, not a regular file\)"):
+            near.open(key)
+        far.path(key).rmdir() if far.path(key).is_dir() else far.path(key).unlink()
+    other = far.put(make_chunk(1)).stem
+    assert near.has(other)  # the directory is not down for it
+
+
 def test_nobody_listens(tmp_path: Path, warnings: list[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -106,7 +180,7 @@ def test_a_directory_that_may_not_be_read(far: Store, tmp_path: Path, monkeypatc
     def deny(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(near.remote._files, "cat_file", deny)
+    monkeypatch.setattr("pictool.store.remote._read_local", deny)
     with pytest.raises(RemoteError, match=r"access is denied \(Permission denied\); see who may use"):
         near.open(key)
 

@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import pytest
 from chunks import files, make_chunk
 
@@ -225,18 +227,9 @@ def test_a_read_only_store_is_one_line(store: Store) -> None:
 
 def test_a_directory_in_the_way_is_one_line(store: Store) -> None:
     store.path(make_chunk(1).meta.key).mkdir(parents=True)
-    with pytest.raises(StoreError, match="nothing was changed"):
+    with pytest.raises(StoreError, match="is a directory, where an object belongs"):
         store.put(make_chunk(1))
     assert files(store.root) == []
-
-
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664), (0o077, 0o600)])
-def test_permissions_follow_the_umask(store: Store, umask: int, mode: int) -> None:
-    before = os.umask(umask)
-    try:
-        assert store.put(make_chunk(1)).stat().st_mode & 0o777 == mode
-    finally:
-        os.umask(before)
 
 
 # Many processes. They start from a fresh interpreter: this one has torch's threads, which a fork does not survive.
@@ -376,3 +369,28 @@ def test_many_writers_keep_one_budget(store: Store) -> None:
     counts = run_workers(store, "collected")
     assert counts["failed"] == 0 and counts["temp"] == 0 and counts["objects"] > 0
     assert 0 < counts["most"] <= 60_000
+
+
+def test_only_objects_of_a_salt_are_found_by_it(store: Store) -> None:
+    """Two tenants' keys with one beginning, and a block of a chain: each tenant finds its own object alone."""
+    target = make_chunk(1).meta.target
+    mine: dict[str, int] = {}
+    for first in range(100_000):
+        mine[target.key([first, *[1] * 4], 0, "none", "mine")[:4]] = first
+        other = target.key([first, *[1] * 4], 0, "none", "other")
+        if other[:4] in mine:
+            break
+    prefix, firsts = other[:4], {"mine": mine[other[:4]], "other": first}
+    keys = {}
+    for salt, first in firsts.items():
+        tokens = np.asarray([first, *[1] * 4], dtype=np.int32)
+        meta = replace(make_chunk(1).meta, key=target.key(tokens, 0, "none", salt))
+        keys[salt] = meta.key
+        store.put(replace(make_chunk(1), meta=meta, tokens=tokens))
+    assert {salt: store.resolve(prefix, salt) for salt in keys} == {salt: store.find(keys[salt], salt) for salt in keys}
+    assert store.resolve(prefix, "mine") == keys["mine"] != keys["other"]
+    with pytest.raises(StoreError, match=f"^{prefix}: 2 objects with this key"):
+        store.resolve(prefix)
+    for salt in ("", "third"):
+        with pytest.raises(StoreError, match=f"^{prefix}: no object with this key and salt"):
+            store.resolve(prefix, salt)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from chunks import content, flip, make_chunk, put_many
+from chunks import content, files, flip, litter, make_chunk, put_many
 from served import QUICK, Server
 
 from pictool.errors import InputError, StoreError
+from pictool.store.files import atomic_write
 from pictool.store.remote import Remote
 from pictool.store.store import Store
 from pictool.store.transfer import pull, push
+from pictool.store.upkeep import gc
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("kind", ["path", "memory"])
@@ -59,7 +67,7 @@ def test_a_push_that_fails_leaves_nothing(far: Store, tmp_path: Path, monkeypatc
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sender.remote._files, "mv", fail)
+    monkeypatch.setattr("shutil.copyfileobj", fail)
     with pytest.raises(StoreError, match=r"cannot be written \(No space left on device"):
         push(sender, [key])
     assert not [path for path in (tmp_path / "there").rglob("*") if path.is_file()]
@@ -78,3 +86,92 @@ def test_pulling_what_is_not_there(near: Store, far: Store) -> None:
         pull(near, ["cccc"])
     with pytest.raises(InputError, match="no remote is set"):
         pull(far, ["c" * 64])
+
+
+# What is there already, and what is left there
+
+
+def test_zeros_of_the_same_size_are_not_there(far: Store, tmp_path: Path) -> None:
+    (key,) = put_many(far, 1)
+    for url in (str(tmp_path / "there"), f"memory://{uuid.uuid4().hex}"):
+        sender = Store(far.root, remote=url)
+        assert sender.remote
+        (tmp_path / "zeros").write_bytes(bytes(far.path(key).stat().st_size))
+        sender.remote.write(key, tmp_path / "zeros")
+        assert push(sender, [key]).keys == (key,) and push(sender, [key]).present == (key,)
+        assert pull(Store(tmp_path / f"near-{url[:3]}", remote=url), [key]).keys == (key,)
+
+
+def test_one_wrong_bit_in_a_directory_is_sent_again(far: Store, tmp_path: Path) -> None:
+    key = far.put(make_chunk(1, 20_000)).stem
+    sender, there = Store(far.root, remote=str(tmp_path / "there")), Store(tmp_path / "there")
+    push(sender, [key])
+    flip(there.path(key), 500_000)  # neither in the header nor near the end
+    assert push(sender, [key]).keys == (key,) and content(there) == content(far)
+
+
+def test_a_forced_push_sends_what_is_there(far: Store, tmp_path: Path) -> None:
+    (key,) = put_many(far, 1)
+    sender = Store(far.root, remote=str(tmp_path / "there"))
+    push(sender, [key])
+    assert push(sender, [key]).present == (key,) and push(sender, [key], force=True).keys == (key,)
+
+
+def test_a_push_to_a_directory_waits_for_the_disk(far: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (key,) = put_many(far, 1)
+    synced, sync = list[str](), os.fsync
+
+    def record(fd: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    push(Store(far.root, remote=str(tmp_path / "there")), [key])
+    shard = str(Store(tmp_path / "there").path(key).parent)
+    temp = next(i for i, name in enumerate(synced) if name.endswith(".tmp"))
+    assert shard in synced[temp + 1 :]
+
+
+KILLED = """
+import os, shutil, sys
+from pictool.store.store import Store
+from pictool.store.transfer import push
+shutil.copyfileobj = lambda source, copy, _: (copy.write(b"half"), copy.flush(), os.kill(os.getpid(), 9))
+push(Store(sys.argv[1], remote=sys.argv[2]), sys.argv[3:])
+"""
+
+
+def test_a_killed_push_leaves_nothing_after_the_next(far: Store, tmp_path: Path) -> None:
+    (key,) = put_many(far, 1)
+    there = Store(tmp_path / "there")
+    command = [sys.executable, "-c", KILLED, str(far.root), str(there.root), key]
+    for clean in (lambda: push(Store(far.root, remote=str(there.root)), [key]), lambda: gc(there)):
+        there.path(key).unlink(missing_ok=True)
+        assert subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False).returncode == -9
+        assert there.keys() == [] and len(litter(there)) == 1
+        clean()
+        assert not litter(there)
+    assert files(there.root) == []
+
+
+def test_a_push_leaves_the_temp_file_of_another_alone(far: Store, tmp_path: Path) -> None:
+    (key,) = put_many(far, 1)
+    there = tmp_path / "there"
+    with atomic_write(there / "objects" / "aa" / "other", there / "tmp") as file:
+        push(Store(far.root, remote=str(there)), [key])
+        assert Path(file.name).exists()
+
+
+def test_old_temp_files_of_other_file_systems_are_removed(far: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that is neither a directory nor an object storage: a temp file there holds no lock."""
+    (key,) = put_many(far, 1)
+    remote = Remote(f"memory://{uuid.uuid4().hex}", QUICK)
+    monkeypatch.setattr("pictool.store.remote._OBJECT_STORES", frozenset())
+    names = {f"{key}.{'0' * 16}.tmp": 2, f"{key}.{'1' * 16}.tmp": 0, "somebody's": 2}
+    for name, days in names.items():
+        remote._files.pipe_file(f"{remote._root}/tmp/{name}", b"half")
+        old = datetime.now(tz=UTC) - timedelta(days=days)
+        remote._files.store[f"{remote._root}/tmp/{name}"].created = old
+    assert push(Store(far.root, remote=remote), [key]).keys == (key,)
+    left = {entry["name"].rpartition("/")[2] for entry in remote._files.ls(f"{remote._root}/tmp")}
+    assert left == {f"{key}.{'1' * 16}.tmp", "somebody's"}

@@ -41,7 +41,7 @@ def test_what_is_written_is_read(scores: Any) -> None:
 
 
 def test_text_of_any_kind_survives() -> None:
-    pieces = ("<s>", "\x1b[31m", '"\\', "\ud800", "\0", "東京", "\ufffd", "\n", " h", "?")
+    pieces = ("<s>", "\x1b[31m", '"\\', "\x07", "\0", "東京", "\ufffd", "\n", " h", "?")
     trace = make_trace(pieces=pieces, texts=("", "\u2028", "$x^2$", "'"))
     write_trace(PATH, trace)
     assert_same(read_trace(PATH), trace)
@@ -111,7 +111,8 @@ INCONSISTENT: dict[str, tuple[dict[str, Any], str]] = {
     "starts": ({"layout": Layout(LAYOUT.tokens, (0, 4, 1, 8))}, "do not follow each other"),
     "no tail": ({"layout": Layout(LAYOUT.tokens, (0, 1, 4, 10))}, "do not follow each other"),
     "nothing generated": ({"generated": ()}, "logits or generated tokens are missing"),
-    "logits": ({"logits": np.full(7, np.nan, dtype=np.float32)}, "logits or generated tokens are missing"),
+    "logits": ({"logits": np.full(7, np.nan, dtype=np.float32)}, "its logits are not finite"),
+    "no logits": ({"logits": np.zeros(0, dtype=np.float32)}, "logits or generated tokens are missing"),
     "vocabulary": ({"logits": np.zeros(3, dtype=np.float32)}, "outside the vocabulary"),
     "types": ({"rows": make_trace().rows.astype(np.uint8)}, "other types"),
     "report": ({"report": {"answer": "yes"}}, "is not as pic writes traces"),

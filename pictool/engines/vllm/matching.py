@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 
 from pictool.core import Target
-from pictool.errors import ForeignObjectError, InputError
+from pictool.errors import InputError
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
 
 KEY_DIGITS = 64
 
 
-def full_key(store: Store, name: object) -> str:
-    """The key that a request names: in full, or abbreviated as in git.
+def full_key(store: Store, name: object, salt: str) -> str:
+    """The key that a request of a tenant names: in full, or abbreviated as in git.
 
     Raises:
         InputError: not a key.
@@ -21,11 +21,11 @@ def full_key(store: Store, name: object) -> str:
     """
     if not isinstance(name, str) or not re.fullmatch(r"[0-9a-f]+", name) or len(name) > KEY_DIGITS:
         raise InputError(f"kv_transfer_params: {name!r} is no object key ({KEY_DIGITS} hex digits)")
-    return name if len(name) == KEY_DIGITS else store.resolve(name)
+    return name if len(name) == KEY_DIGITS else store.resolve(name, salt)
 
 
 def open_object(store: Store, target: Target, key: str, salt: str) -> ObjectFile:
-    """Open an object by its full key, and check that it is of this model, and its key of its tokens and the salt.
+    """Open an object by its full key, and check that it is of this salt and model. Of another salt, it is absent.
 
     It is not marked as used (`Store.mark_used`): the planner does that once for a linked object.
 
@@ -34,12 +34,9 @@ def open_object(store: Store, target: Target, key: str, salt: str) -> ObjectFile
     """
     file = store.peek(key)
     try:
+        if file.meta.key_of(file.tokens(), salt) != key:
+            raise store.absent(key)  # so that no tenant learns of another's object
         file.meta.require(target, f"{key[:12]}")
-        if target.key(file.tokens(), file.meta.sinks, file.meta.codec, salt) != key:
-            raise ForeignObjectError(
-                f"{file.path}: its key {key[:12]} is not that of its tokens and this request's cache_salt; compile it "
-                "again, with this salt"
-            )
     except BaseException:
         file.close()
         raise

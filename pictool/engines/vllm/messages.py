@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pictool.core import RowMask, TokenIds
 from pictool.engines.vllm.planning import LinkPlan
@@ -28,7 +28,7 @@ class CompileJob:
     sinks: int
     text: str
     blocks: tuple[int, ...]
-    salt: str = ""
+    salt: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,7 +25,8 @@ from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated, TextStream
 from pictool.runtime.model import Model
-from pictool.store.store import Store, atomic_write
+from pictool.store.files import open_regular
+from pictool.store.store import Store
 
 CONNECTOR = "pictool.engines.vllm.connector"
 
@@ -98,7 +98,7 @@ class VllmEngine(Engine):
         done: list[Compiled] = []
         for chunk in listed:
             key = object_key(self.model, chunk, options)
-            is_new = (force and key not in {compiled.key for compiled in done}) or not self.store.has(key)
+            is_new = (force and key not in {compiled.key for compiled in done}) or not self.store.has_whole(key)
             if is_new:
                 self._start(min(self.model.max_positions, longest + options.sinks + 2))
                 self._compile(chunk, [*prefix, *chunk.tokens, chunk.tokens[-1]], options.sinks)
@@ -209,8 +209,8 @@ class VllmEngine(Engine):
                     if done.is_new and on_compile is not None:
                         on_compile(done)
             elif part.file.path.resolve() != target.resolve():
-                with atomic_write(target, self.store.root / "tmp") as out, part.file.path.open("rb") as file:
-                    shutil.copyfileobj(file, out, 1 << 20)
+                with open(open_regular(part.file.path), "rb") as file:
+                    self.store.insert(part.file.meta.key, file)
 
     def _compile(self, chunk: Chunk, tokens: Sequence[int], sinks: int) -> None:
         if len(tokens) >= self._length:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class LinkPlan:
     policy: Policy
     layout: Layout
     spans: tuple[Span, ...]
-    salt: str = ""
+    salt: str = field(default="", repr=False)
 
     @property
     def num_context(self) -> int:
@@ -115,7 +115,7 @@ class Planner:
         self._settings, self._store, self._model = settings, store, model
         self._target = model.target
         settings.policy.prepare(model)
-        self._index = ContentIndex(store, self._target, settings.min_tokens, self._decode)
+        self._index = ContentIndex(store, self._target, settings.min_tokens, self._decode, model.bos_id)
         self._indexing = IndexThread(self._index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
         if settings.recognise:  # the server starts with all that is in the store
             self._indexing.start()
@@ -185,8 +185,9 @@ class Planner:
         keys: dict[str, str] = {}
         for ref in objects:
             if ref.key not in keys:
-                keys[ref.key] = full_key(self._store, ref.key)
+                keys[ref.key] = full_key(self._store, ref.key, salt)
                 with open_object(self._store, self._target, keys[ref.key], salt) as file:
+                    file.meta.require_dummy(self._model.bos_id, ref.key[:12])
                     opened[ref.key] = file.tokens()
                     self._store.mark_used(file)
         named = [NamedObject(keys[ref.key], opened[ref.key], ref.start) for ref in objects]

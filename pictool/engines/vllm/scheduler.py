@@ -63,7 +63,7 @@ class _Link:
     """A request that is being linked. `own_salt` is what the client sent."""
 
     request: Request
-    own_salt: str | None
+    own_salt: str | None = field(repr=False)
     plan: LinkPlan
     rows: Future[RowMask | None]
     report: Report
@@ -77,7 +77,7 @@ class _Compile:
 
     parsed: CompileRequest
     report: Report
-    salt: str
+    salt: str = field(repr=False)
 
 
 class SchedulerSide:

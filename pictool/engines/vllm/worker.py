@@ -118,7 +118,9 @@ class WorkerSide:
         if not rank.is_first:
             return Outcome()
         tokens = job.tokens[job.sinks :]
-        meta = ObjectMeta(target.key(tokens, job.sinks, CODEC, job.salt), target, len(tokens), job.sinks, CODEC)
+        dummy = int(job.tokens[0]) if job.sinks else None
+        own = target.identify(tokens, job.sinks, CODEC, job.salt, dummy)
+        meta = ObjectMeta(own.key, target, len(tokens), job.sinks, CODEC, dummy=dummy, salted=own.salted)
         try:
             data = [(to_bytes(key), to_bytes(value)) for key, value in layers]
             self._store.put(CompiledChunk(meta, job.text, tokens, data))

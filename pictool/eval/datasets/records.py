@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pictool.errors import InputError
+from pictool.reading import parse_json, read_file
+
+MAX_FILE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def read_records(path: Path) -> Iterator[Record]:
         InputError: missing, unreadable, without records, not UTF-8, not JSON, or a record that is no object.
     """
     try:
-        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        data = read_file(path, MAX_FILE_BYTES).removeprefix(codecs.BOM_UTF8)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', error)})") from error
     if not data.strip():
@@ -156,7 +159,7 @@ def _record(path: Path, place: str, number: int, value: Any) -> Record:
 def _parse(path: Path, data: bytes, line: int) -> Any:
     """The JSON value of bytes that begin at a line of the file."""
     try:
-        return json.loads(data.decode("utf-8"))
+        return parse_json(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         line += data.count(b"\n", 0, error.start)
         raise InputError(f"{path}: line {line}: is not UTF-8; convert it first (iconv -t utf-8)") from error

@@ -56,7 +56,7 @@ def _content(decompressor: zstandard.ZstdDecompressor, frame: memoryview, size: 
     try:
         if zstandard.frame_content_size(frame) != size:
             raise CodingError("a part has another size than the header says")
-        content = decompressor.decompress(frame, allow_extra_data=False)
+        content = decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
     except (zstandard.ZstdError, MemoryError) as error:
         raise CodingError("a part cannot be decompressed") from error
     if len(content) != size:

@@ -132,11 +132,13 @@ class Quantizing(Codec):
         numbers = np.frombuffer(out, dtype=array_dtype(shape.dtype)).reshape(2, *shape.dims)
         for part, piece in self.pieces(data, shape):
             target = numbers["kv".index(part)][:, piece.start : piece.end].reshape(piece.codes.shape)
-            step = max(1, _BLOCK // math.prod(piece.codes.shape[2:]))
-            for head, start in itertools.product(range(shape.kv_heads), range(0, piece.codes.shape[1], step)):
-                self._fill(target, piece, (head, slice(start, start + step)))
+            heads, rows, *group = piece.codes.shape
+            head_step = max(1, _BLOCK // (rows * math.prod(group)))
+            step = max(1, _BLOCK // math.prod(group))
+            for head, start in itertools.product(range(0, heads, head_step), range(0, rows, step)):
+                self._fill(target, piece, (slice(head, head + head_step), slice(start, start + step)))
 
-    def _fill(self, target: NDArray[Any], piece: Piece, index: tuple[int, slice]) -> None:
+    def _fill(self, target: NDArray[Any], piece: Piece, index: tuple[slice, slice]) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # scales that no encoder wrote
             numbers = self.to_float(piece.codes[index]) * piece.scale[index]
             if piece.offset is not None:

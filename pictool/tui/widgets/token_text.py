@@ -23,8 +23,8 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from pictool.escapes import visible
 from pictool.trace.format import Trace
-from pictool.trace.labels import visible
 from pictool.tui.widgets.styles import CURSOR, DIM, MATCH, cell_width, token_style
 
 HEADING = -1  # in place of a token

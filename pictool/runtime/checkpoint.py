@@ -1,0 +1,204 @@
+"""The files of a model directory: which ones `transformers` reads, and whether they fit each other.
+
+They may come from anybody. So they are read within bounds, and nothing is allocated for what config.json describes
+before the weights were seen to have it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pictool.errors import ModelError
+from pictool.reading import parse_json, read_file, require_regular, shown
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+# What `transformers` looks for in a directory, in this order.
+_WEIGHTS = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
+_JSON = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_READ_SUFFIXES = (".json", ".txt", ".model", ".jinja")
+_WEIGHT_SUFFIXES = (".safetensors", ".bin")
+_MAX_FILE_BYTES = 256 << 20  # of what is no weights: the largest tokenizers have some 40 MB
+_MAX_HEADER_BYTES = 32 << 20  # of a weight file: 100,000 tensors have 15 MB
+_MAX_LAYERS = 1000
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,6})\.")
+COPY = "copy the model again"
+
+Shape = tuple[int, ...]
+
+
+def require_files(directory: Path) -> None:
+    """Refuse a directory in which a file that is read is none, too large to be what it is called, or no JSON.
+
+    Raises:
+        ModelError: names the file.
+    """
+    for path in sorted(directory.iterdir()):
+        if path.suffix in _READ_SUFFIXES or path.suffix in _WEIGHT_SUFFIXES:
+            try:
+                require_regular(path, path.stat(), _MAX_FILE_BYTES if path.suffix in _READ_SUFFIXES else None)
+            except OSError as error:
+                raise ModelError(f"{path}: cannot be read ({error.strerror}); {COPY}") from error
+
+    contents = {name: read_json(directory / name) for name in _JSON if (directory / name).exists()}
+    _require_merges(directory / "tokenizer.json", contents.get("tokenizer.json", {}))
+
+
+def _require_merges(path: Path, tokenizer: dict[str, Any]) -> None:
+    """Refuse merges without the prefix that `tokenizers` cuts off them unseen: that can end the whole process.
+
+    Raises:
+        ModelError: names the file.
+    """
+    model = tokenizer.get("model")
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if not prefix or not isinstance(merges, list):
+        return
+    for merge in merges:
+        second = (
+            merge.split(" ")[-1] if isinstance(merge, str) else merge[-1] if isinstance(merge, list) and merge else ""
+        )
+        if not (isinstance(second, str) and second.startswith(str(prefix))):
+            raise ModelError(f"{path}: has merges without its continuing_subword_prefix; {COPY}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object of a JSON file of a model.
+
+    Raises:
+        ModelError: it cannot be read, is no JSON, or no object.
+    """
+    try:
+        content = parse_json(read_file(path, _MAX_FILE_BYTES))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror}); {COPY}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON ({str(error)[:80]}); {COPY}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: is no JSON object; {COPY}")
+    return content
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that `transformers` loads a model's weights from, and no other: a backup beside them is none.
+
+    Those are the file that config.json names as `transformers_weights`, or the first of `_WEIGHTS` that is there; of an
+    index the files that it lists.
+
+    Raises:
+        ModelError: a damaged index or config.json, a file outside the directory or missing, or an adapter.
+    """
+    if (directory / "adapter_config.json").exists():
+        raise ModelError(f"{directory}: holds an adapter, which changes the model; merge it into the weights first")
+    explicit = read_json(directory / "config.json").get("transformers_weights")
+    names = _WEIGHTS if explicit is None else (str(explicit),)
+    name = next((name for name in names if (directory / name).is_file()), None)
+    if name is None:
+        raise ModelError(
+            f"{directory}: holds no weights (*.safetensors or *.bin, of these names: {', '.join(names)}); {COPY}"
+        )
+    if not name.endswith(".index.json"):
+        return [_within(directory, name)]
+    listed = read_json(directory / name).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise ModelError(f"{directory / name}: lists no weights; {COPY}")
+    return [_within(directory, str(shard)) for shard in sorted(set(map(str, listed.values())))]
+
+
+def _within(directory: Path, name: str) -> Path:
+    path = directory / name
+    if Path(name).name != name or not path.is_file():
+        raise ModelError(f"{directory}: its index names {shown(name)}, which is no file of weights beside it; {COPY}")
+    return path
+
+
+def read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Where the tensors of a safetensors file begin, and its header without `__metadata__`.
+
+    Every entry has a known dtype, a shape, and offsets that fit both and the file: safetensors checks that.
+
+    Raises:
+        ModelError: truncated, damaged, or no safetensors file.
+    """
+    from safetensors import safe_open
+
+    try:
+        with path.open("rb") as file:
+            start, size = file.read(8), path.stat().st_size
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+            if length > size - 8:
+                raise ModelError(f"{path}: not a safetensors file, or truncated; {COPY}")
+            if length > _MAX_HEADER_BYTES:
+                raise ModelError(f"{path}: its header has {length >> 20} MiB, which no model needs; {COPY}")
+            with safe_open(path, "numpy"):
+                header: dict[str, Any] = json.loads(file.read(length))
+    except ModelError:
+        raise
+    except Exception as error:  # OSError, SafetensorError, and what a parser meets
+        raise ModelError(f"{path}: its header is damaged, or it is truncated ({reason(error)}); {COPY}") from error
+    return 8 + length, {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
+def tensor_shapes(path: Path) -> dict[str, Shape]:
+    """The shape of every tensor of a weight file; none is loaded.
+
+    Raises:
+        ModelError: a damaged file.
+    """
+    if path.suffix == ".safetensors":
+        return {name: tuple(entry["shape"]) for name, entry in read_header(path)[1].items()}
+    import torch
+
+    try:
+        state = torch.load(path, map_location="meta", weights_only=True)
+        return {name: tuple(tensor.shape) for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
+    except Exception as error:  # whatever a zip file, a pickle or torch meets
+        raise ModelError(f"{path}: is damaged ({reason(error)}); {COPY}") from error
+
+
+def require_weights(directory: Path, config: PretrainedConfig, name: str) -> None:
+    """Refuse a configuration that describes more than the weights hold, before it is built.
+
+    Args:
+        name: what the user called the model.
+
+    Raises:
+        ModelError: names the missing layer, or both numbers of weights.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    shapes: dict[str, Shape] = {}
+    for path in weight_files(directory):
+        shapes |= tensor_shapes(path)
+    there = {int(match[1]) for tensor in shapes if (match := _LAYER.search(tensor))}
+    described = range(min(config.num_hidden_layers, _MAX_LAYERS))
+    missing = next((layer for layer in described if layer not in there), None)
+    if missing is not None or config.num_hidden_layers > _MAX_LAYERS:
+        raise ModelError(
+            f"{name}: config.json describes {config.num_hidden_layers} layers, but the weights of "
+            f"model.layers.{missing or _MAX_LAYERS} are missing; {COPY}"
+        )
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config)
+    expected, held = sum(parameter.numel() for parameter in module.parameters()), sum(map(math.prod, shapes.values()))
+    if expected > held:
+        raise ModelError(
+            f"{name}: the weights hold {held} numbers, but config.json describes {expected}: some are missing or have "
+            f"another shape; {COPY}"
+        )
+
+
+def reason(error: BaseException) -> str:
+    """What an error of a library says, in one short line."""
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:197]}…"

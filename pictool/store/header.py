@@ -1,0 +1,385 @@
+"""The header of an object: what it says, the only bytes that say so, and the strict reading of bytes that anyone wrote.
+
+`Header.parse` is the one place where an object's header is read. It returns a header that this module would have
+written, byte for byte, or raises `HeaderError`; so nothing else has to expect odd types, numbers or names. The grammar
+is at the top of `format.py`.
+
+Every size of an object follows from its header: tokens and geometry give those of the decoded layers, and the limits
+here bound them. So a reader knows what it will take before it allocates anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, cast
+
+from blake3 import blake3
+
+from pictool.core import Geometry, Identity, Target, TokenIds
+from pictool.errors import ForeignObjectError
+from pictool.store.codecs import codecs
+from pictool.store.codecs.base import Buffer, LayerShape
+
+FORMAT, VERSION = "pictool.kvo", "1"
+DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
+# No model comes near these. A header that states more is not an object's.
+MAX_HEADER = 1 << 20  # bytes
+MAX_TOKENS = 1 << 24
+MAX_TEXT = 1 << 26  # bytes
+_MAX_LAYERS = 1 << 10
+_MAX_CHANNELS = 1 << 16  # kv_heads · head_dim
+_MAX_NAME = 256  # characters
+# KV takes a quarter of its bytes, or so, under the codec that keeps least. Layers that take far less are bombs.
+_MAX_RATIO, _SMALL_LAYER = 128, 4 << 20
+_OPTIONAL = ("dummy", "fixups", "parent", "rotation", "salted")  # fields that not every object has
+_KEY = re.compile("[0-9a-f]{64}")
+_DIGITS = re.compile("0|[1-9][0-9]{0,9}")
+_DAMAGED = "; the object is damaged; delete it, or compile it again (pic compile --force)"
+_NOT_OURS = f"the header is not that of an object{_DAMAGED}"
+
+
+class HeaderError(ValueError):
+    """Bytes that are not the header of an object, and why; becomes an `ObjectError` that names the file."""
+
+
+class ForeignHeaderError(HeaderError):
+    """The header of an object of another format version, codec or dtype."""
+
+
+@dataclass(frozen=True)
+class ObjectMeta:
+    """What an object's header says of it. `fixups` is how its table was made; None if it has none.
+
+    `parent` is set for a block of a prefix chain: the key of the block before it, "" for the first. `dummy` is the
+    token that was repeated `sinks` times before the chunk; None without sinks, and in objects of version 0.1.0.
+    `rotation` (of a block) and `salted` (of an object with a salt) are what else entered the key.
+    """
+
+    key: str
+    target: Target
+    num_tokens: int
+    sinks: int
+    codec: str
+    fixups: str | None = None
+    parent: str | None = None
+    dummy: int | None = None
+    rotation: str | None = None
+    salted: str | None = None
+
+    @property
+    def shape(self) -> LayerShape:
+        return LayerShape.of(self.target.geometry, self.num_tokens, self.target.dtype)
+
+    def key_of(self, tokens: Sequence[int] | TokenIds, salt: str = "") -> str:
+        """The key of an object of these tokens, compiled as this one was, under a salt. Not of a block of a chain."""
+        return self.target.key(tokens, self.sinks, self.codec, salt, self.dummy)
+
+    def own_key(self, tokens: TokenIds) -> str:
+        """The key that an object with this header and these tokens has. Another `key` in it is a forgery."""
+        if self.parent is None:
+            unsalted = self.key_of(tokens)
+        else:
+            unsalted = self.target.identify_block(tokens, self.parent, self.rotation or "").key
+        return Identity.combine(unsalted, self.salted)
+
+    def require(self, target: Target, name: str) -> None:
+        """Refuse an object of another model, tokenizer, dtype or shape with a message that names both sides.
+
+        Raises:
+            ForeignObjectError: `name` says which object in the message.
+        """
+        for field in ("architecture", "model", "tokenizer", "dtype", "geometry"):
+            own, expected = getattr(self.target, field), getattr(target, field)
+            if own != expected:
+                raise ForeignObjectError(
+                    f"{name}: made for {field} {_short(own)}, but this link uses {field} {_short(expected)}; "
+                    "compile the text again with this model"
+                )
+
+    def require_dummy(self, bos: int | None, name: str) -> None:
+        """Refuse an object that was compiled after other dummy tokens than this model's BOS.
+
+        Raises:
+            ForeignObjectError: `name` says which object in the message.
+        """
+        if self.sinks and self.dummy != bos:
+            theirs = "dummy tokens that it does not name" if self.dummy is None else f"the dummy token {self.dummy}"
+            raise ForeignObjectError(
+                f"{name}: compiled after {theirs}, but this model's BOS token is {bos}; compile the text again"
+            )
+
+
+@dataclass(frozen=True)
+class Header:
+    """A whole header. `text_bytes` and, if layers are coded, `coded_bytes` of each are sizes of tensors in the file."""
+
+    meta: ObjectMeta
+    checksums: Mapping[str, Any]
+    text_bytes: int
+    coded_bytes: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Header:
+        """The header that `raw` encodes.
+
+        Raises:
+            HeaderError: any other bytes. ForeignHeaderError, if they may be a header for another version of pic.
+        """
+        fields, tensors = _read(raw)
+        meta, checksums = meta_of(fields), _checksums_of(fields.get("checksums"))
+        _require_parts(meta, checksums, len(tensors))
+        coded = () if meta.codec == "none" else tuple(_coded_size(meta, tensors, layer) for layer in _layers(meta))
+        header = cls(meta, checksums, _size_of(tensors, "text", MAX_TEXT, least=0), coded)
+        if raw != header.encode():
+            raise HeaderError(_NOT_OURS)
+        return header
+
+    def encode(self) -> bytes:
+        """Its bytes."""
+        header = {"__metadata__": metadata_of(self.meta, self.checksums)} | self.entries
+        header["__metadata__"]["header"] = seal(header)
+        return canonical(header)
+
+    @cached_property
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """The entry of every tensor, in the order of the data."""
+        return tensor_entries(self.meta, self.text_bytes, self.coded_bytes)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all tensors: what follows the header in the file."""
+        return int(self.entries["text"]["data_offsets"][1])
+
+    def span(self, *tensors: str) -> tuple[int, int]:
+        """[start, end) of adjacent tensors in the data."""
+        return self.entries[tensors[0]]["data_offsets"][0], self.entries[tensors[-1]]["data_offsets"][1]
+
+
+def header_bytes(first: bytes) -> int:
+    """The bytes that the length (8 bytes) and the header take, of an object that begins with `first`.
+
+    Raises:
+        HeaderError: not the beginning of an object.
+    """
+    length = int.from_bytes(first[:8], "little")
+    if len(first) < 8 or length > MAX_HEADER:
+        raise HeaderError("not an object, or its header is damaged")
+    return 8 + length
+
+
+def stated_size(first: bytes) -> int:
+    """The bytes of a whole object, as its header says it. `first` has all of the header.
+
+    Raises:
+        HeaderError: not an object's header.
+    """
+    length = header_bytes(first)
+    return length + Header.parse(first[8:length]).data_bytes
+
+
+def checksum(*parts: Buffer) -> str:
+    """BLAKE3 of the parts, one after the other, in hex."""
+    digest = blake3()  # one thread: parts are small, and many threads cost more than they give
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def canonical(header: Mapping[str, Any]) -> bytes:
+    """The only bytes in which a header is accepted."""
+    text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def seal(header: Mapping[str, Any]) -> str:
+    """The header's own checksum: over its canonical form with the field `header` empty."""
+    return checksum(canonical({**header, "__metadata__": {**header["__metadata__"], "header": ""}}))
+
+
+def metadata_of(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str]:
+    """The header's metadata, but for its own checksum."""
+    target, geometry = meta.target, meta.target.geometry
+    values = {
+        "format": FORMAT, "version": VERSION, "key": meta.key, "architecture": target.architecture,
+        "model": target.model, "tokenizer": target.tokenizer, "dtype": target.dtype, "layers": geometry.layers,
+        "kv_heads": geometry.kv_heads, "head_dim": geometry.head_dim, "tokens": meta.num_tokens,
+        "sinks": meta.sinks, "codec": meta.codec, "checksums": json.dumps(checksums, sort_keys=True),
+    }  # fmt: skip
+    values |= {name: value for name in _OPTIONAL if (value := getattr(meta, name)) is not None}
+    return {name: str(value) for name, value in values.items()}
+
+
+def meta_of(fields: Mapping[str, Any]) -> ObjectMeta:
+    """The inverse of `metadata_of`, less the checksums. Raises HeaderError for what it never returned."""
+    key, num_tokens = _key_in(fields, "key"), _count(fields, "tokens", MAX_TOKENS)
+    sinks = _count(fields, "sinks", MAX_TOKENS, 0)
+    fixups = _name(fields, "fixups") if "fixups" in fields else None
+    parent = _key_in(fields, "parent", allow_empty=True) if "parent" in fields else None
+    dummy = _count(fields, "dummy", 1 << 31, 0) if "dummy" in fields else None
+    rotation, salted = (_key_in(fields, name) if name in fields else None for name in ("rotation", "salted"))
+    if dummy is not None and not sinks:
+        raise HeaderError(_NOT_OURS)
+    return ObjectMeta(
+        key, _target_of(fields), num_tokens, sinks, _one_of(fields, "codec", codecs()), fixups, parent, dummy, rotation,
+        salted,
+    )  # fmt: skip
+
+
+def _target_of(fields: Mapping[str, Any]) -> Target:
+    layers, kv_heads = _count(fields, "layers", _MAX_LAYERS), _count(fields, "kv_heads", _MAX_CHANNELS)
+    geometry = Geometry(layers, kv_heads, _count(fields, "head_dim", _MAX_CHANNELS // kv_heads))
+    architecture, model, tokenizer = (_name(fields, name) for name in ("architecture", "model", "tokenizer"))
+    return Target(architecture, model, tokenizer, _one_of(fields, "dtype", DTYPES), geometry)
+
+
+def tensor_entries(meta: ObjectMeta, text_bytes: int, coded_bytes: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """The header's entry of every tensor, in data order. `coded_bytes` are those of each layer, if layers are coded."""
+    geometry = meta.target.geometry
+    kv = (*DTYPES[meta.target.dtype], [geometry.kv_heads, meta.num_tokens, geometry.head_dim])
+    shapes = {"tokens": ("I32", 4, [meta.num_tokens])}
+    for layer in range(geometry.layers):
+        entry = kv if meta.codec == "none" else ("U8", 1, [coded_bytes[layer]])
+        shapes |= dict.fromkeys(layer_names(layer, meta.codec), entry)
+    if meta.fixups is not None:
+        shapes["fixups"] = ("F16", 2, [meta.num_tokens])
+    entries, offset = {}, 0
+    for name, (dtype, width, shape) in {**shapes, "text": ("U8", 1, [text_bytes])}.items():
+        end = offset + width * math.prod(shape)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    return entries
+
+
+@lru_cache(maxsize=1 << 12)
+def layer_names(layer: int, codec: str) -> tuple[str, ...]:
+    """The tensors of a layer: key and value, or the two coded as one."""
+    parts = ("key", "value") if codec == "none" else ("kv",)
+    return tuple(f"layers.{layer:03d}.{part}" for part in parts)
+
+
+def is_codable(shape: LayerShape, coded_bytes: int) -> bool:
+    """Whether a layer of this shape can be so small when it is coded; an object with smaller ones is refused."""
+    return coded_bytes > 0 and shape.num_bytes <= max(_SMALL_LAYER, _MAX_RATIO * coded_bytes)
+
+
+# Strict reading
+
+
+def _read(raw: bytes) -> tuple[dict[str, str], dict[str, Any]]:
+    """The metadata and the tensors in a header whose checksum holds; all else about them is still to be checked."""
+    try:
+        header = json.loads(raw)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise HeaderError("not an object file, or its header is damaged") from error
+    metadata = header.pop("__metadata__", None) if isinstance(header, dict) else None
+    if not isinstance(metadata, dict) or "format" not in metadata:
+        raise HeaderError("not an object file, or its header is damaged")
+    if metadata["format"] != FORMAT:
+        raise HeaderError(f"not an object file (its format is {_quoted(metadata['format'])})")
+    if metadata.get("version") != VERSION:
+        theirs = f"format version {_quoted(metadata.get('version'), str)}"
+        raise ForeignHeaderError(f"{theirs}, but this pic reads version {VERSION}; compile it again")
+    if not _is_sealed(raw, metadata.get("header")):
+        raise HeaderError(f"the header does not match its checksum{_DAMAGED}")
+    for field, known in (("codec", tuple(codecs())), ("dtype", tuple(DTYPES))):
+        if metadata.get(field) not in (None, *known):
+            raise ForeignHeaderError(f"{field} {_quoted(metadata[field])}, but this pic knows {', '.join(known)}")
+    return metadata, header
+
+
+def _is_sealed(raw: bytes, own_seal: object) -> bool:
+    """Whether the bytes of a header, if they are canonical, have the checksum that they hold; `seal` in one pass."""
+    if not isinstance(own_seal, str) or not _KEY.fullmatch(own_seal):
+        return False
+    field = f'"header":"{own_seal}"'.encode()
+    text = raw.rstrip(b" ").replace(field, b'"header":""')
+    return raw.count(field) == 1 and checksum(text + b" " * (-len(text) % 8)) == own_seal
+
+
+def _name(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or len(value) > _MAX_NAME or not value.isprintable():
+        raise HeaderError(_NOT_OURS)
+    return value
+
+
+def _one_of(fields: Mapping[str, Any], name: str, known: Collection[str]) -> str:
+    if (value := _name(fields, name)) not in known:
+        raise HeaderError(_NOT_OURS)
+    return value
+
+
+def _key_in(fields: Mapping[str, Any], name: str, allow_empty: bool = False) -> str:
+    value = _name(fields, name)
+    if not _KEY.fullmatch(value) and not (allow_empty and not value):
+        raise HeaderError(_NOT_OURS)
+    return value
+
+
+def _count(fields: Mapping[str, Any], name: str, most: int, least: int = 1) -> int:
+    value = fields.get(name)
+    if not isinstance(value, str) or not _DIGITS.fullmatch(value) or not least <= int(value) <= most:
+        raise HeaderError(_NOT_OURS)
+    return int(value)
+
+
+def _checksums_of(text: object) -> dict[str, Any]:
+    """The checksums of the parts, each of them one."""
+    try:
+        checksums = json.loads(cast("str", text))
+        hashes = [checksums[name] for name in checksums if name != "layers"] + list(checksums["layers"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise HeaderError(_NOT_OURS) from error
+    if not isinstance(checksums, dict) or not isinstance(checksums["layers"], list):
+        raise HeaderError(_NOT_OURS)
+    if not all(isinstance(value, str) and _KEY.fullmatch(value) for value in hashes):
+        raise HeaderError(_NOT_OURS)
+    return checksums
+
+
+def _require_parts(meta: ObjectMeta, checksums: Mapping[str, Any], num_tensors: int) -> None:
+    """There are as many tensors and checksums as the metadata implies."""
+    optional = {"fixups"} if meta.fixups is not None else set()
+    expected = meta.target.geometry.layers * len(layer_names(0, meta.codec)) + 2 + len(optional)
+    num_layers, parts = len(checksums["layers"]), {"layers", "text", "tokens"} | optional
+    if (num_layers, set(checksums), num_tensors) != (meta.target.geometry.layers, parts, expected):
+        raise HeaderError(_NOT_OURS)
+
+
+def _layers(meta: ObjectMeta) -> range:
+    return range(meta.target.geometry.layers)
+
+
+def _coded_size(meta: ObjectMeta, tensors: Mapping[str, Any], layer: int) -> int:
+    """The bytes of a coded layer; decoding tells whether its parts have the sizes that the metadata implies."""
+    size = _size_of(tensors, layer_names(layer, meta.codec)[0], 1 << 62)
+    if not is_codable(meta.shape, size):
+        raise HeaderError(f"layer {layer} is too short for what the header says{_DAMAGED}")
+    return size
+
+
+def _size_of(tensors: Mapping[str, Any], name: str, most: int, least: int = 1) -> int:
+    """The stated length of a tensor of bytes."""
+    entry = tensors.get(name)
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not least <= shape[0] <= most:
+        raise HeaderError(_NOT_OURS)
+    return shape[0]
+
+
+def _quoted(value: object, show: Callable[[object], str] = repr) -> str:
+    """A value of a header of which nothing is known, in one short line."""
+    if not isinstance(value, str):
+        return f"a {type(value).__name__}"
+    text = (show if value.isprintable() else repr)(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text[:12] if _KEY.fullmatch(text) else text
