@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy as make_policy
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
-from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.format import CompiledChunk
 from pictool.store.matches import Match
 from pictool.store.store import Store
 
@@ -174,9 +174,9 @@ def part_of(world: World, chunk: Chunk, tokens: slice, sinks: int) -> World:
     with world.store.peek(whole.key) as file:
         arrays = [[np.frombuffer(data, np.float32) for data in file.layer(i)] for i in range(geometry.layers)]
         key_and_value = [[data.reshape(shape)[:, tokens].tobytes() for data in pair] for pair in arrays]
-    key = object_key(world.model, Chunk("", part, ""), CompileOptions(sinks))
+        key = object_key(world.model, Chunk("", part, ""), CompileOptions(sinks))
+        meta = replace(file.meta, key=key, num_tokens=len(part))
     store = Store(world.store.root.with_name("parts"))
-    meta = ObjectMeta(key, world.model.target, len(part), sinks, "none")
     store.put(
         CompiledChunk(meta, "part", np.asarray(part, dtype=np.int32), [(key, value) for key, value in key_and_value])
     )
