@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -82,3 +86,29 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(chunking, "MAX_FILE_BYTES", 5)
     with pytest.raises(InputError, match="split it"):
         read_text(path)
+
+
+def test_a_text_may_come_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `pic compile <(pdftotext a.pdf -)`; however long it takes, and no longer than a file may be."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def read(*pieces: bytes) -> str:
+        with ThreadPoolExecutor(1) as thread:
+            reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # so that the writer need not wait for the reader
+            writing = os.open(pipe, os.O_WRONLY)
+            text = thread.submit(read_text, pipe)
+            for piece in pieces:
+                time.sleep(0.05)
+                with suppress(BrokenPipeError):
+                    os.write(writing, piece)
+            os.close(writing)
+            os.close(reading)
+            return text.result()
+
+    assert read("häfen ".encode(), b"and ships") == "häfen and ships"
+    monkeypatch.setattr(chunking, "MAX_FILE_BYTES", 1 << 10)
+    with pytest.raises(InputError, match="split it"):
+        read(b"x" * 1025)
+    with pytest.raises(InputError, match="is empty"):  # nobody writes to it
+        read_text(pipe)
