@@ -168,8 +168,8 @@ BAD_PARAMS: dict[str, tuple[Any, str]] = {
     "a number as key": ({"keys": [7]}, "no object key"),
     "no such object": ({"keys": [KEY]}, KEY[:12]),
     "no such prefix": ({"keys": ["0000"]}, "0000"),
-    "no chunks": ({"chunks": []}, "1 to 4096"),
-    "too many chunks": ({"chunks": [{"key": KEY, "start": 0}] * 5000}, "1 to 4096"),
+    "no chunks": ({"chunks": []}, "at most 1024"),
+    "too many chunks": ({"chunks": [{"key": KEY, "start": 0}] * 5000}, "at most 1024"),
     "a grid without end": (
         {
             "keys": [KEY],
@@ -181,7 +181,7 @@ BAD_PARAMS: dict[str, tuple[Any, str]] = {
     "not a number": ({"keys": ["REAL"], "policy": {"algo": "cacheblend", "ratio": float("nan")}}, "ratio"),
     "beyond all numbers": ({"keys": ["REAL"], "policy": {"algo": "legolink", "k": 2**62}}, "k="),
     "a start beyond all numbers": ({"chunks": [{"key": KEY, "start": 2**62}]}, KEY[:12]),
-    "another type in every place": ({"keys": {"a": 1}}, "1 to 4096"),
+    "another type in every place": ({"keys": {"a": 1}}, "at most 1024"),
     "chunk without start": ({"chunks": [{"key": KEY}]}, "start"),
     "negative start": ({"chunks": [{"key": KEY, "start": -1}]}, "start"),
     "a list": ([KEY], "chunks, keys or recognise"),
@@ -284,15 +284,16 @@ def test_any_exception_makes_one_request_exact(
     assert rig.difference(again, mended) <= rig.TOLERANCE
 
 
-@pytest.mark.parametrize("shift", [1, -1, 5, 10_000])
+@pytest.mark.parametrize("shift", [1, -1, 5, 17, 10_000])
 def test_an_object_at_the_wrong_place(pair: tuple[rig.World, rig.Engine], shift: int, warnings: list[str]) -> None:
+    """One that is a few tokens beside is linked where it is."""
     world, engine = pair
     case, exact = world.case("naive", seed=63), world.exact(seed=63)
     assert case.params is not None
     case.params["pic"]["chunks"][2]["start"] += shift
     (answer,) = engine.ask(case)
-    assert rig.difference(exact, answer) <= rig.TOLERANCE
-    assert len(warnings) == 1
+    assert rig.difference(case if shift < 16 else exact, answer) <= rig.TOLERANCE
+    assert len(warnings) == (shift > 16)
 
 
 def test_other_connectors_parameters_are_none_of_ours(pair: tuple[rig.World, rig.Engine], warnings: list[str]) -> None:

@@ -206,7 +206,8 @@ class ObjectReader:
             for span in job.plan.object_spans:
                 start = max(span.start, job.computed)
                 if start < span.end:
-                    self._parts.append((self._open(store, span, job), slice(start - span.start, span.end - span.start)))
+                    part = slice(span.part.start + start - span.start, span.part.stop)
+                    self._parts.append((self._open(store, span, job), part))
                     positions.append(np.arange(start, span.end))
         except BaseException:
             self.close()

@@ -18,7 +18,7 @@ from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 
 FIELD = "pic"
-MAX_OBJECTS = 4096  # that a request may name: each one is opened to plan the request
+MAX_OBJECTS = 1024  # that a request may name: each is opened to plan the request
 MAX_PROBLEM = 500  # characters
 _WAYS = ("chunks", "keys", "recognise", "compile")
 
@@ -148,8 +148,10 @@ def _parse_way(way: str, value: object, policy: Policy) -> LinkRequest | Compile
         return LinkRequest(policy, None) if value else None
     if way == "compile":
         return _parse_compile(value, policy)
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_OBJECTS:
-        raise RequestError(f"kv_transfer_params: {way} must be a list of 1 to {MAX_OBJECTS} objects")
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_OBJECTS:
+        raise RequestError(
+            f"kv_transfer_params: {way} must be a list of at least one object, and at most {MAX_OBJECTS}"
+        )
     return LinkRequest(policy, tuple(_parse_object(way, entry) for entry in value))
 
 

@@ -280,7 +280,7 @@ class SchedulerSide:
         problem = why if isinstance(why, Problem) else Problem.of(why)
         name, link = request.request_id, self._links.get(request.request_id)
         if link is not None and link.planned is not None:
-            self._threads.submit(self._planner.forget_damaged, link.planned.plan)
+            self._planner.doubt(link.planned.plan)
         if link is not None:
             _set_salt(request, link.own_salt)
         if isinstance(why, Exception) and not isinstance(why, PicError):
@@ -323,7 +323,7 @@ class Salter:
 
         `rows` are the selected ones, if the policy reads tables: an object's key does not tell which table it has.
         """
-        spans = [(span.start, span.end, span.key) for span in plan.spans]
+        spans = [(span.start, span.end, span.key, span.offset) for span in plan.spans]
         rows_digest = None if rows is None else hashlib.sha256(rows.tobytes()).hexdigest()
         return self._salt([own_salt, plan.policy.name, plan.policy.params, spans, rows_digest])
 

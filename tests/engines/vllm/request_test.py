@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pictool.engines.vllm.request import (
+    MAX_OBJECTS,
     LinkRequest,
     Problem,
     RequestError,
@@ -48,3 +51,17 @@ def test_what_a_client_is_shown() -> None:
     assert Problem.of(unusable).shown.startswith("object abababababab:") and "/srv" not in Problem.of(unusable).shown
     long = Problem.of(RequestError("x\n" * 10_000))
     assert len(long.shown) < 600 and "\n" not in long.shown
+
+
+def test_what_a_request_may_not_say() -> None:
+    wrong: list[Any] = ["", 0, [], {"pic": []}, {"pic": {"keys": "ab"}}, {"pic": {"keys": []}}, {"pic": {"keys": [1]}}]
+    for params in wrong:
+        with pytest.raises(InputError, match="kv_transfer_params: "):
+            parse_request(params, NAIVE, True)
+
+
+def test_the_objects_that_a_request_names_are_bounded() -> None:
+    for way, entry in (("keys", "ab"), ("chunks", {"key": "ab", "start": 0})):
+        parse_request({"pic": {way: [entry] * MAX_OBJECTS}}, NAIVE, False)
+        with pytest.raises(InputError, match=f"{way} must be a list of .* at most {MAX_OBJECTS}$"):
+            parse_request({"pic": {way: [entry] * (MAX_OBJECTS + 1)}}, NAIVE, False)
