@@ -14,6 +14,7 @@ import secrets
 import shutil
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -251,6 +252,8 @@ class Remote:
                 raise
             except Exception as error:  # whatever a file system raises
                 problem = error
+            except CancelledError:  # of a request within the file system
+                problem = ConnectionAbortedError("the request was given up")
             if not _is_temporary(problem):
                 break
             if failures < self.retry.attempts:

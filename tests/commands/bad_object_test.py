@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blake3 import blake3
+from hostile.surfaces.objects import Anatomy
 
 from commands.run import Objects, Outcome, flip, pic
 from pictool.store import files, format
@@ -214,3 +215,32 @@ def test_a_listing_is_not_complete_without_what_the_disk_does_not_show(
     for command in ("ls", "stats", "verify", "export all.kva"):
         done = pic("store", *command.split(), "--store", objects.store)
         assert done.code == 1 and done.err.endswith(f"pic: error: {hidden}: Input/output error\n"), command
+
+
+def test_a_pipe_in_the_place_of_an_object_is_not_waited_for(model: Path, texts: tuple[Path, Path]) -> None:
+    (done,) = pic("compile", "a.txt", "-m", model, "--json").json["objects"]
+    path = Path(done["path"])
+    path.unlink()
+    os.mkfifo(path)
+    outcome = pic("inspect", done["key"])
+    assert (outcome.code, outcome.out) == (1, "")
+    assert done["key"] in error_of(outcome) and "named pipe" in error_of(outcome)
+
+
+def test_layers_with_numbers_that_are_not_finite_are_not_shown(model: Path, objects: Objects) -> None:
+    anatomy = Anatomy.of(objects.mine.read_bytes())
+    anatomy.parts["layers.002.key"] = b"\xff\xff\xff\xff" + anatomy.parts["layers.002.key"][4:]
+    Path("x.kvo").write_bytes(anatomy.build())
+    assert "x.kvo: layer 2 has numbers that are not finite" in error_of(pic("inspect", "x.kvo", "--layers", "--json"))
+
+
+def test_attention_of_tokens_that_are_not_the_objects_is_refused(model: Path, objects: Objects) -> None:
+    anatomy = Anatomy.of(objects.mine.read_bytes())
+    anatomy.parts["tokens"] = b"\xff\xff\xff\x7f" + anatomy.parts["tokens"][4:]
+    Path("x.kvo").write_bytes(anatomy.build())
+    assert "x.kvo: its key" in error_of(pic("inspect", "x.kvo", "--attention-sinks", "-m", model))
+
+
+def test_a_long_message_is_shortened_in_its_middle(model: Path) -> None:
+    error = error_of(pic("link", "-q", "why?", "--query-template", "x" * 9000, "-m", model))
+    assert "query template 'xxx" in error and error.endswith("must contain {query}") and 1900 < len(error) < 2100
