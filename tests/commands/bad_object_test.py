@@ -17,7 +17,8 @@ from blake3 import blake3
 from hostile.surfaces.objects import Anatomy
 
 from commands.run import Objects, Outcome, flip, pic
-from pictool.store import files, format
+from pictool import reading
+from pictool.store import format
 from pictool.store.format import CompiledChunk, ObjectFile, write_object
 
 REMEDY = "compile it again"
@@ -187,7 +188,7 @@ def test_all_is_not_all_but_what_the_disk_does_not_read(
     """What is damaged is left out by name; of what cannot be read now, nobody knows."""
     shutil.copytree(objects.store, "st")
     unreadable = sorted(Path("st").glob("objects/*/*.kvo"))[0]
-    opened = files.open_regular
+    opened = reading.open_regular
 
     def fail(path: Path, *more: int) -> int:
         if path == unreadable:
