@@ -7,7 +7,7 @@ VLLM   ?= .venv-vllm
 
 LOCKING := .venv-lock
 
-.PHONY: demo test test-vllm check lock model fixtures bench clean
+.PHONY: demo test test-vllm fuzz faults check lock model fixtures bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -18,6 +18,14 @@ test: check
 # Without a GPU: vLLM's CPU build in an environment of its own. All of its tests must run; none may be skipped.
 test-vllm: $(VLLM)/.ready
 	$(VLLM)/bin/python -m pytest tests/in_vllm --require-all
+
+# Faults of the file system, and kills, at the calls of every command (tests/faults): `make faults MOST=200 SEED=2`.
+faults: $(READY)
+	PYTHONPATH=tests:. $(BIN)/python -P -m faults --most $(or $(MOST),14) --seed $(or $(SEED),22)
+
+# Hostile input of every kind, each case through the command line: `make fuzz SURFACE=objects CASES=500 SEED=2`.
+fuzz: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m hostile.fuzz $(SURFACE) --cases $(or $(CASES),20000) --seed $(or $(SEED),1)
 
 $(VLLM)/.ready: pyproject.toml tests/in_vllm/install.py
 	$(PYTHON) tests/in_vllm/install.py $(VLLM)
@@ -55,4 +63,4 @@ $(READY): pyproject.toml constraints.txt pictool/__init__.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile

@@ -17,6 +17,10 @@ class ModelError(PicError):
     """A model that cannot be loaded, or is not supported."""
 
 
+class NotFiniteError(ModelError):
+    """Numbers that overflowed, or were none before anything was computed from them."""
+
+
 class ObjectError(PicError):
     """A file that is not an object, or a damaged or truncated one."""
 

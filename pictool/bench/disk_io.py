@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pictool.bench.prompts import require_disk
 from pictool.errors import InputError
 from pictool.store.format import Buffer
+from pictool.store.scratch import scratch_directory
 
 BLOCK = 8 << 20  # bytes of one read
 
@@ -27,14 +27,14 @@ def temporary_directory(parent: str | os.PathLike[str], num_bytes: int) -> Itera
     if not Path(parent).is_dir():
         raise InputError(f"{parent}: no such directory for what is measured; make it, or name another with --store")
     require_disk(Path(parent), num_bytes)
-    try:
-        directory = tempfile.TemporaryDirectory(prefix=".pic-bench-", dir=parent)
-    except OSError as error:
-        raise InputError(
-            f"{parent}: cannot be written ({error.strerror}); name another directory with --store"
-        ) from error
-    with directory as path:
-        yield Path(path)
+    with ExitStack() as resources:
+        try:
+            directory = resources.enter_context(scratch_directory(parent))
+        except OSError as error:
+            raise InputError(
+                f"{parent}: cannot be written ({error.strerror}); name another directory with --store"
+            ) from error
+        yield directory
 
 
 def write_file(path: Path, data: Buffer) -> None:

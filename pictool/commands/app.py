@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from pictool.escapes import guard_streams
 COMMANDS = {
     "compile": "Compile text files to KV objects.",
     "link": "Link documents into a prompt and answer a query.",
+    "query": "Run a span query: a program over model calls.",
     "plan": "Estimate delays by storage tier; choose ratio and tier.",
     "inspect": "Show what an object is, or what a link did.",
     "diff": "Compare two links of one prompt.",
@@ -72,4 +74,8 @@ def run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name or an answer that the terminal cannot show
     guard_streams()
-    app()
+    try:
+        app()
+    finally:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left is safe to be killed, and no traceback

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -72,15 +71,16 @@ def open_subject(
     from pictool.bench.prompts import needs_speculative, with_speculative
     from pictool.controller.calibration import nearest_directory
     from pictool.linker.grid import parse_repeatable
+    from pictool.store.scratch import scratch_directory
 
     policies = parse_repeatable(common.algo or algos)
     model = open_bench_model(common, settings, shape, seed)
-    with tempfile.TemporaryDirectory(prefix=".pic-bench-", dir=nearest_directory(root)) as directory:
+    with scratch_directory(nearest_directory(root)) as directory:
         if common.model is None and needs_speculative(policies):
             from pictool.bench.shapes import save_speculative
 
             policies = with_speculative(policies, save_speculative(common.shape or shape, f"{directory}/speculative"))
-        yield Subject(model, policies, Path(directory))
+        yield Subject(model, policies, directory)
 
 
 def check_options(common: BenchOptions) -> None:

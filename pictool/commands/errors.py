@@ -12,6 +12,8 @@ from weakref import WeakSet
 from pictool.errors import PicError
 from pictool.escapes import visible
 
+_MAX_MESSAGE = 2000  # characters
+
 
 class UsageError(PicError):
     """Options that make no sense together, whatever the files hold."""
@@ -58,8 +60,15 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    print("pic: error:", visible(" ".join(message.splitlines())), file=sys.stderr)
+    print("pic: error:", visible(_shortened(" ".join(message.splitlines()))), file=sys.stderr)
     sys.exit(code)
+
+
+def _shortened(message: str) -> str:
+    """A message whose end is readable, whatever a file holds that it quotes: the middle is left out if it is long."""
+    return (
+        message if len(message) <= _MAX_MESSAGE else f"{message[: _MAX_MESSAGE // 2]} … {message[-_MAX_MESSAGE // 2 :]}"
+    )
 
 
 def drop_stdout() -> None:

@@ -93,8 +93,8 @@ def run_inspect(
     check_plot(options.plot, paths)
     traces = [path for path in paths if is_trace(path)]
     if traces and len(traces) < len(paths):
-        raise UsageError("objects and traces cannot be inspected together; name one kind")
-    check_options(options, bool(traces))
+        raise UsageError(f"{traces[0]}: objects and traces cannot be inspected together; name one kind")
+    check_options(options, bool(traces), names[0])
     if traces:
         reports = inspect_traces(traces, options, settings)
     else:
@@ -128,12 +128,12 @@ def check_plot(plot: str | None, inputs: Sequence[Path]) -> None:
     require_matplotlib()
 
 
-def check_options(options: InspectOptions, of_traces: bool) -> None:
-    """Refuse options of the other kind, and of what is not shown."""
+def check_options(options: InspectOptions, of_traces: bool, name: str) -> None:
+    """Refuse options of the other kind than `name` is of, and of what is not shown."""
     if options.against not in (None, "full"):
         raise UsageError(f"--against {options.against}: only full is known; pic diff compares two traces")
     if not of_traces and (options.attention or options.against):
-        raise UsageError("--attention and --against are for traces; make one with pic link --trace")
+        raise UsageError(f"{name}: no trace, which --attention and --against are for; make one with pic link --trace")
     if of_traces and options.layers:
         raise UsageError("--layers is for objects")
     if not options.attention and (options.layer is not None or options.head is not None):
@@ -238,11 +238,13 @@ def sinks_of(file: ObjectFile, model: Model, num_initial: int) -> AttentionSinks
 
     Raises:
         ForeignObjectError: another model's object.
+        ObjectError: one whose tokens are not those that it was compiled from.
     """
     from pictool.trace.attention_sinks import attention_sinks
 
     file.meta.require(model.target, str(file.path))
     file.meta.require_dummy(model.bos_id, file.name)
+    file.require_key(file.meta.key)
     dummies = [] if model.bos_id is None else [model.bos_id] * file.meta.sinks
     return attention_sinks(model, file.tokens().tolist(), dummies, num_initial)
 

@@ -125,4 +125,6 @@ def text_or_none(path: Path, key: str, value: Any) -> str | None:
     """A value of a YAML file that must be a text."""
     if value is not None and not isinstance(value, str):
         raise InputError(f"{path}: {key} must be a text; put it in quotes")
+    if value is not None and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):
+        raise InputError(f"{path}: {key} has a character that no text has (a zero byte, or half of a surrogate pair)")
     return value

@@ -15,7 +15,7 @@ from pictool.commands.progress import progress
 from pictool.commands.resources import open_store
 from pictool.commands.settings import Settings
 from pictool.commands.sizes import parse_age, parse_size, show_size
-from pictool.errors import ObjectError
+from pictool.errors import ObjectError, PicError, UnreadableObjectError
 from pictool.escapes import visible
 
 if TYPE_CHECKING:
@@ -288,12 +288,22 @@ def run_export(
 
 
 def _intact(store: Store, chains: bool) -> list[str]:
-    """The keys of all objects but those whose headers are damaged, which are named."""
-    objects = list(store.objects(chains=chains))
-    for entry in objects:
-        if entry.problem is not None:
-            note(f"left out: {entry.problem}")
-    return [entry.key for entry in objects if entry.problem is None]
+    """The keys of all objects but those whose headers are damaged, which are named.
+
+    Raises:
+        UnreadableObjectError: whether one is damaged cannot be told.
+    """
+    keys = []
+    for entry in store.objects(chains=chains):
+        try:
+            if entry.problem is not None:
+                store.peek_local(entry.key).close()
+            keys.append(entry.key)
+        except UnreadableObjectError:
+            raise
+        except PicError as error:
+            note(f"left out: {error}")
+    return keys
 
 
 @command(app, "import", "store")

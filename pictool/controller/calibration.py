@@ -45,6 +45,7 @@ from pictool.runtime.machine import cpu_name
 from pictool.runtime.tensors import to_bytes
 from pictool.runtime.user_cache import cache_dir, write_cache_file
 from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
+from pictool.store.scratch import scratch_directory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def measure_loads(model: Model, directory: Path) -> Measurements:
         StoreError: the directory cannot be written.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix=".pic-measure-", dir=directory) as inside:
+        with scratch_directory(directory) as inside:
             return _measure_loads(model, Store(inside))
     except OSError as error:
         why = error.strerror or error

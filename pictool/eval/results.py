@@ -224,6 +224,8 @@ class CaseResult:
         for name, score in checked["scores"].items():
             if type(score) not in (int, float):
                 raise InputError(f"scores.{name} has the value {shown(score)}")
+        if checked["metric"] not in checked["scores"]:
+            raise InputError(f"has no score of {shown(checked['metric'])}, which is its metric")
         return cls(**{**checked, "timing": Times(**_require_types(Times, checked["timing"], "timing."))})
 
 

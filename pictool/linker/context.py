@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from pictool.core import FixupTable, Identity, Layout, RowMask
-from pictool.errors import ObjectError, RemoteError, StoreError
+from pictool.errors import NotFiniteError, ObjectError, PicError, RemoteError, StoreError
 from pictool.linker.loader import Placed
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.resolve import OnCompile, Part, open_objects
@@ -55,7 +56,7 @@ class Context(Protocol):
     def keep(self, image: Image, rows: RowMask) -> None:
         """Store what was computed, if that is to be reused; `rows` is bool [layers, n]."""
 
-    def recover(self, error: ObjectError) -> bool:
+    def recover(self, error: PicError) -> bool:
         """After something turned out damaged or lost: do without it. False if the link cannot be tried again."""
         ...
 
@@ -72,6 +73,7 @@ class ObjectContext:
     def __init__(self, store: Store, on_compile: OnCompile | None) -> None:
         self._store, self._on_compile = store, on_compile
         self._texts: set[str] = set()  # keys of objects that can be compiled again
+        self._files: list[Path] = []  # objects that cannot: they were named as files or keys
         self._healed: set[str] = set()  # those that were
 
     def open(
@@ -86,6 +88,7 @@ class ObjectContext:
         ]
         objects = [part for part, _ in needed]
         self._texts = {part.key(prompt.model) for part in objects if part.file is None}
+        self._files = [part.file.path for part in objects if part.file is not None]
         files, compile_s = open_objects(prompt.model, self._store, objects, opened, self._on_compile)
         placed = [Placed(file, start) for file, (_, start) in zip(files, needed, strict=True)]
         if policy.needs.tables:
@@ -98,14 +101,34 @@ class ObjectContext:
     def keep(self, image: Image, rows: RowMask) -> None:
         pass
 
-    def recover(self, error: ObjectError) -> bool:
-        """An object that was read while it came from a remote, or is damaged here, is compiled here from its text."""
+    def recover(self, error: PicError) -> bool:
+        """An object that was read while it came from a remote, or is damaged here, is compiled here from its text.
+
+        Raises:
+            ObjectError: numbers are not finite because those of an object are not that was named as a file or key.
+        """
         if isinstance(error, RemoteError):
             self._store.skip_remote(error)
             return True
         damaged = [key for key in sorted(self._texts - self._healed) if self._take_out(key)]
+        if isinstance(error, NotFiniteError):
+            damaged += [key for key in sorted(self._texts - self._healed) if self._leave_out(key)]
+            for path in () if damaged else self._files:
+                with ObjectFile(path) as file:
+                    file.verify()
         self._healed.update(damaged)
         return bool(damaged)
+
+    def _leave_out(self, key: str) -> bool:
+        """Do without the remote's object, if it was read while it came, and is not taken into the store."""
+        if self._store.path(key).exists():
+            return False
+        try:
+            self._store.fetch(key)
+        except RemoteError as error:
+            self._store.skip_remote(error)
+            return True
+        return False
 
     def _take_out(self, key: str) -> bool:
         """Take an object out if it is damaged, and if it can be."""
@@ -161,7 +184,7 @@ class ChainContext:
         """Keep keys before their rotation: those are stored."""
         image.keep_keys()
 
-    def recover(self, error: ObjectError) -> bool:
+    def recover(self, error: PicError) -> bool:
         """The chain ends before a damaged block from now on. False if none of its blocks is damaged."""
         damaged = self._chain.find_damaged(self._count)
         if damaged is None:

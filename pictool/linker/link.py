@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pictool.core import Chunk, Layout, RowMask
-from pictool.errors import InputError, ObjectError
+from pictool.errors import InputError, NotFiniteError, ObjectError
 from pictool.linker.context import Context, context_of
 from pictool.linker.fusor import Fusor
 from pictool.linker.loader import Loader
@@ -87,7 +87,7 @@ def link(
     while True:
         try:
             return _link(model, store, spec, context, clock, stage)
-        except ObjectError as error:  # something turned out damaged, or lost, while it was read
+        except (ObjectError, NotFiniteError) as error:  # something turned out damaged, or lost, while it was read
             if not context.recover(error):
                 raise
             clock.load_s += clock.lap()

@@ -20,7 +20,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-LIMIT_S = 5.0
+LIMIT_S = 3.0
 LIMIT_BYTES = 512 << 20
 MAX_CHARACTERS = 16 << 20
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pictool.errors import ModelError
+from pictool.errors import NotFiniteError
 
 
 def to_bytes(tensor: Tensor) -> memoryview:
@@ -29,9 +29,9 @@ def require_finite(what: str, dtype: str, *tensors: Tensor) -> None:
         what: what computed them, and dtype: of computation; for the message.
 
     Raises:
-        ModelError: a tensor holds inf or nan.
+        NotFiniteError: a tensor holds inf or nan.
     """
     numbers = tensors[0] if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
     extremes = torch.stack(torch.aminmax(numbers))  # nan, if any is; several times faster than asking each number
     if not bool(torch.isfinite(extremes).all()):
-        raise ModelError(f"{what}: computes numbers that are not finite in {dtype}; use another --dtype")
+        raise NotFiniteError(f"{what}: computes numbers that are not finite in {dtype}; use another --dtype")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,15 +22,22 @@ def make_private(directory: Path) -> None:
 def write_cache_file(path: Path, data: bytes) -> None:
     """Write a file that is whole or not there, for this user alone. If it cannot be written, nothing is left behind
     and nothing raised.
+
+    All writers of a file use one temp file, each under its lock: what a killed one left is overwritten by the next.
     """
     with suppress(OSError):
         make_private(path.parent)
-        descriptor, temp = tempfile.mkstemp(".tmp", dir=path.parent)
-        try:
-            with open(descriptor, "wb") as file:
+        temp = path.with_suffix(".tmp")
+        with open(os.open(temp, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another process is writing the same
+            if temp.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                return  # it was written, and renamed, before it was locked here
+            try:
+                file.truncate(0)
                 file.write(data)
-            os.replace(temp, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temp)
-            raise
+                file.flush()
+                os.replace(temp, path)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temp)
+                raise

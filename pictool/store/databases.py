@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import sqlite3
 import stat
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 _MAX_BYTES = 1 << 30
+_WAIT_S = 10.0
 
 
 def clear_place(path: Path) -> None:
@@ -18,15 +19,35 @@ def clear_place(path: Path) -> None:
         OSError: a directory, or it cannot be removed.
     """
     for place in (path, *(path.with_name(path.name + more) for more in ("-journal", "-wal", "-shm"))):
-        if os.path.lexists(place) and not _is_usable(place):
+        if not _is_usable(place):
             place.unlink()
 
 
 def _is_usable(place: Path) -> bool:
-    with suppress(OSError):  # a link to itself
+    """Whether sqlite can use what is there, or nothing is, as of a journal that another process has just removed."""
+    try:
         status = place.stat()
-        return stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES
-    return False
+    except FileNotFoundError:
+        return not place.is_symlink()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise  # it cannot be told: a disk that fails for a moment costs no database
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES
+
+
+def roll_back(path: Path) -> None:
+    """Undo what a killed process had begun to write to a database, so that its journal does not stay.
+
+    sqlite does that when it next reads; a journal in which nothing is yet, only the next write removes.
+    """
+    if not path.with_name(f"{path.name}-journal").exists():
+        return
+    with suppress(sqlite3.Error), closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        db.execute(f"PRAGMA user_version = {version}")
+        db.execute("COMMIT")
 
 
 def has_schema(db: sqlite3.Connection, schema: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SUFFIX = ".kvo"
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,19 @@ class Entry:
 
     @classmethod
     def within(cls, directory: str, key: str) -> Entry | None:
-        """The same by directory and key: a store has many, and making a `Path` takes longer than the system call."""
-        with suppress(OSError):
+        """The same by directory and key: a store has many, and making a `Path` takes longer than the system call.
+
+        Raises:
+            OSError: whether it is there cannot be told, as a disk fails.
+        """
+        try:
             status = os.stat(f"{directory}/{key}{SUFFIX}")  # noqa: PTH116
-            size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-            return cls(key, directory, size, status.st_mtime_ns, status.st_ino)
-        return None
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise
+        size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+        return cls(key, directory, size, status.st_mtime_ns, status.st_ino)
 
 
 def is_key(name: str) -> bool:
@@ -88,3 +97,8 @@ def litter_candidates(root: Path) -> list[Path]:
     with suppress(FileNotFoundError, NotADirectoryError):
         return sorted(path for path in (root / "tmp").iterdir() if path.is_symlink() or not path.is_dir())
     return []
+
+
+def inner_stores(root: Path) -> list[Path]:
+    """The stores in directories of this one (`Store.within`), as evaluations make them."""
+    return sorted(path.parent for path in root.glob("*/*/objects") if path.is_dir() and not path.parent.is_symlink())

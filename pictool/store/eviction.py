@@ -51,7 +51,10 @@ def publish(root: Path, temp: Path, target: Path, max_bytes: int | None, replace
         StoreError: it cannot fit into the budget.
     """
     size, evicted = temp.stat().st_size, Tally()
-    if target.is_dir():
+    if target.is_dir() and not target.is_symlink():
+        with suppress(OSError):
+            target.rmdir()  # only if there is nothing in it
+    if target.is_dir() and not target.is_symlink():
         raise StoreError(f"{target}: is a directory, where an object belongs; move it away")
     if max_bytes is not None and size > max_bytes:
         raise StoreError(f"{target}: {size:,d} bytes, but the store may hold {max_bytes:,d}; allow it more")

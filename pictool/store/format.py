@@ -49,10 +49,11 @@ from blake3 import blake3
 
 from pictool.core import FixupTable, TokenIds
 from pictool.errors import ForeignObjectError, InputError, ObjectError, UnreadableObjectError
+from pictool.reading import NotRegularError, open_regular
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import Buffer as Buffer
 from pictool.store.codecs.base import CodingError
-from pictool.store.files import NotRegularError, advise_in_order, open_regular
+from pictool.store.files import advise_in_order
 from pictool.store.header import DTYPES as DTYPES
 from pictool.store.header import MAX_HEADER, MAX_TEXT, ForeignHeaderError, Header, HeaderError, is_codable, layer_names
 from pictool.store.header import ObjectMeta as ObjectMeta
@@ -64,6 +65,7 @@ from pictool.store.header import tensor_entries as tensor_entries
 
 _DAMAGED = "the object is damaged; delete it, or compile it again (pic compile --force)"
 _PIECE = 1 << 20  # bytes that are read at once where nothing of them is kept
+_EXPONENTS = {"float32": ("<u4", 0x7F800000), "bfloat16": ("<u2", 0x7F80), "float16": ("<u2", 0x7C00)}  # of inf and nan
 
 
 @dataclass(frozen=True)
@@ -238,20 +240,36 @@ class ObjectFile:
             )
 
     def verify(self) -> None:
-        """Read and check everything, its key too. Of layers that are not coded, a piece at a time is in memory."""
+        """Read and check everything: its key, too, and that all numbers are finite.
+
+        Of layers that are not coded, a piece at a time is in memory.
+        """
         self.require_key(self.meta.key)
         self.text(), self.fixups()
         for index in range(self.meta.target.geometry.layers):
             if self.meta.codec == "none":
                 self._verify_plain(index)
             else:
-                self.layer(index)
+                for part in self.layer(index):
+                    self.require_finite(index, part)
+
+    def require_finite(self, index: int, numbers: memoryview) -> None:
+        """Refuse KV of a layer that holds inf or nan: no compile stores it. Raises ObjectError."""
+        import numpy as np
+
+        kind, exponent = _EXPONENTS[self.meta.target.dtype]
+        for start in range(0, len(numbers), _PIECE):
+            bits = np.frombuffer(numbers[start : start + _PIECE], dtype=kind)
+            if (bits & exponent == exponent).any():
+                raise self._fail(f"layer {index} has numbers that are not finite; {_DAMAGED}")
 
     def _verify_plain(self, index: int) -> None:
         start, end = self._header.span(*layer_names(index, "none"))
         digest, buffer = blake3(), memoryview(bytearray(min(_PIECE, end - start)))
         for offset in range(start, end, _PIECE):
-            digest.update(self._read(self._data_start + offset, min(_PIECE, end - offset), buffer))
+            piece = self._read(self._data_start + offset, min(_PIECE, end - offset), buffer)
+            digest.update(piece)
+            self.require_finite(index, piece)
         self._require_checksum(f"layer {index}", digest.hexdigest(), self._header.checksums["layers"][index])
 
     def _fail(self, why: str) -> ObjectError:

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pictool.errors import InputError, ObjectError, RemoteError, StoreError
+from pictool.reading import NotRegularError, open_regular
 from pictool.store.entries import SUFFIX, litter_candidates
-from pictool.store.files import NotRegularError, atomic_write, open_regular, read_at, remove_litter
+from pictool.store.files import atomic_write, read_at, remove_litter
 from pictool.store.format import ObjectFile
 from pictool.store.pace import MIN_RATE, BadAnswer, Pace, TooSlow
 
@@ -251,6 +253,8 @@ class Remote:
                 raise
             except Exception as error:  # whatever a file system raises
                 problem = error
+            except CancelledError:  # of a request within the file system
+                problem = ConnectionAbortedError("the request was given up")
             if not _is_temporary(problem):
                 break
             if failures < self.retry.attempts:

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from pictool.errors import ForeignObjectError, ObjectError, PicError, StoreError, UnreadableObjectError
 from pictool.store import eviction
-from pictool.store.entries import Entry, entries, litter_candidates
+from pictool.store.databases import roll_back
+from pictool.store.entries import Entry, entries, inner_stores, litter_candidates
 from pictool.store.eviction import Tally
 from pictool.store.files import locked, make_directory, remove_litter, require_no_link
 from pictool.store.format import ObjectFile
 from pictool.store.index import INDEX_FILE
+from pictool.store.scratch import remove_scratch
 from pictool.store.store import Store
-from pictool.store.usage import Counts, forget_hits, read_counts
+from pictool.store.usage import HITS_FILE, Counts, forget_hits, read_counts
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,24 @@ def gc(store: Store, max_bytes: int | None = None) -> Collected:
     """
     max_bytes = store.max_bytes if max_bytes is None else max_bytes
     try:
-        require_no_link(store.root / "tmp")
-        litter = [size for path in litter_candidates(store.root) if (size := remove_litter(path)) is not None]
+        litter = [size for root in (store.root, *inner_stores(store.root)) for size in _collect(root)]
         num_bytes, evicted = eviction.shrink(store.root, max_bytes)
     except OSError as error:
         raise _cannot_change(store, error) from error
     store.counters.add(Counts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
     forget_hits(store.root, store.keys)
     return Collected(Tally(len(litter), sum(litter)), evicted, num_bytes)
+
+
+def _collect(root: Path) -> list[int]:
+    """Remove what killed processes left in a store: temp files, scratch directories, journals; the bytes of the first
+    two.
+    """
+    require_no_link(root / "tmp")
+    files = [size for path in litter_candidates(root) if (size := remove_litter(path)) is not None]
+    for name in (INDEX_FILE, HITS_FILE):
+        roll_back(root / name)
+    return files + remove_scratch(root)
 
 
 def expire(store: Store, keys: Sequence[str], force: bool = False) -> Tally:

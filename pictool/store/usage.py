@@ -11,6 +11,7 @@ empty one; a power failure may cost counts, and never an object.
 
 from __future__ import annotations
 
+import _thread
 import os
 import sqlite3
 import struct
@@ -29,6 +30,7 @@ from pictool.store.files import locked, make_directory, make_file
 HITS_FILE = "hits.sqlite3"
 _NUM_FILES = 16
 _FLUSH_S = 1.0
+_AGAIN_S = 0.01
 # How long to wait for another process that writes hits: to add now and then, to add at the end, to read.
 _ADD_WAIT_S, _LAST_ADD_WAIT_S, _READ_WAIT_S = 0.02, 2.0, 2.0
 _SCHEMA = "CREATE TABLE hits (key TEXT PRIMARY KEY, count INT NOT NULL) WITHOUT ROWID"
@@ -66,7 +68,7 @@ class Counters:
 
     def __init__(self, directory: Path) -> None:
         self._pending = _Pending(directory)
-        weakref.finalize(self, self._pending.flush, _LAST_ADD_WAIT_S)
+        weakref.finalize(self, _flush_last, self._pending)
 
     def add(self, counts: Counts, hit: str | None = None) -> None:
         """Count; `hit` is the key of the object that was hit."""
@@ -101,7 +103,9 @@ class _Pending:
         with self._lock:
             counts, self._counts = self._counts, Counts()
             hits, self._hits = self._hits, {}
-            if (counts == Counts() and not hits) or self._process != os.getpid() or not self._directory.parent.is_dir():
+            if (counts == Counts() and not hits) or self._process != os.getpid():
+                return
+            if not os.path.isdir(self._directory.parent):  # noqa: PTH112 (`Path.is_dir` raises if the disk is gone)
                 return
         with suppress(OSError):
             make_directory(self._directory, self._directory.parent)
@@ -115,6 +119,16 @@ class _Pending:
         with self._lock:
             for key, count in hits.items():
                 self._hits[key] = self._hits.get(key, 0) + count
+
+
+def _flush_last(pending: _Pending) -> None:
+    """Write what is left. No exception can leave a finalizer, so an interrupt is raised again right after it."""
+    try:
+        pending.flush(_LAST_ADD_WAIT_S)
+    except KeyboardInterrupt:
+        again = threading.Timer(_AGAIN_S, _thread.interrupt_main)
+        again.daemon = True
+        again.start()
 
 
 _FORMAT = struct.Struct(f"<{len(fields(Counts))}Q")

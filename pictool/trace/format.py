@@ -148,9 +148,11 @@ def write_trace(path: Path, trace: Trace) -> None:
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file has the header of a trace, whole or damaged."""
+    """Whether a file has the header of a trace, whole or damaged. Raises TraceError if it cannot be read."""
+    from pictool.reading import open_regular
+
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             return f'"{FORMAT}"'.encode() in file.read(min(length, _MAX_HEADER))
     except OSError as error:

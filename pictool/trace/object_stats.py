@@ -45,7 +45,7 @@ def object_stats(file: ObjectFile) -> tuple[LayerStats, ...]:
     """Read and check every layer of an object, and measure it. One layer is in memory at a time.
 
     Raises:
-        ObjectError: a damaged layer.
+        ObjectError: a damaged layer, or numbers that are not finite.
     """
     return tuple(_layer_stats(file, index) for index in range(file.meta.target.geometry.layers))
 
@@ -60,7 +60,10 @@ def to_float32(data: memoryview, dtype: str) -> NDArray[np.float32]:
 def _layer_stats(file: ObjectFile, index: int) -> LayerStats:
     target = file.meta.target
     shape = (target.geometry.kv_heads, file.meta.num_tokens, target.geometry.head_dim)
-    key, value = (_tensor_stats(to_float32(part, target.dtype).reshape(shape)) for part in file.layer(index))
+    parts = file.layer(index)
+    for part in parts:
+        file.require_finite(index, part)
+    key, value = (_tensor_stats(to_float32(part, target.dtype).reshape(shape)) for part in parts)
     return LayerStats(key, value)
 
 

@@ -330,8 +330,8 @@ def test_pictures_of_objects_and_differences(objects: Objects, model: Path, by_h
     ("arguments", "message"),
     [
         (("TRACE", "OBJECT"), "objects and traces cannot be inspected together"),
-        (("OBJECT", "--attention"), "are for traces"),
-        (("OBJECT", "--against", "full"), "are for traces"),
+        (("OBJECT", "--attention"), "no trace, which --attention"),
+        (("OBJECT", "--against", "full"), "no trace, which --attention"),
         (("TRACE", "--against", "naive"), "only full is known"),
         (("TRACE", "--layers"), "--layers is for objects"),
         (("TRACE", "--head", 1), "say whose --attention"),

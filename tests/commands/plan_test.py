@@ -200,7 +200,7 @@ def test_it_plans_for_the_embedded_model(texts: tuple[Path, Path], monkeypatch: 
     monkeypatch.setattr(measure, "_LOADS", ((1, 64), (4, 8)))
     outcome = pic("plan", *texts, "--check")
     assert outcome.code == 0 and outcome.out.startswith("prompt ") and "recompute " in outcome.out
-    assert not list(Path.cwd().glob(".pic-measure-*"))
+    assert not list(Path.cwd().glob(".pic-*"))
 
 
 # `pic link --ratio auto`

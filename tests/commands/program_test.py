@@ -60,6 +60,16 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def test_an_interrupt_while_the_program_ends_is_no_traceback() -> None:
+    """Counts are written then; a signal that a handler of Python's gets there is a traceback, and changes nothing."""
+    at_exit = "import atexit, os; atexit.register(lambda: os.kill(os.getpid(), 2))"
+    code = f"{at_exit}; import sys; sys.argv = ['pic', '--version']; from pictool.commands import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, preexec_fn=heed_interrupts
+    )
+    assert done.returncode == -signal.SIGINT and done.stderr == "" and done.stdout.startswith("pic ")
+
+
 def test_an_interrupted_program_says_so() -> None:
     Path("st").mkdir()
     with locked(Path("st") / LOCK):  # gc waits for it

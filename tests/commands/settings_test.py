@@ -49,6 +49,8 @@ def test_the_command_line_comes_before_both() -> None:
         ("named: x", "pic.yaml: unknown key named; known are model, store"),
         ("memory: 5", "pic.yaml: memory must be a text; put it in quotes"),
         ("head: [x]", "pic.yaml: head must be a text"),
+        ('store: "a\\0b"', "pic.yaml: store has a character that no text has"),
+        ('remote: "\\udfff"', "pic.yaml: remote has a character that no text has"),
         ("max_size: much", "max_size 'much': must be a size such as"),
     ],
 )

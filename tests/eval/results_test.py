@@ -126,6 +126,7 @@ def test_a_dropped_line_is_told(header: Header, written: bytes) -> None:
         (b'"agreement": ', b'"agreement": NaN, "kl": ', "line 2: is no JSON"),
         (b'"agreement": ', b'"agreement": 1e999, "kl": ', "line 2: is no JSON"),
         (b'"scores": {', b'"scores": {"x": [1], ', "line 2: scores.x has the value [1]"),
+        (b'"metric": "f1"', b'"metric": "f2"', "line 2: has no score of 'f2'"),
     ],
 )
 def test_a_line_that_is_damaged_in_the_middle_is_refused(

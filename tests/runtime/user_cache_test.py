@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,3 +72,22 @@ def test_nothing_is_left_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.
 def test_a_directory_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     write_cache_file(tmp_path / "file" / "within", b"new")
+
+
+def test_what_a_killed_writer_left_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    pid = os.fork()
+    if pid == 0:
+        os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        write_cache_file(path, b"killed, and longer")
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL and not path.exists()
+    write_cache_file(path, b"new")
+    assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_another_process_is_writing_is_left_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    with path.with_suffix(".tmp").open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        write_cache_file(path, b"mine")
+        assert not path.exists() and other.name == str(tmp_path / "file.tmp")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import struct
@@ -13,6 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import zstandard
@@ -485,3 +487,33 @@ def test_a_link_as_a_side_file_is_not_written_through(store: Store, tmp_path: Pa
     with pytest.raises(StoreError, match="nothing was pinned"):
         eviction.pin(store.root, path.stem)
     assert not (tmp_path / "victim").exists()
+
+
+def test_an_empty_directory_in_the_place_of_an_object_is_replaced(store: Store, path: Path) -> None:
+    path.mkdir()
+    store.put(make_chunk(0))
+    assert path.is_file() and verify(store).problems == {}
+
+
+def test_a_link_to_a_directory_in_the_place_of_an_object_is_replaced(store: Store, path: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    path.symlink_to(tmp_path / "precious")
+    store.put(make_chunk(0))
+    assert path.is_file() and not path.is_symlink() and (tmp_path / "precious").is_dir()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_damage(store: Store, dtype: str, number: float) -> None:
+    honest = make_chunk(0)
+    target = replace(honest.meta.target, dtype=dtype)
+    meta = replace(honest.meta, target=target, key=target.key(honest.tokens, 0, "none"))
+    kind = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[dtype]
+    whole = np.linspace(-3e4, 3e4, 4 * len(honest.tokens)).astype(kind)
+    part = whole.copy()
+    part[7] = number
+    sound, damaged = (whole.tobytes(), whole.tobytes()), (part.tobytes(), whole.tobytes())
+    store.put(CompiledChunk(meta, "x", honest.tokens, [sound, sound]))
+    assert verify(store).problems == {}
+    store.put(CompiledChunk(meta, "x", honest.tokens, [sound, damaged]))
+    assert "layer 1 has numbers that are not finite" in verify(store).problems[meta.key]

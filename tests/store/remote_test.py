@@ -8,10 +8,13 @@ import re
 import socket
 import time
 import tracemalloc
+from asyncio import CancelledError
 from pathlib import Path
 
 import pytest
 from chunks import content, litter, make_chunk
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
 from served import QUICK, Server
 
 from pictool.errors import InputError, RemoteError
@@ -122,7 +125,7 @@ def test_what_a_hostile_server_sends_is_bounded(
     assert near.has(key) == is_harmless
     seconds, peak = time.monotonic() - started, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert seconds < 10 and peak < 1 << 28 and server.num_zeros < 1 << 26
+    assert seconds < 60 and peak < 1 << 28 and server.num_zeros < 1 << 26
     near.drain()
     assert not litter(near) and near.keys() == [key] * is_harmless
     if not is_harmless:
@@ -196,3 +199,16 @@ def test_urls_that_cannot_be_opened(url: str, why: str, tmp_path: Path) -> None:
     near = Store(tmp_path / "near", remote=url)
     with pytest.raises(InputError, match=why):
         near.has("c" * 64)
+
+
+@pytest.mark.parametrize("error", [CancelledError, KeyError, StopIteration])
+def test_whatever_a_file_system_raises_is_an_error_of_the_remote(error: type[BaseException], tmp_path: Path) -> None:
+    class Failing(MemoryFileSystem):  # type: ignore[misc]
+        protocol = "failing"
+
+        def cat_file(self, *_: object, **__: object) -> bytes:
+            raise error
+
+    register_implementation("failing", Failing, clobber=True)
+    with pytest.raises(RemoteError, match="cannot be fetched"):
+        Store(tmp_path / "near", remote=Remote("failing://x", QUICK)).fetch("a" * 64)

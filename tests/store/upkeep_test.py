@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from pictool.errors import StoreError
 from pictool.store import eviction, upkeep
 from pictool.store.files import atomic_write
 from pictool.store.format import ObjectFile
+from pictool.store.index import INDEX_FILE
 from pictool.store.store import Store
 from pictool.store.upkeep import verify
 from pictool.store.usage import Counts
@@ -33,6 +36,35 @@ def test_gc_removes_temp_files_of_the_dead_only(store: Store) -> None:
         file.write(b"x")
     assert (done.litter.count, done.litter.num_bytes) == (1, 14)
     assert not list((store.root / "tmp").iterdir()) and (store.root / "out").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("cache_size", [1, 1000])
+def test_gc_rolls_back_what_a_killed_listing_began(store: Store, cache_size: int) -> None:
+    """With a small cache its journal is filled, and the index changed; else the journal is empty, and in the way."""
+    store.put(make_chunk(1))
+    list(store.objects())
+    index = store.root / INDEX_FILE
+    if (pid := os.fork()) == 0:
+        db = sqlite3.connect(index, isolation_level=None)
+        db.execute(f"PRAGMA cache_size = {cache_size}")
+        db.execute("BEGIN IMMEDIATE")
+        rows = [(f"{number:064x}", 1, 1, 1, "x" * 500, "") for number in range(200)]
+        db.executemany("INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?)", rows)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    journal = index.with_name(f"{INDEX_FILE}-journal")
+    assert journal.exists() and (cache_size > 1 or journal.read_bytes()[:8] == bytes.fromhex("d9d505f920a163d7"))
+    upkeep.gc(store)
+    assert not journal.exists() and [stored.problem for stored in store.objects()] == [None]
+
+
+def test_gc_looks_into_the_stores_within(store: Store) -> None:
+    """As evaluations have them."""
+    inner = store.within("eval", "0123abcd")
+    inner.put(make_chunk(1))
+    (inner.root / "tmp" / ".dead.0123.tmp").write_bytes(b"half an object")
+    assert upkeep.gc(store, 0).litter.num_bytes == 14
+    assert not list((inner.root / "tmp").iterdir()) and len(inner.keys()) == 1
 
 
 # Expiry and pins

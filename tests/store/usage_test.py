@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,42 @@ def test_counts_are_written_when_the_counter_is_let_go(directory: Path) -> None:
     assert read_counts(directory) == Counts()
     del counters
     assert read_counts(directory) == Counts(hits=2, misses=1, hit_bytes=10)
+
+
+def test_a_file_system_that_is_gone_is_no_traceback_at_the_end(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Path.is_dir` raises what `os.path.isdir` takes for a no: a stale handle of NFS, a broken disk."""
+    counters = Counters(directory)
+    counters.add(Counts(hits=1))
+
+    def stat(*_: object, **__: object) -> os.stat_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "stat", stat)
+    counters.flush()
+    monkeypatch.undo()
+    assert not directory.exists()
+
+
+def test_an_interrupt_while_the_last_counts_are_written_is_not_lost(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    counters = Counters(directory)
+    counters.add(Counts(hits=1))
+
+    def interrupted(*_: object, **__: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os.path, "isdir", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            del counters
+            time.sleep(10)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().err == ""
 
 
 def test_threads_lose_no_counts(directory: Path) -> None:

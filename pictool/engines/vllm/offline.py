@@ -23,9 +23,9 @@ from pictool.linker.link import Timing, lay_out
 from pictool.linker.policies.base import Policy, Prompt
 from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents
 from pictool.linker.spec import Spec
+from pictool.reading import open_regular
 from pictool.runtime.decode import Generated, TextStream
 from pictool.runtime.model import Model
-from pictool.store.files import open_regular
 from pictool.store.store import Store
 
 CONNECTOR = "pictool.engines.vllm.connector"

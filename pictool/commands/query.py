@@ -1,0 +1,398 @@
+"""`pic query`: a span query to its answer, or what the optimizer makes of it; or a file of queries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+from pictool.commands.engine import find_engine
+from pictool.commands.errors import UsageError
+from pictool.commands.link import Stream
+from pictool.commands.options import (
+    ANSWER,
+    COMPILING,
+    OUTPUT,
+    POLICY,
+    SALT,
+    CodecOption,
+    EngineOption,
+    FieldsOption,
+    JsonOption,
+    argument,
+    command,
+    make_app,
+    option,
+)
+from pictool.commands.outputs import note, output_path, print_json
+from pictool.commands.progress import answers_bar
+from pictool.commands.request import parse_fields
+from pictool.commands.resources import open_model, open_store, quiet_libraries
+from pictool.commands.settings import Settings
+from pictool.errors import InputError, PicError
+
+if TYPE_CHECKING:
+    from pictool.engines.base import Answer, Engine, Feature
+    from pictool.spans.bulk import BulkQuery, Schedule
+    from pictool.spans.execute import Done, Executor, Hooks, RunOptions
+    from pictool.spans.optimise import Optimised
+    from pictool.spans.query import Path as NodePath
+    from pictool.spans.query import Query
+
+app = make_app()
+GENERATED = "generated"
+_LOCAL = ("pic", "spnl", "local")  # providers whose models run here
+_ELSEWHERE = ("ollama", "openai", "gemini", "anthropic", "mistralrs", "candle")
+
+
+@dataclass(frozen=True)
+class QueryOptions:
+    """What a command line says of how a query is run."""
+
+    algo: Annotated[
+        Optional[str], option("--algo", "NAME", "Policy of linking spans; a wrong name lists all.", POLICY)
+    ] = None
+    k: Annotated[Optional[int], option("-k", "N", "Tokens recomputed at the start of each span.", POLICY)] = None
+    ratio: Annotated[Optional[float], option("--ratio", "SHARE", "Share of rows that is recomputed.", POLICY)] = None
+    params: FieldsOption = field(default_factory=list)
+    tree: Annotated[
+        Optional[int], option("--tree", "N", "Judge at most N candidates at a time, as a tree.", POLICY, min=2)
+    ] = None
+    max_new_tokens: Annotated[
+        Optional[int], option("--max-new-tokens", "N", "Tokens of calls that say nothing (64).", ANSWER, min=1)
+    ] = None
+    top_p: Annotated[float, option("--top-p", "P", "Nucleus sampling.", ANSWER)] = 1.0
+    seed: Annotated[int, option("--seed", "N", "Seed; every call has its own.", ANSWER, min=0, max=2**64 - 1)] = 0
+    max_tokens: Annotated[
+        Optional[int], option("--budget-tokens", "N", "Generated tokens at most, of all calls.", ANSWER, min=1)
+    ] = None
+    max_seconds: Annotated[Optional[float], option("--budget-seconds", "S", "No call begins later.", ANSWER, min=0)] = (
+        None
+    )
+    outputs: Annotated[
+        Optional[str],
+        option("--outputs", "NAME", "generated: link outputs with the KV they came with; or compiled.", COMPILING),
+    ] = None
+    codec: CodecOption = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a command line asks for: an explanation, an answer or those of a bulk, and where they go."""
+
+    explain: Annotated[bool, option("--explain", None, "Print the tree before and after; run nothing.")] = False
+    bulk: Annotated[bool, option("--bulk", None, "FILE has a query a line, in JSON; run all.")] = False
+    output: Annotated[
+        Optional[str], option("-o, --output", "FILE", "Answers of --bulk; a run that stopped goes on.", OUTPUT)
+    ] = None
+    plot: Annotated[Optional[str], option("--plot", "FILE", "Draw both trees (.svg).", OUTPUT)] = None
+    trace: Annotated[Optional[str], option("--trace", "DIR", "Write a trace of every call.", OUTPUT)] = None
+    as_json: JsonOption = False
+
+    def check(self, query: str) -> None:
+        """Refuse what makes no sense together, and files that cannot be written. `query` is the input's name."""
+        if self.bulk and (self.plot or self.trace):
+            raise UsageError(f"{'--plot' if self.plot else '--trace'}: is of one query, not of --bulk")
+        if self.output is not None and not self.bulk:
+            raise UsageError("-o: is for the answers of --bulk; use --json and > FILE")
+        if self.explain and self.trace is not None:
+            raise UsageError("--trace: --explain runs nothing")
+        if self.plot is not None:
+            if not self.plot.endswith(".svg"):
+                raise InputError(f"--plot {self.plot}: trees are drawn as .svg")
+            output_path("--plot", self.plot, [query])
+        if self.output is not None:
+            output_path("-o", self.output, [query])
+        folder = None if self.trace is None else Path(self.trace)
+        if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"--trace {folder}: has to be an empty or a new folder; name another")
+
+
+@command(app, "query", "model", "device", "dtype", "store", "remote", *SALT)
+def run_query(
+    query: Annotated[str, argument("FILE", "A query as JSON or YAML; - is stdin.")],
+    options: QueryOptions,
+    wanted: Wanted,
+    settings: Settings,
+    engine: EngineOption = None,
+) -> None:
+    """Run a span query: a program over model calls.
+
+    \b
+      pic query rag.yaml --explain
+      pic query judge.json --algo full --seed 7
+    """
+    wanted.check(query)
+    engine_type = choose_engine(engine, options.outputs, wanted.trace)
+    text, name, base = read_input(query)
+    run_options = make_options(options, settings, base, keeps_outputs(options.outputs, engine_type))
+    quiet_libraries()
+    store = open_store(settings)
+    with ExitStack() as running:
+        engines = Engines(lambda of: running.enter_context(engine_type(open_model(of), store)), settings)
+        if wanted.bulk:
+            run_bulk(engines, run_options, text, name, wanted, settings.memory)
+        else:
+            run_one(engines, run_options, text, name, wanted)
+    store.drain()
+
+
+def choose_engine(name: str | None, outputs: str | None, trace: str | None) -> type[Engine]:
+    """The engine, which can do what the options need."""
+    if outputs not in (None, GENERATED, "compiled"):
+        raise UsageError(f"--outputs {outputs}: must be {GENERATED} or compiled")
+    needed: dict[Feature, str] = {} if outputs != GENERATED else {"trace": f"--outputs {GENERATED}"}
+    return find_engine(name, needed | ({} if trace is None else {"trace": "--trace"}))
+
+
+def keeps_outputs(outputs: str | None, engine: type[Engine]) -> bool:
+    """Whether outputs are linked as they were generated. Where an engine cannot, and nobody said so, a note does."""
+    can_keep = "trace" in engine.supports
+    if outputs is None and not can_keep:
+        note(f"{engine.title} keeps no KV of outputs; they are compiled (--outputs compiled)")
+    return can_keep and outputs != "compiled"
+
+
+def read_input(name: str) -> tuple[str, str, Path]:
+    """The text of a query, its name for messages, and the folder that its files are relative to."""
+    from pictool.compiler.chunking import read_text
+
+    if name == "-":
+        try:
+            return sys.stdin.buffer.read().decode("utf-8-sig"), "stdin", Path()
+        except UnicodeDecodeError as error:
+            raise InputError(f"stdin: not UTF-8 at byte {error.start}; convert it first") from error
+    return read_text(Path(name)), name, Path(name).parent
+
+
+def make_options(options: QueryOptions, settings: Settings, base: Path, keeps_outputs: bool) -> RunOptions:
+    """How the queries are run."""
+    from pictool.linker.policies import DEFAULT, make_policy
+    from pictool.linker.spec import MAX_NEW_TOKENS
+    from pictool.spans.execute import Budget, RunOptions
+
+    values: dict[str, Any] = {"k": options.k, "ratio": options.ratio}
+    stated = {name: value for name, value in values.items() if value is not None}
+    return RunOptions(
+        policy=make_policy(options.algo or DEFAULT, stated | parse_fields(options.params)),
+        max_new_tokens=options.max_new_tokens or MAX_NEW_TOKENS,
+        top_p=options.top_p,
+        seed=options.seed,
+        codec=options.codec or settings.codec,
+        base=base,
+        arity=options.tree,
+        keeps_outputs=keeps_outputs,
+        budget=Budget(options.max_tokens, options.max_seconds),
+    )
+
+
+class Engines:
+    """The engine of each model that a query names. `-m` names the model of all calls."""
+
+    def __init__(self, start: Callable[[Settings], Engine], settings: Settings) -> None:
+        self._start, self._settings = start, settings
+        self._started: dict[str | None, Engine] = {}
+
+    def __call__(self, model: str) -> Engine:
+        """Raises ModelError or InputError: a model that does not run here."""
+        name = self._name(model)
+        if name not in self._started:
+            self._started[name] = self._start(self._settings.override(model=name))
+        return self._started[name]
+
+    def _name(self, model: str) -> str | None:
+        from pictool.spans.query import DEFAULT_MODEL
+
+        if self._settings.option("model") is not None or model == DEFAULT_MODEL:
+            return self._settings.model
+        provider, slash, rest = model.partition("/")
+        if slash and provider in _ELSEWHERE:
+            raise InputError(f"model {model!r} is {provider}'s and does not run here; name one of your own with -m")
+        return rest if slash and provider in _LOCAL else model
+
+
+def run_one(engines: Engines, options: RunOptions, text: str, name: str, wanted: Wanted) -> None:
+    """Run, or explain, the query of a text. Of one that fails, JSON has the calls that were done."""
+    from pictool.spans.execute import Executor, QueryError
+
+    executor = Executor(engines, options, make_hooks(wanted))
+    optimised = executor.optimise(parse(text, name))
+    if wanted.plot is not None:
+        write_plot(wanted.plot, optimised)
+    report = explain_report(optimised)
+    if wanted.explain:
+        if wanted.as_json:
+            print_json(report)
+        else:
+            print(optimised.explain())
+        return
+    try:
+        result = executor.run(optimised.after)
+    except QueryError as error:
+        if wanted.as_json:
+            print_json({"answer": None, "error": str(error), **report, "calls": [d.report() for d in error.done]})
+        raise
+    if wanted.as_json:
+        print_json({"answer": result.text, **report, "calls": [done.report() for done in result.done]})
+    elif not is_call(optimised.after):  # the text of a call has been streamed
+        print(result.text)
+
+
+def parse(text: str, name: str) -> Query:
+    from pictool.spans.reading import read_query
+
+    return read_query(text, name, True if name.endswith((".yaml", ".yml")) else None)
+
+
+def is_call(query: Query) -> bool:
+    from pictool.spans.query import Chat, Generate
+
+    return isinstance(query, Generate | Chat)
+
+
+def explain_report(optimised: Optimised) -> dict[str, Any]:
+    """The trees, the rules that fired and the calls that run once, for JSON."""
+    from pictool.spans.query import path_text
+    from pictool.spans.reading import to_data
+
+    steps = [
+        {"rule": step.rule, "effect": step.effect.name.lower(), "path": path_text(step.path),
+         "before": step.before, "after": step.after}
+        for step in optimised.steps
+    ]  # fmt: skip
+    shared = {path_text(path): path_text(first) for path, first in optimised.shared.items()}
+    return {"query": to_data(optimised.before), "optimised": to_data(optimised.after), "steps": steps, "shared": shared}
+
+
+def write_plot(path: str, optimised: Optimised) -> None:
+    from pictool.spans.draw import draw
+    from pictool.store.store import atomic_write
+
+    with atomic_write(Path(path)) as file:
+        file.write(draw([("before", optimised.before), ("after", optimised.after)]).encode())
+
+
+class TraceWriter:
+    """Writes the trace of each call into a folder: 0001.trace, … in the order in which calls end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._count = folder, 0
+
+    def __call__(self, path: NodePath, answer: Answer) -> None:
+        from pictool.spans.query import path_text
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._count += 1
+        file = self._folder / f"{self._count:04}.trace"
+        answer.write_trace(file)
+        note(f"{file}: {path_text(path)}")
+
+
+def make_hooks(wanted: Wanted) -> Hooks:
+    from pictool.spans.execute import Hooks
+
+    is_quiet = wanted.as_json
+    more: dict[str, Any] = {} if wanted.trace is None else {"on_answer": TraceWriter(Path(wanted.trace))}
+    return Hooks(
+        on_done=lambda done: print_call(done, is_streamed=not is_quiet and not done.path),
+        on_text=None if is_quiet else Stream(), on_print=note, ask=ask, **more,
+    )  # fmt: skip
+
+
+def ask(text: str) -> str:
+    """What the user types. Raises InputError without a terminal."""
+    if not sys.stdin.isatty():
+        raise InputError(f"asks {text!r}, but stdin is no terminal; run it from one")
+    print(text, end=" ", file=sys.stderr, flush=True)
+    return sys.stdin.readline().rstrip("\n")
+
+
+def print_call(done: Done, is_streamed: bool) -> None:
+    """A line on stderr for a call that has ended, after the line of its text on stdout."""
+    from pictool.spans.query import path_text
+
+    if is_streamed:
+        print(flush=True)
+    if done.is_shared:
+        note(f"{path_text(done.path)}: as an equal call before")
+        return
+    tokens, timing = done.own["tokens"], done.own["timing"]
+    note(
+        f"{path_text(done.path)}: {tokens['recomputed']:.0f} of {tokens['context']} context rows recomputed, "
+        f"TTFT {timing['ttft_s'] * 1e3:.1f} ms, {tokens['generated']} tokens"
+    )
+
+
+def run_bulk(engines: Engines, options: RunOptions, text: str, name: str, wanted: Wanted, memory: int) -> None:
+    """Run the queries of a file, one a line, in the order that lets shared texts meet; or print that order."""
+    from pictool.spans.bulk import AnswerFile, read_bulk
+    from pictool.spans.execute import Executor
+
+    executor = Executor(engines, options)
+    queries = read_bulk(text, name)
+    planned = plan_bulk(executor, queries, memory)
+    ordered = [queries[index] for index in planned.order]
+    if wanted.explain:
+        print_schedule(planned, ordered, wanted.as_json)
+        return
+    answers = AnswerFile(Path(wanted.output), queries) if wanted.output is not None else None
+    results: dict[int, Mapping[str, Any]] = dict(answers.answered) if answers is not None else {}
+    with answers_bar(name) as show:
+        show(len(results), len(queries))
+        for query in ordered:
+            if query.line not in results:
+                results[query.line] = answer_line(executor, query)
+                if answers is not None:
+                    answers.append(query, results[query.line])
+                show(len(results), len(queries))
+    if wanted.as_json:
+        print_json([{"line": line, **results[line]} for line in sorted(results)])
+    elif wanted.output is None:
+        for line in sorted(results):
+            print(results[line].get("answer", ""))
+    failed = [line for line, result in sorted(results.items()) if "error" in result]
+    if failed:
+        first = results[failed[0]]["error"]
+        raise InputError(f"{name}: {len(failed)} of {len(queries)} queries failed; line {failed[0]}: {first}")
+
+
+def plan_bulk(executor: Executor, queries: Sequence[BulkQuery], memory: int) -> Schedule:
+    """The order of a bulk for a cache of `memory` bytes of KV (`memory` of pic.yaml); without one, of one query's."""
+    from pictool.spans.bulk import items_of, schedule
+    from pictool.spans.query import DEFAULT_MODEL
+
+    model = executor.engine_of(DEFAULT_MODEL).model
+    geometry = model.geometry
+    token_bytes = 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * model.torch_dtype.itemsize
+
+    def size(text: str) -> int:
+        return len(model.encode(text)) * token_bytes
+
+    items = [items_of(query.query, executor.options.base, size) for query in queries]
+    return schedule(items, memory or max(sum(sizes.values()) for sizes in items))
+
+
+def print_schedule(planned: Schedule, ordered: Sequence[BulkQuery], as_json: bool) -> None:
+    lines = [query.line for query in ordered]
+    if as_json:
+        shares = {
+            "as_given": planned.hits_as_given / (planned.total or 1),
+            "planned": planned.hits / (planned.total or 1),
+        }
+        print_json({"order": lines, "hits": shares})
+        return
+    print(f"order        {' '.join(map(str, lines))}")
+    print(f"as given     {planned.hits_as_given / (planned.total or 1):.0%} of what is read is in the cache")
+    print(f"planned      {planned.hits / (planned.total or 1):.0%}")
+
+
+def answer_line(executor: Executor, query: BulkQuery) -> Mapping[str, Any]:
+    """The answer of one query of a bulk, or its error."""
+    try:
+        result = executor.run(executor.optimise(query.query).after)
+    except PicError as error:
+        return {"error": str(error)}
+    return {"answer": result.text, "calls": [done.report() for done in result.done]}

@@ -1,0 +1,142 @@
+"""Generated objects: the KV of an output as it was computed while it was generated, un-rotated, token by token.
+
+In the store a generated object is a block whose `parent` names all that it was generated after: the prompt's tokens,
+where its spans begin, which of these were generated objects themselves, and the policy. Its own key is over that and
+the tokens. So equal names mean equal KV, no text names such an object, and nothing of it is ever taken for the object
+that compiling the same tokens gives.
+
+An output's KV is kept from the image of a link, so by engines that show one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pictool.core import Identity
+from pictool.engines.base import Answer, Engine, LinkResult
+from pictool.errors import ObjectError
+from pictool.linker.spec import Spec
+from pictool.runtime.decode import generate
+from pictool.runtime.image import Image
+from pictool.runtime.tensors import require_finite, to_bytes
+from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
+from pictool.store.store import Store
+from pictool.store.upkeep import find_problem, take_out
+
+
+class GeneratedView(Store):
+    """A store in which the objects of some chunks are generated ones; all else is as in the store underneath.
+
+    Args:
+        generated: the keys of generated objects, by the keys of the chunks whose place they take. One that was evicted
+            meanwhile is compiled as a chunk.
+    """
+
+    def __init__(self, store: Store, generated: Mapping[str, str]) -> None:
+        vars(self).update(vars(store))
+        self._generated = generated
+
+    def open(self, key: str) -> ObjectFile:
+        return super().open(self._generated.get(key, key))
+
+
+def answer_and_keep(
+    engine: Engine, spec: Spec, generated: Mapping[str, str], on_text: Callable[[str], None] | None = None
+) -> Answer:
+    """Link with generated objects and decode; the image keeps the output's keys before rotation.
+
+    Args:
+        engine: one that shows the image of a link.
+        generated: as of `GeneratedView`.
+    """
+    engine.require_supported(spec)
+    result = _link(engine, spec, generated)
+    image = _image(result)
+    image.keep_keys()
+    started = time.perf_counter()
+    text = generate(engine.model, image, spec.max_new_tokens, spec.sampling, on_text)
+    return Answer(text, result, time.perf_counter() - started, engine.model, engine.name)
+
+
+def keep_output(
+    store: Store,
+    answer: Answer,
+    tokens: Sequence[int],
+    seam: Sequence[int],
+    text: str,
+    codec: str,
+    spans: Sequence[str],
+) -> str | None:
+    """Store an output's KV as a generated object.
+
+    Args:
+        tokens: what was generated, less the end token. seam: what is read after it; computed here, in its place.
+        text: of both.
+        spans: the keys of the generated objects in the prompt, in its order.
+
+    Returns:
+        its key; None if the model has no position left for its last tokens, or these are not those of the image.
+    """
+    model, image = answer.loaded, _image(answer.link)
+    own = [*tokens, *seam]
+    start, end = image.layout.num_tokens, image.layout.num_tokens + len(own)
+    if not own or end > model.max_positions or list(answer.generated.tokens[: len(tokens)]) != list(tokens):
+        return None
+    for token in own[image.num_tokens - start :]:
+        image.append(token)
+    keys = _fresh_keys(image, len(own))
+    values = [image.value(layer)[0, :, start:end] for layer in range(len(keys))]
+    require_finite(f"an output of {model.name}", model.dtype, *keys, *values)
+    pairs = [(to_bytes(key), to_bytes(value)) for key, value in zip(keys, values, strict=True)]
+    ids = np.asarray(own, dtype=np.int32)
+    parent, rotation = _parent(answer, spans), model.stack.rotation_id(image.layout.num_tokens)
+    identity = model.target.identify_block(ids, parent, rotation, model.salt)
+    meta = ObjectMeta(
+        identity.key, model.target, len(own), 0, codec, parent=parent, rotation=rotation or None,
+        salted=identity.salted,
+    )  # fmt: skip
+    store.put(CompiledChunk(meta, text, ids, pairs))
+    return identity.key
+
+
+def _link(engine: Engine, spec: Spec, generated: Mapping[str, str]) -> LinkResult:
+    """Link; a generated object that turns out damaged is taken out, and its chunk is compiled."""
+    while True:
+        try:
+            return type(engine)(engine.model, GeneratedView(engine.store, generated)).link(spec)
+        except ObjectError as error:
+            damaged = {own for own in generated.values() if isinstance(find_problem(engine.store, own), ObjectError)}
+            if not any(take_out(engine.store, own) for own in sorted(damaged)):
+                raise
+            engine.store.warn_of_damage(error)
+            generated = {key: own for key, own in generated.items() if own not in damaged}
+
+
+def _image(result: LinkResult) -> Image:
+    assert result.linked is not None, "the engine shows no image"
+    return result.linked.image
+
+
+def _fresh_keys(image: Image, count: int) -> list[Tensor]:
+    """By layer the un-rotated keys of the first `count` tokens after the prompt, [kv_heads, count, head_dim]."""
+    layers = image.stack.num_layers
+    assert image.fresh_keys is not None
+    steps = image.fresh_keys[: layers * count]  # token by token, each through all layers
+    return [torch.cat([key[0] for key in steps[layer::layers]], dim=1) for layer in range(layers)]
+
+
+def _parent(answer: Answer, spans: Sequence[str]) -> str:
+    """Names all that determines the KV after which an output was generated."""
+    layout, policy, model = answer.link.layout, answer.link.policy, answer.loaded
+    identity = [asdict(model.target), policy.name, policy.params, list(layout.starts), list(spans)]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    digest.update(layout.tokens.astype("<i4").tobytes())
+    return Identity.of(digest.hexdigest(), model.salt).key

@@ -1,0 +1,134 @@
+"""The optimizer: rules to a fixpoint, first match first (Span queries §5.1), and what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pictool.errors import InputError, PicError
+from pictool.spans.query import Call, Chat, Generate, Map, Path, Query, attributes, nodes, path_text, shape
+from pictool.spans.rules import RULES, Effect, Options, Rule, Site, is_deterministic
+
+_SHOWN = 60  # characters of a text, in trees
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rule that fired. `path` is that of the node as the tree was then; `before` and `after` are shapes."""
+
+    rule: str
+    effect: Effect
+    path: Path
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} at {path_text(self.path)}: {self.before} → {self.after}"
+
+
+@dataclass(frozen=True)
+class Optimised:
+    """A query before and after, and every step between. `shared` leads from calls to the equal one that is run."""
+
+    before: Query
+    after: Query
+    steps: tuple[Step, ...]
+
+    @property
+    def shared(self) -> dict[Path, Path]:
+        return shared_calls(self.after)
+
+    @property
+    def is_same_prompt(self) -> bool:
+        """Whether every model call reads what the query says, but for the order of what commutes."""
+        return all(step.effect is not Effect.PROMPT for step in self.steps)
+
+    def explain(self) -> str:
+        """The tree before, the steps, the tree after, and which calls run once."""
+        steps = [f"{number}. {step}" for number, step in enumerate(self.steps, 1)] or ["no rule applies"]
+        shared = [f"{path_text(path)} runs once, as {path_text(first)}" for path, first in self.shared.items()]
+        return "\n".join(["before", tree_text(self.before), "", *steps, "", "after", tree_text(self.after), *shared])
+
+
+def optimise(query: Query, options: Options = Options(), rules: Sequence[Rule] = RULES) -> Optimised:
+    """Apply rules until none matches. The rules decide by `options` what they may change.
+
+    Raises:
+        InputError: a tree that becomes too deep, or fragments that cannot be read.
+    """
+    steps: list[Step] = []
+    after = _rewrite(query, (), Site(options), rules, steps)
+    return Optimised(query, after, tuple(steps))
+
+
+def shared_calls(query: Query) -> dict[Path, Path]:
+    """The calls that equal an earlier one and give the same each time, by path, each with the path of that one.
+
+    A call below such a call is not named.
+    """
+    first: dict[Query, Path] = {}
+    shared: dict[Path, Path] = {}
+    last: Path | None = None  # what is below a node follows it
+    for path, node in nodes(query):
+        if last is not None and path[: len(last)] == last:
+            continue
+        if isinstance(node, Generate | Map) and is_deterministic(node) and first.setdefault(node, path) != path:
+            shared[path], last = first[node], path
+    return shared
+
+
+def tree_text(query: Query) -> str:
+    """A tree as lines, with the beginnings of its texts."""
+    return "\n".join(_lines(query, "", ""))
+
+
+def label(query: Query) -> str:
+    """A node in a few words: its symbol, and its fields."""
+    values = [f"{name}={value}" for name, value in attributes(query).items() if name not in ("text", "role", "source")]
+    texts = [str(getattr(query, name)) for name in ("source", "text") if getattr(query, name, None) is not None]
+    return " ".join([query.symbol, *values, *(_shortened(text) for text in texts)])
+
+
+def _shortened(text: str) -> str:
+    flat = " ".join(text.split())
+    return f'"{flat}"' if len(flat) <= _SHOWN else f'"{flat[:_SHOWN]}…"'
+
+
+def _lines(query: Query, first: str, rest: str) -> list[str]:
+    lines = [first + label(query)]
+    for index, child in enumerate(query.children):
+        is_last = index == len(query.children) - 1
+        lines += _lines(child, rest + ("└─ " if is_last else "├─ "), rest + ("   " if is_last else "│  "))
+    return lines
+
+
+def _rewrite(node: Query, path: Path, site: Site, rules: Sequence[Rule], steps: list[Step]) -> Query:
+    """The fixpoint of a node and all below it."""
+    while True:
+        node = _apply(node, path, site, rules, steps)
+        below = Site(site.options, _call(node) or site.call)
+        children = [_rewrite(child, path + step, below, rules, steps) for step, child in node.steps()]
+        if all(new is old for new, old in zip(children, node.children, strict=True)):
+            return node
+        node = node.with_children(children)
+
+
+def _apply(node: Query, path: Path, site: Site, rules: Sequence[Rule], steps: list[Step]) -> Query:
+    """A node to which no rule applies any more; those below it may still match."""
+    while True:
+        for rule in rules:
+            try:
+                new = rule.apply(node, site)
+            except PicError as error:
+                raise InputError(f"{path_text(path if node.origin is None else node.origin)}: {error}") from error
+            if new is not None:
+                assert new != node, f"{rule.name} gives back what it is given"
+                steps.append(Step(rule.name, rule.effect, path, shape(node), shape(new)))
+                node = new
+                break
+        else:
+            return node
+
+
+def _call(node: Query) -> Call | None:
+    return node.call if isinstance(node, Generate | Chat) else None

@@ -1,0 +1,246 @@
+"""From a call's input, after all below it has run, to a prompt: texts, and the spans that are linked as objects.
+
+A child of a + is a span. All spans from the first to the last, and what is written between them, are documents; what
+comes before them is the head, what follows them the tail. So `g(plus(file(a), file(b)), "Q")` is the prompt of
+`pic link a b -q Q`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pictool.core import Chunk
+from pictool.errors import InputError, ModelError
+from pictool.runtime.template import CHAT_QUERY, PLAIN_QUERY
+from pictool.spans.query import Fragment, Join, Message, Par, Plus, Query, Role
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+SEAM = "\n"  # after an output that is a span, so that the next one begins on a line of its own
+_OPEN, _CLOSE = "\x02{}\x03", "\x04"
+
+
+@dataclass(frozen=True)
+class Output(Message):
+    """What a call generated.
+
+    Fields:
+        tokens: its ids as they were generated, without the end token; empty if its text is read instead.
+        source: the call's path.
+        object: the key of its generated object, of its text and the seam after it; empty if there is none.
+    """
+
+    tokens: tuple[int, ...] = ()
+    source: str = ""
+    object: str = ""
+
+
+@dataclass(frozen=True)
+class FileText(Message):
+    """A user's message that is a fragment's text. `source` is where it came from."""
+
+    source: str = ""
+
+    @classmethod
+    def of(cls, fragment: Fragment) -> FileText:
+        return cls("user", fragment.text or "", fragment.source)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run of messages that is one piece of a prompt. `is_object` if it is a child of a +."""
+
+    messages: tuple[Message, ...]
+    is_object: bool
+    source: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Head, documents and tail, each tokenized on its own.
+
+    `generated` has for each document the key of the generated object that it is; empty if it is none.
+    """
+
+    head: str
+    documents: tuple[Chunk, ...]
+    tail: str
+    generated: tuple[str, ...]
+
+
+def spans_of(query: Query) -> list[Span]:
+    """The spans of messages and joins; neighbours that are no objects are one span, and empty ones are left out."""
+    spans: list[Span] = []
+    for span in _walk(query):
+        if spans and not spans[-1].is_object and not span.is_object:
+            spans[-1] = replace(spans[-1], messages=spans[-1].messages + span.messages)
+        elif span.messages:
+            spans.append(span)
+    return spans
+
+
+def make_prompt(model: Model, query: Query) -> Prompt:
+    """The prompt of a call's input.
+
+    With a chat template, messages are rendered by it as one chat, in which spans are part of the user's message that
+    follows them. Without one texts are written as they are, and a user's message at the end as `pic link` asks it.
+
+    Raises:
+        InputError: nothing to answer, or a message with the characters that mark spans.
+        ModelError: a chat template that does not keep the spans.
+    """
+    spans = spans_of(query)
+    if not spans:
+        raise InputError("the input is empty; there is nothing to answer")
+    render = _render_chat if model.tokenizer.chat_template else _render_plain
+    head, between, tail = render(model, spans)
+    objects = [span for span in spans if span.is_object]
+    documents: list[tuple[Chunk, str]] = []
+    for index, span in enumerate(objects):
+        documents.append((_chunk(model, span), _generated_key(span)))
+        if index < len(between) and between[index]:
+            documents.append((Chunk(between[index], model.encode(between[index]), "between spans"), ""))
+    if not tail and documents:  # the last span is what is answered
+        tail = documents.pop()[0].text
+    return Prompt(head, tuple(chunk for chunk, _ in documents), tail, tuple(key for _, key in documents))
+
+
+def span_text(span: Span) -> str:
+    """A span's text as it is in the prompt."""
+    text = "".join(message.text for message in span.messages)
+    return text + seam_after(text) if isinstance(span.messages[-1], Output) else text
+
+
+def seam_after(output: str) -> str:
+    """What is read after an output that is a span."""
+    return "" if output.endswith(SEAM) else SEAM
+
+
+def _walk(query: Query) -> Iterator[Span]:
+    match query:
+        case Message():
+            yield Span((query,) if query.text else (), False, query.role)
+        case Plus():
+            for child in _children(query):
+                messages = tuple(message for span in _walk(child) for message in span.messages)
+                if messages:
+                    yield Span(messages, True, _source(messages))
+        case Join(parts):
+            for part in parts:
+                yield from _walk(part)
+        case _:
+            raise AssertionError(f"a {query.kind} is no result")
+
+
+def _children(plus: Query) -> Iterator[Query]:
+    """The children of a +; those of a + or of a par in it are its own."""
+    for child in plus.children:
+        if isinstance(child, Plus | Par):
+            yield from _children(child)
+        else:
+            yield child
+
+
+def _source(messages: Sequence[Message]) -> str:
+    (first, *_) = messages
+    return first.source if isinstance(first, Output | FileText) else first.role
+
+
+def _generated_key(span: Span) -> str:
+    (first, *more) = span.messages
+    return first.object if isinstance(first, Output) and not more else ""
+
+
+def _chunk(model: Model, span: Span) -> Chunk:
+    """A span as a chunk; of a single output the tokens are those that were generated."""
+    text = span_text(span)
+    first = span.messages[0]
+    if len(span.messages) == 1 and isinstance(first, Output) and first.tokens:
+        return Chunk(text, first.tokens + model.encode(text[len(first.text) :]), span.source)
+    return Chunk(text, model.encode(text), span.source)
+
+
+def _render_plain(model: Model, spans: Sequence[Span]) -> tuple[str, list[str], str]:
+    """Head, what is between the objects, and tail, of a model without a chat template."""
+    *rest, last = spans
+    texts = [span_text(span) for span in spans]
+    asked = last.messages[-1]
+    if not last.is_object and asked.role == "user" and type(asked) is Message:
+        before = "".join(message.text for message in last.messages[:-1])
+        tail = PLAIN_QUERY.replace("{query}", asked.text)
+        if not any(span.is_object for span in rest):  # a prompt without objects: the question is its tail
+            return (model.tokenizer.bos_token or "") + before, [], tail
+        texts[-1] = before + tail
+    return _split(model.tokenizer.bos_token or "", spans, texts)
+
+
+def _split(head: str, spans: Sequence[Span], texts: Sequence[str]) -> tuple[str, list[str], str]:
+    between = [""]
+    for span, text in zip(spans, texts, strict=True):
+        if span.is_object:
+            between.append("")
+        else:
+            between[-1] += text
+    if len(between) == 1:
+        return head, [], between[0]
+    return head + between[0], between[1:-1], between[-1]
+
+
+def _render_chat(model: Model, spans: Sequence[Span]) -> tuple[str, list[str], str]:
+    """As `_render_plain`, of a model with one."""
+    from jinja2 import TemplateError
+
+    chat, count = _chat(spans)
+    try:
+        text = str(model.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:
+        raise ModelError(f"{model.name}: its chat template refuses these messages ({error}); change them") from error
+    between: list[str] = []
+    for index in range(count):
+        before, mark, rest = text.partition(_OPEN.format(index))
+        _, close, text = rest.partition(_CLOSE)
+        if not mark or not close:
+            raise ModelError(f"{model.name}: its chat template changes the user's message; it cannot be split at spans")
+        between.append(before)
+    if not count:
+        return _split_question(model, chat, text)
+    return between[0], between[1:], text
+
+
+def _split_question(model: Model, chat: Sequence[dict[str, str]], text: str) -> tuple[str, list[str], str]:
+    """A chat without objects: what comes before its last message is the head."""
+    question = chat[-1]["content"].strip()
+    head, found, tail = text.rpartition(question)
+    return (head, [], found + tail) if found and tail else ("", [], text)
+
+
+def _chat(spans: Sequence[Span]) -> tuple[list[dict[str, str]], int]:
+    """Messages for a chat template, with marks for objects, and the number of these.
+
+    Neighbours of one role are one message, since templates want roles in turn.
+    """
+    chat: list[dict[str, str]] = []
+    count, is_after_object = 0, False
+
+    def add(role: Role, text: str, joint: str) -> None:
+        if chat and chat[-1]["role"] == role:
+            chat[-1]["content"] += joint + text
+        else:
+            chat.append({"role": role, "content": text})
+
+    for span in spans:
+        if span.is_object:
+            add("user", _OPEN.format(count) + _CLOSE, "" if is_after_object else "\n\n")
+            count += 1
+            is_after_object = True
+            continue
+        for message in span.messages:
+            if "\x02" in message.text or _CLOSE in message.text:
+                raise InputError("a message has the control character \\x02 or \\x04; take it out")
+            is_question = is_after_object and message.role == "user"
+            add(message.role, message.text, CHAT_QUERY.replace("{query}", "") if is_question else "\n\n")
+            is_after_object = False
+    return chat, count

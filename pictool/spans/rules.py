@@ -1,0 +1,264 @@
+"""The rules of the optimizer, one function each: a node in, what takes its place out, or None where it does not match.
+
+A rule says what it may change. `NOTHING`: the model reads the same. `ORDER`: only children of a + change places.
+`PROMPT`: the model reads something else; such a rule is applied only where it is asked for.
+
+Not taken from spnl, because it would let order go where it matters: a seq that is the first child of a + is spliced
+into it; a par of + becomes one +.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from pictool.spans.query import (
+    JOINS,
+    Ask,
+    Augment,
+    Call,
+    Chat,
+    Cross,
+    Fragment,
+    Generate,
+    Join,
+    Map,
+    Message,
+    Monad,
+    Par,
+    Plus,
+    Query,
+    Repeat,
+    Retrieve,
+    Seq,
+    Zip,
+    nodes,
+)
+from pictool.spans.reading import to_json
+
+
+class Effect(Enum):
+    """What a rule may change."""
+
+    NOTHING = "what the model reads stays the same"
+    ORDER = "children of a + change places"
+    PROMPT = "the model reads another prompt"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the optimizer may do.
+
+    Fields:
+        is_exact: the policy is exact, so the order of what commutes costs no quality and decides what a prefix cache
+            hits.
+        for_pages: the query is to be serialised for a cache of paged prefixes, which holds an output only after its
+            own input. Linked objects need no such thing.
+        arity: judges of more children of a + than this become a tree of such judges; None: none do.
+        retrieve: finds the fragments of an R. R stays where it gives None, or is None.
+    """
+
+    is_exact: bool = False
+    for_pages: bool = False
+    arity: int | None = None
+    retrieve: Callable[[Retrieve | Augment], Sequence[Fragment] | None] | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a rule is tried. `call` is that of the nearest G around the node."""
+
+    options: Options
+    call: Call | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule with its name, where it is from, and what it may change."""
+
+    name: str
+    source: str
+    effect: Effect
+    apply: Callable[[Query, Site], Query | None]
+
+
+def desugar_chat(node: Query, site: Site) -> Query | None:
+    """C → G(⋈ …)."""
+    if not isinstance(node, Chat):
+        return None
+    parts = node.input.parts if isinstance(node.input, Seq | Cross) else (node.input,)
+    return Generate(Cross(parts), node.call)
+
+
+def desugar_retrieval(node: Query, site: Site) -> Query | None:
+    """R → + of its fragments, after each has been prepared by a G¹ of its own."""
+    if not isinstance(node, Retrieve | Augment) or site.options.retrieve is None:
+        return None
+    found = site.options.retrieve(node)
+    if found is None:
+        return None
+    fragments = Plus(tuple(found))
+    if site.call is None or not fragments.parts:
+        return fragments
+    call = replace(site.call, max_tokens=1, temperature=0.0)
+    prepared = Plus(tuple(Generate(fragment, call) for fragment in fragments.parts))
+    return Seq((Monad(prepared), fragments))
+
+
+def flatten_plus(node: Query, site: Site) -> Query | None:
+    """+(… +(…) …) → +(… …)."""
+    return _splice(node, lambda index, part: isinstance(part, Plus)) if isinstance(node, Plus) else None
+
+
+def flatten_seq(node: Query, site: Site) -> Query | None:
+    """A seq in a seq, and a seq in a ⋈ but at its end, before which a serialised query has a marker."""
+    if isinstance(node, Seq):
+        return _splice(node, lambda index, part: isinstance(part, Seq))
+    if isinstance(node, Cross):
+        return _splice(node, lambda index, part: isinstance(part, Seq) and index < len(node.parts) - 1)
+    return None
+
+
+def flatten_cross(node: Query, site: Site) -> Query | None:
+    """⋈(… ⋈(…)) → ⋈(… …), at its end."""
+    if not isinstance(node, Cross):
+        return None
+    return _splice(node, lambda index, part: isinstance(part, Cross) and index == len(node.parts) - 1)
+
+
+def unwrap_single(node: Query, site: Site) -> Query | None:
+    """A seq or par of one is that one."""
+    return node.parts[0] if isinstance(node, Seq | Par) and len(node.parts) == 1 else None
+
+
+def drop_empty(node: Query, site: Site) -> Query | None:
+    """Messages without text and joins without children leave a join."""
+    if not isinstance(node, Join):
+        return None
+    kept = tuple(part for part in node.parts if not _is_empty(part))
+    return node.with_children(kept) if len(kept) < len(node.parts) else None
+
+
+def distribute_plus(node: Query, site: Site) -> Query | None:
+    """+ of calls in a G: each call's input goes before its output, where the cache has it (fig. 7d, fig. 8).
+
+    G(… +(G(x), …) …) → G(… +(x, G(+(x)), …) …), and a repeat likewise. An input that has calls of its own stays:
+    its outputs would be drawn twice.
+    """
+    if not isinstance(node, Generate) or not site.options.for_pages or not isinstance(node.input, Seq | Cross):
+        return None
+    parts = tuple(_distributed(part) for part in node.input.parts)
+    return replace(node, input=node.input.with_children(parts)) if parts != node.input.parts else None
+
+
+def order_plus(node: Query, site: Site) -> Query | None:
+    """Children of a + in the order of their content, so that equal sets of them are equal prefixes."""
+    if not isinstance(node, Plus) or not site.options.is_exact:
+        return None
+    parts = tuple(sorted(node.parts, key=to_json))
+    return Plus(parts) if parts != node.parts else None
+
+
+def reduce_by_tree(node: Query, site: Site) -> Query | None:
+    """A G over a + of many children becomes a tree of such G of at most `arity` children (§6, fig. 16)."""
+    arity = site.options.arity
+    if arity is None or not isinstance(node, Generate):
+        return None
+    parts = node.input.parts if isinstance(node.input, Seq | Cross) else (node.input,)
+    many = [index for index, part in enumerate(parts) if isinstance(part, Plus)]
+    if len(many) != 1:
+        return None
+    (at,) = many
+    candidates = parts[at].children
+    if len(candidates) <= arity:
+        return None
+
+    def judge(group: Sequence[Query]) -> Query:
+        if len(group) == 1:
+            return group[0]
+        return node.with_children([_replaced(node.input, at, Plus(tuple(group)))])
+
+    groups = [candidates[start : start + arity] for start in range(0, len(candidates), arity)]
+    return judge([judge(group) for group in groups])
+
+
+SIMPLIFICATIONS = (
+    Rule("drop empty", "spnl", Effect.NOTHING, drop_empty),
+    Rule("unwrap single", "spnl", Effect.NOTHING, unwrap_single),
+    Rule("flatten seq", "spnl", Effect.NOTHING, flatten_seq),
+    Rule("flatten ⋈", "spnl", Effect.NOTHING, flatten_cross),
+    Rule("flatten +", "Span queries fig. 7c", Effect.NOTHING, flatten_plus),
+)
+RULES = (
+    Rule("desugar C", "Span queries fig. 7a", Effect.NOTHING, desugar_chat),
+    Rule("desugar R", "Span queries fig. 7b", Effect.NOTHING, desugar_retrieval),
+    *SIMPLIFICATIONS,
+    Rule("reduce by tree", "Span queries §6", Effect.PROMPT, reduce_by_tree),
+    Rule("distribute +", "Span queries fig. 7d", Effect.PROMPT, distribute_plus),
+    Rule("order +", "ours", Effect.ORDER, order_plus),
+)
+
+
+def is_deterministic(query: Query) -> bool:
+    """Whether it gives the same each time: every call at temperature 0, and nobody is asked."""
+    for _, node in nodes(query):
+        if isinstance(node, Ask):
+            return False
+        if isinstance(node, Generate | Chat | Map) and node.call.temperature not in (0, None):
+            return False
+    return True
+
+
+def has_calls(query: Query) -> bool:
+    """Whether a model generates anything in it."""
+    return any(isinstance(node, Generate | Chat | Map) for _, node in nodes(query))
+
+
+def needs_running(query: Query) -> bool:
+    """Whether it is anything but messages and joins of them."""
+    return any(not isinstance(node, Message | Join) for _, node in nodes(query))
+
+
+def _splice(node: Join, matches: Callable[[int, Query], bool]) -> Query | None:
+    """The node with the children of those children that match; None if none does."""
+    flags = [matches(index, part) for index, part in enumerate(node.parts)]
+    if not any(flags):
+        return None
+    spliced: list[Query] = []
+    for part, is_spliced in zip(node.parts, flags, strict=True):
+        spliced.extend(part.children if is_spliced else (part,))
+    return node.with_children(spliced)
+
+
+def _is_empty(query: Query) -> bool:
+    if isinstance(query, Message):
+        return not query.text
+    return isinstance(query, JOINS) and not query.children
+
+
+def _distributed(part: Query) -> Query:
+    if not isinstance(part, Plus) or not part.parts:
+        return part
+    if not all(isinstance(call, Generate | Repeat) and not has_calls(_input(call)) for call in part.parts):
+        return part
+    return Plus(tuple(_after_its_input(call) for call in part.parts))
+
+
+def _input(call: Query) -> Query:
+    return _input(call.input) if isinstance(call, Repeat) else call.children[0]
+
+
+def _after_its_input(call: Query) -> Query:
+    first = Plus((_input(call),))
+    if isinstance(call, Repeat):
+        return Zip(first, replace(call, input=replace(call.input, input=first)))
+    assert isinstance(call, Generate)
+    return Plus((call.input, replace(call, input=first)))
+
+
+def _replaced(query: Query, index: int, part: Query) -> Query:
+    """A join with another child at `index`; or that child, if it is no join."""
+    if not isinstance(query, Seq | Cross):
+        return part
+    return query.with_children([*query.parts[:index], part, *query.parts[index + 1 :]])

@@ -1,0 +1,215 @@
+"""What a process prepares once: a tiny model, documents, and honest objects, traces and answers to compare with."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny
+import torch
+from commands.run import Outcome as Done
+from commands.run import pic, write
+from safetensors.numpy import load
+from transformers.utils import logging
+
+import pictool.runtime.model as model_module
+from hostile.judge import Judge, Outcome
+from pictool.store.store import Store
+
+TEXTS = {
+    "a.txt": "The harbour was quiet. It holds a festival in the spring; nobody knows why.\n",
+    "b.txt": "Numbers such as 1,024 or 3.14 stand here too, and words.\n",
+}
+QUERY = "Who knows why?"
+CODECS = ("none", "zstd", "int8", "int4", "fp8")
+POLICIES = {"naive": ("--algo", "naive"), "lego": ("-k", 3), "blend": ("--algo", "cacheblend", "--ratio", 0.3)}
+ATOL = 1e-4  # of a logit
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer with its logits."""
+
+    text: str
+    tokens: dict[str, Any]
+    logits: np.ndarray[Any, Any]
+
+    def differs(self, other: Answer) -> str | None:
+        """What is different, in words; None if nothing is."""
+        if self.tokens != other.tokens:
+            return f"tokens {other.tokens}, not {self.tokens}"
+        if self.logits.shape != other.logits.shape or not np.allclose(self.logits, other.logits, atol=ATOL):
+            return "other logits"
+        return None if self.text == other.text else f"{other.text!r}, not {self.text!r}"
+
+
+class Scene:
+    """Honest files, each as its bytes; the model's directory is the only one that cases read in place."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.model = root, root / "model"
+        tiny.save_model(self.model, tiny.CONFIGS["llama"]())
+        self.objects: dict[str, dict[str, bytes]] = {}  # by codec: path within a store → content
+        self.keys: dict[str, dict[str, str]] = {}  # by codec: document → key
+        self.traces: dict[str, bytes] = {}
+        self.answers: dict[str, Answer] = {}  # by codec
+        share_model(self.model)
+        with inside(root / "prepared"):
+            for name, text in TEXTS.items():
+                write(name, text)
+            for codec in CODECS:
+                self._compile(codec)
+            self._fixups()
+            self._chains()
+            for name, policy in POLICIES.items():
+                self.traces[name] = self._trace(policy)
+            self.archive = self._archive()
+        (root / "outside").mkdir()
+        (root / "what").touch()
+        self.judge = Judge(root)
+
+    def link(self, codec: str, *documents: object, more: tuple[object, ...] = ()) -> tuple[object, ...]:
+        """The arguments of the link that `answers` has, from documents of a codec."""
+        return (
+            "link", *(documents or TEXTS), "-q", QUERY, "--algo", "naive", "--codec", codec, "-m", self.model,
+            "--store", "st", "--max-new-tokens", 3, "--trace", "x.trace", "--json", *more,
+        )  # fmt: skip
+
+    def check_answer(self, codec: str, outcome: Outcome | Done) -> str | None:
+        """What is wrong with the answer of `link`."""
+        return self.answers[codec].differs(_answer(outcome))
+
+    def write_store(self, codec: str, name: str = "st") -> dict[Path, bytes]:
+        """Write the honest store of a codec; returns its files."""
+        files = {Path(name, path): content for path, content in self.objects[codec].items()}
+        for path, content in files.items():
+            write(path, content)
+        return files
+
+    def write_texts(self) -> None:
+        for name, text in TEXTS.items():
+            write(name, text)
+
+    def _compile(self, codec: str) -> None:
+        _require(pic("compile", *TEXTS, "-m", self.model, "--store", "st", "--codec", codec))
+        linked = pic(*self.link(codec))
+        self.answers[codec] = _answer(linked)
+        store = Store("st")
+        listed = _require(pic("compile", *TEXTS, "-m", self.model, "--store", "st", "--codec", codec, "--json")).json
+        self.keys[codec] = {done["source"]: done["key"] for done in listed["objects"]}
+        self.objects[codec] = {
+            str(path.relative_to("st")): path.read_bytes() for path in sorted(Path("st/objects").rglob("*.kvo"))
+        }
+        assert set(self.keys[codec].values()) < set(store.keys())
+        shutil.rmtree("st")
+
+    def _fixups(self) -> None:
+        """The objects of codec "none" again, with tables of fixups."""
+        _require(pic("compile", *TEXTS, "-m", self.model, "--store", "st", "--probes", 2))
+        _require(pic(*self.link("none")))
+        self.objects["fixups"] = {
+            str(path.relative_to("st")): path.read_bytes() for path in sorted(Path("st/objects").rglob("*.kvo"))
+        }
+        self.keys["fixups"], self.answers["fixups"] = self.keys["none"], self.answers["none"]
+        shutil.rmtree("st")
+
+    def _chains(self) -> None:
+        _require(pic(*self.prefix_link()))
+        self.chain = {
+            str(path.relative_to("st")): path.read_bytes() for path in sorted(Path("st/objects").rglob("*.kvo"))
+        }
+        shutil.rmtree("st")
+
+    def prefix_link(self, model: Path | None = None) -> tuple[object, ...]:
+        """A link that reuses a stored chain, and compares itself with full recompute: it must agree."""
+        return (
+            "link",
+            *TEXTS,
+            "-q",
+            QUERY,
+            "--algo",
+            "prefix",
+            "-p",
+            "block=4",
+            "-m",
+            model or self.model,
+            "--store",
+            "st",
+            "--max-new-tokens",
+            2,
+            "--compare",
+            "--json",
+        )
+
+    def _trace(self, policy: tuple[object, ...]) -> bytes:
+        _require(pic(
+            "link", *TEXTS, "-q", QUERY, *policy, "-m", self.model, "--store", "st", "--max-new-tokens", 3,
+            "--trace", "t.trace",
+        ))  # fmt: skip
+        return Path("t.trace").read_bytes()
+
+    def _archive(self) -> bytes:
+        _require(pic("store", "export", "x.kva", "--store", "st"))
+        return Path("x.kva").read_bytes()
+
+
+def check_agreement(outcome: Outcome) -> str | None:
+    """What is wrong with an exact link that compared itself with full recompute."""
+    compare = json.loads(outcome.out)["compare"]
+    is_equal = compare["same_answer"] and abs(compare["kl"]) < ATOL
+    return None if is_equal else f"KL {compare['kl']}, same answer: {compare['same_answer']}"
+
+
+def _answer(outcome: Outcome | Done) -> Answer:
+    assert outcome.code == 0, outcome.err
+    report = json.loads(outcome.out)
+    return Answer(report["answer"], report["tokens"], load(Path("x.trace").read_bytes())["logits"])
+
+
+def _require(done: Done) -> Done:
+    assert done.code == 0, done.err
+    return done
+
+
+def share_model(directory: Path) -> None:
+    """Load the scene's model once in this process; all others are loaded whenever they are named."""
+    real = model_module.load_model
+    shared = functools.lru_cache(16)(real)
+
+    def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto", salt: str = "") -> Any:
+        return (shared if name == str(directory) else real)(name, device, dtype, salt)
+
+    model_module.load_model = load_model
+
+
+@contextmanager
+def inside(directory: Path) -> Iterator[None]:
+    """Work in a new directory, with caches and temp files of its own; it is removed afterwards."""
+    before = Path.cwd()
+    (directory / "temp").mkdir(parents=True)
+    os.environ["XDG_CACHE_HOME"], tempfile.tempdir = str(directory / "cache"), str(directory / "temp")
+    os.chdir(directory)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        shutil.rmtree(directory)
+
+
+def quiet() -> None:
+    """One thread, and no settings or advice from elsewhere."""
+    for name in [name for name in os.environ if name.startswith("PIC_")]:
+        del os.environ[name]
+    os.environ["COLUMNS"], os.environ["HF_HUB_OFFLINE"] = "100", "1"
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

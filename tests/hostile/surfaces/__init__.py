@@ -1,0 +1,16 @@
+"""One module per kind of hostile input. A surface writes a case into the working directory and names its commands."""
+
+from __future__ import annotations
+
+from hostile.surfaces.archives import Archives
+from hostile.surfaces.base import Surface
+from hostile.surfaces.databases import Databases
+from hostile.surfaces.models import Models
+from hostile.surfaces.objects import Objects
+from hostile.surfaces.remotes import Remotes
+from hostile.surfaces.scripts import Scripts
+from hostile.surfaces.traces import Traces
+
+SURFACES: dict[str, type[Surface]] = {
+    kind.name: kind for kind in (Objects, Archives, Traces, Models, Remotes, Databases, Scripts)
+}

@@ -1,0 +1,343 @@
+"""Running queries on the torch engine: prompts, answers, seeds, what fails and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from spans.oracle import execute
+
+from pictool.engines.base import Answer, Engine
+from pictool.engines.torch import TorchEngine
+from pictool.errors import InputError
+from pictool.linker.policies import make_policy
+from pictool.linker.spec import Spec
+from pictool.runtime.model import Model, wrap_model
+from pictool.spans import query as nodes
+from pictool.spans.dsl import assistant, chat, cross, file, g, monad, par, plus, repeat, retrieve, seq, system, user
+from pictool.spans.execute import Budget, Executor, Hooks, QueryError, Result, RunOptions, node_seed
+from pictool.spans.optimise import optimise
+from pictool.spans.prompt import spans_of
+from pictool.spans.query import Call, Query, path_text
+from pictool.spans.rules import Options
+from pictool.store.store import Store
+
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+FULL, LEGO = make_policy("full"), make_policy("legolink", {"k": 2})
+SHORT = RunOptions(FULL, max_new_tokens=5)
+
+
+def load() -> Model:
+    return wrap_model(tiny.random_module(tiny.CONFIGS["qwen3"]()), tiny.tokenizer(), "tiny")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load()
+
+
+@pytest.fixture(scope="module")
+def chat_model(model: Model) -> Model:
+    tokenizer = tiny.tokenizer.__wrapped__()
+    tokenizer.chat_template = TEMPLATE
+    return wrap_model(model.module, tokenizer, "chatty")
+
+
+@pytest.fixture
+def engine(model: Model, store: Store) -> Engine:
+    return TorchEngine(model, store)
+
+
+@pytest.fixture
+def run(engine: Engine) -> Callable[..., Result]:
+    def run(query: Query, options: RunOptions = SHORT, **hooks: Any) -> Result:
+        return Executor(lambda name: engine, options, Hooks(**hooks)).run(query)
+
+    return run
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "a.txt").write_text("The harbour was quiet. It holds a festival in the spring.\n")
+    (folder / "b.txt").write_text("Nobody knows why. Numbers such as 1,024 stand here too.\n")
+    (folder / "c.txt").write_text("Really? she asked. Words, tabs and lines.\n")
+    return folder
+
+
+def g0(*items: Any, **more: Any) -> nodes.Generate:
+    return g(*items, **{"temperature": 0, **more})
+
+
+# Prompts
+
+
+@pytest.mark.parametrize("policy", [FULL, LEGO], ids=["full", "legolink"])
+@pytest.mark.parametrize("has_template", [False, True])
+def test_a_query_over_files_is_a_link_of_them(
+    model: Model, chat_model: Model, store: Store, files: Path, policy: Any, has_template: bool
+) -> None:
+    engine = TorchEngine(chat_model if has_template else model, store)
+    paths = [files / "a.txt", files / "b.txt"]
+    answers: list[Answer] = []
+    query = g0(system("You judge."), plus(*map(file, paths)), "Who knows?", max_tokens=6)
+    Executor(lambda name: engine, RunOptions(policy), Hooks(on_answer=lambda path, answer: answers.append(answer))).run(
+        query
+    )
+    spec = Spec("Who knows?", paths, policy, head="You judge.", max_new_tokens=6)
+    linked = engine.answer(spec)
+    assert answers[0].link.layout.tokens.tolist() == linked.link.layout.tokens.tolist()
+    assert answers[0].link.layout.starts == linked.link.layout.starts
+    assert answers[0].generated == linked.generated
+    assert answers[0].link.recomputed == linked.link.recomputed
+
+
+def test_a_chat_is_rendered_as_one_chat(chat_model: Model, store: Store) -> None:
+    engine = TorchEngine(chat_model, store)
+    texts: list[str] = []
+
+    def keep(path: nodes.Path, answer: Answer) -> None:
+        texts.append(str(chat_model.tokenizer.decode(answer.link.layout.tokens.tolist())))
+
+    executor = Executor(lambda name: engine, replace(SHORT, max_new_tokens=1), Hooks(on_answer=keep))
+    executor.run(g0(system("S"), "U", assistant("A"), "V"))
+    executor.run(g0(system("S"), plus("d1 ", "d2 "), "V", plus("d3 "), assistant("A"), "W", "X"))
+    executor.run(g0(system("S"), plus("d1 ", "d2 ")))
+    assert texts == [
+        "<s>system: S\n<s>user: U\n<s>assistant: A\n<s>user: V\nassistant:",
+        "<s>system: S\n<s>user: d1 d2 \n\nV\n\nd3 \n<s>assistant: A\n<s>user: W\n\nX\nassistant:",
+        "<s>system: S\n<s>user: d1 d2 \nassistant:",
+    ]
+
+
+def test_a_chat_template_that_changes_spans_is_refused(chat_model: Model, store: Store) -> None:
+    tokenizer = tiny.tokenizer.__wrapped__()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] | replace('\x02', '') }}{% endfor %}"
+    engine = TorchEngine(wrap_model(chat_model.module, tokenizer, "odd"), store)
+    with pytest.raises(QueryError, match=r"^the query: odd: its chat template changes the user's message"):
+        Executor(lambda name: engine, SHORT).run(g0(plus("a"), "b"))
+    with pytest.raises(QueryError, match="has the control character"):
+        Executor(lambda name: TorchEngine(chat_model, store), SHORT).run(g0(plus("a"), "b\x02"))
+
+
+def test_spans_are_the_children_of_a_plus() -> None:
+    query = seq(system("a"), "b", plus("c", seq("d", assistant("e")), plus("f", par("g", "h"))), seq(), "i", plus(""))
+    spans = [("".join(message.text for message in span.messages), span.is_object) for span in spans_of(query)]
+    assert spans == [("ab", False), *((text, True) for text in ("c", "de", "f", "g", "h")), ("i", False)]
+
+
+def test_an_output_is_read_as_it_was_generated(run: Callable[..., Result], model: Model) -> None:
+    layouts: list[Any] = []
+    query = g0(system("Judge."), plus(g0("one"), g0("two")), "Which?")
+    result = run(query, on_answer=lambda path, answer: layouts.append(answer.link.layout))
+    first, second, judge = result.done
+    assert [path_text(done.path) for done in result.done] == [
+        "g.input.cross[1].plus[0]", "g.input.cross[1].plus[1]", "the query",
+    ]  # fmt: skip
+    layout = layouts[-1]
+    seam = list(model.encode("\n"))
+    spans = [layout.tokens[start:end].tolist() for start, end in layout.chunks]
+    assert [span[: len(done.tokens)] for span, done in zip(spans, (first, second), strict=True)] == [
+        list(first.tokens), list(second.tokens),
+    ]  # fmt: skip
+    assert all(span[len(done.tokens) :] in (seam, []) for span, done in zip(spans, (first, second), strict=True))
+    assert result.text == judge.text.strip()
+    assert judge.report()["path"] == "the query" and judge.report()["tokens"]["context"] == layout.num_context
+
+
+# Answers
+
+
+def test_every_kind_of_node_runs(run: Callable[..., Result], files: Path) -> None:
+    shown: list[str] = []
+    query = seq(
+        nodes.Print("hello"), monad(g0("prepared")), nodes.Ask("who?"),
+        nodes.Zip(user("z"), par("p", "q")), nodes.Map(Call("m", 2, 0.0), ("x", "y")), repeat(2, g0("r", max_tokens=2)),
+        chat("c", temperature=0, max_tokens=1), file("a.txt"), retrieve("harbour", ".", k=1),
+    )  # fmt: skip
+    result = run(query, replace(SHORT, base=files), on_print=shown.append, ask=lambda text: f"{text} me")
+    assert shown == ["hello"]
+    outputs = [done.text for done in result.done]
+    assert [path_text(done.path) for done in result.done] == [
+        "seq[1].monad", "seq[4].map[0]", "seq[4].map[1]", "seq[5].repeat[0]", "seq[5].repeat[1]", "seq[6]"
+    ]  # fmt: skip
+    assert outputs[3] == outputs[4] and result.done[4].is_shared
+    text = (files / "a.txt").read_text()
+    assert result.text == "\n".join(["who? me", "z", "p", "z", "q", *outputs[1:], text, text]).strip()
+
+
+def test_queries_without_calls_give_what_the_wheel_gives(run: Callable[..., Result]) -> None:
+    """The items of what is zipped are messages: the wheel splices some joins in a + that are no items here."""
+    rng = random.Random(3)
+
+    def leaf() -> Query:
+        return rng.choice([user, system, assistant])(rng.choice(["", *"abcdef"]))
+
+    def query(depth: int) -> Query:
+        if depth == 0 or rng.random() < 0.2:
+            return leaf()
+        join = rng.choice([seq, par, plus, cross])
+        below = [query(depth - 1) for _ in range(rng.randint(1, 3))]
+        zipped = nodes.Zip(below[0], join(*(leaf() for _ in range(rng.randint(0, 3)))))
+        return rng.choice([join(*below), join(*below), monad(below[0]), zipped])
+
+    for _ in range(300):
+        tree = query(3)
+        assert run(tree).text.split() == asyncio.run(execute(tree)).split(), tree
+
+
+def test_the_same_seed_gives_the_same_tree(run: Callable[..., Result]) -> None:
+    query = g(plus(repeat(3, g("candidate", temperature=2.0))), "Which?", temperature=2.0)
+    texts = [[done.text for done in run(query, replace(SHORT, seed=seed)).done] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    assert len(set(texts[0][:3])) == 3
+    assert node_seed(1, ("a",)) != node_seed(1, ("b",)) != node_seed(2, ("b",))
+
+
+def test_seeds_do_not_depend_on_what_the_optimizer_moves(engine: Engine) -> None:
+    """Under an exact policy children of a + change places; what each draws stays."""
+    parts = (
+        g("zebra", temperature=2.0),
+        repeat(2, g("one", temperature=2.0)),
+        nodes.Map(Call("m", 5, 2.0), ("x", "y")),
+    )
+    query = seq(user(""), seq(plus(*parts)))
+    exact, other = (Executor(lambda name: engine, replace(SHORT, policy=policy)) for policy in (FULL, LEGO))
+    trees = [executor.optimise(query).after for executor in (exact, other)]
+    assert trees[0] != trees[1]
+    drawn = [sorted(done.text for done in executor.run(tree).done) for executor, tree in
+             zip((exact, other), trees, strict=True)]  # fmt: skip
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) == 5
+
+
+def test_equal_calls_at_temperature_0_run_once(run: Callable[..., Result]) -> None:
+    answered: list[nodes.Path] = []
+    result = run(par(g0("a"), g0("a"), g0(g0("a"))), on_answer=lambda path, answer: answered.append(path))
+    assert list(map(path_text, answered)) == ["par[0]", "par[2]"]
+    assert [done.is_shared for done in result.done] == [False, True, True, False]
+
+
+def test_a_retrieval_is_prepared_before_the_call(engine: Engine, files: Path) -> None:
+    executor = Executor(lambda name: engine, RunOptions(LEGO, 3, base=files))
+    query = chat(retrieve("Who asked?", ".", k=2), "Who asked?", temperature=0)
+    optimised = executor.optimise(query)
+    assert nodes.shape(optimised.after) == "G(⋈(M(+(G¹(F), G¹(F))), +(F, F), U))"
+    result = executor.run(optimised.after)
+    assert len(result.done) == 1 and len(result.done[0].spans) == 4
+    documents = [files / name for name in ("c.txt", "a.txt")]
+    want = engine.answer(Spec("Who asked?", documents, LEGO, max_new_tokens=3))
+    got = Executor(lambda name: engine, RunOptions(LEGO, 3, base=files)).run(query)
+    assert result.text == got.text
+    assert want.link.layout.num_tokens == result.done[0].own["tokens"]["prompt"]
+
+
+def test_fragments_are_prepared_together(engine: Engine, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[list[str]] = []
+    compile_chunks = engine.compile
+
+    def compile(chunks: Any, options: Any) -> Any:
+        compiled.append([chunk.text for chunk in chunks])
+        return compile_chunks(chunks, options)
+
+    monkeypatch.setattr(engine, "compile", compile)
+    query = chat(retrieve("q", ".", k=3), "q", temperature=0)
+    for policy in (LEGO, FULL):
+        executor = Executor(lambda name: engine, RunOptions(policy, 1, base=files))
+        executor.run(executor.optimise(query).after)
+    (texts,) = compiled
+    assert sorted(texts) == sorted(path.read_text() for path in files.iterdir())
+
+
+def random_query(rng: random.Random, depth: int = 2) -> Query:
+    """Calls at temperature 0 over joins of short messages."""
+    join = rng.choice([seq, par, cross, plus, plus])
+    below = [
+        random_query(rng, depth - 1)
+        if depth and rng.random() < 0.5
+        else rng.choice([user, system, assistant])(rng.choice(["one two", "the harbour", "a", "", "festival"]))
+        for _ in range(rng.randint(1, 3))
+    ]
+    inner = join(*below)
+    return chat(inner, "Who?", temperature=0, max_tokens=2) if rng.random() < 0.5 else inner
+
+
+def test_optimising_changes_no_answer_where_nothing_commutes(run: Callable[..., Result]) -> None:
+    rng, fired = random.Random(11), 0
+    for _ in range(25):
+        query = g0(random_query(rng), "Well?", max_tokens=2)
+        optimised = optimise(query)
+        fired += len(optimised.steps)
+        assert run(optimised.after).text == run(query).text
+    assert fired > 25
+
+
+def test_an_optimised_query_is_one_of_the_permutations_where_something_does(run: Callable[..., Result]) -> None:
+    parts = (user("zebra "), g0("candidate"), user("the harbour "))
+    optimised = optimise(g0(plus(*parts), "Which?"), Options(is_exact=True))
+    assert [step.rule for step in optimised.steps] == ["order +"]
+    answers = {order: run(g0(plus(*order), "Which?")).text for order in itertools.permutations(parts)}
+    assert len(set(answers.values())) > 1
+    assert run(optimised.after).text == answers[optimised.after.children[0].children[0].children]  # type: ignore[index]
+
+
+def test_a_policy_that_recomputes_all_answers_as_full(run: Callable[..., Result]) -> None:
+    query = g0(plus(g0("one two"), g0("three"), "the harbour "), "Which?")
+    everything = replace(SHORT, policy=make_policy("legolink", {"k": 999}))
+    assert [done.text for done in run(query, everything).done] == [done.text for done in run(query).done]
+
+
+# What fails
+
+
+@pytest.mark.parametrize(
+    ("query", "problem", "done"),
+    [
+        (par(g0("a"), g0(plus(file("no.txt")), "b")), "par[1].g.input.cross[0].plus[0]: no.txt: cannot be read", 1),
+        (par(g0("a"), g0(monad("b"))), "par[1]: the input is empty; there is nothing to answer", 1),
+        (g0(repeat(2, g0("word " * 600))), "g.input.repeat[0]: the prompt has", 0),
+        (
+            g0("a", retrieve(nodes.Ask("?"), "nowhere")),
+            "g.input.cross[1].retrieve.query: asks '?', but there is nob",
+            0,
+        ),
+        (g0("a", model="other"), "the query: model 'other' is not served", 0),
+        (monad(plus(g0(file("no.txt"), max_tokens=1))), "monad.plus[0].g.input: no.txt: cannot be read", 0),
+    ],
+)
+def test_a_node_that_fails_names_its_path_and_keeps_what_was_done(
+    engine: Engine, query: Query, problem: str, done: int
+) -> None:
+    def engine_of(name: str) -> Engine:
+        if name == "other":
+            raise InputError("model 'other' is not served")
+        return engine
+
+    with pytest.raises(QueryError) as error:
+        Executor(engine_of, RunOptions(LEGO, 2)).run(query)
+    assert str(error.value).startswith(problem) and len(error.value.done) == done
+
+
+def test_budgets_of_tokens_and_time(run: Callable[..., Result]) -> None:
+    query = par(g0("a", max_tokens=4), g0("b", max_tokens=4), g0("c"))
+    with pytest.raises(QueryError, match=r"^par\[2\]: the budget of 6 tokens is used up; allow more$") as error:
+        run(query, replace(SHORT, budget=Budget(tokens=6)))
+    assert [len(done.tokens) for done in error.value.done] == [4, 2]
+    with pytest.raises(QueryError, match=r"^par\[0\]: the budget of 0 s is used up; allow more$"):
+        run(query, replace(SHORT, budget=Budget(seconds=0)))
+
+
+def test_the_text_of_a_query_of_one_call_streams(run: Callable[..., Result]) -> None:
+    pieces: list[str] = []
+    result = run(g0(plus(g0("inner")), "outer"), on_text=pieces.append)
+    assert "".join(pieces).strip() == result.text

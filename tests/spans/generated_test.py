@@ -1,0 +1,168 @@
+"""Generated objects: exact at their own place, named by what they were generated from, and nothing else's (rule 9)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from pictool.core import Chunk, Sampling
+from pictool.engines.base import Answer
+from pictool.engines.torch import TorchEngine
+from pictool.errors import StoreError
+from pictool.linker.policies import make_policy
+from pictool.linker.spec import Spec
+from pictool.runtime.model import Model, wrap_model
+from pictool.spans.dsl import g, plus, repeat
+from pictool.spans.execute import Executor, Hooks, RunOptions
+from pictool.spans.generated import GeneratedView, answer_and_keep, keep_output
+from pictool.spans.query import Path as NodePath
+from pictool.store.store import Store
+
+NAIVE, FULL = make_policy("naive"), make_policy("full")
+TAIL = "Question: the harbour?\nAnswer:"
+ARCHITECTURES = ["llama", "qwen3", "phi3-partial", "llama-yarn", "gemma2", "mistral-window"]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request: pytest.FixtureRequest) -> Model:
+    return wrap_model(tiny.random_module(tiny.CONFIGS[request.param]()), tiny.tokenizer(), request.param)
+
+
+@pytest.fixture
+def engine(model: Model, store: Store) -> TorchEngine:
+    return TorchEngine(model, store)
+
+
+def generate(engine: TorchEngine, seam: str = "\n", count: int = 5) -> tuple[Answer, Chunk, str]:
+    """An answer of `count` tokens after `TAIL`, the chunk of it with its seam, and the key of its object."""
+    spec = Spec.raw((), TAIL, NAIVE, "<s>")
+    spec = replace(spec, max_new_tokens=count, sampling=Sampling(1.0, seed=4))
+    answer = answer_and_keep(engine, spec, {})
+    tokens, after = answer.generated.tokens, engine.model.encode(seam)
+    assert len(tokens) == count and tokens[-1] not in engine.model.eos_ids
+    text = answer.generated.text + seam
+    key = keep_output(engine.store, answer, tokens, after, text, "none", ())
+    assert key is not None
+    return answer, Chunk(text, (*tokens, *after), "output"), key
+
+
+def test_at_its_own_place_after_its_own_input_it_is_exact(engine: TorchEngine) -> None:
+    _, chunk, key = generate(engine)
+    spec = Spec.raw([chunk], "the festival", NAIVE, "<s>" + TAIL)
+    # The inner prompt was <s> and a tail; as one head it has to have the same tokens.
+    assert engine.model.encode("<s>" + TAIL) == engine.model.encode("<s>") + engine.model.encode(TAIL)
+    full = engine.link(replace(spec, policy=FULL))
+    plain_key = engine.model.key(chunk.tokens, 0, "none")
+    reused = TorchEngine(engine.model, GeneratedView(engine.store, {plain_key: key})).link(spec)
+    compiled = engine.link(spec)
+    assert full.logits is not None and reused.logits is not None and compiled.logits is not None
+    assert reused.recomputed == 0
+    assert (reused.logits - full.logits).abs().max() <= 1e-4
+    assert (compiled.logits - full.logits).abs().max() > 1e-2
+
+
+def test_elsewhere_layer_0_is_exact(engine: TorchEngine) -> None:
+    _, chunk, key = generate(engine)
+    spec = Spec.raw([Chunk("a", tuple(range(5, 15)), "a"), chunk], "the festival", NAIVE, "<s>")
+    view = GeneratedView(engine.store, {engine.model.key(chunk.tokens, 0, "none"): key})
+    reused, full = TorchEngine(engine.model, view).link(spec).linked, engine.link(replace(spec, policy=FULL)).linked
+    assert reused is not None and full is not None
+    for side in ("key", "value"):
+        torch.testing.assert_close(getattr(reused.image, side)(0), getattr(full.image, side)(0), rtol=0, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Model:
+    return wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer(), "llama")
+
+
+def test_its_name_is_its_own(llama: Model, store: Store) -> None:
+    engine = TorchEngine(llama, store)
+    _, chunk, key = generate(engine)
+    assert generate(engine)[2] == key != generate(engine, seam="")[2]
+    (compiled,) = engine.compile([chunk])
+    assert compiled.is_new and compiled.key != key
+    with store.peek(key) as file:
+        assert file.meta.parent and np.array_equal(file.tokens(), np.asarray(chunk.tokens))
+        file.verify()
+    assert {stored.key for stored in store.objects()} & {key, compiled.key} == {compiled.key}
+    with pytest.raises(StoreError, match="no object with this key and salt"):
+        engine.link(Spec.raw([key], "x", NAIVE))
+
+
+def test_one_that_was_evicted_is_compiled(llama: Model, store: Store) -> None:
+    engine = TorchEngine(llama, store)
+    _, chunk, key = generate(engine)
+    store.path(key).unlink()
+    spec = Spec.raw([chunk], "x", NAIVE, "<s>")
+    view = GeneratedView(store, {llama.key(chunk.tokens, 0, "none"): key})
+    reused = TorchEngine(llama, view).link(spec).logits
+    want = engine.link(spec).logits
+    assert reused is not None and want is not None and torch.equal(reused, want)
+
+
+def test_a_damaged_one_is_taken_out_and_its_tokens_are_compiled(llama: Model, tmp_path: Path) -> None:
+    warnings: list[str] = []
+    store = Store(tmp_path / "store", on_warning=warnings.append)
+    engine = TorchEngine(llama, store)
+    _, chunk, key = generate(engine)
+    data = bytearray(store.path(key).read_bytes())
+    data[-200] ^= 1
+    store.path(key).write_bytes(data)
+    spec = replace(Spec.raw([chunk], "x", NAIVE, "<s>"), max_new_tokens=3)
+    answer = answer_and_keep(engine, spec, {llama.key(chunk.tokens, 0, "none"): key})
+    assert answer.generated == engine.answer(spec).generated
+    (warning,) = warnings
+    assert "is compiled again" in warning and not store.path(key).exists()
+
+
+def test_a_salt_is_part_of_its_name(store: Store) -> None:
+    module = tiny.random_module(tiny.CONFIGS["llama"]())
+    keys = {
+        generate(TorchEngine(wrap_model(module, tiny.tokenizer(), salt=salt), store))[2]
+        for salt in ("", "b3b0c44298fc1c14", "9afbf4c8996fb924")
+    }
+    assert len(keys) == 3
+    for key in keys:
+        store.peek(key).close()  # checks that the key follows from the content
+
+
+def test_what_the_model_has_no_position_for_is_not_kept(store: Store) -> None:
+    module = tiny.random_module(tiny.CONFIGS["llama"]())
+    module.config.max_position_embeddings = len(tiny.tokenizer().encode("<s>" + TAIL)) + 5
+    engine = TorchEngine(wrap_model(module, tiny.tokenizer(), "short"), store)
+    with pytest.raises(AssertionError):
+        generate(engine)
+    assert generate(engine, seam="")[2]
+
+
+def outputs(model: Model, store: Store, policy: str) -> tuple[list[str], list[Answer]]:
+    answers: list[Answer] = []
+
+    def keep(path: NodePath, answer: Answer) -> None:
+        answers.append(answer)
+
+    options = RunOptions(make_policy(policy), max_new_tokens=6, seed=3)
+    executor = Executor(lambda name: TorchEngine(model, store), options, Hooks(on_answer=keep))
+    query = g(plus(repeat(2, g("candidate", temperature=1.5)), "the harbour\n"), "Which?", temperature=0)
+    return [done.object for done in executor.run(query).done], answers
+
+
+def test_an_outer_call_links_the_generated_objects_of_inner_ones(llama: Model, store: Store) -> None:
+    (one, two, outer), answers = outputs(llama, store, "naive")
+    assert one and two and one != two and not outer
+    (first, _), judge = answers[0].link.layout.tail, answers[2]
+    assert first >= 0
+    image = judge.linked.image
+    for key, (start, end) in zip((one, two), judge.link.layout.chunks, strict=False):
+        with store.peek(key) as file:
+            values = np.frombuffer(file.layer(2)[1], dtype=np.float32).reshape(2, -1, 8)
+        assert np.array_equal(values, image.value(2)[0, :, start:end].numpy())
+    assert outputs(llama, store, "naive")[0] == [one, two, outer]
+    assert outputs(llama, store, "legolink")[0][0] != one  # generated under another policy
+    assert outputs(llama, store, "full")[0] == ["", "", ""]
