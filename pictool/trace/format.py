@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from pictool.core import Geometry, Layout, RowMask, Target
 from pictool.errors import TraceError
 from pictool.reading import parse_json, read_file
+from pictool.store.header import DTYPES
 
 FORMAT, VERSION = "pictool.trace", "2"
 _AGAIN = "link again with --trace"
@@ -323,6 +324,8 @@ def _find_problem(trace: Trace) -> str | None:
             return f"its {name} are {actual}, not {expected}"
     if min(asdict(trace.target.geometry).values()) < 1:
         return "its model has no layers"
+    if trace.target.dtype not in DTYPES:
+        return "its dtype is none that a model computes in"
     if layout.starts[0] != 0 or any(np.diff([*layout.starts, n]) < 0) or layout.starts[-1] >= n:
         return "its parts do not follow each other"
     if not trace.rows[:, layout.starts[-1] :].all() or (trace.rows[1:] & ~trace.rows[:-1]).any():
