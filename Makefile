@@ -19,13 +19,13 @@ test: check
 test-vllm: $(VLLM)/.ready
 	$(VLLM)/bin/python -m pytest tests/in_vllm --require-all
 
-# Hostile input of every kind, each case through the command line: `make fuzz SURFACE=objects CASES=500 SEED=2`.
-fuzz: $(READY)
-	PYTHONPATH=tests $(BIN)/python -m hostile.fuzz $(SURFACE) --cases $(or $(CASES),20000) --seed $(or $(SEED),1)
-
 # Faults of the file system, and kills, at the calls of every command (tests/faults): `make faults MOST=200 SEED=2`.
 faults: $(READY)
 	PYTHONPATH=tests:. $(BIN)/python -P -m faults --most $(or $(MOST),14) --seed $(or $(SEED),22)
+
+# Hostile input of every kind, each case through the command line: `make fuzz SURFACE=objects CASES=500 SEED=2`.
+fuzz: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m hostile.fuzz $(SURFACE) --cases $(or $(CASES),20000) --seed $(or $(SEED),1)
 
 $(VLLM)/.ready: pyproject.toml tests/in_vllm/install.py
 	$(PYTHON) tests/in_vllm/install.py $(VLLM)

@@ -14,19 +14,43 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 3, 80, 80, 80
 
 
+_KINDS = {
+    stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}  # fmt: skip
+
+
+class NotRegularError(OSError):
+    """Something that has a file's name, and is none; `strerror` says what it is."""
+
+    def __init__(self, mode: int) -> None:
+        super().__init__(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}, not a regular file")
+
+
+def open_regular(path: Path, flags: int = 0) -> int:
+    """Open a regular file for reading; what is none is not opened, so that nothing waits. No process inherits it.
+
+    Raises:
+        NotRegularError: a directory, pipe, socket or device, or a symbolic link to one.
+        OSError: it cannot be opened.
+    """
+    follows = not flags & os.O_NOFOLLOW
+    if not stat.S_ISREG(mode := path.stat(follow_symlinks=follows).st_mode):
+        raise NotRegularError(mode)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | flags)
+    if not stat.S_ISREG(mode := os.fstat(fd).st_mode):  # replaced meanwhile
+        os.close(fd)
+        raise NotRegularError(mode)
+    return fd
+
+
 def read_file(path: Path, max_bytes: int) -> bytes:
     """Read a regular file of at most `max_bytes`. A pipe or a device is not waited for.
 
     Raises:
         OSError: no such file, no regular one, or a larger one; `strerror` says which.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
-        require_regular(path, os.fstat(fd), max_bytes)
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:  # it grew
-        raise _too_large(path, max_bytes)
-    return data
+    return _read_all(open_regular(path), path, max_bytes)
 
 
 def read_stream(path: Path, max_bytes: int) -> bytes:
@@ -35,29 +59,26 @@ def read_stream(path: Path, max_bytes: int) -> bytes:
     Raises:
         OSError: as `read_file`.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISFIFO(path.stat().st_mode):
+        return read_file(path, max_bytes)
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # one that nobody writes to ends at once
+    os.set_blocking(pipe, True)
+    return _read_all(pipe, path, max_bytes)
+
+
+def require_size(path: Path, max_bytes: int) -> None:
+    """Refuse a larger file. Raises OSError."""
+    if path.stat().st_size > max_bytes:
+        raise _too_large(path, max_bytes)
+
+
+def _read_all(fd: int, path: Path, max_bytes: int) -> bytes:
     with open(fd, "rb") as file:
-        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-            require_regular(path, os.fstat(fd), max_bytes)
-        os.set_blocking(fd, True)  # a pipe that nobody writes to ends at once
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
+        is_too_large = os.fstat(fd).st_size > max_bytes
+        data = b"" if is_too_large else file.read(max_bytes + 1)
+    if is_too_large or len(data) > max_bytes:  # it may grow, and a pipe has no size
         raise _too_large(path, max_bytes)
     return data
-
-
-def require_regular(path: Path, status: os.stat_result, max_bytes: int | None = None) -> None:
-    """Refuse what is no regular file, or larger than `max_bytes`.
-
-    Raises:
-        OSError: `strerror` says which.
-    """
-    if stat.S_ISDIR(status.st_mode):
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
-    if max_bytes is not None and status.st_size > max_bytes:
-        raise _too_large(path, max_bytes)
 
 
 def _too_large(path: Path, max_bytes: int) -> OSError:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -69,3 +71,25 @@ def litter(store: Store) -> list[Path]:
 def files(root: Path) -> list[Path]:
     """All files under a directory, but for a store's lock."""
     return [path for path in root.rglob("*") if not path.is_dir() and path.name != "lock"]
+
+
+def chunk_of(
+    tokens: Sequence[int], target: Target = TARGET, *, sinks: int = 0, dummy: int | None = None, salt: str = "",
+    codec: str = "none", parent: str | None = None,
+) -> CompiledChunk:  # fmt: skip
+    """A chunk of given tokens; with `parent`, a block of a prefix chain."""
+    ids, geometry = np.asarray(tokens, dtype=np.int32), target.geometry
+    part = bytes(4 * len(ids) * geometry.kv_heads * geometry.head_dim)
+    own = target.identify(ids, sinks, codec, salt, dummy)
+    if parent is not None:
+        own = target.identify_block(ids, parent)
+    rotation = None if parent is None else ""
+    meta = ObjectMeta(
+        own.key, target, len(ids), sinks, codec, parent=parent, dummy=dummy, rotation=rotation, salted=own.salted
+    )
+    return CompiledChunk(meta, f"tokens {len(ids)}", ids, [(part, part)] * geometry.layers)
+
+
+def put_tokens(store: Store, tokens: Sequence[int], **options: Any) -> str:
+    """Store an object of given tokens; its key."""
+    return store.put(chunk_of(tokens, **options), durable=False).stem

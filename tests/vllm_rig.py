@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,13 @@ from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import object_key
 from pictool.core import Chunk, CompileOptions, TokenIds
-from pictool.engines.vllm.matching import Match
 from pictool.linker.grid import parse_grid
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy as make_policy
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
+from pictool.store.format import CompiledChunk
+from pictool.store.matches import Match
 from pictool.store.store import Store
 
 TOLERANCE = 1e-4
@@ -82,8 +84,8 @@ def ids(*tokens: int) -> TokenIds:
     return np.asarray(tokens, dtype=np.int32)
 
 
-def match(key: str, start: int, *tokens: int) -> Match:
-    return Match(key, start, ids(*tokens))
+def match(key: str, start: int, *tokens: int, offset: int = 0) -> Match:
+    return Match(key, start, ids(*tokens), offset)
 
 
 def chunk(*tokens: int) -> Chunk:
@@ -103,6 +105,14 @@ def text_chunks(model: Model) -> list[Chunk]:
     """Chunks of real text."""
     texts = [f"Page {i}: {tiny.TEXT[i : i + 90]}" for i in range(0, 60, 20)]
     return [make_chunk(model, text, f"page {i}") for i, text in enumerate(texts)]
+
+
+def spelled(model: Model, token: int) -> tuple[int, ...]:
+    """Other tokens of a token's text: one for each character."""
+    text = model.tokenizer.decode([token])
+    tokens = tuple(itertools.chain.from_iterable(model.encode(character) for character in text))
+    assert len(text) > 1 and token not in tokens
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -154,6 +164,23 @@ def case_of(world: World, linked: Linked, chunks: Sequence[Chunk], sinks: int) -
     places = [{"key": key, "start": start} for key, (start, _) in zip(keys, layout.chunks, strict=True)]
     params = {"pic": {"chunks": places, "policy": {"algo": policy.name, **policy.params}}}
     return Case(layout.tokens.tolist(), params, linked)
+
+
+def part_of(world: World, chunk: Chunk, tokens: slice, sinks: int) -> World:
+    """A world whose store has a part of a chunk as the object of that part's tokens, with the KV of the whole."""
+    (whole,) = compile(world.model, world.store, [chunk], sinks=sinks)
+    part, geometry = chunk.tokens[tokens], world.model.geometry
+    shape = geometry.kv_heads, len(chunk), geometry.head_dim
+    with world.store.peek(whole.key) as file:
+        arrays = [[np.frombuffer(data, np.float32) for data in file.layer(i)] for i in range(geometry.layers)]
+        key_and_value = [[data.reshape(shape)[:, tokens].tobytes() for data in pair] for pair in arrays]
+        key = object_key(world.model, Chunk("", part, ""), CompileOptions(sinks))
+        meta = replace(file.meta, key=key, num_tokens=len(part))
+    store = Store(world.store.root.with_name("parts"))
+    store.put(
+        CompiledChunk(meta, "part", np.asarray(part, dtype=np.int32), [(key, value) for key, value in key_and_value])
+    )
+    return World(world.directory, store, world.model)
 
 
 def make_world(directory: Path, name: str = "llama", seed: int = 0) -> World:
@@ -248,9 +275,10 @@ def small_environment() -> None:
 
 
 def set_chat_template(world: World) -> None:
-    """A template that puts a user's message between `<s>user:` and `assistant:`."""
+    """A template that puts a user's message between `<s>user:` and `assistant:`, after the documents in tags."""
     tokenizer = load_model(str(world.directory), "cpu").tokenizer
-    template = "{{ bos_token }}user:{% for m in messages %}{{ m['content'] }}{% endfor %}assistant:"
+    documents = "{% for d in documents or [] %}<doc>{{ d['text'] }}</doc>{% endfor %}"
+    template = "{{ bos_token }}" + documents + "user:{% for m in messages %}{{ m['content'] }}{% endfor %}assistant:"
     tokenizer.chat_template = template
     tokenizer.save_pretrained(world.directory)
 

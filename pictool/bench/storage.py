@@ -252,7 +252,7 @@ def _write(
     store, seconds, keys = Store(root / "store"), {"write": 0.0, "disk_write": 0.0}, []
     plain = tuple(root / f"{number}.bin" for number in range(size.count))
     for path in plain:
-        data = memoryview(draw.bytes(size.kv_bytes))
+        data = _draw_numbers(size, draw)
         chunk = _object(size, data, draw)
         writers: dict[str, Callable[[], object]] = {
             "write": partial(store.put, chunk),
@@ -262,6 +262,14 @@ def _write(
             seconds[name] += _timed(writers[name])
         keys.append(chunk.meta.key)
     return seconds, _Files(size, store, tuple(keys), plain)
+
+
+def _draw_numbers(size: ObjectSize, draw: np.random.Generator) -> memoryview:
+    """Random bytes of K and V, but for one bit of every number: its exponent is not that of inf and nan."""
+    data = np.frombuffer(draw.bytes(size.kv_bytes), dtype=np.uint8).copy()
+    width = DTYPES[size.dtype][1]
+    data[width - 1 :: width] &= 0xBF  # the highest bit of the exponent, little endian
+    return data.data
 
 
 def _object(size: ObjectSize, data: memoryview, draw: np.random.Generator) -> CompiledChunk:

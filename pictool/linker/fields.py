@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
 
     T = TypeVar("T", bound=DataclassInstance)
 
+MAX_INT = (1 << 31) - 1
+
 
 def make(cls: type[T], name: str, values: Mapping[str, Any]) -> T:
     """`cls` from its fields; a text is converted to the field's type, and split at commas if that is a tuple.
 
-    Fields may be of type int, float, str, or tuple[…, ...] of one of these.
+    Fields may be of type int (at most `MAX_INT`, either sign), float (finite), str, or tuple[…, ...] of one of these.
 
     Args:
         name: what the messages call it.
@@ -50,10 +53,12 @@ def _convert(name: str, field: str, kind: Any, value: Any) -> Any:
 
 def _scalar(kind: type, value: Any) -> Any:
     if kind is int and not isinstance(value, bool) and (not isinstance(value, float) or value.is_integer()):
-        return int(value)
-    if kind is float and not isinstance(value, bool):
-        return float(value)
-    if kind is str and isinstance(value, str):
+        if abs(number := int(value)) <= MAX_INT:
+            return number
+    elif kind is float and not isinstance(value, bool):
+        if math.isfinite(real := float(value)):
+            return real
+    elif kind is str and isinstance(value, str):
         return value
     raise TypeError(kind)
 
@@ -71,4 +76,5 @@ def _items(value: Any) -> list[Any]:
 def _name_of(kind: Any) -> str:
     if typing.get_origin(kind) is tuple:
         return f"a list of {typing.get_args(kind)[0].__name__}, separated by commas"
-    return f"of type {kind.__name__}"
+    bounds = {int: f", at most {MAX_INT}", float: ", and finite"}
+    return f"of type {kind.__name__}{bounds.get(kind, '')}"

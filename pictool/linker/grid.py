@@ -32,8 +32,21 @@ def parse_grid(specs: Sequence[str]) -> list[Labelled]:
     Raises:
         InputError: no such policy or field, or a value that does not fit.
     """
-    labelled = {label_of(policy): policy for spec in specs for policy in _parse(spec)}
+    labelled = {label_of(policy): policy for spec in specs for policy in _expand(spec)}
     return [Labelled(label, policy) for label, policy in labelled.items()]
+
+
+def parse_policy(spec: str) -> Policy:
+    """The one policy that a specification names.
+
+    Raises:
+        InputError: as `parse_grid`; or a grid of several, which is not expanded.
+    """
+    name, values = _parse(spec)
+    for field, items in values.items():
+        if len(items) != 1:
+            raise InputError(f"{spec}: {field} has {len(items)} values; one policy is wanted (a list is 1+2+8)")
+    return make_policy(name, {field: items[0] for field, items in values.items()})
 
 
 def parse_repeatable(specs: Sequence[str]) -> list[Labelled]:
@@ -69,15 +82,22 @@ def _number(policy: Policy) -> str | None:
     return str(values["k"]) if "k" in values else f"{values['ratio'] * 100:.10g}" if "ratio" in values else None
 
 
-def _parse(spec: str) -> Iterable[Policy]:
+def _expand(spec: str) -> Iterable[Policy]:
+    """Every combination of a specification's values."""
+    name, values = _parse(spec)
+    for chosen in itertools.product(*values.values()):
+        yield make_policy(name, dict(zip(values, chosen, strict=True)))
+
+
+def _parse(spec: str) -> tuple[str, Mapping[str, list[Any]]]:
+    """The name of a specification's policy, and the values of its fields."""
     name, *fields = spec.split(":")
     values = dict(_values(spec, field) for field in fields)
     if name not in policies() and "-" in name:
         stem, _, number = name.rpartition("-")
         values = {**_main_field(spec, stem, number), **values}
         name = stem
-    for chosen in itertools.product(*values.values()):
-        yield make_policy(name, dict(zip(values, chosen, strict=True)))
+    return name, values
 
 
 def _values(spec: str, text: str) -> tuple[str, list[str]]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pictool.errors import ModelError
-from pictool.reading import parse_json, read_file, require_regular, shown
+from pictool.reading import open_regular, parse_json, read_file, require_size, shown
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -44,7 +45,9 @@ def require_files(directory: Path) -> None:
     for path in sorted(directory.iterdir()):
         if path.suffix in _READ_SUFFIXES or path.suffix in _WEIGHT_SUFFIXES:
             try:
-                require_regular(path, path.stat(), _MAX_FILE_BYTES if path.suffix in _READ_SUFFIXES else None)
+                os.close(open_regular(path))
+                if path.suffix in _READ_SUFFIXES:
+                    require_size(path, _MAX_FILE_BYTES)
             except OSError as error:
                 raise ModelError(f"{path}: cannot be read ({error.strerror}); {COPY}") from error
 

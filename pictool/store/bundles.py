@@ -36,9 +36,10 @@ import zstandard
 from blake3 import blake3
 
 from pictool.errors import ForeignObjectError, InputError, ObjectError, PicError
+from pictool.reading import NotRegularError, open_regular
 from pictool.store import eviction
 from pictool.store.entries import Entry, is_key
-from pictool.store.files import NotRegularError, atomic_write, open_regular
+from pictool.store.files import atomic_write
 from pictool.store.format import ObjectFile
 from pictool.store.header import HeaderError, header_bytes, stated_size
 from pictool.store.store import Readable, Store

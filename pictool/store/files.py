@@ -22,23 +22,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pictool.errors import StoreError
+from pictool.reading import NotRegularError, open_regular
 
 Publish = Callable[[Path, Path], None]  # makes a complete temp file visible under its name
 _OTHER_FILES = 128  # that a process has open beside objects
 _PATIENCE = 1000  # times 1 ms to wait for another writer of the same output
 _OWNER_ONLY = 0o700
 _SHARED_BITS = 0o2777  # of a directory, that those in it inherit
-_KINDS = {
-    stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}  # fmt: skip
-
-
-class NotRegularError(OSError):
-    """Something that has a file's name, and is none; `strerror` says what it is."""
-
-    def __init__(self, mode: int) -> None:
-        super().__init__(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}, not a regular file")
 
 
 @contextmanager
@@ -229,23 +219,6 @@ def make_file(path: Path) -> None:
         OSError: it cannot be made, or a link or something else has its name.
     """
     os.close(_open_own(path))
-
-
-def open_regular(path: Path, flags: int = 0) -> int:
-    """Open a regular file for reading; what is none is not opened, so that nothing waits. No process inherits it.
-
-    Raises:
-        NotRegularError: a directory, pipe, socket or device, or a symbolic link to one.
-        OSError: it cannot be opened.
-    """
-    follows = not flags & os.O_NOFOLLOW
-    if not stat.S_ISREG(mode := path.stat(follow_symlinks=follows).st_mode):
-        raise NotRegularError(mode)
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | flags)
-    if not stat.S_ISREG(mode := os.fstat(fd).st_mode):  # replaced meanwhile
-        os.close(fd)
-        raise NotRegularError(mode)
-    return fd
 
 
 def read_at(fd: int, offset: int, count: int) -> bytes:

@@ -49,10 +49,11 @@ from blake3 import blake3
 
 from pictool.core import FixupTable, TokenIds
 from pictool.errors import ForeignObjectError, InputError, ObjectError, UnreadableObjectError
+from pictool.reading import NotRegularError, open_regular
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import Buffer as Buffer
 from pictool.store.codecs.base import CodingError
-from pictool.store.files import NotRegularError, advise_in_order, open_regular
+from pictool.store.files import advise_in_order
 from pictool.store.header import DTYPES as DTYPES
 from pictool.store.header import MAX_HEADER, MAX_TEXT, ForeignHeaderError, Header, HeaderError, is_codable, layer_names
 from pictool.store.header import ObjectMeta as ObjectMeta

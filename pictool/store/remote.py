@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pictool.errors import InputError, ObjectError, RemoteError, StoreError
+from pictool.reading import NotRegularError, open_regular
 from pictool.store.entries import SUFFIX, litter_candidates
-from pictool.store.files import NotRegularError, atomic_write, open_regular, read_at, remove_litter
+from pictool.store.files import atomic_write, read_at, remove_litter
 from pictool.store.format import ObjectFile
 from pictool.store.pace import MIN_RATE, BadAnswer, Pace, TooSlow
 

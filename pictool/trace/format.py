@@ -150,7 +150,7 @@ def write_trace(path: Path, trace: Trace) -> None:
 
 def is_trace(path: Path) -> bool:
     """Whether a file has the header of a trace, whole or damaged. Raises TraceError if it cannot be read."""
-    from pictool.store.files import open_regular
+    from pictool.reading import open_regular
 
     try:
         with open(open_regular(path), "rb") as file:

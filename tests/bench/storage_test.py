@@ -67,8 +67,8 @@ def test_rates_are_bytes_of_k_and_v_by_time_and_shares_those_of_the_same_repeat(
 
 
 def test_objects_are_whole_and_hold_what_was_drawn(tmp_path: Path) -> None:
-    store, data = Store(tmp_path), np.random.default_rng(0).bytes(SMALL.kv_bytes)
-    path = store.put(storage._object(SMALL, memoryview(data), np.random.default_rng(1)))
+    store, data = Store(tmp_path), storage._draw_numbers(SMALL, np.random.default_rng(0))
+    path = store.put(storage._object(SMALL, data, np.random.default_rng(1)))
     with ObjectFile(path) as file:
         file.verify()
         assert file.meta.target.geometry == TINY and file.meta.num_tokens == 5

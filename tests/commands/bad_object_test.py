@@ -17,7 +17,8 @@ from blake3 import blake3
 from hostile.surfaces.objects import Anatomy
 
 from commands.run import Objects, Outcome, flip, pic
-from pictool.store import files, format
+from pictool import reading
+from pictool.store import format
 from pictool.store.format import CompiledChunk, ObjectFile, write_object
 
 REMEDY = "compile it again"
@@ -180,35 +181,6 @@ def test_an_object_of_tokens_that_the_model_does_not_know_is_refused(model: Path
             assert why in error_of(link(Path("x.kvo"), model))
 
 
-def test_a_pipe_in_the_place_of_an_object_is_not_waited_for(model: Path, texts: tuple[Path, Path]) -> None:
-    (done,) = pic("compile", "a.txt", "-m", model, "--json").json["objects"]
-    path = Path(done["path"])
-    path.unlink()
-    os.mkfifo(path)
-    outcome = pic("inspect", done["key"])
-    assert (outcome.code, outcome.out) == (1, "")
-    assert done["key"] in error_of(outcome) and "named pipe" in error_of(outcome)
-
-
-def test_layers_with_numbers_that_are_not_finite_are_not_shown(model: Path, objects: Objects) -> None:
-    anatomy = Anatomy.of(objects.mine.read_bytes())
-    anatomy.parts["layers.002.key"] = b"\xff\xff\xff\xff" + anatomy.parts["layers.002.key"][4:]
-    Path("x.kvo").write_bytes(anatomy.build())
-    assert "x.kvo: layer 2 has numbers that are not finite" in error_of(pic("inspect", "x.kvo", "--layers", "--json"))
-
-
-def test_attention_of_tokens_that_are_not_the_objects_is_refused(model: Path, objects: Objects) -> None:
-    anatomy = Anatomy.of(objects.mine.read_bytes())
-    anatomy.parts["tokens"] = b"\xff\xff\xff\x7f" + anatomy.parts["tokens"][4:]
-    Path("x.kvo").write_bytes(anatomy.build())
-    assert "x.kvo: its key" in error_of(pic("inspect", "x.kvo", "--attention-sinks", "-m", model))
-
-
-def test_a_long_message_is_shortened_in_its_middle(model: Path) -> None:
-    error = error_of(pic("link", "-q", "why?", "--query-template", "x" * 9000, "-m", model))
-    assert "query template 'xxx" in error and error.endswith("must contain {query}") and 1900 < len(error) < 2100
-
-
 @pytest.mark.parametrize("arguments", [("export", "all.kva"), ("push", "all", "--remote", "far")])
 def test_all_is_not_all_but_what_the_disk_does_not_read(
     objects: Objects, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
@@ -216,7 +188,7 @@ def test_all_is_not_all_but_what_the_disk_does_not_read(
     """What is damaged is left out by name; of what cannot be read now, nobody knows."""
     shutil.copytree(objects.store, "st")
     unreadable = sorted(Path("st").glob("objects/*/*.kvo"))[0]
-    opened = files.open_regular
+    opened = reading.open_regular
 
     def fail(path: Path, *more: int) -> int:
         if path == unreadable:
@@ -244,3 +216,32 @@ def test_a_listing_is_not_complete_without_what_the_disk_does_not_show(
     for command in ("ls", "stats", "verify", "export all.kva"):
         done = pic("store", *command.split(), "--store", objects.store)
         assert done.code == 1 and done.err.endswith(f"pic: error: {hidden}: Input/output error\n"), command
+
+
+def test_a_pipe_in_the_place_of_an_object_is_not_waited_for(model: Path, texts: tuple[Path, Path]) -> None:
+    (done,) = pic("compile", "a.txt", "-m", model, "--json").json["objects"]
+    path = Path(done["path"])
+    path.unlink()
+    os.mkfifo(path)
+    outcome = pic("inspect", done["key"])
+    assert (outcome.code, outcome.out) == (1, "")
+    assert done["key"] in error_of(outcome) and "named pipe" in error_of(outcome)
+
+
+def test_layers_with_numbers_that_are_not_finite_are_not_shown(model: Path, objects: Objects) -> None:
+    anatomy = Anatomy.of(objects.mine.read_bytes())
+    anatomy.parts["layers.002.key"] = b"\xff\xff\xff\xff" + anatomy.parts["layers.002.key"][4:]
+    Path("x.kvo").write_bytes(anatomy.build())
+    assert "x.kvo: layer 2 has numbers that are not finite" in error_of(pic("inspect", "x.kvo", "--layers", "--json"))
+
+
+def test_attention_of_tokens_that_are_not_the_objects_is_refused(model: Path, objects: Objects) -> None:
+    anatomy = Anatomy.of(objects.mine.read_bytes())
+    anatomy.parts["tokens"] = b"\xff\xff\xff\x7f" + anatomy.parts["tokens"][4:]
+    Path("x.kvo").write_bytes(anatomy.build())
+    assert "x.kvo: its key" in error_of(pic("inspect", "x.kvo", "--attention-sinks", "-m", model))
+
+
+def test_a_long_message_is_shortened_in_its_middle(model: Path) -> None:
+    error = error_of(pic("link", "-q", "why?", "--query-template", "x" * 9000, "-m", model))
+    assert "query template 'xxx" in error and error.endswith("must contain {query}") and 1900 < len(error) < 2100

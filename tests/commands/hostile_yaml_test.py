@@ -66,7 +66,7 @@ def refusal(reader: str, make: Callable[[Path], object]) -> str:
     with pytest.raises(InputError) as caught:
         read(path)
     message = str(caught.value)
-    assert time.monotonic() - started < 5, message
+    assert time.monotonic() - started < 60, message  # a hang; the machine may be busy
     assert message.startswith(f"{name}: ") and "\n" not in message and len(message) < 500, message
     return message
 
@@ -84,9 +84,9 @@ def make_sparse(path: Path) -> None:
 
 
 SPECIAL: dict[str, tuple[Callable[[Path], object], str]] = {
-    "pipe": (os.mkfifo, "is no regular file"),
-    "device": (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
-    "directory": (Path.mkdir, "Is a directory"),
+    "pipe": (os.mkfifo, "it is a named pipe, not a regular file"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "it is a device, not a regular file"),
+    "directory": (Path.mkdir, "it is a directory, not a regular file"),
     "sparse": (make_sparse, "larger than 1 MiB"),
     "link to itself": (lambda path: path.symlink_to(path.name), "symbolic links"),
 }
@@ -101,7 +101,10 @@ def test_what_is_no_file_is_not_waited_for(reader: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [("pipe", "is empty; there is nothing to compile"), ("device", "cannot be read (is no regular file)")],
+    [
+        ("pipe", "is empty; there is nothing to compile"),
+        ("device", "cannot be read (it is a device, not a regular file)"),
+    ],
 )
 def test_a_document_that_is_no_file_is_not_waited_for(kind: str, says: str, model: Path) -> None:
     """Nobody writes to the pipe, so that it ends at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from hostile.judge import Outcome, Step, find_unclear
 
+ROOT = Path(__file__).parents[2]
 DEEDS = {
     "traceback ZeroDivisionError": "1 / 0",
     "hang": "time.sleep(9)",
@@ -52,9 +54,11 @@ print(json.dumps(found))
 
 
 def test_each_wrong_deed_is_found(tmp_path: Path) -> None:
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(DEEDS)], cwd=tmp_path, capture_output=True, text=True
-    )
+        [sys.executable, "-c", PROGRAM, json.dumps(DEEDS)], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = {kind: set(kinds) for kind, kinds in json.loads(done.stdout).items()}
     assert found.pop("memory") >= {"memory"}  # and a hang, on a busy machine

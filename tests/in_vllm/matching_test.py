@@ -1,4 +1,4 @@
-"""A server that recognises chunks links prompts that say nothing; only whole chunks, and only exact ones."""
+"""A server that recognises documents links prompts that say nothing; only whole documents, whatever surrounds them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 import vllm_rig as rig
 
 from pictool.api import compile
+from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import object_key
-from pictool.core import Chunk
+from pictool.core import Chunk, CompileOptions
 
 HEAD = "<s>"  # a longer one would be recognised too, once it was linked
 
@@ -58,6 +59,32 @@ def test_what_is_not_whole_is_not_linked(pair: tuple[rig.World, rig.Engine]) -> 
         time.sleep(0.5)
         (answer,) = engine.ask(rig.Case([*head, *middle, *tail], None, exact.linked))
         assert rig.difference(exact, answer) <= rig.TOLERANCE and answer.report is None
+
+
+PASTED = "e harbour was quiet. It holds a festival in the spring; nobody know"
+BEFORE, AFTER = "<s>Th", "s why. Numbers?"  # whose letters the tokenizer joins with those of the document
+
+
+@pytest.mark.parametrize("spec", ["naive", "legolink-4", "legolink-1000", "legolink-0", "cacheblend-15"])
+@pytest.mark.parametrize("way", ["recognise", "keys", "chunks"])
+def test_a_document_is_linked_from_its_first_to_its_last_token_that_is_the_same(
+    pair: tuple[rig.World, rig.Engine], spec: str, way: str
+) -> None:
+    """The rest is computed: the answer is that of the torch engine with an object of just these tokens and their KV."""
+    world, engine = pair
+    policy, document = rig.policy_of(spec), make_chunk(world.model, PASTED, "pasted")
+    parts = rig.part_of(world, document, slice(1, -1), policy.needs.sinks)
+    chunk = Chunk("part", document.tokens[1:-1], "part")
+    case = parts.case(policy, chunks=[chunk], head=f"{BEFORE}e", tail=f"w{AFTER}")
+    assert case.tokens == list(world.model.encode(f"{BEFORE}{PASTED}{AFTER}"))
+    key = object_key(world.model, document, CompileOptions(policy.needs.sinks))
+    ways = {"recognise": True, "keys": [key], "chunks": [{"key": key, "start": 1}]}
+    time.sleep(0.5 if way == "recognise" else 0)
+    params = {"pic": {way: ways[way], "policy": {"algo": policy.name, **policy.params}}}
+    (answer,) = engine.ask(rig.Case(case.tokens, params, case.linked))
+    assert rig.difference(case, answer) <= rig.TOLERANCE
+    assert answer.report is not None and (answer.report["chunks"], answer.report["problem"]) == (1, None)
+    assert answer.report["context"] == case.linked.image.layout.num_context
 
 
 def test_a_new_object_is_found_and_a_removed_one_is_not(pair: tuple[rig.World, rig.Engine]) -> None:

@@ -19,6 +19,8 @@ import tiny
 import torch
 import vllm_rig as rig
 
+from pictool.compiler.compile import object_key
+
 SPECS = ("naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "legolink-1000")
 HERE = Path(__file__).parent
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -145,12 +147,13 @@ def test_the_openai_server(tmp_path: Path) -> None:
             assert said["kv_transfer_params"]["pic"]["state"] == "linked"
         streams(world, url)
         chats(world, url)
+        num_pasted = pastes(world, url)
         fails(world, url)
         with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
             lines = response.read().decode().splitlines()
     counters = {line.split("{")[0]: float(line.split()[-1]) for line in lines if line.startswith("vllm:pic_")}
     assert counters["vllm:pic_failed_requests_total"] == 1
-    assert counters["vllm:pic_linked_requests_total"] == len(SPECS) + 2
+    assert counters["vllm:pic_linked_requests_total"] == len(SPECS) + 2 + num_pasted
     assert counters["vllm:pic_reused_tokens_total"] > 0
 
 
@@ -186,6 +189,29 @@ def chats(world: rig.World, url: str) -> None:
         require_same(reference, rows)
         state = (said["kv_transfer_params"] or {}).get("pic", {}).get("state")
         assert state == (None if opted_out else "linked")
+
+
+def pastes(world: rig.World, url: str) -> int:
+    """Chats in which documents are what applications make of them; returns how many. All documents are linked."""
+    chunks = rig.text_chunks(world.model)
+    texts = [chunk.text for chunk in chunks]
+    keys = [object_key(world.model, chunk) for chunk in chunks]
+    quoted = "\n".join(f'{i}. "{text}"' for i, text in enumerate(texts))
+    parts = [{"type": "text", "text": text} for text in (*texts, "Why?")]
+    bodies: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": f"Context:\n{quoted}\n\nWhy?"}]},
+        {"messages": [{"role": "user", "content": parts}]},
+        {"messages": [{"role": "user", "content": "Why?"}], "documents": [{"text": text} for text in texts]},
+        {
+            "messages": [{"role": "user", "content": f"Read:{quoted}Why?"}],
+            "kv_transfer_params": {"pic": {"keys": keys, "policy": "naive"}},
+        },
+    ]
+    for body in bodies:
+        said = json.loads(post(f"{url}/v1/chat/completions", {"model": "tiny", "max_tokens": 2, **body}))
+        report = said["kv_transfer_params"]["pic"]
+        assert (report["state"], report["chunks"], report["problem"]) == ("linked", len(texts), None)
+    return len(bodies)
 
 
 def wait_for_index() -> None:

@@ -56,7 +56,7 @@ def test_named_objects_are_linked_for_their_tenant_only(world: rig.World, engine
     assert own.report is not None and own.report["state"] == "linked"
     assert rig.difference(case, own) <= rig.TOLERANCE
     assert foreign.report is not None and foreign.report["state"] == "exact"
-    assert "no such object" in foreign.report["problem"]  # as if it were absent
+    assert "none that can be used" in foreign.report["problem"]  # as if it were absent
     assert rig.difference(exact, foreign) <= rig.TOLERANCE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pictool.errors import InputError
-from pictool.linker.grid import label_of, parse_grid
+from pictool.linker.grid import label_of, parse_grid, parse_policy
 from pictool.linker.policies import make_policy, policies
 
 
@@ -66,3 +66,12 @@ def test_labels_find_their_policy_again(name: str) -> None:
 def test_what_is_none_is_refused(spec: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         parse_grid([spec])
+
+
+def test_one_policy_is_no_grid() -> None:
+    assert parse_policy("cacheblend-5:layers=1+3") == parse_grid(["cacheblend-5:layers=1+3"])[0].policy
+    with pytest.raises(InputError, match="2 values"):
+        parse_policy("legolink:k=1,2")
+    values = ",".join(["0.1"] * 300)
+    with pytest.raises(InputError, match="300 values"):  # expanded, it would never end
+        parse_policy("speccache:" + ":".join(f"{field}={values}" for field in ("ratio", "deep", "tau_cover", "budget")))

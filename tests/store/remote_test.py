@@ -125,7 +125,7 @@ def test_what_a_hostile_server_sends_is_bounded(
     assert near.has(key) == is_harmless
     seconds, peak = time.monotonic() - started, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert seconds < 10 and peak < 1 << 28 and server.num_zeros < 1 << 26
+    assert seconds < 60 and peak < 1 << 28 and server.num_zeros < 1 << 26
     near.drain()
     assert not litter(near) and near.keys() == [key] * is_harmless
     if not is_harmless:

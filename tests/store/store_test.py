@@ -226,10 +226,14 @@ def test_a_read_only_store_is_one_line(store: Store) -> None:
 
 
 def test_a_directory_in_the_way_is_one_line(store: Store) -> None:
-    store.path(make_chunk(1).meta.key).mkdir(parents=True)
+    """One that has something in it; an empty one is replaced."""
+    kept = store.path(make_chunk(1).meta.key) / "kept"
+    kept.mkdir(parents=True)
     with pytest.raises(StoreError, match="is a directory, where an object belongs"):
         store.put(make_chunk(1))
-    assert files(store.root) == []
+    assert files(store.root) == [] and kept.exists()
+    kept.rmdir()
+    assert store.put(make_chunk(1)) == kept.parent and files(store.root) == [kept.parent]
 
 
 # Many processes. They start from a fresh interpreter: this one has torch's threads, which a fork does not survive.

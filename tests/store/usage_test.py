@@ -74,9 +74,13 @@ def test_an_interrupt_while_the_last_counts_are_written_is_not_lost(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os.path, "isdir", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        del counters
-        time.sleep(10)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            del counters
+            time.sleep(10)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capfd.readouterr().err == ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -12,16 +12,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
 )
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from pictool.core import Target
 from pictool.engines.vllm.forward import RowForward
 from pictool.engines.vllm.kv import TensorParallelRank, WorkerModel, find_model
-from pictool.engines.vllm.messages import CompileJob, LinkJob, Outcome
+from pictool.engines.vllm.messages import Job, Outcome
 from pictool.engines.vllm.metrics import PicPromMetrics, PicStats
 from pictool.engines.vllm.planning import Planner
 from pictool.engines.vllm.scheduler import SchedulerSide
 from pictool.engines.vllm.setup import make_setup
-from pictool.engines.vllm.worker import WorkerSide
+from pictool.engines.vllm.worker import Budget, WorkerSide
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class PicMetadata(KVConnectorMetadata):
-    """The jobs of a step. `target` is what their objects must be made for."""
+    """The jobs of a step. `target` is what their objects must be made for; an idle step has no other work."""
 
     target: Target
-    jobs: list[LinkJob | CompileJob] = field(default_factory=list)
+    jobs: list[Job]
+    is_idle: bool
 
 
 @dataclass
@@ -55,6 +57,8 @@ class PicWorkerMetadata(KVConnectorWorkerMetadata):
 
 class PicConnector(KVConnectorBase_V1):
     """Links prompts from object files. vLLM sees loads that are asynchronous: no running step waits for them."""
+
+    _cache_hit_source = CacheHitSource.DISK
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig, **_: Any
@@ -91,7 +95,8 @@ class PicConnector(KVConnectorBase_V1):
         self._scheduler.take_blocks(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        return PicMetadata(self._setup.target, self._scheduler.take_jobs())
+        is_idle = not scheduler_output.total_num_scheduled_tokens
+        return PicMetadata(self._setup.target, self._scheduler.take_jobs(), is_idle)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         meta = connector_output.kv_connector_worker_meta
@@ -106,13 +111,14 @@ class PicConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         setup, rank = self._setup, TensorParallelRank(self._setup.model.geometry.kv_heads)
         model = WorkerModel(self._module, setup.config, setup.kv_cache_config, rank)
-        self._worker_side = WorkerSide(RowForward(model), setup.store, setup.model)
+        forward, settings = RowForward(model), setup.settings
+        budget = Budget(settings.step_bytes, settings.step_rows or forward.max_rows)
+        self._worker_side = WorkerSide(forward, setup.store, setup.model, budget)
 
     def start_load_kv(self, forward_context: ForwardContext, **_: Any) -> None:
         meta = self._get_connector_metadata()
         assert isinstance(meta, PicMetadata) and self._worker_side is not None
-        if meta.jobs:
-            self._outcomes |= self._worker_side.run(meta.jobs, meta.target)
+        self._outcomes |= self._worker_side.step(meta.jobs, meta.target, meta.is_idle)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return
@@ -136,6 +142,8 @@ class PicConnector(KVConnectorBase_V1):
     def shutdown(self) -> None:
         if self._scheduler_side is not None:
             self._scheduler_side.shutdown()
+        if self._worker_side is not None:
+            self._worker_side.shutdown()
 
     def get_kv_connector_stats(self) -> PicStats | None:
         counts = self._scheduler_side.take_counts() if self._scheduler_side is not None else None

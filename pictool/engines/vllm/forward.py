@@ -6,11 +6,11 @@ b - a tokens are computed. Each of them attends to all earlier positions of its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,18 +25,30 @@ from pictool.runtime.model import Model
 
 Ints = NDArray[np.int64]
 Hidden = tuple[Tensor, Tensor | None]  # hidden states and residual, [rows, hidden]
+T = TypeVar("T")
+# Work that is done in parts: each part yields what it was worth, in rows that go through all layers.
+Work = Generator[float, None, T]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The prompts of a forward: their token ids and blocks."""
+    """The prompts of a forward: their token ids one after another, where each begins, and their blocks."""
 
-    tokens: Sequence[TokenIds]
-    blocks: Sequence[Sequence[int]]
+    tokens: Ints  # [tokens of all prompts]
+    start: Ints  # [prompts]
+    blocks: NDArray[np.int32]  # [prompts, most blocks], filled up with 0
+
+    @classmethod
+    def of(cls, tokens: Sequence[TokenIds], blocks: Sequence[Sequence[int]]) -> Batch:
+        table = np.zeros((len(blocks), max(map(len, blocks))), dtype=np.int32)
+        for row, numbers in zip(table, blocks, strict=True):
+            row[: len(numbers)] = numbers
+        lengths = np.cumsum([0, *map(len, tokens)])
+        return cls(np.concatenate(tokens).astype(np.int64), lengths[:-1], table)
 
     @classmethod
     def of_jobs(cls, loaded: Sequence[LoadedJob]) -> Batch:
-        return cls([entry.job.plan.layout.tokens for entry in loaded], [entry.job.blocks for entry in loaded])
+        return cls.of([entry.job.plan.layout.tokens for entry in loaded], [entry.job.blocks for entry in loaded])
 
 
 @dataclass(frozen=True)
@@ -48,9 +60,12 @@ class MicroBatch:
     start: Ints  # [runs], its positions [start, end)
     end: Ints
 
-    def positions(self) -> Ints:
-        """The position of every row, [rows]."""
-        return np.concatenate([np.arange(start, end) for start, end in zip(self.start, self.end, strict=True)])
+    def rows(self) -> tuple[Ints, Ints]:
+        """The run and the position of every row, [rows] each."""
+        lengths = self.end - self.start
+        before = np.cumsum(lengths) - lengths  # rows of the runs before each
+        run = np.repeat(np.arange(len(lengths)), lengths)
+        return run, self.start[run] + np.arange(len(run)) - before[run]
 
 
 @dataclass(frozen=True)
@@ -101,10 +116,11 @@ class RowForward:
         self.max_rows = int(model.config.scheduler_config.max_num_batched_tokens)
         self._builders = self._make_builders()
 
-    def run(self, batch: Batch, rows: RowSet) -> None:
-        """Compute all layers of every row."""
-        for micro_batch in rows.micro_batches(self.max_rows):
+    def run(self, batch: Batch, rows: RowSet, limit: int) -> Work[None]:
+        """Compute all layers of every row, at most `limit` rows in a forward. Yields the rows of each forward."""
+        for micro_batch in rows.micro_batches(min(limit, self.max_rows)):
             self._run(batch, micro_batch)
+            yield len(micro_batch.index)
 
     def embed(self, batch: Batch, rows: RowSet) -> Hidden:
         """What the model calls its first decoder layer with."""
@@ -126,26 +142,26 @@ class RowForward:
             values.append((micro_batch, _by_head(layer, value)))
         return _gather(keys, len(rows)), _gather(values, len(rows))
 
-    def run_layer(self, batch: Batch, rows: RowSet, layer: AttentionLayer, hidden: Hidden) -> Hidden:
-        """Compute one decoder layer of every row."""
+    def run_layer(self, batch: Batch, rows: RowSet, layer: AttentionLayer, hidden: Hidden, limit: int) -> Work[Hidden]:
+        """Compute one decoder layer of every row; yields after each forward, as `run`, what it is worth in rows."""
         states, residuals = [], []
-        for micro_batch in rows.micro_batches(self.max_rows):
+        for micro_batch in rows.micro_batches(min(limit * len(self.model.layers), self.max_rows)):
             state, residual = self._run_layer(batch, micro_batch, layer, _rows_of(hidden, micro_batch))
             states.append((micro_batch, state))
             residuals.append((micro_batch, residual))
+            yield len(micro_batch.index) / len(self.model.layers)
         return _gather(states, len(rows)), _gather(residuals, len(rows))
 
     def _run(self, batch: Batch, micro_batch: MicroBatch) -> None:
-        runs = zip(micro_batch.owner.tolist(), micro_batch.start.tolist(), micro_batch.end.tolist(), strict=True)
-        tokens = np.concatenate([batch.tokens[owner][start:end] for owner, start, end in runs]).astype(np.int64)
-        positions, device = torch.from_numpy(micro_batch.positions()), self.model.device
+        run, position = micro_batch.rows()
+        tokens, device = batch.tokens[batch.start[micro_batch.owner[run]] + position], self.model.device
         with self._context(batch, micro_batch):
-            self.model.module(torch.from_numpy(tokens).to(device), positions.to(device), None, None)
+            self.model.module(torch.from_numpy(tokens).to(device), torch.from_numpy(position).to(device), None, None)
 
     def _run_layer(
         self, batch: Batch, micro_batch: MicroBatch, layer: AttentionLayer, hidden: Hidden
     ) -> tuple[Tensor, Tensor]:
-        positions = torch.from_numpy(micro_batch.positions()).to(self.model.device)
+        positions = torch.from_numpy(micro_batch.rows()[1]).to(self.model.device)
         with self._context(batch, micro_batch):
             return layer.decoder(positions, *hidden)  # type: ignore[no-any-return]
 
@@ -172,21 +188,21 @@ class RowForward:
         from vllm.v1.attention.backend import CommonAttentionMetadata
 
         device, block_size = self.model.device, self.model.cache_spec.block_size
-        start, end = torch.from_numpy(micro_batch.start), torch.from_numpy(micro_batch.end)
-        query_start = torch.nn.functional.pad((end - start).cumsum(0), (1, 0)).to(torch.int32)
-        longest = int(end.max())
-        width = -(-longest // block_size)
-        tables = [batch.blocks[owner][:width] for owner in micro_batch.owner.tolist()]
-        table = torch.tensor([[*blocks, *[0] * (width - len(blocks))] for blocks in tables], dtype=torch.int32)
-        positions = torch.from_numpy(micro_batch.positions())
-        run = torch.repeat_interleave(torch.arange(len(tables)), end - start)
-        slots = table[run, positions // block_size].long() * block_size + positions % block_size
+        length, longest = micro_batch.end - micro_batch.start, int(micro_batch.end.max())
+        run, position = micro_batch.rows()
+        slots = batch.blocks[micro_batch.owner[run], position // block_size].astype(np.int64) * block_size
+        slots += position % block_size
+        query_start = torch.from_numpy(np.concatenate([[0], np.cumsum(length)]).astype(np.int32))
+        end = torch.from_numpy(micro_batch.end.astype(np.int32))
+        table = torch.from_numpy(batch.blocks[:, : -(-longest // block_size)]).to(device)
         return CommonAttentionMetadata(
-            query_start_loc=query_start.to(device), query_start_loc_cpu=query_start,
-            seq_lens=end.to(torch.int32).to(device), seq_lens_cpu_upper_bound=end.to(torch.int32),
-            num_reqs=len(tables), num_actual_tokens=len(positions), max_query_len=int((end - start).max()),
-            max_seq_len=longest, block_table_tensor=table.to(device), slot_mapping=slots.to(device), causal=True,
-            positions=positions.to(device), is_prefilling=torch.ones(len(tables), dtype=torch.bool),
+            query_start_loc=query_start.to(device), query_start_loc_cpu=query_start, seq_lens=end.to(device),
+            seq_lens_cpu_upper_bound=end, num_reqs=len(length), num_actual_tokens=len(position),
+            max_query_len=int(length.max()), max_seq_len=longest,
+            block_table_tensor=table[torch.from_numpy(micro_batch.owner).to(device)],
+            slot_mapping=torch.from_numpy(slots).to(device), causal=True,
+            positions=torch.from_numpy(position).to(device),
+            is_prefilling=torch.ones(len(length), dtype=torch.bool),
         )  # fmt: skip
 
     def _make_builders(self) -> list[tuple[Any, int]]:
@@ -225,8 +241,8 @@ class NarrowingForward:
             prompt = Prompt(model, plan.layout, ())
             self._narrowings.append(Narrowing(prompt, plan.policy, plan.policy.select(prompt), plan.required))
 
-    def run(self) -> list[float]:
-        """Compute the rows; returns the mean number of them per layer, of each prompt."""
+    def run(self, limit: int) -> Work[list[float]]:
+        """Compute the rows; returns the mean number of them per layer, of each prompt. Yields as `RowForward.run`."""
         rows, counts = self._rows(), []
         hidden = self._forward.embed(self._batch, rows)
         for index, layer in enumerate(self._layers):
@@ -238,7 +254,7 @@ class NarrowingForward:
             if not len(rows):
                 counts += [[0] * len(self._loaded)] * (len(self._layers) - len(counts))
                 break
-            hidden = self._forward.run_layer(self._batch, rows, layer, hidden)
+            hidden = yield from self._forward.run_layer(self._batch, rows, layer, hidden, limit)
         return [float(mean) for mean in np.mean(counts, axis=0)]
 
     def _rows(self) -> RowSet:

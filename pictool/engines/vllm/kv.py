@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,8 @@ from pictool.core import Target
 from pictool.engines.vllm.matching import open_object
 from pictool.engines.vllm.messages import LinkJob
 from pictool.engines.vllm.planning import Span
-from pictool.errors import ModelError
+from pictool.engines.vllm.request import Problem, UnusableObjectError
+from pictool.errors import ModelError, PicError
 from pictool.runtime.tensors import from_bytes
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
@@ -63,13 +62,17 @@ class TensorParallelRank:
     def is_first(self) -> bool:
         return bool(self._group.rank_in_group == 0)
 
-    def merge_problems(self, problems: Sequence[str | None]) -> list[str | None]:
-        """The problems of all ranks: what failed on one has failed, so that all compute the same rows."""
-        if self._group.world_size == 1 or not problems:
-            return list(problems)
-        of_ranks: list[list[str | None]] = [[] for _ in range(self._group.world_size)]
-        torch.distributed.all_gather_object(of_ranks, list(problems), group=self._group.cpu_group)
-        return [next((problem for problem in job if problem is not None), None) for job in zip(*of_ranks, strict=True)]
+    def agree(self, problems: Sequence[Problem | None], is_done: Sequence[bool]) -> list[tuple[Problem | None, bool]]:
+        """Of jobs in the same order on every rank: what failed on one has failed, what all have done is done."""
+        own = list(zip(problems, is_done, strict=True))
+        if self._group.world_size == 1 or not own:
+            return own
+        of_ranks: list[list[tuple[Problem | None, bool]]] = [[] for _ in range(self._group.world_size)]
+        torch.distributed.all_gather_object(of_ranks, own, group=self._group.cpu_group)
+        return [
+            (next((problem for problem, _ in job if problem is not None), None), all(done for _, done in job))
+            for job in zip(*of_ranks, strict=True)
+        ]
 
     def sum_over_heads(self, partial: Tensor) -> Tensor:
         """A sum over this rank's KV heads becomes one over all of them, each counted once."""
@@ -186,29 +189,28 @@ class LoadedJob:
 
 
 class ObjectReader:
-    """Reads the KV of a job's objects layer by layer, one layer ahead. A context manager.
+    """Reads the KV of a job's objects, any layer by any thread. A context manager.
 
     Attributes:
         positions: int64 [tokens], the positions of the prompt that are read.
 
     Raises:
-        PicError: an object that is missing, foreign or damaged.
+        UnusableObjectError: an object that is missing, foreign or damaged.
     """
 
-    def __init__(self, store: Store, target: Target, job: LinkJob, heads: KVHeads) -> None:
-        self._target, self._heads = target, heads
-        self._resources = ExitStack()
-        self._thread = self._resources.enter_context(ThreadPoolExecutor(1, "pic-read"))
+    def __init__(self, store: Store, target: Target, job: LinkJob, heads: KVHeads, pinned: bool = False) -> None:
+        self._target, self._heads, self._memory, self._pinned = target, heads, store.memory, pinned
         self._parts: list[tuple[ObjectFile, slice]] = []  # objects, and which of their tokens are read
         positions = [np.zeros(0, dtype=np.int64)]
         try:
             for span in job.plan.object_spans:
                 start = max(span.start, job.computed)
                 if start < span.end:
-                    self._parts.append((self._open(store, span, job), slice(start - span.start, span.end - span.start)))
+                    part = slice(span.part.start + start - span.start, span.part.stop)
+                    self._parts.append((self._open(store, span, job), part))
                     positions.append(np.arange(start, span.end))
         except BaseException:
-            self._resources.close()
+            self.close()
             raise
         self.positions = np.concatenate(positions)
 
@@ -216,35 +218,53 @@ class ObjectReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._resources.close()
+        self.close()
 
-    def layers(self) -> Iterator[KV]:
-        """Keys and values of every layer, at `positions`. A layer's checksum is checked before it is returned."""
-        ahead = self._thread.submit(self._read, 0)
-        for layer in range(1, self._target.geometry.layers):
-            done, ahead = ahead.result(), self._thread.submit(self._read, layer)
-            yield done
-        yield ahead.result()
+    def close(self) -> None:
+        for file, _ in self._parts:
+            file.close()
+
+    def read(self, layer: int) -> KV:
+        """Keys and values of a layer at `positions`; its checksum was checked. Pinned, if the reader is.
+
+        Raises:
+            UnusableObjectError: a damaged layer.
+        """
+        shape = (len(self.positions), len(self._heads), self._target.geometry.head_dim)
+        key, value = (torch.empty(shape, dtype=self._dtype, pin_memory=self._pinned) for _ in range(2))
+        start = 0
+        for file, tokens in self._parts:
+            end = start + tokens.stop - tokens.start
+            for into, part in zip((key, value), self._of_heads(file, layer), strict=True):
+                into[start:end] = part[:, tokens].transpose(0, 1)
+            start = end
+        return key, value
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return getattr(torch, self._target.dtype)  # type: ignore[no-any-return]
 
     def _open(self, store: Store, span: Span, job: LinkJob) -> ObjectFile:
         assert span.key is not None
-        file = self._resources.enter_context(open_object(store, self._target, span.key, job.plan.salt))
+        file = open_object(store, self._target, span.key, job.plan.salt)
         file.touch()  # in the store of this machine; the planner has counted the hit
         return file
 
-    def _read(self, layer: int) -> KV:
-        pairs = [self._cut(file, tokens, layer) for file, tokens in self._parts]
-        if not pairs:
-            empty = torch.empty(0, len(self._heads), self._target.geometry.head_dim)
-            return empty, empty
-        keys, values = zip(*pairs, strict=True)
-        return torch.cat(keys), torch.cat(values)
-
-    def _cut(self, file: ObjectFile, tokens: slice, layer: int) -> KV:
-        """The part of an object's layer that this rank needs."""
-        geometry = self._target.geometry
-        shape = (geometry.kv_heads, file.meta.num_tokens, geometry.head_dim)
-        dtype: torch.dtype = getattr(torch, self._target.dtype)
-        key, value = (from_bytes(data, dtype, shape) for data in file.layer(layer))
+    def _of_heads(self, file: ObjectFile, layer: int) -> KV:
+        """Keys and values of an object, of this rank's heads, [kv_heads, tokens, head_dim]; not to be written to."""
+        if self._memory is None:
+            return self._read(file, layer)
         heads = slice(self._heads.first, self._heads.last)
-        return key[heads, tokens].transpose(0, 1), value[heads, tokens].transpose(0, 1)
+        content = (file.checksums["layers"][layer], file.meta.codec, file.meta.shape, heads.start, heads.stop)
+        num_bytes = file.layer_bytes * len(self._heads) // self._target.geometry.kv_heads
+        kept: KV = self._memory.get(content, num_bytes, lambda: tuple(part.clone() for part in self._read(file, layer)))
+        return kept
+
+    def _read(self, file: ObjectFile, layer: int) -> KV:
+        geometry, heads = self._target.geometry, slice(self._heads.first, self._heads.last)
+        shape = (geometry.kv_heads, file.meta.num_tokens, geometry.head_dim)
+        try:
+            key, value = (from_bytes(data, self._dtype, shape) for data in file.layer(layer))
+        except (PicError, OSError) as error:
+            raise UnusableObjectError(file.meta.key, error) from error
+        return key[heads], value[heads]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from pictool.core import RowMask, TokenIds
 from pictool.engines.vllm.planning import LinkPlan
+from pictool.engines.vllm.request import Problem
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,21 @@ class CompileJob:
 
 
 @dataclass(frozen=True)
+class FailedJob:
+    """A request for which vLLM waits, though no job could be made for it."""
+
+    request_id: str
+    problem: Problem
+
+
+Job = LinkJob | CompileJob | FailedJob
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The result of a job. `problem` is None if it worked; `recomputed` is the mean of context rows per layer."""
 
-    problem: str | None = None
+    problem: Problem | None = None
     recomputed: float = 0.0
     load_s: float = 0.0
     recompute_s: float = 0.0

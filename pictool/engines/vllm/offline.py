@@ -23,9 +23,9 @@ from pictool.linker.link import Timing, lay_out
 from pictool.linker.policies.base import Policy, Prompt
 from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents
 from pictool.linker.spec import Spec
+from pictool.reading import open_regular
 from pictool.runtime.decode import Generated, TextStream
 from pictool.runtime.model import Model
-from pictool.store.files import open_regular
 from pictool.store.store import Store
 
 CONNECTOR = "pictool.engines.vllm.connector"
@@ -158,6 +158,7 @@ class VllmEngine(Engine):
 
         model = self.model
         extra = {"store": str(self.store.root), "compile": True, "any_model": True, "device": model.device}
+        extra["show_problems"] = True  # to the owner of the store
         transfer = KVTransferConfig(
             kv_connector="PicConnector", kv_connector_module_path=CONNECTOR, kv_role="kv_both",
             kv_load_failure_policy="recompute", kv_connector_extra_config=extra,

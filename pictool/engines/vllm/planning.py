@@ -5,33 +5,44 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from pictool.compiler.compile import CODEC
 from pictool.core import FixupTable, Layout, RowMask, TokenIds
-from pictool.engines.vllm.matching import ContentIndex, Match, full_key, locate, open_object
-from pictool.engines.vllm.request import CompileRequest, LinkRequest, ObjectRef
+from pictool.engines.vllm.matching import full_key, open_object
+from pictool.engines.vllm.request import CompileRequest, LinkRequest, ObjectRef, RequestError, UnusableObjectError
 from pictool.engines.vllm.setup import Settings
 from pictool.errors import InputError, PicError
 from pictool.linker.policies.base import Policy, Prompt
 from pictool.runtime.model import Model
+from pictool.store.format import ObjectFile
+from pictool.store.matches import Match, NamedObject, locate
+from pictool.store.recognition import ContentIndex, IndexThread
 from pictool.store.store import Store
 
+_FIRST_READ_S = 0.1  # how long the first request that has documents recognised waits for the store to be read
 _log = logging.getLogger("vllm.pictool")
 
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens [start, end) of a prompt. Their KV comes from the object `key`; None: they are computed.
+    """Tokens [start, end) of a prompt. Their KV comes from the object `key`, from its token `offset` on.
 
-    An object may have more tokens than its span: at least one token of a prompt is left to vLLM.
+    Without a key they are computed. An object may have more tokens, before its span and after it.
     """
 
     start: int
     end: int
     key: str | None
+    offset: int = 0
+
+    @property
+    def part(self) -> slice:
+        """Which of the object's tokens these are."""
+        return slice(self.offset, self.offset + self.end - self.start)
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ def make_plan(
         head_key: the object of all tokens before the first match, if there is one.
 
     Raises:
-        InputError: tokens that are not the object's, objects that overlap, or nothing to link.
+        RequestError: tokens that are not the object's, objects that overlap, or nothing to link.
     """
     last = len(tokens) - 1
     spans: list[Span] = []
@@ -84,10 +95,10 @@ def make_plan(
         _require_fit(match, tokens, end)
         if match.start > end or not spans:
             spans.append(Span(end, match.start, None if spans else head_key))
-        spans.append(Span(match.start, min(match.end, last), match.key))
+        spans.append(Span(match.start, min(match.end, last), match.key, match.offset))
         end = match.end
     if not matches or matches[0].start >= last:
-        raise InputError("kv_transfer_params: no object starts before the last token of the prompt")
+        raise RequestError("kv_transfer_params: no object starts before the last token of the prompt")
     spans = [spans[0], *(span for span in spans[1:] if span.start < span.end)]
     starts = (0, *(span.end for span in spans))
     return LinkPlan(policy, Layout(tokens, starts), tuple(spans), salt)
@@ -95,28 +106,28 @@ def make_plan(
 
 def _require_fit(match: Match, tokens: TokenIds, end: int) -> None:
     if match.start < end:
-        raise InputError(f"object {match.key[:12]}: at token {match.start}, inside the object before it")
+        raise RequestError(f"object {match.key[:12]}: at token {match.start}, inside the object before it")
     if not np.array_equal(tokens[match.start : match.end], match.tokens):
-        raise InputError(f"object {match.key[:12]}: its tokens are not those of the prompt at token {match.start}")
+        raise RequestError(f"object {match.key[:12]}: its tokens are not those of the prompt at token {match.start}")
 
 
 class Planner:
-    """Plans the requests of a server: one store, and one model whose weights are not loaded."""
+    """Plans the requests of a server: one store, and one model whose weights are not loaded. Thread-safe."""
 
     def __init__(self, settings: Settings, store: Store, model: Model) -> None:
         self._settings, self._store, self._model = settings, store, model
         self._target = model.target
+        self._models = threading.Lock()  # a second model, and a tokenizer that encodes, are used by one thread
         settings.policy.prepare(model)
-        self._index = ContentIndex(store, self._target, settings.min_tokens)
-        self._closing = threading.Event()
-        self._indexing = threading.Lock()
-        self._is_indexing = False
-        if settings.recognise:
-            self._start_indexing()
+        self._index = ContentIndex(store, self._target, settings.min_tokens, self._decode, model.bos_id)
+        self._indexing = IndexThread(self._index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
+        if settings.recognise:  # the server starts with all that is in the store
+            self._indexing.start()
+            self._indexing.wait()
 
     def close(self) -> None:
         """Stop reading the store for new objects."""
-        self._closing.set()
+        self._indexing.close()
 
     def plan(self, request: LinkRequest, tokens: TokenIds, salt: str = "") -> LinkPlan | None:
         """Plan a request with the objects of its salt; None if it leaves them to be recognised and there are none.
@@ -125,6 +136,10 @@ class Planner:
             PicError: an object that is missing, damaged or foreign, or whose tokens are not where the request says.
         """
         self._require_allowed(request.policy)
+        try:
+            request.policy.check_layers(self._model.geometry.layers)
+        except InputError as error:
+            raise RequestError(f"policy: {error}") from error
         if request.objects is None:
             matches = self._recognise(request.policy, tokens, salt)
             if not matches or matches[0].start >= len(tokens) - 1:
@@ -141,69 +156,89 @@ class Planner:
         """
         if plan.policy.check_layers(self._model.geometry.layers):
             return None
-        plan.policy.prepare(self._model)
-        return plan.policy.select(self._prompt(plan)).rows | plan.required
+        with self._models if plan.policy.needs.runs_model else nullcontext():
+            plan.policy.prepare(self._model)
+            return plan.policy.select(self._prompt(plan)).rows | plan.required
 
-    def forget_damaged(self, plan: LinkPlan) -> None:
-        """After a plan failed: its objects that cannot be read are recognised no more."""
+    def doubt(self, plan: LinkPlan) -> None:
+        """After a plan failed: its objects are recognised no more until they have been read and found whole."""
         for span in plan.object_spans:
             assert span.key is not None
-            try:
-                with open_object(self._store, self._target, span.key, plan.salt) as file:
-                    file.verify()
-            except PicError:
-                self._index.forget(span.key)
+            self._index.doubt(span.key)
+        self._indexing.wake()
 
     def require_compilable(self, prompt: Sequence[int], request: CompileRequest) -> None:
         """Refuse a compile request whose prompt is not sinks, a chunk and one token more.
 
         Raises:
-            InputError: says what does not fit.
+            RequestError: says what does not fit.
         """
         bos = self._model.bos_id
         if request.sinks and (bos is None or any(token != bos for token in prompt[: request.sinks])):
-            raise InputError(f"compile: the prompt does not begin with {request.sinks} BOS tokens")
-        if tuple(prompt[request.sinks : -1]) != self._model.encode(request.text):
-            raise InputError("compile: the prompt is not sinks, the text's tokens and one token more")
+            raise RequestError(f"compile: the prompt does not begin with {request.sinks} BOS tokens")
+        with self._models:
+            tokens = self._model.encode(request.text)
+        if tuple(prompt[request.sinks : -1]) != tokens:
+            raise RequestError("compile: the prompt is not sinks, the text's tokens and one token more")
 
     def _require_allowed(self, policy: Policy) -> None:
-        """A client must not have any directory, or name of a hub, loaded as a model."""
-        name, default = policy.second_model, self._settings.policy
+        """A client chooses among the server's policies, and has no directory or name of a hub loaded as a model."""
+        name, default, allowed = policy.second_model, self._settings.policy, self._settings.policies
+        if allowed is not None and policy.name not in (default.name, *allowed):
+            raise RequestError(
+                f"policy: {policy.name!r} is not one of this server's: {', '.join((default.name, *allowed))}"
+            )
         if name and not self._settings.any_model and name != default.second_model:
-            raise InputError(
+            raise RequestError(
                 f"policy: {policy.needs.model_field}={name!r} is not the one that this server was started with "
                 '(kv_connector_extra_config "policy", or "any_model")'
             )
 
     def _match(self, objects: Sequence[ObjectRef], tokens: TokenIds, salt: str) -> list[Match]:
         """The objects that a request names, in the prompt."""
-        matches: list[Match] = []
+        opened: dict[str, TokenIds] = {}  # by the name in the request
+        keys: dict[str, str] = {}
         for ref in objects:
-            key = full_key(self._store, ref.key, salt)
-            with open_object(self._store, self._target, key, salt) as file:
-                file.meta.require_dummy(self._model.bos_id, key[:12])
-                object_tokens = file.tokens()
-                self._store.mark_used(file)
-            if ref.start is None:
-                matches.append(locate(key, object_tokens, tokens, matches[-1].end if matches else 0))
-            else:
-                matches.append(Match(key, ref.start, object_tokens))
-        return matches
+            if ref.key not in keys:
+                keys[ref.key] = full_key(self._store, ref.key, salt)
+                with open_object(self._store, self._target, keys[ref.key], salt) as file:
+                    self._require_dummy(file, ref.key)
+                    opened[ref.key] = file.tokens()
+                    self._store.mark_used(file)
+        named = [NamedObject(keys[ref.key], opened[ref.key], ref.start) for ref in objects]
+        try:
+            return locate(named, tokens, self._decode)
+        except InputError as error:
+            raise RequestError(str(error)) from error
+
+    def _require_dummy(self, file: ObjectFile, name: str) -> None:
+        try:
+            file.meta.require_dummy(self._model.bos_id, name[:12])
+        except PicError as error:
+            raise UnusableObjectError(file.meta.key, error) from error
 
     def _recognise(self, policy: Policy, tokens: TokenIds, salt: str) -> list[Match]:
-        """Stored chunks in the prompt whose objects can be opened; the others are computed."""
-        self._start_indexing()
-        matches = []
-        for match in self._index.find(tokens, policy.needs.sinks, salt, self._model.bos_id):
-            try:
-                with open_object(self._store, self._target, match.key, salt) as file:
-                    self._store.mark_used(file)
-            except PicError as error:
-                _log.warning("pic: %s; its tokens are computed", error)
-                self._index.forget(match.key)
-            else:
-                matches.append(match)
-        return matches
+        """Stored documents in the prompt whose objects can be opened; the others are computed."""
+        if not self._indexing.is_started:
+            self._indexing.start()
+            self._indexing.wait(_FIRST_READ_S)
+        matches = self._index.find(tokens, policy.needs.sinks, salt)
+        usable = {key: self._is_usable(key, salt) for key in dict.fromkeys(match.key for match in matches)}
+        return [match for match in matches if usable[match.key]]
+
+    def _is_usable(self, key: str, salt: str) -> bool:
+        """Whether a recognised object can be opened; if so, it is now used. Else it is not recognised again."""
+        try:
+            with open_object(self._store, self._target, key, salt) as file:
+                self._store.mark_used(file)
+        except PicError as error:
+            _log.warning("pic: %s; its tokens are computed", error)
+            self._index.doubt(key)
+            return False
+        return True
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._model.tokenizer.decode(tokens))
 
     def _head_key(self, head: TokenIds, salt: str) -> str | None:
         """The object of a head, if it was compiled: it is at the position it was compiled at, so it is exact."""
@@ -224,7 +259,7 @@ class Planner:
             return np.zeros(span.end - span.start, dtype=np.float16)
         with open_object(self._store, self._target, span.key, plan.salt) as file:
             table = file.fixups()
-        return None if table is None else table[: span.end - span.start]
+        return None if table is None else table[span.part]
 
     def _text(self, plan: LinkPlan, span: Span) -> str:
         """The text of the object, if all of it is in the span; else what the span's tokens decode to."""
@@ -232,17 +267,4 @@ class Planner:
             with open_object(self._store, self._target, span.key, plan.salt) as file:
                 if file.meta.num_tokens == span.end - span.start:
                     return file.text()
-        return str(self._model.tokenizer.decode(plan.layout.tokens[span.start : span.end].tolist()))
-
-    def _start_indexing(self) -> None:
-        """Read the store once now; a thread then reads it again from time to time."""
-        with self._indexing:
-            if self._is_indexing:
-                return
-            self._is_indexing = True
-            self._index.refresh()
-            threading.Thread(target=self._index_forever, name="pic-index", daemon=True).start()
-
-    def _index_forever(self) -> None:
-        while not self._closing.wait(self._settings.refresh_s):
-            self._index.refresh()
+        return self._decode(plan.layout.tokens[span.start : span.end].tolist())

@@ -11,15 +11,57 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from pictool.errors import InputError
-from pictool.linker.grid import parse_grid
+from pictool.errors import InputError, ObjectError, PicError
+from pictool.linker.grid import parse_policy as parse_spec
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 
 FIELD = "pic"
+MAX_OBJECTS = 1024  # that a request may name: each is opened to plan the request
+MAX_PROBLEM = 500  # characters
 _WAYS = ("chunks", "keys", "recognise", "compile")
+
+
+class RequestError(InputError):
+    """What a client asks for cannot be done. The message is part of the response, and says what the client may know."""
+
+
+class UnusableObjectError(ObjectError):
+    """An object that a request cannot link. The message is for the server's log: it may name paths."""
+
+    def __init__(self, key: str, reason: object) -> None:
+        super().__init__(str(reason))
+        self.key = key
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a request is computed exactly: `shown` is for its client, `detail` for the server's log.
+
+    A client may be a stranger: it is told neither paths, nor whether an object exists that is not its own.
+    """
+
+    shown: str
+    detail: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Problem:
+        """What an exception tells the two."""
+        detail = str(error) if isinstance(error, PicError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, RequestError):
+            return cls(_clip(detail), _clip(detail))
+        if isinstance(error, UnusableObjectError):
+            shown = f"object {error.key[:12]}: none that can be used with this request's cache_salt"
+            return cls(_clip(shown), _clip(detail))
+        return cls("it could not be linked; the server's log says why", _clip(detail))
+
+
+def _clip(text: str) -> str:
+    """One line of bounded length: a client's own words are in it."""
+    line = " ".join(text.split())
+    half = MAX_PROBLEM // 2
+    return line if len(line) <= MAX_PROBLEM else f"{line[:half]} … {line[-half:]}"
 
 
 @dataclass(frozen=True)
@@ -47,9 +89,7 @@ class CompileRequest:
     sinks: int
 
 
-def parse_request(
-    params: Mapping[str, Any] | None, policy: Policy, recognise: bool
-) -> LinkRequest | CompileRequest | None:
+def parse_request(params: object, policy: Policy, recognise: bool) -> LinkRequest | CompileRequest | None:
     """Parse a request's `kv_transfer_params`; None for an ordinary request.
 
     Args:
@@ -57,20 +97,24 @@ def parse_request(
         recognise: whether the server recognises chunks in requests that have no field `pic`.
 
     Raises:
-        InputError: names the field that cannot be used.
+        RequestError: names the field that cannot be used.
     """
+    if params is not None and not isinstance(params, Mapping):
+        raise RequestError(f"kv_transfer_params: must be an object, not {type(params).__name__}")
     fields = None if params is None else params.get(FIELD)
     if fields is None:
         return LinkRequest(policy, None) if recognise else None
     if fields is False:
         return None
     if not isinstance(fields, Mapping):
-        raise InputError(f"kv_transfer_params: {FIELD} must be an object with chunks, keys or recognise, or false")
+        raise RequestError(f"kv_transfer_params: {FIELD} must be an object with chunks, keys or recognise, or false")
     if unknown := sorted(set(fields) - {*_WAYS, "policy"}):
-        raise InputError(f"kv_transfer_params: {FIELD} has no field {unknown[0]!r}; it has {', '.join(_WAYS)}, policy")
+        raise RequestError(
+            f"kv_transfer_params: {FIELD} has no field {unknown[0]!r}; it has {', '.join(_WAYS)}, policy"
+        )
     ways = [way for way in _WAYS if way in fields]
     if len(ways) != 1:
-        raise InputError(f"kv_transfer_params: {FIELD} needs one of {', '.join(_WAYS)}, not {len(ways)}")
+        raise RequestError(f"kv_transfer_params: {FIELD} needs one of {', '.join(_WAYS)}, not {len(ways)}")
     return _parse_way(ways[0], fields[ways[0]], parse_policy(fields["policy"]) if "policy" in fields else policy)
 
 
@@ -78,42 +122,44 @@ def parse_policy(value: object) -> Policy:
     """Parse a policy: a specification (`legolink-16`), or an object with `algo` and the policy's fields.
 
     Raises:
-        InputError: no such policy, a grid of several, or a field that does not fit.
+        RequestError: no such policy, a grid of several, or a field that does not fit.
     """
-    if isinstance(value, Mapping) and isinstance(value.get("algo"), str):
-        fields = {name: field for name, field in value.items() if name != "algo"}
-        return _require_linking(make_policy(value["algo"], fields))
-    if not isinstance(value, str):
-        raise InputError("policy: must be a specification as legolink-16, or an object with algo and its fields")
-    grid = parse_grid([value])
-    if len(grid) != 1:
-        raise InputError(f"policy {value!r}: names {len(grid)} policies; a request takes one")
-    return _require_linking(grid[0].policy)
+    try:
+        if isinstance(value, str):
+            return _require_linking(parse_spec(value))
+        if isinstance(value, Mapping) and isinstance(value.get("algo"), str):
+            fields = {name: field for name, field in value.items() if name != "algo"}
+            return _require_linking(make_policy(value["algo"], fields))
+    except InputError as error:
+        raise RequestError(f"policy: {error}") from error
+    raise RequestError("policy: must be a specification as legolink-16, or an object with algo and its fields")
 
 
 def _require_linking(policy: Policy) -> Policy:
     if policy.needs.chain_block:
-        raise InputError(f"policy {policy.name!r}: vLLM has a prefix cache of its own, for requests that link nothing")
+        raise RequestError(f"{policy.name!r}: vLLM has a prefix cache of its own, for requests that link nothing")
     return policy
 
 
 def _parse_way(way: str, value: object, policy: Policy) -> LinkRequest | CompileRequest | None:
     if way == "recognise":
         if not isinstance(value, bool):
-            raise InputError(f"kv_transfer_params: recognise={value!r} must be true or false")
+            raise RequestError(f"kv_transfer_params: recognise={value!r} must be true or false")
         return LinkRequest(policy, None) if value else None
     if way == "compile":
         return _parse_compile(value, policy)
-    if not isinstance(value, list) or not value:
-        raise InputError(f"kv_transfer_params: {way} must be a list of at least one object")
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_OBJECTS:
+        raise RequestError(
+            f"kv_transfer_params: {way} must be a list of at least one object, and at most {MAX_OBJECTS}"
+        )
     return LinkRequest(policy, tuple(_parse_object(way, entry) for entry in value))
 
 
 def _parse_compile(value: object, policy: Policy) -> CompileRequest:
     if not isinstance(value, Mapping) or set(value) != {"text", "sinks"}:
-        raise InputError("kv_transfer_params: compile must be an object with text and sinks")
+        raise RequestError("kv_transfer_params: compile must be an object with text and sinks")
     if not isinstance(value["text"], str) or not _is_count(value["sinks"]):
-        raise InputError("kv_transfer_params: compile takes a text, and sinks of 0 or more")
+        raise RequestError("kv_transfer_params: compile takes a text, and sinks of 0 or more")
     return CompileRequest(policy, value["text"], value["sinks"])
 
 
@@ -121,10 +167,10 @@ def _parse_object(way: str, value: object) -> ObjectRef:
     if way == "keys":
         value = {"key": value, "start": None}
     elif not isinstance(value, Mapping) or set(value) != {"key", "start"} or not _is_count(value["start"]):
-        raise InputError("kv_transfer_params: each of chunks must be an object with key, and start of 0 or more")
+        raise RequestError("kv_transfer_params: each of chunks must be an object with key, and start of 0 or more")
     assert isinstance(value, Mapping)
     if not isinstance(value["key"], str):
-        raise InputError(f"kv_transfer_params: {value['key']!r} is no object key")
+        raise RequestError(f"kv_transfer_params: {value['key']!r} is no object key")
     return ObjectRef(value["key"], value["start"])
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import secrets
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pictool.core import RowMask
-from pictool.engines.vllm.messages import CompileJob, LinkJob, Outcome
+from pictool.core import RowMask, TokenIds
+from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
 from pictool.engines.vllm.planning import LinkPlan, Planner
-from pictool.engines.vllm.request import FIELD, CompileRequest, LinkRequest, parse_request
+from pictool.engines.vllm.request import FIELD, CompileRequest, LinkRequest, Problem, parse_request
 from pictool.engines.vllm.setup import Settings
 from pictool.errors import PicError
 from pictool.linker.grid import label_of
@@ -25,7 +26,10 @@ from pictool.linker.grid import label_of
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-_SELECT_WAIT_S = 0.001  # how long a scheduling step waits for rows that are being selected
+PLAN_WAIT_S = 0.002  # how long the arrival of a request waits for its plan
+PLAN_POLL_S = 0.001  # how long a scheduling step waits for the plan of a request
+PREFIX = "pic:"  # of the salts that are ours
+_THREADS = 4
 _log = logging.getLogger("vllm.pictool")
 
 
@@ -53,35 +57,53 @@ class Counts:
     failed: int = 0
     reused_tokens: float = 0.0
     recomputed_tokens: float = 0.0
+    load_s: list[float] = field(default_factory=list)  # of every link
+    recompute_s: list[float] = field(default_factory=list)
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A plan, and its rows; None: the policy narrows them."""
+
+    plan: LinkPlan
+    rows: RowMask | None
 
 
 @dataclass
 class _Link:
-    """A request that is being linked. `own_salt` is what the client sent."""
+    """A request that is being linked. `own_salt` is the one under which its blocks are, if it is computed exactly."""
 
     request: Request
+    client_salt: str = field(repr=False)
     own_salt: str | None = field(repr=False)
-    plan: LinkPlan
-    rows: Future[RowMask | None]
+    planning: Future[_Planned | None]
     report: Report
     started: float
+    planned: _Planned | None = None  # once it has the salt of its plan
+    num_external: int = 0  # tokens that its job loads or computes
     is_loaded: bool = False
 
 
 @dataclass
 class _Compile:
-    """A request that is being compiled. `salt` is what the client sent."""
+    """A request that is being compiled. `salt` is what the client sent; `checking` ends when its prompt was checked."""
 
+    request: Request
     parsed: CompileRequest
     report: Report
     salt: str = field(repr=False)
+    checking: Future[None]
 
 
 class SchedulerSide:
-    """The connector in the scheduler's process."""
+    """The connector in the scheduler's process.
+
+    Requests are planned in threads: whatever a client asks for, no step of the scheduler waits for it longer than
+    `PLAN_WAIT_S`. An exception, whatever it is, makes its request an ordinary one.
+    """
 
     def __init__(self, planner: Planner, settings: Settings) -> None:
         self._planner, self._settings = planner, settings
@@ -89,59 +111,52 @@ class SchedulerSide:
         self._links: dict[str, _Link] = {}  # by request id
         self._compiles: dict[str, _Compile] = {}
         self._reports: dict[str, Report] = {}  # of requests that are neither any more
-        self._jobs: list[LinkJob | CompileJob] = []
-        self._threads = ThreadPoolExecutor(1, "pic-select")
+        self._jobs: list[Job] = []
+        self._threads = ThreadPoolExecutor(_THREADS, "pic-plan")
 
     def add_request(self, request: Request) -> None:
-        """Plan a new request and give it a salt, before the scheduler looks for its blocks in the prefix cache."""
-        settings = self._settings
+        """Begin to plan a new request. A plan that is made at once has its salt before vLLM looks for its blocks."""
+        client_salt = request.cache_salt or ""
         try:
-            parsed = parse_request(request.kv_transfer_params, settings.policy, settings.recognise)
+            if client_salt.startswith(PREFIX):  # a client's own salt never is one of ours
+                _set_salt(request, self._salter.salt_of_client(client_salt))
+            params = request.kv_transfer_params
+            if not isinstance(params, Mapping):  # vLLM itself reads from what is true
+                request.kv_transfer_params = None
+            parsed = parse_request(params, self._settings.policy, self._settings.recognise)
             if parsed is None:
                 return
             if problem := _unlinkable(request):
                 self._refuse(request, parsed, problem)
             elif isinstance(parsed, CompileRequest):
-                self._add_compile(request, parsed)
+                self._add_compile(request, parsed, client_salt)
             else:
-                self._add_link(request, parsed)
-        except PicError as error:
-            self._fail(request.request_id, Report(label_of(settings.policy)), str(error))
+                self._add_link(request, parsed, client_salt)
+        except Exception as error:
+            self._fall_back(request, error)
 
     def num_matched_tokens(self, request: Request, num_computed: int) -> int | None:
         """Tokens to load after the computed ones; None: not known yet, ask again. Never blocks the scheduler."""
-        if request.request_id in self._compiles:
-            return int(request.num_prompt_tokens) - 1 - num_computed
-        link = self._links.get(request.request_id)
-        if link is None or (link.is_loaded and num_computed >= link.plan.num_context):
+        try:
+            if request.request_id in self._compiles:
+                return self._num_to_compile(self._compiles[request.request_id], num_computed)
+            if request.request_id in self._links:
+                return self._num_to_link(self._links[request.request_id], num_computed)
             return 0
-        if not self._is_selected(link):
-            return None
-        if request.request_id not in self._links:  # selecting failed: its blocks must be looked for again
-            return None
-        if num_computed >= link.plan.num_context:
-            link.report.state = "cached" if link.report.state == "waiting" else link.report.state
-            return 0
-        if num_computed and link.rows.result() is None:  # a policy that narrows needs the whole prompt
-            _set_salt(request, self._salter.unique())
-            return None
-        return link.plan.num_context - num_computed
+        except Exception as error:
+            self._fall_back(request, error)
+            return None  # its blocks must be looked for again
 
     def take_blocks(self, request: Request, blocks: Sequence[int], num_external: int) -> None:
         """Blocks were allocated; with `num_external` tokens to load, the job goes out with this step."""
         if not num_external:
             return
-        name = request.request_id
-        if name in self._compiles:
-            parsed, salt = self._compiles[name].parsed, self._compiles[name].salt
-            tokens = np.asarray(request.prompt_token_ids[:-1], dtype=np.int32)
-            self._jobs.append(CompileJob(name, tokens, parsed.sinks, parsed.text, tuple(blocks), salt))
-            return
-        link = self._links[name]
-        computed = link.plan.num_context - num_external
-        self._jobs.append(LinkJob(name, link.plan, link.rows.result(), computed, tuple(blocks)))
+        try:
+            self._jobs.append(self._make_job(request, blocks, num_external))
+        except Exception as error:  # vLLM waits for an outcome from here on
+            self._jobs.append(FailedJob(request.request_id, Problem.of(error)))
 
-    def take_jobs(self) -> list[LinkJob | CompileJob]:
+    def take_jobs(self) -> list[Job]:
         """The jobs of this step."""
         jobs, self._jobs = self._jobs, []
         return jobs
@@ -149,20 +164,21 @@ class SchedulerSide:
     def finish_jobs(self, outcomes: dict[str, Outcome]) -> None:
         """Record outcomes. A request whose job failed is an ordinary one from here on: vLLM computes all of it."""
         for name, outcome in outcomes.items():
-            if name in self._links:
-                self._finish_link(self._links[name], outcome)
-            elif name in self._compiles:
-                report = self._compiles.pop(name).report
-                report.state = "compiled"
-                self._reports[name] = report
-                if outcome.problem is not None:
-                    self._fail(name, report, outcome.problem)
+            active = self._links.get(name) or self._compiles.get(name)
+            if active is None:  # it was aborted
+                continue
+            if outcome.problem is not None:
+                self._fall_back(active.request, outcome.problem)
+            elif isinstance(active, _Link):
+                self._finish_link(active, outcome)
+            else:
+                active.report.state = "compiled"
+                self._reports[name] = self._compiles.pop(name).report
 
     def finish_request(self, request: Request) -> dict[str, Any] | None:
         """A request is over: the fields that its response gets."""
         name = request.request_id
-        active = self._links.pop(name, None) or self._compiles.pop(name, None)
-        report = active.report if active is not None else self._reports.pop(name, None)
+        report = self._drop(name) or self._reports.pop(name, None)
         return None if report is None else {FIELD: report.as_dict()}
 
     def take_counts(self) -> Counts | None:
@@ -174,73 +190,123 @@ class SchedulerSide:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._planner.close()
 
-    def _add_link(self, request: Request, parsed: LinkRequest) -> None:
-        started = time.perf_counter()
+    def _add_link(self, request: Request, parsed: LinkRequest, client_salt: str) -> None:
         tokens = np.asarray(request.prompt_token_ids, dtype=np.int32)
-        plan = self._planner.plan(parsed, tokens, request.cache_salt or "")
-        if plan is None:  # nothing was recognised
-            return
-        needs = plan.policy.needs
-        rows: Future[RowMask | None] = Future()
-        if needs.runs_model:
-            rows = self._threads.submit(self._planner.select, plan)
-        else:
-            rows.set_result(self._planner.select(plan))
-        chunks = sum(span.key is not None for span in plan.spans[1:])
-        report = Report(label_of(plan.policy), chunks, plan.num_context)
-        self._links[request.request_id] = _Link(request, request.cache_salt, plan, rows, report, started)
-        table_rows = rows.result() if needs.tables else None
-        _set_salt(request, self._salter.salt_of(plan, request.cache_salt, table_rows))
+        planning = self._threads.submit(self._plan, parsed, tokens, client_salt)
+        report, own_salt = Report(label_of(parsed.policy)), request.cache_salt
+        link = _Link(request, client_salt, own_salt, planning, report, time.perf_counter())
+        self._links[request.request_id] = link
+        if _is_done(planning, PLAN_WAIT_S):
+            self._take_plan(link)
 
-    def _add_compile(self, request: Request, parsed: CompileRequest) -> None:
+    def _plan(self, parsed: LinkRequest, tokens: TokenIds, salt: str) -> _Planned | None:
+        """In a thread: the plan and its rows; None if nothing was recognised."""
+        plan = self._planner.plan(parsed, tokens, salt)
+        return None if plan is None else _Planned(plan, self._planner.select(plan))
+
+    def _take_plan(self, link: _Link) -> None:
+        """The plan is there, or failed: give the request the salt of the plan, or make it an ordinary one."""
+        planned = link.planning.result()
+        if planned is None:  # nothing was recognised
+            self._drop(link.request.request_id)
+            return
+        plan, report = planned.plan, link.report
+        report.chunks, report.context = sum(span.key is not None for span in plan.spans[1:]), plan.num_context
+        report.timing["select_s"] = time.perf_counter() - link.started
+        table_rows = planned.rows if plan.policy.needs.tables else None
+        _set_salt(link.request, self._salter.salt_of(plan, link.client_salt, table_rows))
+        link.planned = planned
+
+    def _num_to_link(self, link: _Link, num_computed: int) -> int | None:
+        if link.planned is None:
+            if not _is_done(link.planning, PLAN_POLL_S):
+                return None
+            self._take_plan(link)
+            return None if link.planned else 0  # blocks must be looked for again, under the salt of the plan
+        plan, report = link.planned.plan, link.report
+        if num_computed >= plan.num_context:
+            report.state = "cached" if report.state == "waiting" else report.state
+            return 0
+        if num_computed and link.planned.rows is None:  # a policy that narrows needs the whole prompt
+            _set_salt(link.request, self._salter.unique())
+            return None
+        return plan.num_context - num_computed
+
+    def _num_to_compile(self, job: _Compile, num_computed: int) -> int | None:
+        if not _is_done(job.checking, PLAN_POLL_S):
+            return None
+        job.checking.result()
+        return int(job.request.num_prompt_tokens) - 1 - num_computed
+
+    def _make_job(self, request: Request, blocks: Sequence[int], num_external: int) -> Job:
+        name = request.request_id
+        if name in self._compiles:
+            parsed, salt = self._compiles[name].parsed, self._compiles[name].salt
+            tokens = np.asarray(request.prompt_token_ids[:-1], dtype=np.int32)
+            return CompileJob(name, tokens, parsed.sinks, parsed.text, tuple(blocks), salt)
+        link = self._links[name]
+        assert link.planned is not None
+        link.num_external = num_external
+        computed = link.planned.plan.num_context - num_external
+        return LinkJob(name, link.planned.plan, link.planned.rows, computed, tuple(blocks))
+
+    def _add_compile(self, request: Request, parsed: CompileRequest, salt: str) -> None:
         if not self._settings.compile:
             self._refuse(request, parsed, 'compile: this server takes no objects (kv_connector_extra_config "compile")')
             return
-        self._planner.require_compilable(request.prompt_token_ids or [], parsed)
-        self._compiles[request.request_id] = _Compile(parsed, Report(label_of(parsed.policy)), request.cache_salt or "")
+        checking = self._threads.submit(self._planner.require_compilable, request.prompt_token_ids or [], parsed)
+        report = Report(label_of(parsed.policy))
+        self._compiles[request.request_id] = _Compile(request, parsed, report, salt, checking)
         _set_salt(request, self._salter.unique())
 
-    def _is_selected(self, link: _Link) -> bool:
-        """Whether the rows are known. If selecting them failed, the request becomes an ordinary one."""
-        try:
-            link.rows.result(_SELECT_WAIT_S)
-        except TimeoutError:
-            return False
-        except (PicError, OSError, RuntimeError) as error:
-            self._fall_back(link, str(error))
-        if not link.report.timing:
-            link.report.timing["select_s"] = time.perf_counter() - link.started
-        return True
-
     def _finish_link(self, link: _Link, outcome: Outcome) -> None:
-        if outcome.problem is not None:
-            self._fall_back(link, outcome.problem)
-            return
-        report = link.report
-        link.is_loaded, report.state, report.recomputed = True, "linked", outcome.recomputed
+        report, reused = link.report, link.num_external - outcome.recomputed
+        report.state, report.recomputed = "linked", outcome.recomputed
         report.timing |= {"load_s": outcome.load_s, "recompute_s": outcome.recompute_s}
+        if link.is_loaded:  # again, after it was preempted
+            return
+        link.is_loaded = True
         self._counts.linked += 1
         self._counts.recomputed_tokens += outcome.recomputed
-        self._counts.reused_tokens += link.plan.num_context - outcome.recomputed
+        self._counts.reused_tokens += reused
+        self._counts.load_s.append(outcome.load_s)
+        self._counts.recompute_s.append(outcome.recompute_s)
+        stats = link.request.prefill_stats
+        if stats is not None:  # what was computed for the link is no cached token
+            stats.set(stats.num_prompt_tokens, stats.num_local_cached_tokens, math.floor(reused))
 
-    def _fall_back(self, link: _Link, problem: str) -> None:
+    def _fall_back(self, request: Request, why: Problem | Exception) -> None:
         """From here on the request is an ordinary one, with the block hashes of one."""
-        del self._links[link.request.request_id]
-        _set_salt(link.request, link.own_salt)
-        self._fail(link.request.request_id, link.report, problem)
-        self._planner.forget_damaged(link.plan)
+        problem = why if isinstance(why, Problem) else Problem.of(why)
+        name, link = request.request_id, self._links.get(request.request_id)
+        if link is not None and link.planned is not None:
+            self._planner.doubt(link.planned.plan)
+        if link is not None:
+            _set_salt(request, link.own_salt)
+        if isinstance(why, Exception) and not isinstance(why, PicError):
+            _log.warning("pic: unexpected", exc_info=why)
+        self._fail(name, self._drop(name) or Report(label_of(self._settings.policy)), problem)
+
+    def _drop(self, name: str) -> Report | None:
+        """Forget a request that is linked or compiled; returns its report."""
+        link, compiled = self._links.pop(name, None), self._compiles.pop(name, None)
+        if link is not None:
+            link.planning.cancel()
+        active = link or compiled
+        return None if active is None else active.report
 
     def _refuse(self, request: Request, parsed: LinkRequest | CompileRequest, problem: str) -> None:
         """A request that cannot be linked. Only one that names objects gets a report."""
         if isinstance(parsed, CompileRequest) or parsed.objects is not None:
-            self._fail(request.request_id, Report(label_of(parsed.policy)), problem)
+            self._fail(request.request_id, Report(label_of(parsed.policy)), Problem(problem, problem))
 
-    def _fail(self, name: str, report: Report, problem: str) -> None:
+    def _fail(self, name: str, report: Report, problem: Problem) -> None:
         """The request is computed exactly: report it, count it, and warn."""
-        report.state, report.problem, report.recomputed = "exact", problem, None
+        shown = problem.detail if self._settings.show_problems else problem.shown
+        report.state, report.problem, report.recomputed = "exact", shown, None
         self._reports[name] = report
         self._counts.failed += 1
-        _log.warning("pic: request %s is computed exactly: %s", name, problem)
+        _log.warning("pic: request %s is computed exactly: %s", name, problem.detail)
 
 
 class Salter:
@@ -257,16 +323,25 @@ class Salter:
 
         `rows` are the selected ones, if the policy reads tables: an object's key does not tell which table it has.
         """
-        spans = [(span.start, span.end, span.key) for span in plan.spans]
+        spans = [(span.start, span.end, span.key, span.offset) for span in plan.spans]
         rows_digest = None if rows is None else hashlib.sha256(rows.tobytes()).hexdigest()
         return self._salt([own_salt, plan.policy.name, plan.policy.params, spans, rows_digest])
+
+    def salt_of_client(self, salt: str) -> str:
+        """What a client's salt becomes that looks like one of ours: it may have been read from vLLM's KV events."""
+        return self._salt(["client", salt])
 
     def unique(self) -> str:
         """A salt that no other request has."""
         return self._salt(secrets.token_hex(16))
 
     def _salt(self, value: object) -> str:
-        return "pic:" + hashlib.sha256(json.dumps([self._secret, value], sort_keys=True).encode()).hexdigest()
+        return PREFIX + hashlib.sha256(json.dumps([self._secret, value], sort_keys=True).encode()).hexdigest()
+
+
+def _is_done(future: Future[Any], timeout_s: float) -> bool:
+    """Whether a future has ended, or ends in time."""
+    return bool(wait([future], timeout_s).done)
 
 
 def _set_salt(request: Request, salt: str | None) -> None:

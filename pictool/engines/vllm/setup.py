@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,14 +21,18 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
+_log = logging.getLogger("vllm.pictool")
 VERSION = "0.32."
 _DEFAULTS: dict[str, Any] = {
     "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0, "compile": False,
-    "device": "cpu", "any_model": False,
+    "device": "cpu", "any_model": False, "policies": None, "show_problems": False,
+    "step_bytes": 32 << 20, "step_rows": 0, "memory_bytes": 0, "max_bytes": None, "remote": None,
 }  # fmt: skip
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float), "compile": bool, "device": str,
-    "any_model": bool,
+    "any_model": bool, "policies": (list, type(None)), "show_problems": bool,
+    "step_bytes": int, "step_rows": int, "memory_bytes": int, "max_bytes": (int, type(None)),
+    "remote": (str, type(None)),
 }  # fmt: skip
 
 
@@ -43,6 +49,13 @@ class Settings:
         compile: let requests write objects.
         device: device of a policy's second model.
         any_model: let requests name a policy's second model; else only that of `policy` is loaded.
+        policies: names of the policies that requests may choose, beside `policy`; None: all.
+        show_problems: tell clients in full why a request was not linked: paths, and whether a key exists, among it.
+        step_bytes: bytes of objects that a step with other work copies at most.
+        step_rows: rows that a step computes for links at most; 0: as many as an ordinary prefill chunk has.
+        memory_bytes: host memory of a worker for layers that it read.
+        max_bytes: size of the store; None: no limit.
+        remote: address of a remote store, from which missing objects come.
     """
 
     store: str
@@ -53,6 +66,13 @@ class Settings:
     compile: bool
     device: str
     any_model: bool
+    policies: tuple[str, ...] | None
+    show_problems: bool
+    step_bytes: int
+    step_rows: int
+    memory_bytes: int
+    max_bytes: int | None
+    remote: str | None
 
 
 def parse_settings(extra_config: Mapping[str, Any]) -> Settings:
@@ -71,8 +91,15 @@ def parse_settings(extra_config: Mapping[str, Any]) -> Settings:
     for field, kind in _TYPES.items():
         if not isinstance(values[field], kind) or (isinstance(values[field], bool) and kind is not bool):
             raise InputError(f"kv_connector_extra_config: {field}={values[field]!r} has the wrong type")
+    for field, least in (("step_bytes", 1), ("step_rows", 0), ("memory_bytes", 0), ("max_bytes", 0)):
+        if values[field] is not None and values[field] < least:
+            raise InputError(f"kv_connector_extra_config: {field}={values[field]} must be {least} or more")
     if values["min_tokens"] < 1 or values["refresh_s"] <= 0:
         raise InputError("kv_connector_extra_config: min_tokens must be 1 or more, refresh_s above 0")
+    if values["policies"] is not None:
+        for name in values["policies"]:
+            parse_policy({"algo": name})
+        values["policies"] = tuple(values["policies"])
     return Settings(**{**values, "policy": parse_policy(values["policy"])})
 
 
@@ -95,7 +122,11 @@ class Setup:
 
     @cached_property
     def store(self) -> Store:
-        return Store(self.settings.store)
+        settings = self.settings
+        return Store(
+            settings.store, settings.max_bytes, remote=settings.remote, memory_bytes=settings.memory_bytes,
+            on_warning=_log.warning,
+        )  # fmt: skip
 
 
 def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
@@ -144,8 +175,21 @@ def _unsupported_options(config: VllmConfig) -> Iterator[str]:
         "revision (give a directory)": model.revision is not None,
         "a tokenizer of its own": str(model.tokenizer) != str(model.model),
         "KV sharing fast prefill": bool(config.cache_config.kv_sharing_fast_prefill),
+        "MultiConnector (a connector beside this one keeps blocks without its salts)": _is_one_of_several(),
     }
     return (f"{option} is not supported" for option, is_set in refused.items() if is_set)
+
+
+def _is_one_of_several() -> bool:
+    """Whether a `MultiConnector` makes this connector. The configuration hides it; the call stack does not."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), MultiConnector):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _unsupported_caches(kv_cache_config: KVCacheConfig) -> Iterator[str]:

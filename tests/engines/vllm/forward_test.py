@@ -19,7 +19,9 @@ def test_micro_batches_are_the_rows_in_order(masks: list[list[bool]], limit: int
         runs = zip(micro_batch.owner.tolist(), micro_batch.start.tolist(), micro_batch.end.tolist(), strict=True)
         computed = [(owner, at) for owner, start, end in runs for at in range(start, end)]
         assert computed == [want[i] for i in micro_batch.index.tolist()] and len(computed) <= limit
-        assert micro_batch.positions().tolist() == [at for _, at in computed]
+        run, position = micro_batch.rows()
+        assert position.tolist() == [at for _, at in computed]
+        assert [(int(micro_batch.owner[of]), at) for of, at in zip(run, position.tolist(), strict=True)] == computed
         lengths = (micro_batch.end - micro_batch.start).tolist()
         assert lengths == sorted(lengths) and min(lengths) > 0
         before = dict(sorted(seen))

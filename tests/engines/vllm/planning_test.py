@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import vllm_rig as rig
+from chunks import flip
 
 from pictool.api import compile, link
-from pictool.core import Chunk
+from pictool.compiler.chunking import make_chunk
+from pictool.core import Chunk, TokenIds
 from pictool.engines.vllm.kv import KVHeads, ObjectReader
-from pictool.engines.vllm.matching import Match
 from pictool.engines.vllm.messages import LinkJob
-from pictool.engines.vllm.planning import LinkPlan, Planner, make_plan
+from pictool.engines.vllm.planning import LinkPlan, Planner, Span, make_plan
 from pictool.engines.vllm.request import LinkRequest, ObjectRef
 from pictool.engines.vllm.setup import parse_settings
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model
+from pictool.store.matches import Match
 from pictool.store.store import Store
 
 NAIVE = make_policy("naive", {})
@@ -128,7 +133,7 @@ def test_an_object_without_a_table_is_named_by_its_position(model: Model, store:
 def read_on_a_rank(model: Model, root: Path, plan: LinkPlan, rank: int) -> None:
     store, heads = Store(root), KVHeads.of_rank(model.geometry.kv_heads, rank, 2)
     with ObjectReader(store, model.target, LinkJob("a", plan, None, 0, ()), heads) as reader:
-        assert len(list(reader.layers())) == model.geometry.layers
+        assert all(len(reader.read(layer)) == 2 for layer in range(model.geometry.layers))
     store.counters.flush()
 
 
@@ -138,14 +143,119 @@ def test_a_linked_object_is_hit_once(model: Model, store: Store, is_named: bool)
     head = Chunk("head", HEAD, "test")
     keys = [compiled.key for compiled in compile(model, store, [head, FIRST, SECOND], probes=4)]
     tokens = rig.ids(*HEAD, *FIRST.tokens, *SECOND.tokens, *TAIL)
-    planner = Planner(parse_settings({"store": str(store.root), "min_tokens": 5}), store, model)
+    planner = Planner(parse_settings({"store": str(store.root), "min_tokens": 5, "recognise": True}), store, model)
     request = request_of(FIXUP, (keys[1], 3), (keys[2], 23)) if is_named else LinkRequest(FIXUP, None)
     plan = planner.plan(request, tokens)
     assert plan is not None and [span.key for span in plan.spans] == keys
     assert planner.select(plan) is not None
     for rank in range(2):
         read_on_a_rank(model, store.root, plan, rank)
-    planner.forget_damaged(plan)
+    planner.doubt(plan)
     planner.close()
     store.counters.flush()
     assert store.hits() == dict.fromkeys(keys, 1)
+
+
+# Documents whose edges a tokenizer joined with what surrounds them
+
+
+TEXT = "The harbour was quiet. It holds a festival in the spring; nobody knows why."
+
+
+@dataclass(frozen=True)
+class Pasted:
+    """A stored document, the first of whose tokens is spelled by others in a prompt."""
+
+    key: str
+    tokens: tuple[int, ...]
+    first: tuple[int, ...]  # the first token's text in the prompt
+
+    def prompt(self, before: Sequence[int], after: Sequence[int]) -> TokenIds:
+        return rig.ids(*before, *self.first, *self.tokens[1:], *after)
+
+
+@pytest.fixture
+def pasted(model: Model, store: Store) -> Pasted:
+    chunk = make_chunk(model, TEXT, "test")
+    (compiled,) = compile(model, store, [chunk], probes=4)
+    return Pasted(compiled.key, chunk.tokens, rig.spelled(model, chunk.tokens[0]))
+
+
+def recognising(model: Model, store: Store) -> Planner:
+    return Planner(parse_settings({"store": str(store.root), "recognise": True, "refresh_s": 0.05}), store, model)
+
+
+@pytest.mark.parametrize("way", ["recognised", "by key", "by start", "by a start beside it"])
+def test_what_a_tokenizer_joined_is_computed_and_the_rest_is_linked(
+    model: Model, store: Store, pasted: Pasted, way: str
+) -> None:
+    start = {"recognised": None, "by key": None, "by start": 3, "by a start beside it": 0}[way]
+    objects = None if way == "recognised" else (ObjectRef(pasted.key, start),)
+    with closing(recognising(model, store)) as planner:
+        plan = planner.plan(LinkRequest(NAIVE, objects), pasted.prompt(HEAD, TAIL))
+    at, end = len(HEAD) + len(pasted.first), len(HEAD) + len(pasted.first) + len(pasted.tokens) - 1
+    assert plan is not None
+    assert [(span.start, span.end, span.key, span.offset) for span in plan.spans] == [
+        (0, at, None, 0), (at, end, pasted.key, 1)
+    ]  # fmt: skip
+    assert np.flatnonzero(plan.required).tolist() == list(range(at))
+
+
+def test_the_kv_and_the_table_are_those_of_the_tokens_that_are_linked(
+    model: Model, store: Store, pasted: Pasted
+) -> None:
+    """From any position on, of which the prefix cache has what comes before; the last token is vLLM's."""
+    with closing(recognising(model, store)) as planner:
+        plan = planner.plan(LinkRequest(FIXUP, None), pasted.prompt(HEAD, ()))
+        assert plan is not None
+        rows, linked = planner.select(plan), plan.spans[1]
+    with store.peek(pasted.key) as file:
+        table, whole = file.fixups(), [np.frombuffer(part, np.float32) for part in file.layer(1)]
+    assert table is not None and rows is not None and linked.part == slice(1, len(pasted.tokens) - 1)
+    chosen = np.flatnonzero(rows[linked.start :])
+    assert chosen.tolist() == np.sort(np.argsort(-table[linked.part], kind="stable")[: len(chosen)]).tolist()
+    for computed in (0, linked.start + 7):
+        reader = ObjectReader(store, model.target, LinkJob("a", plan, None, computed, ()), KVHeads(0, 2, 1))
+        with reader:
+            layer = reader.read(1)
+        first = max(computed, linked.start)
+        assert reader.positions.tolist() == list(range(first, linked.end))
+        for read, part in zip(layer, whole, strict=True):
+            expected = part.reshape(2, len(pasted.tokens), -1)[:, 1 + first - linked.start : len(pasted.tokens) - 1]
+            assert np.array_equal(read.numpy(), expected.transpose(1, 0, 2))
+
+
+@pytest.mark.parametrize("head", [(), HEAD])
+def test_a_policy_that_computes_everything_computes_everything(
+    model: Model, store: Store, pasted: Pasted, head: tuple[int, ...]
+) -> None:
+    """Also if the prompt begins with a document without the blank that it is stored with: it is no head."""
+    blank = make_chunk(model, f"\n{TEXT}", "test")
+    (compiled,) = compile(model, store, [blank], probes=4)
+    assert blank.tokens[1:] == pasted.tokens
+    with closing(recognising(model, store)) as planner:
+        for name, fields in (("legolink", {"k": 1000}), ("fixup", {"ratio": 1}), ("cacheblend", {"ratio": 1})):
+            request = LinkRequest(make_policy(name, fields), (ObjectRef(compiled.key, None),))
+            plan = planner.plan(request, rig.ids(*head, *pasted.tokens, *TAIL))
+            assert plan is not None and plan.spans[0] == Span(0, len(head) or 1, None)
+            assert plan.spans[1].offset == (1 if head else 2)
+            assert (rows := planner.select(plan)) is not None and rows.all()
+
+
+def test_objects_of_a_plan_that_failed_are_recognised_again_if_they_are_whole(
+    model: Model, store: Store, pasted: Pasted
+) -> None:
+    """And the damaged one is not; nobody waits for the reading."""
+    (other,) = compile(model, store, [FIRST])
+    flip(store.path(other.key), store.path(other.key).stat().st_size - 100)
+    prompt = rig.ids(*HEAD, *pasted.tokens, *FIRST.tokens, *TAIL)
+    with closing(recognising(model, store)) as planner:
+        plan = planner.plan(LinkRequest(NAIVE, None), prompt)
+        assert plan is not None and len(plan.object_spans) == 2
+        planner.doubt(plan)
+        for _ in range(500):
+            again = planner.plan(LinkRequest(NAIVE, None), prompt)
+            if again is not None:
+                break
+            time.sleep(0.02)
+        assert again is not None and [span.key for span in again.object_spans] == [pasted.key]

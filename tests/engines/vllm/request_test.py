@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from pictool.engines.vllm.request import LinkRequest, parse_policy, parse_request
+from pictool.engines.vllm.request import (
+    MAX_OBJECTS,
+    LinkRequest,
+    Problem,
+    RequestError,
+    UnusableObjectError,
+    parse_policy,
+    parse_request,
+)
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 
@@ -26,3 +36,32 @@ def test_what_a_policy_may_be() -> None:
     for wrong in (3, {"k": 3}, "legolink:k=1,2", {"algo": "legolink", "z": 1}, ""):
         with pytest.raises(InputError):
             parse_policy(wrong)
+
+
+@pytest.mark.parametrize("params", ["", "pic", 0, 3.5, [], [{"pic": {}}], True])
+def test_parameters_of_another_type_are_refused(params: object) -> None:
+    with pytest.raises(RequestError, match="must be an object"):
+        parse_request(params, NAIVE, False)
+
+
+def test_what_a_client_is_shown() -> None:
+    paths = OSError(13, "Permission denied", "/srv/store/objects")
+    assert "/srv" not in Problem.of(paths).shown and "/srv" in Problem.of(paths).detail
+    unusable = UnusableObjectError("ab" * 32, "/srv/store: no such object")
+    assert Problem.of(unusable).shown.startswith("object abababababab:") and "/srv" not in Problem.of(unusable).shown
+    long = Problem.of(RequestError("x\n" * 10_000))
+    assert len(long.shown) < 600 and "\n" not in long.shown
+
+
+def test_what_a_request_may_not_say() -> None:
+    wrong: list[Any] = ["", 0, [], {"pic": []}, {"pic": {"keys": "ab"}}, {"pic": {"keys": []}}, {"pic": {"keys": [1]}}]
+    for params in wrong:
+        with pytest.raises(InputError, match="kv_transfer_params: "):
+            parse_request(params, NAIVE, True)
+
+
+def test_the_objects_that_a_request_names_are_bounded() -> None:
+    for way, entry in (("keys", "ab"), ("chunks", {"key": "ab", "start": 0})):
+        parse_request({"pic": {way: [entry] * MAX_OBJECTS}}, NAIVE, False)
+        with pytest.raises(InputError, match=f"{way} must be a list of .* at most {MAX_OBJECTS}$"):
+            parse_request({"pic": {way: [entry] * (MAX_OBJECTS + 1)}}, NAIVE, False)

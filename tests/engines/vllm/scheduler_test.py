@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
+import pytest
 import vllm_rig as rig
 
 from pictool.engines.vllm.planning import make_plan
-from pictool.engines.vllm.scheduler import Salter
+from pictool.engines.vllm.scheduler import Salter, SchedulerSide
+from pictool.engines.vllm.setup import parse_settings
 from pictool.linker.policies import make_policy
 
 NAIVE = make_policy("naive", {})
@@ -16,10 +22,11 @@ FIXUP = make_policy("fixup", {"ratio": 0.2})
 def test_salts_tell_every_way_of_linking_apart() -> None:
     tokens, salter = rig.ids(*range(20)), Salter()
     a, b, second = rig.match("a", 3, 3, 4), rig.match("b", 3, 3, 4), rig.match("a", 8, 8, 9)
+    later = rig.match("a", 3, 3, 4, offset=1)
     plans = [
         make_plan(policy, tokens, objects)
         for policy in (NAIVE, make_policy("legolink", {"k": 4}), make_policy("legolink", {"k": 5}))
-        for objects in ([a], [b], [a, second])
+        for objects in ([a], [b], [later], [a, second])
     ]
     salts = [salter.salt_of(plan, own) for plan in plans for own in (None, "tenant")]
     assert len(set(salts)) == len(salts)
@@ -33,3 +40,63 @@ def test_rows_of_other_tables_are_told_apart() -> None:
     rows = np.eye(3, 8, dtype=bool)
     assert len({salter.salt_of(plan, None, selected) for selected in (None, *rows)}) == 4
     assert salter.salt_of(plan, None, rows[0]) == salter.salt_of(plan, None, rows[0].copy())
+
+
+# Requests that meet an error
+
+
+@dataclass
+class Asked:
+    """What the scheduler's side reads of a vLLM request; one that nothing is linked in."""
+
+    kv_transfer_params: Any
+    request_id: str = "r"
+    prompt_token_ids: Sequence[int] = (1, 2, 3)
+    cache_salt: str | None = None
+    prompt_embeds: None = None
+    sampling_params: object = ""
+    mm_features: Sequence[object] = ()
+    lora_request: None = None
+    resumable: bool = False
+    skip_reading_prefix_cache: bool = False
+    block_hashes: list[bytes] = field(default_factory=list)
+    prefill_stats: None = None
+
+    def update_block_hashes(self) -> None:
+        self.block_hashes.append(b"")
+
+
+class Broken:
+    """A planner that meets what nobody foresaw."""
+
+    def plan(self, *_: object) -> None:
+        raise OverflowError("a path of the server's")
+
+
+@pytest.mark.parametrize("params", ["", 0, [], {"pic": {"keys": ["ab"]}}, None])
+def test_an_error_makes_its_request_exact_and_ends_nothing(params: object) -> None:
+    settings = parse_settings({"store": "x", "recognise": True})
+    side = SchedulerSide(Broken(), settings)  # type: ignore[arg-type]
+    request: Any = Asked(params)
+    side.add_request(request)
+    while side.num_matched_tokens(request, 0) is None:  # it is planned in a thread
+        pass
+    assert side.num_matched_tokens(request, 0) == 0
+    counts, report = side.take_counts(), side.finish_request(request)
+    assert counts is not None and counts.failed == 1
+    assert report is not None and report["pic"]["state"] == "exact"
+    assert "a path of the server's" not in report["pic"]["problem"]
+
+
+def test_a_client_s_salt_is_never_one_of_ours() -> None:
+    """Those that vLLM shows in its KV events are salted again, whether the request is linked or not."""
+    side = SchedulerSide(Broken(), parse_settings({"store": "x"}))  # type: ignore[arg-type]
+    plan = make_plan(NAIVE, rig.ids(*range(20)), [rig.match("a", 3, 3, 4)])
+    shown = Salter().salt_of(plan, None)
+    for params in (None, {"pic": False}):
+        request: Any = Asked(params, cache_salt=shown)
+        side.add_request(request)
+        assert request.cache_salt not in (None, shown) and request.block_hashes
+        other: Any = Asked(params, cache_salt="tenant")
+        side.add_request(other)
+        assert other.cache_salt == "tenant"

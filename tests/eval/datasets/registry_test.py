@@ -124,7 +124,7 @@ ALL = "cacheblend, longbench, needle, plain, world"
         ("plain.jsonl", {"task": "samsum"}, "plain has no field 'task'"),
         ("other.jsonl", {}, "other.jsonl: line 1: has the keys of no known dataset; known are cacheblend (ctxs, ques"),
         ("both.jsonl", {}, "both.jsonl: line 1: may be of cacheblend or plain; say which with format="),
-        (".", {}, ".: cannot be read (Is a directory)"),
+        (".", {}, ".: cannot be read (it is a directory, not a regular file)"),
     ],
 )
 def test_what_cannot_be_opened(name: str, values: Mapping[str, str], message: str, tmp_path: Path) -> None:
