@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -23,6 +24,7 @@ from pictool.commands.outputs import (
 from pictool.commands.request import AUTO, LinkScript, RequestOptions, make_spec, policy_values, read_script
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
+from pictool.errors import PicError
 
 if TYPE_CHECKING:
     from pictool.engines.base import Feature
@@ -61,7 +63,7 @@ def run_link(
     if is_auto:
         spec = with_auto_ratio(model, store, spec)
     is_quiet = as_json or output is not None
-    with engine_type(model, store) as running:
+    with engine_type(model, store) as running, fetching_ends_with_an_error(store):
         answer = running.answer(
             spec, compare=compare, on_text=None if is_quiet else Stream(),
             on_compile=lambda done: note(f"compiled {done.chunk.source} first ({len(done.chunk)} tokens)"),
@@ -77,6 +79,17 @@ def run_link(
     elif output is None:
         print_answer(answer.report())
     store.drain()
+
+
+@contextmanager
+def fetching_ends_with_an_error(store: Store) -> Iterator[None]:
+    """Leave no half object in the store if the link fails while others are fetched for it."""
+    try:
+        yield
+    except PicError:
+        store.cancel()
+        store.drain()
+        raise
 
 
 def input_files(request: RequestOptions, script: LinkScript) -> list[Path]:

@@ -124,6 +124,7 @@ class Header:
         try:
             header = cls(**values)
             _ = header.digest, header.describe("dataset"), header.describe("model"), header.title
+            _ = header.is_of_machine(header)
             _ = range(header.threads)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError("the header is damaged") from error
@@ -224,9 +225,12 @@ class CaseResult:
         for name, score in checked["scores"].items():
             if type(score) not in (int, float):
                 raise InputError(f"scores.{name} has the value {shown(score)}")
+        _require_types(Times, checked["timing"], "timing.")
+        if checked["timing"]["ttft_s"] <= 0:
+            raise InputError(f"timing.ttft_s has the value {shown(checked['timing']['ttft_s'])}")
         if checked["metric"] not in checked["scores"]:
             raise InputError(f"has no score of {shown(checked['metric'])}, which is its metric")
-        return cls(**{**checked, "timing": Times(**_require_types(Times, checked["timing"], "timing."))})
+        return cls(**{**checked, "timing": Times(**checked["timing"])})
 
 
 def _require_types(cls: type[Any], values: Any, prefix: str) -> dict[str, Any]:

@@ -173,3 +173,10 @@ def test_an_interrupted_command_gives_up_fetching(
     assert len(server.asked) == asked < len(keys) * Retry().attempts and Store("near").keys() == []
     outcome = pic("store", "pull", *keys, "--store", "near", "--remote", server.url)
     assert outcome.code == 0 and Store("near").keys() == keys
+
+
+def test_a_link_that_fails_leaves_nothing_of_what_was_fetched_for_it(model: Path, far: Store, server: Server) -> None:
+    first, *others = far.keys()
+    flip(far.path(first))
+    outcome = pic("link", first, *others, "-q", "Why?", "-m", model, "--store", "near", "--remote", server.url)
+    assert outcome.code == 1 and list(Path("near/tmp").iterdir()) == []

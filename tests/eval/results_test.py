@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,7 @@ def test_a_dropped_line_is_told(header: Header, written: bytes) -> None:
         (b'"agreement": ', b'"agreement": NaN, "kl": ', "line 2: is no JSON"),
         (b'"agreement": ', b'"agreement": 1e999, "kl": ', "line 2: is no JSON"),
         (b'"scores": {', b'"scores": {"x": [1], ', "line 2: scores.x has the value [1]"),
+        (b'"ttft_s": 0.', b'"ttft_s": -0.', "line 2: timing.ttft_s has the value -0."),
         (b'"metric": "f1"', b'"metric": "f2"', "line 2: has no score of 'f2'"),
     ],
 )
@@ -194,6 +196,7 @@ def test_a_header_that_cannot_be_read_is_refused_and_can_be_forced(header: Heade
         written.replace(b"1", b"2", 1),
         written.replace(b"sha256", b"sha", 1),
         written.replace(b":", b"", 2),
+        re.sub(rb'"machine": \{[^}]*\}', b'"machine": 1e300', written, count=1),
     ):
         PATH.write_bytes(damaged)
         assert refusal(header).startswith(f"{PATH}: ")

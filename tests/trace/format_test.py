@@ -112,6 +112,7 @@ INCONSISTENT: dict[str, tuple[dict[str, Any], str]] = {
     "no tail": ({"layout": Layout(LAYOUT.tokens, (0, 1, 4, 10))}, "do not follow each other"),
     "nothing generated": ({"generated": ()}, "logits or generated tokens are missing"),
     "logits": ({"logits": np.full(7, np.nan, dtype=np.float32)}, "its logits are not finite"),
+    "dtype": ({"target": replace(make_trace().target, dtype="\0")}, "its dtype is none that a model computes in"),
     "no logits": ({"logits": np.zeros(0, dtype=np.float32)}, "logits or generated tokens are missing"),
     "vocabulary": ({"logits": np.zeros(3, dtype=np.float32)}, "outside the vocabulary"),
     "types": ({"rows": make_trace().rows.astype(np.uint8)}, "other types"),

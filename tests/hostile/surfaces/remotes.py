@@ -92,7 +92,7 @@ class Remotes(Surface):
             write(Path("far", name), data)
         if draw.random() < 0.5:
             path = draw.choice([Path("far/objects"), Path("far/tmp"), *(Path("far", name) for name in sorted(content))])
-            return "far", f"{path} is {put_something_else(path, draw, self.scene.root / 'outside')}"
+            return "far", f"{path} is {put_something_else(path, draw, Path.cwd())}"
         return "far", "honest"
 
     def _step(self, codec: str, url: str, kind: str, draw: random.Random) -> Step:
