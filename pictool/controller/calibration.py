@@ -361,7 +361,9 @@ def _read(path: Path, of: dict[str, Any], width: int) -> Measurements | None:
         is_ours = data["of"] == of
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    is_sound = all(len(row) == width and all(0 < value < _MAX_MEASURED for value in row) for row in rows)
+    is_sound = all(  # seconds after counts
+        len(row) == width and all(0 < value < _MAX_MEASURED for value in row) and min(row[:-1]) >= 1 for row in rows
+    )
     return rows if rows and is_ours and is_sound else None
 
 
