@@ -330,13 +330,14 @@ FORGERIES: tuple[Callable[[Anatomy, random.Random], str], ...] = (
 
 def forge(data: bytes, draw: random.Random) -> tuple[bytes, str]:
     """An object that says or holds something else, with checksums that hold."""
-    anatomy, forgery = Anatomy.of(data), draw.choice(FORGERIES)
-    what = forgery(anatomy, draw)
-    if draw.random() < 0.1:
-        what += ", " + draw.choice(FORGERIES[:9])(anatomy, draw)
+    forgery = draw.choice(FORGERIES)
     try:
+        anatomy = Anatomy.of(data)
+        what = forgery(anatomy, draw)
+        if draw.random() < 0.1:
+            what += ", " + draw.choice(FORGERIES[:9])(anatomy, draw)
         return anatomy.build(), f"{forgery.__name__}: {what}"
-    except (UnicodeEncodeError, ValueError, KeyError, AttributeError, TypeError):  # two that do not go together
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):  # two that do not go together
         return mutate_bytes(data, draw)
 
 
