@@ -285,7 +285,7 @@ class LoadProfile:
 
 def compute_profile(model: Model, again: bool = False, on_measure: OnMeasure | None = None) -> list[Computed]:
     """Full prefills of several lengths, ascending, and a recompute of scattered rows."""
-    rows = _kept(machine(model), 4, lambda: measure_compute(model), "prefill", again, on_measure)
+    rows = _kept(machine(model), 3, 4, lambda: measure_compute(model), "prefill", again, on_measure)
     size = token_bytes(model)
     return [
         Computed(PromptSize(int(context), int(tail), 1, size), int(runs), seconds)
@@ -303,7 +303,7 @@ def load_profile(
     """
     place = nearest_directory(directory)
     of = machine(model) | {"tier": tier, "path": str(directory.resolve())}
-    rows = _kept(of, 6, lambda: measure_loads(model, place), f"loading from {place}", again, on_measure)
+    rows = _kept(of, 2, 6, lambda: measure_loads(model, place), f"loading from {place}", again, on_measure)
     sizes, objects, *seconds = zip(*rows, strict=True)
     cold, cold_open, warm, warm_open = seconds
     return LoadProfile(Speed.fit(sizes, objects, cold, cold_open), Speed.fit(sizes, objects, warm, warm_open))
@@ -314,7 +314,7 @@ def decoding(model: Model, codec: str, again: bool = False, on_measure: OnMeasur
     if codec == CODEC:
         return Decoding()
     rows = _kept(
-        machine(model) | {"codec": codec}, 5, lambda: measure_decoding(model, codec), f"decoding {codec}", again,
+        machine(model) | {"codec": codec}, 1, 5, lambda: measure_decoding(model, codec), f"decoding {codec}", again,
         on_measure,
     )  # fmt: skip
     return Decoding.fit(*zip(*rows, strict=True))
@@ -336,15 +336,16 @@ def nearest_directory(path: Path) -> Path:
 
 def _kept(
     of: dict[str, Any],
+    num_counts: int,
     width: int,
     measure: Callable[[], Measurements],
     what: str,
     again: bool,
     on_measure: OnMeasure | None,
 ) -> Measurements:
-    """The measurements [points, width] of the profile `of`: from the cache, or made now."""
+    """The measurements [points, width] of the profile `of`, the counts first: from the cache, or made now."""
     path = cache_dir() / "profiles" / f"{hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()}.json"
-    if not again and (rows := _read(path, of, width)) is not None:
+    if not again and (rows := _read(path, of, num_counts, width)) is not None:
         return rows
     if on_measure:
         on_measure(what)
@@ -353,7 +354,7 @@ def _kept(
     return rows
 
 
-def _read(path: Path, of: dict[str, Any], width: int) -> Measurements | None:
+def _read(path: Path, of: dict[str, Any], num_counts: int, width: int) -> Measurements | None:
     """The measurements of a cached profile; None if there is none, or it is damaged or old."""
     try:
         data = parse_json(read_file(path, _MAX_PROFILE_BYTES))
@@ -361,7 +362,10 @@ def _read(path: Path, of: dict[str, Any], width: int) -> Measurements | None:
         is_ours = data["of"] == of
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    is_sound = all(len(row) == width and all(0 < value < _MAX_MEASURED for value in row) for row in rows)
+    is_sound = all(
+        len(row) == width and all(0 < value < _MAX_MEASURED for value in row) and min(row[:num_counts]) >= 1
+        for row in rows
+    )
     return rows if rows and is_ours and is_sound else None
 
 

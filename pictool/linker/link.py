@@ -177,7 +177,9 @@ def lay_out(model: Model, head: Chunk, chunks: Sequence[Chunk], tail: Sequence[i
         InputError: the prompt has no tail, or is longer than the model's positions.
     """
     if not tail:
-        raise InputError("the query and its template have no tokens; there is nothing to answer")
+        raise InputError(
+            f"the query and its template have no tokens under the tokenizer of {model.name}; there is nothing to answer"
+        )
     layout = Layout.of(head.tokens, [chunk.tokens for chunk in chunks], tail)
     if layout.num_tokens > model.max_positions:
         raise InputError(

@@ -122,6 +122,7 @@ def spoil(**changes: Any) -> Callable[[dict[str, Any]], bytes]:
         spoil(rows=[[62.0, 2.0, 1.0, float("nan")]]),
         spoil(rows=[[10**400, 2.0, 1.0, 1.0]]),
         spoil(rows=[[1e300, 2.0, 1.0, 1.0]]),
+        spoil(rows=[[0.5, 2.0, 1.0, 1.0]]),
         lambda data: b"[" * 100_000,
         lambda data: b" " * (2 << 20),
         spoil(rows=[[62.0, 2.0, 1.0, "fast"]]),

@@ -197,6 +197,7 @@ def inside(directory: Path) -> Iterator[None]:
     before = Path.cwd()
     (directory / "temp").mkdir(parents=True)
     os.environ["XDG_CACHE_HOME"], tempfile.tempdir = str(directory / "cache"), str(directory / "temp")
+    os.environ["MPLCONFIGDIR"] = str(directory / "cache")
     os.chdir(directory)
     try:
         yield
