@@ -320,5 +320,6 @@ class Models(Surface):
         )  # fmt: skip
         weights = (2, 3, 2, 2)
         chosen = draw.choices(range(len(commands)), weights, k=draw.choice((1, 1, 2)))
-        steps = [Step(commands[i], ("spoilt", "a.txt", "no tokens"), check_agreement if i == 1 else fine) for i in chosen]
+        names = ("spoilt", "a.txt", "no tokens")
+        steps = [Step(commands[i], names, check_agreement if i == 1 else fine) for i in chosen]
         return Case(what, tuple(steps), {}, ("st",))
