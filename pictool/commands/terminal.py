@@ -120,7 +120,8 @@ def bars(screen: Console, items: Sequence[tuple[str, float, str]], high: float |
     room = max(_MIN_WIDTH, min(40, screen.width - indent - 2 - max(len(text) for *_, text in items)))
     mark = "█" if screen.encoding.lower().startswith("utf") else "#"
     for label, size, text in items:
-        screen.print(f"{label:<{indent}} {mark * round(room * size / high):<{room}} {text}", no_wrap=True)
+        length = round(room * min(1.0, max(0.0, size / high)))
+        screen.print(f"{label:<{indent}} {mark * length:<{room}} {text}", no_wrap=True)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> Table:

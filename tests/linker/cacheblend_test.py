@@ -122,7 +122,7 @@ def test_a_model_of_one_layer_is_exact(store: Store) -> None:
     ("fields", "message"),
     [
         ({"ratio": -0.1}, "ratio=-0.1 must be from 0 to 1"),
-        ({"ratio": float("nan")}, "ratio=nan must be from 0 to 1"),
+        ({"ratio": float("nan")}, "ratio=nan must be of type float, and finite"),
         ({"on": "q"}, "on='q' must be one of v, k, kv"),
         ({"filter": "both"}, "filter='both' must be one of gradual, single"),
         ({"layers": "0,1"}, "layers='0,1' must be ascending layers from 1 on"),

@@ -72,7 +72,7 @@ def test_without_a_table_the_first_tokens_or_a_message() -> None:
         ({"fallback": "naive"}, "must be one of none, legolink"),
         ({"threshold": -1}, "must be 0 or more"),
         ({"first": -1}, "must be 0 or more"),
-        ({"threshold": float("nan")}, "must be 0 or more"),
+        ({"threshold": float("nan")}, "must be of type float, and finite"),
     ],
 )
 def test_fields_that_do_not_fit(fields: dict[str, Any], says: str) -> None:
