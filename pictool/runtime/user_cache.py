@@ -29,14 +29,16 @@ def write_cache_file(path: Path, data: bytes) -> None:
         make_private(path.parent)
         temp = path.with_suffix(".tmp")
         with open(os.open(temp, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another process is writing the same
-            if temp.stat().st_ino != os.fstat(file.fileno()).st_ino:
-                return  # it was written, and renamed, before it was locked here
             try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if temp.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                    return  # it was written, and renamed, before it was locked here
                 file.truncate(0)
                 file.write(data)
                 file.flush()
                 os.replace(temp, path)
+            except BlockingIOError:  # another process is writing the same
+                return
             except BaseException:
                 with suppress(OSError):
                     os.unlink(temp)

@@ -19,11 +19,11 @@ def fails(*_: Any) -> Any:
     raise OSError("no")
 
 
-@pytest.fixture(params=["write", "replace"])
+@pytest.fixture(params=["write", "replace", "lock"])
 def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No file can become longer than 2 bytes, or none can be renamed."""
-    if request.param == "replace":
-        monkeypatch.setattr(os, "replace", fails)
+    """No file can become longer than 2 bytes, or none can be renamed, or locked."""
+    if request.param != "write":
+        monkeypatch.setattr(*((os, "replace") if request.param == "replace" else (fcntl, "flock")), fails)
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -160,7 +160,7 @@ def manifest(members: list[Member], draw: random.Random) -> str:
     listed = next((member for member in members if member.content.startswith(b"{")), None)
     try:
         tree = json.loads(listed.content) if listed else None
-    except ValueError:  # it was forged before
+    except (ValueError, RecursionError):  # it was forged before
         tree = None
     if listed is None or not isinstance(tree, dict) or not isinstance(tree.get("keys"), list):
         return "nothing"
