@@ -218,8 +218,8 @@ def save(result: Result, directory: Path, keep: Path) -> None:
 
 
 def show(result: Result, seed: int) -> None:
-    """Print a failed case, and the command that repeats it."""
-    print(f"FAILED {result.surface} {result.number}: {result.what}")
+    """Print a case, and the command that repeats it."""
+    print(f"{'FAILED' if result.problems else 'passed'} {result.surface} {result.number}: {result.what}")
     for problem in result.problems:
         print(f"    {problem.kind}: pic {problem.command}\n        {problem.details}".replace("\x1b", "\\x1b"))
     print(f"    again: PYTHONPATH=tests python -m hostile.fuzz {result.surface} --seed {seed} --case {result.number}")
