@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from pictool import __version__
+from pictool.commands.errors import GRACE_S, INTERRUPTED, end_within
 from pictool.escapes import guard_streams
 
 # What `pic --help` says of each command; its module has its name.
@@ -76,6 +77,10 @@ def run() -> None:
     guard_streams()
     try:
         app()
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            end_within(GRACE_S)
+        raise
     finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left is safe to be killed, and no traceback

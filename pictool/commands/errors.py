@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 from weakref import WeakSet
@@ -12,6 +13,8 @@ from weakref import WeakSet
 from pictool.errors import PicError
 from pictool.escapes import visible
 
+INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
+GRACE_S = 5.0  # for so long an interrupted command may still clean up
 _MAX_MESSAGE = 2000  # characters
 
 
@@ -48,7 +51,7 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             print("pic: interrupted", file=sys.stderr)
             for work in list(_running):
                 work.cancel()
-            sys.exit(130)
+            sys.exit(INTERRUPTED)
         except BrokenPipeError:
             drop_stdout()
             sys.exit(1)
@@ -57,6 +60,17 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1)
 
     return run
+
+
+def end_within(seconds: float) -> None:
+    """End this process after so long at the latest, whatever its threads wait for; it has said why it ends.
+
+    An interrupt can come between any two steps of a library that starts a thread or passes it work. What such a thread
+    leaves behind is what a killed process leaves: files in tmp/, which the next gc removes.
+    """
+    timer = threading.Timer(seconds, os._exit, [INTERRUPTED])
+    timer.daemon = True
+    timer.start()
 
 
 def fail(message: str, code: int) -> NoReturn:

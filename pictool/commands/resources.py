@@ -28,7 +28,7 @@ def open_store(settings: Settings) -> Store:
     if store.root.exists() and not store.root.is_dir():
         raise InputError(f"{store.root}: is no directory, so no store; name another with --store")
     if store.remote is not None:
-        cancel_on_interrupt(store.remote)
+        cancel_on_interrupt(store)
     return store
 
 

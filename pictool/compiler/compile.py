@@ -150,6 +150,8 @@ def sink_tokens(model: Model, sinks: int) -> list[int]:
         raise InputError(f"sinks {sinks}: must be 0 or more")
     if sinks and model.bos_id is None:
         raise InputError(f"{model.name}: has no BOS token, so documents cannot be compiled with sinks")
+    if sinks >= model.max_positions:
+        raise InputError(f"sinks {sinks:,d}: the model takes {model.max_positions:,d} tokens in all; use fewer")
     return [model.bos_id] * sinks if model.bos_id is not None else []
 
 

@@ -189,8 +189,9 @@ class Store:
 
     def cancel(self) -> None:
         """Give up all that is being fetched, here and by other stores with this remote; it gets no more requests."""
-        if self.remote is not None:
+        if self.remote is not None and self._fetcher is not None:
             self.remote.cancel()
+            self._fetcher.stop()
 
     # Writing objects
 

@@ -189,11 +189,17 @@ def verify(store: Store, repair: bool = False, on_object: Callable[[Entry], None
 
 
 def _take_out_all(store: Store, problems: dict[str, str]) -> tuple[str, ...]:
-    """The keys of those that could be taken out; of the others, `problems` says why they could not."""
+    """The keys of those that could be taken out; of the others, `problems` says why they could not.
+
+    One that another process took out or compiled again meanwhile is no problem any more.
+    """
     repaired = []
-    for key in problems:
+    for key in list(problems):
         try:
-            repaired += [key] if take_out(store, key) else []
+            if take_out(store, key):
+                repaired.append(key)
+            elif not os.path.lexists(store.path(key)) or find_problem(store, key) is None:
+                del problems[key]
         except StoreError as error:
             problems[key] = str(error)
     return tuple(repaired)
