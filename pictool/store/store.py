@@ -68,6 +68,9 @@ class Store:
         store._outer = self._outer
         return store
 
+    def __repr__(self) -> str:
+        return f"Store({str(self.root)!r}{f', remote={str(self.remote)!r}' if self.remote else ''})"
+
     def path(self, key: str) -> Path:
         return object_path(self.root, key)
 
