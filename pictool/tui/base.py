@@ -82,8 +82,9 @@ class PicScreen(Screen[None]):
         self.call_after_refresh(self._write, path)
 
     def _show_toasts(self, is_shown: bool) -> None:
+        """Give notices room, or none. The app itself shows them again (`display`) whenever it has told something."""
         for rack in self.query("ToastRack"):
-            rack.display = is_shown
+            rack.styles.max_height = None if is_shown else 0
 
     def _write(self, path: Path) -> None:
         from pictool.tui.export import export_view

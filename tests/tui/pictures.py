@@ -56,8 +56,6 @@ async def take(name: str, app: PicApp) -> None:
     async with app.run_test(size=size, notifications=False) as pilot:
         await settle(pilot)
         await _press(pilot, keys)
-        app.screen.query("ToastRack").set(display=False)
-        await settle(pilot)
         (IMAGES / f"{name}.png").write_bytes(draw_png(screen_lines(app)))
 
 
