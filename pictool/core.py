@@ -125,6 +125,16 @@ class Chunk:
         return len(self.tokens)
 
 
+@dataclass(frozen=True)
+class GeneratedChunk(Chunk):
+    """A chunk that a model generated. `object` is the key of its generated object, which is linked if it can be.
+
+    It is compiled as any chunk where the store does not have that object, or it lacks what is needed of it.
+    """
+
+    object: str
+
+
 @dataclass(frozen=True, order=True)
 class CompileOptions:
     """How a chunk is compiled to an object. `sinks` and `codec` belong to the object's key, `probes` does not.

@@ -15,7 +15,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from pictool.compiler.chunking import make_chunk, read_text
-from pictool.compiler.compile import CODEC, object_key
+from pictool.compiler.compile import CODEC
 from pictool.core import Sampling
 from pictool.errors import InputError, PicError
 from pictool.linker.policies import DEFAULT, make_policy
@@ -324,19 +324,14 @@ class _Run:
         keeps = self._options.keeps_outputs and spec.policy.needs.objects
         if keeps:
             engine.require("trace", "to link outputs as they were generated")
-        if not keeps:
-            answer = engine.answer(spec, on_text=on_text)
-        else:
-            plain = [object_key(engine.model, chunk, spec.objects) for chunk in prompt.documents]
-            generated = {key: own for key, own in zip(plain, prompt.generated, strict=True) if own}
-            answer = answer_and_keep(engine, spec, generated, on_text)
+        answer = answer_and_keep(engine, spec, on_text) if keeps else engine.answer(spec, on_text=on_text)
         self._tokens += len(answer.generated.tokens)
         self._hooks.on_answer(path, answer)
         done = Done.of(path, answer)
         if keeps and path:
             seam = engine.model.encode(seam_after(done.text))
             text = done.text + seam_after(done.text)
-            key = keep_output(engine.store, answer, done.tokens, seam, text, spec.codec, prompt.generated)
+            key = keep_output(engine.store, answer, done.tokens, seam, text, spec.codec)
             done = replace(done, object=key or "")
         return done
 
