@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -226,6 +226,35 @@ def test_equal_calls_at_temperature_0_run_once(run: Callable[..., Result]) -> No
     result = run(par(g0("a"), g0("a"), g0(g0("a"))), on_answer=lambda path, answer: answered.append(path))
     assert list(map(path_text, answered)) == ["par[0]", "par[2]"]
     assert [done.is_shared for done in result.done] == [False, True, True, False]
+
+
+def test_calls_that_are_ready_at_once_reach_the_engine_together(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waves: list[int] = []
+    answer_all = engine.answer_all
+
+    def watched(specs: Sequence[Spec]) -> Any:
+        waves.append(len(specs))
+        return answer_all(specs)
+
+    monkeypatch.setattr(engine, "answer_all", watched)
+    inner = repeat(2, g0(plus(g0("a"), g0("b")), "c"))
+    query = g0(plus(inner, g0(plus(g0("d"), g0("a")), "e"), g0("f")), seq(g0("g"), g0("h")))
+    result = Executor(lambda name: engine, SHORT).run(query)
+    assert waves == [5, 3]  # a b d f g; c e h; then one is left, whose text streams
+    by_path = {path_text(done.path): done for done in result.done}
+    assert sum(done.is_shared for done in result.done) == 2 and len(by_path) == 11
+    alone = Executor(lambda name: engine, replace(SHORT, budget=Budget(tokens=999))).run(query)
+    assert {path_text(done.path): done.text for done in alone.done} == {path: by_path[path].text for path in by_path}
+    assert waves == [5, 3]
+
+
+def test_the_deepest_tree_runs(run: Callable[..., Result]) -> None:
+    query: Query = user("a")
+    while query.depth < nodes.MAX_DEPTH - 1:
+        query = g0(query, max_tokens=1)
+    assert len(run(query).done) > 40
 
 
 def test_a_retrieval_is_prepared_before_the_call(engine: Engine, files: Path) -> None:
