@@ -130,7 +130,7 @@ def plot_tree(points: Sequence[TreePoint], title: str, name: str | Path) -> None
             for query, line in _TREE.items():
                 axes.plot(
                     [point.hay for point in own], [100 * point.right[query] for point in own], line, marker=_MARKERS[index],
-                    markersize=4, color=_COLOURS[index], label=f"{query}, {picture_text(label)}",
+                    markersize=8 - 4 * min(index, 1), color=_COLOURS[index], label=f"{query}, {picture_text(label)}",
                 )  # fmt: skip
         axes.set(xlabel="tokens of hay around each candidate", ylabel="right answers, %", ylim=(-3, 103))
         axes.set_title(picture_text(title), loc="left")
