@@ -320,9 +320,38 @@ def test_an_optimised_query_is_one_of_the_permutations_where_something_does(run:
     assert run(optimised.after).text == answers[optimised.after.children[0].children[0].children]  # type: ignore[index]
 
 
-def test_a_policy_that_recomputes_all_answers_as_full(run: Callable[..., Result]) -> None:
+def orders(query: Query) -> list[Query]:
+    """The query with the children of every + in every order."""
+    below = [orders(child) for child in query.children]
+    chosen = [query.with_children(children) for children in itertools.product(*below)]
+    if not isinstance(query, nodes.Plus):
+        return chosen
+    return [each.with_children(order) for each in chosen for order in itertools.permutations(each.parts)]
+
+
+def test_random_queries_answer_as_one_of_their_permutations(run: Callable[..., Result]) -> None:
+    """Under an exact policy; wherever nothing was reordered, as the query that was written."""
+    rng, reordered, moved = random.Random(23), 0, 0
+    while reordered < 12:
+        query = g0(random_query(rng, 1), "Well?", max_tokens=2)
+        variants = orders(query)
+        if len(variants) > 24:
+            continue
+        optimised = optimise(query, Options(is_exact=True))
+        answer = run(optimised.after).text
+        if "order +" not in {step.rule for step in optimised.steps}:
+            assert answer == run(query).text
+            continue
+        reordered += 1
+        moved += answer != run(query).text
+        assert answer in {run(variant).text for variant in variants}
+    assert moved
+
+
+@pytest.mark.parametrize("policy", [make_policy("legolink", {"k": 999}), make_policy("cacheblend", {"ratio": 1.0})])
+def test_a_policy_that_recomputes_all_answers_as_full(run: Callable[..., Result], policy: Any) -> None:
     query = g0(plus(g0("one two"), g0("three"), "the harbour "), "Which?")
-    everything = replace(SHORT, policy=make_policy("legolink", {"k": 999}))
+    everything = replace(SHORT, policy=policy)
     assert [done.text for done in run(query, everything).done] == [done.text for done in run(query).done]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from pictool.core import Chunk, GeneratedChunk, Sampling
 from pictool.engines.base import Answer
 from pictool.engines.torch import TorchEngine
-from pictool.errors import StoreError
+from pictool.errors import StoreError, TraceError
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
@@ -23,6 +23,8 @@ from pictool.spans.execute import Executor, Hooks, RunOptions
 from pictool.spans.generated import answer_and_keep, keep_output
 from pictool.spans.query import Path as NodePath
 from pictool.store.store import Store
+from pictool.trace.format import read_trace
+from pictool.trace.replay import replay
 
 NAIVE, FULL = make_policy("naive"), make_policy("full")
 TAIL = "Question: the harbour?\nAnswer:"
@@ -183,6 +185,20 @@ def outputs(model: Model, store: Store, policy: str) -> tuple[list[str], list[An
     executor = Executor(lambda name: TorchEngine(model, store), options, Hooks(on_answer=keep))
     query = g(plus(repeat(2, g("candidate", temperature=1.5)), "the harbour\n"), "Which?", temperature=0)
     return [done.object for done in executor.run(query).done], answers
+
+
+def test_the_trace_of_an_outer_call_can_be_replayed(llama: Model, tmp_path: Path) -> None:
+    """While the store has what it linked: nothing else is linked in its place."""
+    store = Store(tmp_path / "own")
+    keys, answers = outputs(llama, store, "naive")
+    path = tmp_path / "judge.trace"
+    answers[2].write_trace(path)
+    trace = read_trace(path)
+    assert [chunk.key for chunk in trace.chunks][:2] == keys[:2]
+    assert np.array_equal(replay(llama, store, trace, "judge").rows, trace.rows)
+    store.path(keys[0]).unlink()
+    with pytest.raises(TraceError, match=f"was linked from the object {keys[0][:12]}, which is not that of its tokens"):
+        replay(llama, store, trace, "judge")
 
 
 def test_an_outer_call_links_the_generated_objects_of_inner_ones(llama: Model, store: Store) -> None:
