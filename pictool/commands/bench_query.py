@@ -162,7 +162,7 @@ def bulk(
     if common.plot:
         from pictool.bench.queries.plots import plot_bulk
 
-        plot_bulk(result, f"{model_line(report)}, {result.dataset}", common.plot)
+        plot_bulk(result, f"{model_line(report)}, {dataset}", common.plot)
 
 
 @command(app, "tree", *_QUERY)
@@ -256,8 +256,8 @@ def print_moves(points: Sequence[MovesPoint], report: dict[str, Any]) -> None:
 def print_bulk(result: BulkResult, report: dict[str, Any]) -> None:
     print(head_line(report))
     print(
-        f"{result.queries} queries of {result.dataset}: {result.documents} documents, {result.distinct} of them different, "
-        f"{result.tokens:,} tokens; caches of {result.capacity / 1e6:.1f} MB"
+        f"{result.queries} queries of {result.dataset}: {result.documents} documents, {result.distinct} of them "
+        f"different, {result.tokens:,} tokens; caches of {result.capacity / 1e6:.1f} MB"
     )
     columns = ["policy", "bulk", "mean TTFT ms", "sooner than stock", "least", "most", "expected hits", "hits"]
     print_table(columns, [

@@ -1,4 +1,4 @@
-"""`pic inspect`: what an object is, what a link did, or what a query's run did. Loads no torch unless it needs a model."""
+"""`pic inspect`: what an object is, or what a link or a query's run did. Loads no torch unless it needs a model."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def run_inspect(
       pic inspect link.trace --attention --against full
     """
     from pictool.commands.inspect_run import inspect_run
-    from pictool.tui.services import is_run_path
     from pictool.trace.format import is_trace
+    from pictool.tui.services import is_run_path
 
     if options.sinks:
         note("--sinks of pic inspect is now called --attention-sinks")

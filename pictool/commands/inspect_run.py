@@ -69,7 +69,9 @@ def _node(node: TreeLine, room: int) -> str:
     """A line of the tree, whose label is cut in its middle."""
     lead, label = visible(node.lead), visible(node.label)
     left = max(6, room - len(lead))
-    return lead + (label if len(label) <= left else f"{label[: left // 2]}..{label[len(label) - (left - 1) // 2 + 2 :]}")
+    return lead + (
+        label if len(label) <= left else f"{label[: left // 2]}..{label[len(label) - (left - 1) // 2 + 2 :]}"
+    )
 
 
 def _cells(call: CallRun | None) -> list[str]:

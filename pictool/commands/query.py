@@ -89,7 +89,9 @@ class Wanted:
         Optional[str], option("-o, --output", "FILE", "Answers of --bulk; a run that stopped goes on.", OUTPUT)
     ] = None
     plot: Annotated[Optional[str], option("--plot", "FILE", "Draw both trees (.svg).", OUTPUT)] = None
-    trace: Annotated[Optional[str], option("--trace", "DIR", "Write the run, with a trace of every call.", OUTPUT)] = None
+    trace: Annotated[Optional[str], option("--trace", "DIR", "Write the run, with a trace of every call.", OUTPUT)] = (
+        None
+    )
     as_json: JsonOption = False
 
     def check(self, query: str) -> None:

@@ -14,11 +14,11 @@ from pictool.commands.settings import Settings
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
+    from pictool.spans.runs import QueryRun
     from pictool.store.format import ObjectFile
     from pictool.store.store import StoredObject
     from pictool.trace.analysis import TraceAnalysis
     from pictool.trace.attention_sinks import AttentionSinks
-    from pictool.spans.runs import QueryRun
     from pictool.tui.app import PicApp
     from pictool.tui.services import Exports, Job, LoadedTrace
 
@@ -28,7 +28,9 @@ app = make_app()
 @command(app, "tui", "model", "device", "dtype", "store", *SALT)
 def run_tui(
     settings: Settings,
-    names: Annotated[Optional[list[str]], argument("NAME", "A store, traces (two or more: compared), or a query's run.")] = None,
+    names: Annotated[
+        Optional[list[str]], argument("NAME", "A store, traces (two or more: compared), or a query's run.")
+    ] = None,
 ) -> None:
     """Browse objects and traces on the terminal.
 

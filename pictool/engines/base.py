@@ -272,7 +272,6 @@ class Engine(ABC):
         full = self.run(replace(spec, policy=make_policy(BASELINE)))
         return replace(answer, compare=compare_answers(answer, full))
 
-
     def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
         """Answer several specs, each as `answer` does: one after the other, or side by side where the engine can.
 

@@ -29,7 +29,6 @@ from pictool.spans.optimise import Optimised, optimise
 from pictool.spans.prompt import FileText, Output, Prompt, Span, make_prompt, seam_after, span_text, spans_of
 from pictool.spans.query import (
     DEFAULT_MODEL,
-    Call,
     Generate,
     Join,
     Message,
@@ -284,7 +283,7 @@ class _Run:
             return (yield from together(tasks))
         results: list[Query] = []
         for task in tasks:
-            results.append((yield from task))
+            results.append((yield from task))  # noqa: PERF401 (no yield in a comprehension)
         return results
 
     def _fragment(self, node: nodes.Fragment, path: Path) -> Message:
@@ -325,7 +324,9 @@ class _Run:
         else:
             over = yield from self._evaluate(node.input.input, (*below, node.input.kind, "input"))
         paths = [(*below, index) for index in range(node.n)]
-        tasks = [self._ask(node.input, path, _written(node.input, path, index), over) for index, path in enumerate(paths)]
+        tasks = [
+            self._ask(node.input, path, _written(node.input, path, index), over) for index, path in enumerate(paths)
+        ]
         return Par(tuple((yield from together(tasks))))
 
     def _call(self, node: Generate | nodes.Chat, path: Path) -> _Task[Output]:

@@ -6,7 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pictool.errors import InputError, PicError
-from pictool.spans.query import Call, Chat, Generate, Map, Path, Query, Repeat, attributes, nodes, path_text, shape
+from pictool.spans.query import (
+    DEFAULT_MODEL,
+    Call,
+    Chat,
+    Generate,
+    Map,
+    Path,
+    Query,
+    Repeat,
+    attributes,
+    nodes,
+    path_text,
+    shape,
+)
 from pictool.spans.rules import RULES, Effect, Options, Rule, Site, is_deterministic
 
 _SHOWN = 60  # characters of a text, in trees
@@ -97,8 +110,9 @@ def tree_lines(query: Query, has_outputs: bool = False) -> Iterator[TreeLine]:
 
 
 def label(query: Query) -> str:
-    """A node in a few words: its symbol, and its fields."""
-    values = [f"{name}={value}" for name, value in attributes(query).items() if name not in ("text", "role", "source")]
+    """A node in a few words: its symbol, and its fields. The default model is not named."""
+    fields = {name: value for name, value in attributes(query).items() if (name, value) != ("model", DEFAULT_MODEL)}
+    values = [f"{name}={value}" for name, value in fields.items() if name not in ("text", "role", "source")]
     texts = [str(getattr(query, name)) for name in ("source", "text") if getattr(query, name, None) is not None]
     return " ".join([query.symbol, *values, *(_shortened(text) for text in texts)])
 

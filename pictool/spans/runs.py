@@ -97,7 +97,10 @@ def write_run(
     """
     trace_of = {id(each.own): traces[each.path] for each in done if each.path in traces}
     calls = [{"node": list(each.path), "trace": trace_of.get(id(each.own)), **each.report()} for each in done]
-    lines = [{"lead": node.lead, "label": node.label, "path": list(node.path)} for node in tree_lines(query, has_outputs=True)]
+    lines = [
+        {"lead": node.lead, "label": node.label, "path": list(node.path)}
+        for node in tree_lines(query, has_outputs=True)
+    ]
     data = {"format": FORMAT, "version": VERSION, **more, "nodes": lines, "calls": calls}
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / FILE) as file:
@@ -174,4 +177,3 @@ def _path(value: Any) -> NodePath:
 
 def _problem(error: Exception) -> str:
     return f"it has no {error}" if isinstance(error, KeyError) else str(error)
-

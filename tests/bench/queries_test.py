@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from commands.run import pic
+
 from pictool.bench.queries import bulk, documents, judge, moves, tree
 from pictool.bench.queries.bulk import bench_bulk, bulk_order
 from pictool.bench.queries.documents import bench_documents
@@ -73,7 +73,10 @@ def test_a_judge_reads_what_inner_calls_generated(model: Model, tmp_path: Path) 
 def test_moves_are_what_their_names_say(model: Model) -> None:
     options, steps = MovesOptions((64,), (2, 16), block=8, repeats=1), Steps()
     points = bench_moves(model, options, steps)
-    assert steps.count == moves.num_runs(options) and [point.kind for point in points] == [*sorted(KINDS * 2, key=KINDS.index), LINK]
+    assert steps.count == moves.num_runs(options) and [point.kind for point in points] == [
+        *sorted(KINDS * 2, key=KINDS.index),
+        LINK,
+    ]
     by_kind = {(point.kind, point.batch): point for point in points}
     assert by_kind["permutation", 16].scratch == 0 == by_kind["overlap", 2].scratch
     assert by_kind["duplicates", 16].duplicates == 4 and by_kind["duplicates", 16].moves == 8
@@ -100,7 +103,7 @@ def test_bulks_are_ordered_within_themselves_and_cached_as_expected(model: Model
 
 def test_a_bulk_stays_where_it_is_in_the_order() -> None:
     rng = random.Random(1)
-    items = [{key: 1 for key in rng.sample("abcdef", 2)} for _ in range(10)]
+    items = [dict.fromkeys(rng.sample("abcdef", 2), 1) for _ in range(10)]
     assert bulk_order(items, 1, 4) == list(range(10))
     by_four = bulk_order(items, 4, 4)
     assert [sorted(by_four[start : start + 4]) for start in (0, 4, 8)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -108,7 +111,7 @@ def test_a_bulk_stays_where_it_is_in_the_order() -> None:
 
 
 def test_a_tree_keeps_what_a_flat_judge_loses(tmp_path: Path) -> None:
-    """On the embedded model: copies of the facts of two candidates at a time, out of hay that a flat judge is lost in."""
+    """On the embedded model: facts are copied, of two candidates at a time, out of hay that a flat judge is lost in."""
     embedded = load_model("embedded", "cpu")
     options, steps = TreeOptions((400,), runs=4, seed=1), Steps()
     full = parse_grid(["full"])
@@ -146,7 +149,9 @@ def test_tables_json_and_pictures(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     shape = [] if name == "tree" else ["--shape", "tiny"]
     algo = [] if name == "moves" else ["--algo", "naive"]
-    outcome = pic("bench", "query", name, *RUNS[name], *shape, *algo, "-o", "out.json", "--plot", "out.svg", "--device", "cpu")
+    outcome = pic(
+        "bench", "query", name, *RUNS[name], *shape, *algo, "-o", "out.json", "--plot", "out.svg", "--device", "cpu"
+    )
     assert outcome.code == 0, outcome.err
     assert ("embedded" if name == "tree" else "random tiny") in outcome.out and "…" not in outcome.out
     report = json.loads(Path("out.json").read_text())
@@ -173,5 +178,3 @@ def test_mistakes_are_told_in_one_line(options: list[str], code: int, message: s
     outcome = pic("bench", "query", *options)
     assert outcome.code == code and f"pic: error: {message}" in outcome.err
     assert outcome.err.count("pic: error:") == 1
-
-

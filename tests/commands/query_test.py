@@ -177,7 +177,10 @@ def test_wrong_options(query: Any, options: list[str], code: int, message: str) 
         ({"plus": [{"x": 1}]}, "q.json: plus[0]: unknown operator 'x'; known are system, user"),
         ("{", "q.json: is not JSON (line 1, column 2"),
         (g({"plus": []}), "the query: the input is empty; there is nothing to answer"),
-        (g({"plus": [g({"cross": []}), user("b")]}), "g.input[0].plus[0]: the input is empty; there is nothing to answer"),
+        (
+            g({"plus": [g({"cross": []}), user("b")]}),
+            "g.input[0].plus[0]: the input is empty; there is nothing to answer",
+        ),
         (g({"ask": "Who?"}), "g.input[0]: asks 'Who?', but stdin is no terminal; run it from one"),
         ('{"seq":[' * 10_000 + "]}" * 10_000, "q.json: seq[0].seq[0].seq[0].seq[0] … "),
     ],

@@ -26,7 +26,11 @@ INNER = ("g", "input", "cross", 0, "plus", 0, "repeat")
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     first = Done((*INNER, 0), "yes", (4,), dict(OWN), ((0, 1),))
-    done = [first, Done((*INNER, 1), "yes", (4,), first.own, ((0, 1),), is_shared=True), Done((), "yes", (4,), dict(OWN), ())]
+    done = [
+        first,
+        Done((*INNER, 1), "yes", (4,), first.own, ((0, 1),), is_shared=True),
+        Done((), "yes", (4,), dict(OWN), ()),
+    ]
     traces = {done[0].path: "0001.trace", (): "0002.trace"}
     return write_run(tmp_path / "run", QUERY, done, traces, {"answer": "yes", "error": None})
 
@@ -98,7 +102,7 @@ def test_what_is_no_run_is_refused_in_one_line(run: Path, apply: Callable[[Any],
 @pytest.mark.parametrize("text", [b"", b"[" * 100_000, b"\xff", b'{"format": NaN}', b"[1, 2]"])
 def test_what_is_no_json_is_refused(tmp_path: Path, text: bytes) -> None:
     (tmp_path / FILE).write_bytes(text)
-    with pytest.raises(InputError, match="is no (JSON|run of a query)"):
+    with pytest.raises(InputError, match=r"is no (JSON|run of a query)"):
         read_run(tmp_path)
 
 

@@ -13,10 +13,7 @@ Tree = list["Tree"] | int  # a number asks for itself, a list has its children s
 
 
 def total(tree: Tree, done: list[int]) -> Task[int, int, int]:
-    if isinstance(tree, int):
-        asked = tree
-    else:
-        asked = sum((yield from together([total(child, done) for child in tree])))
+    asked = tree if isinstance(tree, int) else sum((yield from together([total(child, done) for child in tree])))
     if asked % 7 == 6:
         raise ValueError(asked)
     (outcome,) = yield (asked,)

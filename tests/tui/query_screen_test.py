@@ -9,9 +9,9 @@ import pytest
 from textual.pilot import Pilot
 from traces import make_trace
 
+from pictool.commands.errors import UsageError
 from pictool.commands.settings import Settings
 from pictool.commands.tui import named_store, open_app
-from pictool.commands.errors import UsageError
 from pictool.errors import InputError
 from pictool.spans.dsl import g, plus, repeat
 from pictool.spans.execute import Done
@@ -24,7 +24,8 @@ from pictool.tui.widgets.table import RowTable
 from tui.drive import FakeJob, drive, press, screen_text
 
 OWN = {
-    "answer": "it does", "algo": "legolink", "tokens": {"context": 80, "recomputed": 20.0, "prompt": 91, "generated": 3},
+    "answer": "it does", "algo": "legolink",
+    "tokens": {"context": 80, "recomputed": 20.0, "prompt": 91, "generated": 3},
     "timing": {"ttft_s": 0.0125},
 }  # fmt: skip
 INNER = ("g", "input", "cross", 0, "plus", 0, "repeat")
@@ -33,7 +34,11 @@ INNER = ("g", "input", "cross", 0, "plus", 0, "repeat")
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     first = Done((*INNER, 0), "it does", (), dict(OWN), ())
-    calls = [first, Done((*INNER, 1), "it does", (), first.own, (), is_shared=True), Done((), "no\x1b[2J", (), dict(OWN), ())]
+    calls = [
+        first,
+        Done((*INNER, 1), "it does", (), first.own, (), is_shared=True),
+        Done((), "no\x1b[2J", (), dict(OWN), ()),
+    ]
     query = g(plus(repeat(2, g("Does it?", temperature=0))), "Which one?")
     folder = tmp_path / "run"
     folder.mkdir()

@@ -137,4 +137,3 @@ def world_cases(count: int, questions: int, seed: int) -> list[Case]:
 def world_query(case: Case) -> Query:
     """A question over the pages, which commute."""
     return g(plus(*map(fragment, case.documents)), case.query, temperature=0, max_tokens=case.max_new_tokens)
-

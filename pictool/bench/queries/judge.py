@@ -172,5 +172,3 @@ def judge_query(case: Case) -> Query:
     pages = [fragment(page) for page in case.documents]
     drawn = g(plus(*pages), case.query, temperature=0.5, max_tokens=case.max_new_tokens)
     return g(plus(*pages, repeat(CANDIDATES, drawn)), case.query, temperature=0, max_tokens=case.max_new_tokens)
-
-

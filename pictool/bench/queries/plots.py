@@ -88,8 +88,8 @@ def plot_moves(points: Sequence[MovesPoint], title: str, name: str | Path) -> No
             for index, batch in enumerate(sorted({point.batch for point in points if point.kind != LINK})):
                 own = [point for point in points if (point.kind, point.batch) == (kind, batch)]
                 axes.plot(
-                    [point.tokens for point in own], [point.tokens_per_ms.median for point in own], color=_COLOURS[index],
-                    marker=_MARKERS[index], markersize=4, label=f"batches of {batch}" if axes is every[0] else None,
+                    [point.tokens for point in own], [point.tokens_per_ms.median for point in own],
+                    color=_COLOURS[index], marker=_MARKERS[index], markersize=4, label=f"batches of {batch}" if axes is every[0] else None,
                 )  # fmt: skip
             link = [point for point in points if point.kind == LINK]
             axes.plot(
@@ -129,8 +129,8 @@ def plot_tree(points: Sequence[TreePoint], title: str, name: str | Path) -> None
             own = [point for point in points if point.label == label]
             for query, line in _TREE.items():
                 axes.plot(
-                    [point.hay for point in own], [100 * point.right[query] for point in own], line, marker=_MARKERS[index],
-                    markersize=8 - 4 * min(index, 1), color=_COLOURS[index], label=f"{query}, {picture_text(label)}",
+                    [point.hay for point in own], [100 * point.right[query] for point in own], line,
+                    marker=_MARKERS[index], markersize=8 - 4 * min(index, 1), color=_COLOURS[index], label=f"{query}, {picture_text(label)}",
                 )  # fmt: skip
         axes.set(xlabel="tokens of hay around each candidate", ylabel="right answers, %", ylim=(-3, 103))
         axes.set_title(picture_text(title), loc="left")

@@ -121,7 +121,7 @@ def _copied(stack: Haystack, arity: int) -> list[Query]:
 
 
 def write_haystack(model: Model, hay: int, options: TreeOptions, number: int) -> Haystack:
-    """Candidates about subjects of one kind, all told of by the same attribute; a function of the options and number."""
+    """Candidates about subjects of one kind, told of by one attribute; a function of the options and the number."""
     rng = random.Random(f"hay-{options.seed}-{hay}-{number}")
     kind, attribute = rng.choice(_told_by_words())
     assert not isinstance(attribute.values, str)
