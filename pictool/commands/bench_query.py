@@ -153,7 +153,7 @@ def bulk(
     from pictool.bench.queries.bulk import bench_bulk, num_runs
     from pictool.eval.datasets import open_dataset
 
-    opened = open_dataset(dataset, {"prompts": limit // 5 + 1} if dataset == "world" else {})
+    opened = open_dataset(dataset, {"prompts": str(limit // 5 + 1)} if dataset == "world" else {})
     with open_subject(common, settings, SHAPE, ALGOS, seed) as subject:
         with progress("answering", num_runs(options, subject.policies, limit)) as step:
             result = bench_bulk(subject.model, subject.policies, opened, options, subject.directory, step)

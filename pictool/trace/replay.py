@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -128,7 +128,7 @@ def _objects(
         options = CompileOptions(traced.sinks, traced.codec)
         if object_key(model, chunk, options) != traced.key:  # nothing is compiled under another key
             if _is_generated(model, store, chunk, traced.key):
-                objects.append(GeneratedChunk(*astuple(chunk), traced.key))
+                objects.append(GeneratedChunk(text, chunk.tokens, traced.source, traced.key))
                 continue
             raise TraceError(
                 f"{name}: {traced.source} was linked from the object {traced.key[:12]}, which is not that of its "

@@ -326,7 +326,7 @@ def orders(query: Query) -> list[Query]:
     chosen = [query.with_children(children) for children in itertools.product(*below)]
     if not isinstance(query, nodes.Plus):
         return chosen
-    return [each.with_children(order) for each in chosen for order in itertools.permutations(each.parts)]
+    return [each.with_children(order) for each in chosen for order in itertools.permutations(each.children)]
 
 
 def test_random_queries_answer_as_one_of_their_permutations(run: Callable[..., Result]) -> None:

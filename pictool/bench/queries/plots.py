@@ -64,8 +64,10 @@ def plot_judge(result: JudgeResult, middle: float, title: str, name: str | Path)
             _spread(right, [p for p in result.points if p.temperature == middle], label, colour)
         left.set(xlabel="temperature of the inner calls", ylabel="times sooner than stock, p50")
         right.set(ylabel=f"times sooner than stock, p1 to p99, at {middle:g}")
-        for axes in (left, right):
-            _at_one(axes)
+        _at_one(left)
+        right.set_yscale("log")
+        right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        right.axhline(1, color="#555555", linewidth=1)
         figure.suptitle(picture_text(title), fontsize=10, x=0.01, ha="left")
         figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
 
@@ -89,7 +91,8 @@ def plot_moves(points: Sequence[MovesPoint], title: str, name: str | Path) -> No
                 own = [point for point in points if (point.kind, point.batch) == (kind, batch)]
                 axes.plot(
                     [point.tokens for point in own], [point.tokens_per_ms.median for point in own],
-                    color=_COLOURS[index], marker=_MARKERS[index], markersize=4, label=f"batches of {batch}" if axes is every[0] else None,
+                    color=_COLOURS[index], marker=_MARKERS[index], markersize=4,
+                    label=f"batches of {batch}" if axes is every[0] else None,
                 )  # fmt: skip
             link = [point for point in points if point.kind == LINK]
             axes.plot(
@@ -130,7 +133,8 @@ def plot_tree(points: Sequence[TreePoint], title: str, name: str | Path) -> None
             for query, line in _TREE.items():
                 axes.plot(
                     [point.hay for point in own], [100 * point.right[query] for point in own], line,
-                    marker=_MARKERS[index], markersize=8 - 4 * min(index, 1), color=_COLOURS[index], label=f"{query}, {picture_text(label)}",
+                    marker=_MARKERS[index], markersize=8 - 4 * min(index, 1), color=_COLOURS[index],
+                    label=f"{query}, {picture_text(label)}",
                 )  # fmt: skip
         axes.set(xlabel="tokens of hay around each candidate", ylabel="right answers, %", ylim=(-3, 103))
         axes.set_title(picture_text(title), loc="left")

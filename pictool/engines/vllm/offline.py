@@ -238,7 +238,9 @@ class VllmEngine(Engine):
 
     def _steps_together(self, requests: Mapping[int, tuple[Sequence[int], Any]]) -> Iterator[tuple[int, Any]]:
         """The outputs of requests (tokens and parameters) by their names as they grow; of each the last is finished."""
-        engine = self._llm.llm_engine if requests else None
+        if not requests:
+            return
+        engine = self._llm.llm_engine
         salt = {"cache_salt": self.model.salt} if self.model.salt else {}
         names: dict[str, int] = {}
         try:
@@ -246,11 +248,11 @@ class VllmEngine(Engine):
                 request_id = next(self._request_ids)
                 names[request_id] = name
                 engine.add_request(request_id, {"prompt_token_ids": list(tokens), **salt}, sampling_params)
-            while names and engine.has_unfinished_requests():
+            while engine.has_unfinished_requests():
                 for output in engine.step():
                     yield names[output.request_id], output
         finally:
-            if names and engine.has_unfinished_requests():  # the caller ended it
+            if engine.has_unfinished_requests():  # the caller ended it
                 engine.abort_request(list(names))
 
     def _sampling_params(
