@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunks, read_text
 from pictool.compiler.compile import Compiled, compile_chunks, object_key
-from pictool.core import Chunk, CompileOptions, GeneratedChunk
-from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError
+from pictool.core import Chunk, CompileOptions, GeneratedChunk, Text
+from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError, UnwritableStoreError
 from pictool.linker.spec import Spec
 from pictool.store.bundles import is_object_list, read_object_list
 from pictool.store.entries import is_key
 from pictool.store.format import ObjectFile
+from pictool.store.scratch import memory_directory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -75,10 +76,14 @@ def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack)
         PicError: names the document, and what is wrong with it.
     """
     parts: list[Part] = []
-    store.prefetch(str(document) for document in spec.documents if is_key(str(document)))
+    named = [document for document in spec.documents if isinstance(document, str | Path)]
+    store.prefetch(str(name) for name in named if is_key(str(name)))
     for document in spec.documents:
         if isinstance(document, Chunk):
             parts.append(Part.of(document, spec.objects))
+        elif isinstance(document, Text):
+            chunks = make_chunks(model, document.text, document.source, spec.chunk_tokens)
+            parts.extend(Part(chunk, spec.objects) for chunk in chunks)
         elif Path(document).suffix == ".kvo":
             parts.extend(_object_parts(model, Path(document), opened))
         elif Path(document).exists():
@@ -100,7 +105,14 @@ def _key(model: Model, store: Store, name: str) -> str:
     except StoreError as error:
         if all(c in "0123456789abcdef" for c in name):
             raise
-        raise InputError(f"{name}: no such file") from error
+        raise no_such_file(name) from error
+
+
+def no_such_file(name: str) -> InputError:
+    """The error for what is neither a file nor a key. What looks like a text gets a hint."""
+    is_text = " " in name.strip() or "\n" in name
+    shown = name if len(name) <= 200 else f"{name[:200]}…"
+    return InputError(f"{shown}: no such file" + ("; a text in memory is pictool.Text(…)" if is_text else ""))
 
 
 def _object_parts(model: Model, path: Path, opened: ExitStack) -> list[Part]:
@@ -129,12 +141,16 @@ def _object_parts(model: Model, path: Path, opened: ExitStack) -> list[Part]:
 
 
 def open_objects(
-    model: Model, store: Store, parts: Sequence[Part], opened: ExitStack, on_compile: OnCompile | None = None
-) -> tuple[list[ObjectFile], float]:
+    model: Model, store: Store, parts: Sequence[Part], opened: ExitStack, on_compile: OnCompile | None = None,
+    damaged: Container[str] = (),
+) -> tuple[list[ObjectFile], float]:  # fmt: skip
     """The open object of every part; texts that are not compiled yet are compiled first (and reported).
+
+    Where the store cannot be written, they are compiled into memory, with a warning (`Store.on_warning`).
 
     Args:
         opened: closes the objects.
+        damaged: keys of objects that are damaged and cannot be taken out: they are compiled into memory.
 
     Returns:
         the objects, and the seconds that compiling took.
@@ -143,13 +159,20 @@ def open_objects(
         PicError: an object of another model, or one that is not what its part was made of.
     """
     store.prefetch(part.keys(model)[0] for part in parts if part.file is None)
-    objects = {i: file for i, part in enumerate(parts) if (file := _open(model, store, part, opened))}
-    started = time.perf_counter()
+    objects = {i: file for i, part in enumerate(parts) if (file := _open(model, store, part, opened, damaged))}
+    is_stuck = any(part.file is None and part.key(model) in damaged for part in parts)
+    started, target = time.perf_counter(), _memory_store(opened) if is_stuck else store
     for _ in range(_ATTEMPTS):
         missing = {i: part for i, part in enumerate(parts) if i not in objects}
         if not missing:
             break
-        objects |= _compile_missing(model, store, missing, on_compile, opened)
+        try:
+            objects |= _compile_missing(model, target, missing, on_compile, opened)
+        except UnwritableStoreError as error:
+            if target is not store:
+                raise
+            store.on_warning(f"{error}; going on with objects in memory")
+            target = _memory_store(opened)
     else:
         raise StoreError(f"{store.root}: objects are evicted before they can be linked; allow the store more")
     compile_s = time.perf_counter() - started
@@ -159,13 +182,23 @@ def open_objects(
     return [objects[i] for i in range(len(parts))], compile_s
 
 
-def _open(model: Model, store: Store, part: Part, opened: ExitStack) -> ObjectFile | None:
-    """The object of a part; None if it is to be compiled (not in the store, its header damaged, or without a table)."""
+def _memory_store(opened: ExitStack) -> Store:
+    """A store for this link alone."""
+    try:
+        return Store(opened.enter_context(memory_directory()))
+    except OSError as error:
+        raise UnwritableStoreError(f"{error.filename}: cannot be written ({error.strerror}); free some room") from error
+
+
+def _open(model: Model, store: Store, part: Part, opened: ExitStack, damaged: Container[str]) -> ObjectFile | None:
+    """The object of a part; None if it is to be compiled (not in the store, damaged, or without a table)."""
     if part.file is not None:
         if part.file.path == store.path(part.file.meta.key):
             store.mark_used(part.file)
         return part.file
     for key in part.keys(model):
+        if key in damaged:
+            continue
         try:
             file = store.open(key)
         except RemoteError as error:

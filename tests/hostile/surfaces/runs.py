@@ -16,7 +16,9 @@ PATH = Path("run/run.json")
 RUN: dict[str, Any] = {
     "format": "pic query run", "version": 1, "answer": "yes", "error": None, "query": {"user": "a"},
     "optimised": {"user": "a"}, "steps": [], "shared": {},
-    "nodes": [{"lead": "", "label": "G max_tokens=1", "path": []}, {"lead": "└─ ", "label": "+", "path": ["g", "input"]}],
+    "nodes": [
+        {"lead": "", "label": "G max_tokens=1", "path": []}, {"lead": "└─ ", "label": "+", "path": ["g", "input"]},
+    ],
     "calls": [{
         "node": [], "trace": "0001.trace", "path": "the query", "shared": False, "seconds": 0.5, "spans": [[0, 1]],
         "object": None, "answer": "yes", "algo": "naive", "timing": {"ttft_s": 0.25},
