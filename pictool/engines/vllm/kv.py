@@ -74,6 +74,15 @@ class TensorParallelRank:
             for job in zip(*of_ranks, strict=True)
         ]
 
+    def follow_first(self, number: int, has_failed: bool) -> tuple[int, bool]:
+        """The first rank's number, and whether any rank has failed."""
+        if self._group.world_size == 1:
+            return number, has_failed
+        own = torch.tensor([number, has_failed])
+        of_ranks = [torch.empty_like(own) for _ in range(self._group.world_size)]
+        torch.distributed.all_gather(of_ranks, own, group=self._group.cpu_group)
+        return int(of_ranks[0][0]), any(bool(of_rank[1]) for of_rank in of_ranks)
+
     def sum_over_heads(self, partial: Tensor) -> Tensor:
         """A sum over this rank's KV heads becomes one over all of them, each counted once."""
         if self._group.world_size == 1:
