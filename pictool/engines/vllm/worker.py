@@ -6,7 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,13 +23,14 @@ from pictool.engines.vllm.loading import Loading
 from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
 from pictool.engines.vllm.pace import Clock, Deadline, Pace, PieceSize
 from pictool.engines.vllm.request import Problem
+from pictool.engines.vllm.threads import background_threads
 from pictool.errors import PicError
 from pictool.runtime.model import Model
 from pictool.runtime.tensors import to_bytes
 from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 
-THREADS = 4  # that read objects and write compiled ones
+THREADS = 4  # that read objects and write compiled ones, at most
 FIRST_BYTES, FIRST_ROWS = 1 << 20, 16  # of the first piece that is copied, and of a forward
 _log = logging.getLogger("vllm.pictool")
 
@@ -125,7 +126,7 @@ class WorkerSide:
         self._forward, self._store, self._model, self._budget = forward, store, model, budget
         self._clock = Clock(forward.model.device)
         self._pace, self._copy_size = Pace(self._clock, budget.step_s), PieceSize(FIRST_BYTES)
-        self._threads = ThreadPoolExecutor(THREADS, "pic-read")
+        self._threads = background_threads(THREADS, "pic-read")
         self._loading: dict[str, Loading] = {}  # by request id
         self._computing: deque[_Computing] = deque()
         self._writing: dict[str, Future[None]] = {}
