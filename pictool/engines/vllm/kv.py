@@ -275,18 +275,16 @@ class ObjectReader:
         return kept
 
     def _read(self, file: ObjectFile, layer: int) -> tuple[Bits, Bits]:
-        geometry, heads = self._target.geometry, slice(self._heads.first, self._heads.last)
-        shape = (2, geometry.kv_heads, file.meta.num_tokens, geometry.head_dim)
+        heads, stored = slice(self._heads.first, self._heads.last), file.meta.shape
         buffer = getattr(_scratch, "buffer", None)
         if buffer is None or len(buffer) < file.layer_bytes:
             buffer = _scratch.buffer = memoryview(bytearray(file.layer_bytes))
         try:
-            file.layer(layer, buffer)
+            key, value = file.layer_of_heads(layer, heads, buffer)
         except (PicError, OSError) as error:
             raise UnusableObjectError(file.meta.key, error) from error
-        data = np.frombuffer(buffer[: file.layer_bytes], dtype=f"u{file.meta.shape.width}")
-        key, value = data.reshape(shape)[:, heads]
-        return key, value
+        shape, dtype = stored.of_heads(heads).dims, f"u{stored.width}"
+        return np.frombuffer(key, dtype).reshape(shape), np.frombuffer(value, dtype).reshape(shape)
 
 
 def _bits(tensor: Tensor) -> Bits:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 
 import torch
 
-SHARE = 0.5  # of an ordinary step, that a step with other work spends on links
+SHARE = 0.6  # of an ordinary step, that a step with other work spends on links
 MOST_S = 0.1  # and no more than this
 IDLE_S = 0.05  # what a step without other work spends, so that a request that arrives does not wait longer
 _UNKNOWN_S = 0.01  # an ordinary step, before any was measured
 _STEPS = 64  # that are remembered
 _GROWTH = 4  # times the last piece, that the next one is at most
-_WORTH_IT = 0.2  # of a step's time: with less left it begins no further piece
+_WORTH_IT = 0.5  # of a step's time: with less left it begins no further piece
 
 
 class Clock:
@@ -82,26 +83,29 @@ class Deadline:
 class PieceSize:
     """How large the next piece of one kind of work may be, to end in a given time.
 
-    The first piece is small, and each is at most `_GROWTH` times the largest before it. What a unit costs is known from
-    the pieces before, and changes: with the length of the context, with the number of runs.
+    The first piece is small. A piece costs something, and something per unit, which changes: with the length of the
+    context, with the number of runs. So each size follows from the last one and from how long that took, up to
+    `_GROWTH` times as much.
 
     Args:
         first: units of the first piece.
     """
 
     def __init__(self, first: int) -> None:
-        self._most, self._unit_s, self._proposed = first, 0.0, first
+        self._first, self._proposed = first, 0
+        self._last: tuple[int, float] | None = None  # units, seconds
 
     def within(self, left_s: float) -> int:
-        """Units, at least 1."""
-        fits = int(max(0.0, left_s) / self._unit_s) if self._unit_s else self._most
-        self._proposed = max(1, min(self._most, fits))
+        """Units, at least 1. If there was time left, it is at least one more than the last."""
+        if self._last is None:
+            self._proposed = self._first
+        else:
+            size, seconds = self._last
+            factor = max(0.0, left_s) / seconds
+            self._proposed = math.ceil(size * min(factor, _GROWTH)) if factor > 1 else max(1, int(size * factor))
         return self._proposed
 
     def took(self, size: int, seconds: float) -> None:
         """A piece of `size` units took `seconds`. One much smaller than proposed, a rest, says little."""
-        if _GROWTH * size < self._proposed and self._unit_s:
-            return
-        unit_s = max(seconds, 1e-9) / size
-        self._unit_s = (self._unit_s + unit_s) / 2 if self._unit_s else unit_s
-        self._most = max(self._most, _GROWTH * size)
+        if self._last is None or _GROWTH * size >= self._proposed:
+            self._last = size, max(seconds, 1e-9)

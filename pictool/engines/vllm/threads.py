@@ -11,8 +11,11 @@ NICENESS = 10
 
 
 def background_threads(most: int, name: str) -> ThreadPoolExecutor:
-    """At most so many threads, and one for two processors; where threads have a priority, it is below the engine's."""
-    count = max(1, min(most, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else most))
+    """At most so many threads: one for two processors, but two, so that a slow disk does not hold all that is read.
+
+    Their priority is below the engine's, on Linux.
+    """
+    count = min(most, max(2, (os.cpu_count() or 1) // 2))
     return ThreadPoolExecutor(count, name, initializer=_lower_priority)
 
 
