@@ -78,7 +78,7 @@ def main() -> None:
             times = [{gap: run(runs[gap]) for gap in GAPS} for _ in range(options.repeats)]
             for gap in GAPS:
                 computed = int((runs[gap][:, 1] - runs[gap][:, 0]).sum())
-                row = {"heads": heads, "kv_heads": kv_heads, "rows": len(positions), "gap": gap}
+                row: dict[str, float] = {"heads": heads, "kv_heads": kv_heads, "rows": len(positions), "gap": gap}
                 row |= {"runs": len(runs[gap]), "computed": computed}
                 row |= {"ms": round(float(np.median([measured[gap] for measured in times])), 1)}
                 rows.append(row)

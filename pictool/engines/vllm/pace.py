@@ -39,8 +39,8 @@ class Pace:
         step_s: seconds that a step with other work may spend; 0: a share of an ordinary step.
     """
 
-    def __init__(self, clock: Clock, step_s: float) -> None:
-        self.clock, self._step_s = clock, step_s
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
         self._ordinary: deque[float] = deque(maxlen=_STEPS)
         self._ended: float | None = None
 
@@ -49,7 +49,7 @@ class Pace:
         now = time.perf_counter()
         if self._ended is not None:
             self._ordinary.append(now - self._ended)
-        return Deadline(self.clock, IDLE_S if is_idle else self._step_s or self._share())
+        return Deadline(IDLE_S if is_idle else self._step_s or self._share())
 
     def end(self, is_idle: bool) -> None:
         """The links of a step end; its other work begins, or has been begun, if it is not idle."""
@@ -63,8 +63,8 @@ class Pace:
 class Deadline:
     """The end of the time of a step, or of a part of it."""
 
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self._clock, self._seconds, self._end = clock, seconds, time.perf_counter() + seconds
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._end = seconds, time.perf_counter() + seconds
 
     @property
     def left_s(self) -> float:
@@ -77,7 +77,7 @@ class Deadline:
 
     def half(self) -> Deadline:
         """A part of the time: half of what is left."""
-        return Deadline(self._clock, self.left_s / 2)
+        return Deadline(self.left_s / 2)
 
 
 class PieceSize:

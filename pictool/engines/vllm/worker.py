@@ -125,10 +125,12 @@ class WorkerSide:
     def __init__(self, forward: RowForward, store: Store, model: Model, budget: Budget) -> None:
         self._forward, self._store, self._model, self._budget = forward, store, model, budget
         self._clock = Clock(forward.model.device)
-        self._pace, self._copy_size = Pace(self._clock, budget.step_s), PieceSize(FIRST_BYTES)
+        self._pace, self._copy_size = Pace(budget.step_s), PieceSize(FIRST_BYTES)
         self._threads = background_threads(THREADS, "pic-read")
         self._loading: dict[str, Loading] = {}  # by request id
-        self._computing: deque[_Computing] = deque()
+        self._short: deque[_Computing] = deque()  # rows of static policies
+        self._long: deque[_Computing] = deque()  # of those that narrow them, and of what is compiled
+        self._turns = deque([self._short, self._long])
         self._writing: dict[str, Future[None]] = {}
 
     def step(self, jobs: Sequence[Job], target: Target, is_idle: bool) -> dict[str, Outcome]:
@@ -143,11 +145,11 @@ class WorkerSide:
         deadline = self._pace.begin(is_idle)
         outcomes = {job.request_id: Outcome(job.problem) for job in jobs if isinstance(job, FailedJob)}
         self._loading |= {job.request_id: self._start(job, target) for job in jobs if isinstance(job, LinkJob)}
-        has_copied = self._copy(deadline.half() if self._computing else deadline, is_idle)
+        has_copied = self._copy(deadline.half() if self._short or self._long else deadline, is_idle)
         outcomes |= self._take_loaded()
         for job in jobs:
             if isinstance(job, CompileJob):
-                self._computing.append(_Computing({job.request_id: Outcome()}, self._compile(job, target)))
+                self._long.append(_Computing({job.request_id: Outcome()}, self._compile(job, target)))
         outcomes |= self._compute(deadline, has_copied)
         outcomes |= self._take_written(deadline.left_s if is_idle else 0.0)
         self._pace.end(is_idle)
@@ -176,7 +178,7 @@ class WorkerSide:
         has_copied = False
         for loading in self._loading.values():
             while loading.loaded is None and loading.problem is None:
-                if not loading.is_readable and is_idle and not self._computing:
+                if not loading.is_readable and is_idle and not (self._short or self._long):
                     loading.wait(max(0.0, deadline.left_s))
                 if not loading.is_readable or max_bytes <= 0 or (has_copied and deadline.is_near):
                     break
@@ -213,35 +215,38 @@ class WorkerSide:
                 else:
                     assert loading.loaded is not None
                     ready.append((outcome, loading.loaded))
-        for is_narrowing, compute in ((False, self._static), (True, self._narrowing)):
+        for is_narrowing, compute, queue in ((False, self._static, self._short), (True, self._narrowing, self._long)):
             chosen = [(outcome, entry) for outcome, entry in ready if (entry.job.rows is None) is is_narrowing]
             if chosen:
                 before = {entry.job.request_id: outcome for outcome, entry in chosen}
-                self._computing.append(_Computing(before, compute([entry for _, entry in chosen])))
+                queue.append(_Computing(before, compute([entry for _, entry in chosen])))
         return outcomes
 
     # Computing
 
     def _compute(self, deadline: Deadline, has_copied: bool) -> dict[str, Outcome]:
-        """Go on with what is being computed, in its order, while there is time; returns the outcomes.
+        """Go on with what is being computed while there is time; returns the outcomes.
 
-        The first rank decides how many rows the next piece has, and when the step has done enough.
+        The two queues take turns to be first, so that no long pass holds the short ones. The first rank decides how
+        many rows the next piece has, and when the step has done enough.
         """
         rank, outcomes = self._forward.model.rank, dict[str, Outcome]()
         left, has_begun = self._budget.max_rows * len(self._forward.model.layers), has_copied
-        while self._computing:
-            current = self._computing[0]
-            is_enough = current.is_over or left <= 0 or (has_begun and deadline.is_near)
-            rows = 0 if is_enough else min(left, current.next_rows(deadline.left_s))
-            rows, has_failed = rank.follow_first(rows, current.problem is not None)
-            if has_failed or current.is_over:
-                self._computing.popleft()
-                outcomes |= current.results()
-            elif rows:
-                current.compute(rows, self._clock)
-                left, has_begun = left - rows, True
-            else:
-                break
+        self._turns.rotate()
+        for queue in self._turns:
+            while queue:
+                current = queue[0]
+                is_enough = current.is_over or left <= 0 or (has_begun and deadline.is_near)
+                rows = 0 if is_enough else min(left, current.next_rows(deadline.left_s))
+                rows, has_failed = rank.follow_first(rows, current.problem is not None)
+                if has_failed or current.is_over:
+                    queue.popleft()
+                    outcomes |= current.results()
+                elif rows:
+                    current.compute(rows, self._clock)
+                    left, has_begun = left - rows, True
+                else:
+                    break
         agreed = rank.agree([outcome.problem for outcome in outcomes.values()], [True] * len(outcomes))
         return {
             name: replace(outcome, problem=problem)
@@ -277,7 +282,7 @@ class WorkerSide:
         layers = []
         for keys_and_values in zip(capture.keys, capture.values, strict=True):
             yield Piece("gather", 1)
-            parts = (torch.cat(part).unflatten(1, (len(rank.heads), -1)) for part in keys_and_values)
+            parts = (torch.cat(part).reshape(len(job.tokens), len(rank.heads), -1) for part in keys_and_values)
             layers.append([rank.gather_heads(part)[job.sinks :].transpose(0, 1).contiguous() for part in parts])
         write = partial(self._write, job, target, layers) if rank.is_first else _nothing
         self._writing[job.request_id] = self._threads.submit(write)

@@ -8,10 +8,8 @@ import sys
 import threading
 
 import pytest
-import torch
 
-from pictool.engines.vllm import pace
-from pictool.engines.vllm.pace import SHARE, Clock, Pace, PieceSize
+from pictool.engines.vllm.pace import IDLE_S, SHARE, Pace, PieceSize
 from pictool.engines.vllm.threads import NICENESS, background_threads
 
 
@@ -19,7 +17,7 @@ from pictool.engines.vllm.threads import NICENESS, background_threads
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, in seconds."""
     time = [100.0]
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: time[0])
+    monkeypatch.setattr("pictool.engines.vllm.pace.time.perf_counter", lambda: time[0])
     return time
 
 
@@ -33,7 +31,7 @@ def steps(own: Pace, now: list[float], *ordinary_s: float, is_idle: bool = False
 
 def test_a_step_spends_a_share_of_an_ordinary_one(now: list[float]) -> None:
     """Prefills among them, and pauses without requests, change nothing."""
-    own = Pace(Clock(torch.device("cpu")), 0)
+    own = Pace(0)
     steps(own, now, *[0.02, 0.02, 0.5, 0.02, 0.02, 30.0] * 20)
     assert own.begin(False).left_s == pytest.approx(SHARE * 0.02)
     own.end(False)
@@ -42,18 +40,18 @@ def test_a_step_spends_a_share_of_an_ordinary_one(now: list[float]) -> None:
 
 
 def test_what_is_set_is_kept_and_idle_steps_are_not_ordinary(now: list[float]) -> None:
-    own = Pace(Clock(torch.device("cpu")), 0.003)
+    own = Pace(0.003)
     steps(own, now, *[0.02] * 20)
     assert own.begin(False).left_s == pytest.approx(0.003)
-    own = Pace(Clock(torch.device("cpu")), 0)
+    own = Pace(0)
     steps(own, now, *[0.02] * 20)
     steps(own, now, *[7.0] * 200, is_idle=True)
     assert own.begin(False).left_s == pytest.approx(SHARE * 0.02)
-    assert own.begin(True).left_s == pytest.approx(pace.IDLE_S)
+    assert own.begin(True).left_s == pytest.approx(IDLE_S)
 
 
 def test_a_deadline_comes_near_before_it_comes(now: list[float]) -> None:
-    deadline = Pace(Clock(torch.device("cpu")), 0.01).begin(False)
+    deadline = Pace(0.01).begin(False)
     assert not deadline.is_near and deadline.half().left_s == pytest.approx(0.005)
     now[0] += 0.006
     assert deadline.is_near and deadline.left_s > 0

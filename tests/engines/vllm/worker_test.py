@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +213,35 @@ def test_a_piece_that_fails_ends_its_jobs_alone(model: Model, store: Store, plan
         first = side.step([], model.target, False)
     assert first["a"].problem is not None and len(forward.pieces) == 3
     assert finish(side, model, [job_of(plan, "b")], lambda: None)["b"].problem is None
+
+
+class LongPass:
+    """What a narrowing policy computes: many pieces."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def run(self) -> Work[list[float]]:
+        for _ in range(200):
+            yield Piece("long", 1)
+        return [1.0]
+
+
+def test_a_long_pass_does_not_hold_short_ones(
+    model: Model, store: Store, plan: LinkPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pictool.engines.vllm.worker.NarrowingForward", LongPass)
+    side, forward = start(model, store, Budget(10**9, 10**6, 1e-9))
+    forward.num_rows, ended = 40, list[str]()
+    jobs, step = [replace(job_of(plan, "long"), rows=None), job_of(plan, "short")], side.step
+
+    def noted(*arguments: Any) -> dict[str, Outcome]:
+        outcomes: dict[str, Outcome] = step(*arguments)
+        ended.extend(outcomes)
+        return outcomes
+
+    side.step = noted
+    finish(side, model, jobs, lambda: None)
+    assert ended == ["short", "long"]
 
 
 @pytest.mark.parametrize("fails", [None, 0, 1])
