@@ -27,6 +27,7 @@ SHAPE = {
     "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64,
 }  # fmt: skip
 HEAD, TAIL = 16, 32
+PLAIN = 200  # tokens of the request that decodes, then comes another: its own context is short throughout
 KINDS = ("before", "during", "prefill")  # of gaps
 
 
@@ -60,8 +61,13 @@ def run_once(llm: Any, prompts: Sequence[Any], policy: str, number: int) -> dict
     from vllm import SamplingParams
 
     engine, scheduled = llm.llm_engine, _scheduled_tokens(llm)
-    plain = SamplingParams(max_tokens=100_000, temperature=0, ignore_eos=True, detokenize=False)
-    engine.add_request(f"plain {number}", {"prompt_token_ids": [5, 6, 7, 8]}, plain)
+    plain = SamplingParams(max_tokens=PLAIN, temperature=0, ignore_eos=True, detokenize=False)
+    num_plain, is_first = 0, True
+
+    def add_plain() -> None:
+        engine.add_request(f"plain {number} {num_plain}", {"prompt_token_ids": [5, 6, 7, 8]}, plain)
+
+    add_plain()
     gaps: dict[str, list[float]] = {kind: [] for kind in KINDS}
     waiting: set[str] = set()
     last, started, loads = time.perf_counter(), 0.0, 0.0
@@ -71,8 +77,12 @@ def run_once(llm: Any, prompts: Sequence[Any], policy: str, number: int) -> dict
         for output in arrived:
             if output.request_id.startswith("plain"):
                 kind = "before" if not started else "during" if scheduled[-1] == 1 else "prefill"
-                gaps[kind].append((now - last) * 1e3)
-                last = now
+                if not is_first:
+                    gaps[kind].append((now - last) * 1e3)
+                last, is_first = now, output.finished
+                if output.finished:
+                    num_plain += 1
+                    add_plain()
             elif output.outputs[0].token_ids:
                 waiting.discard(output.request_id)
         if not started and len(gaps["before"]) == 100:
@@ -86,7 +96,7 @@ def run_once(llm: Any, prompts: Sequence[Any], policy: str, number: int) -> dict
         if started and not waiting:
             loads = now - started
             break
-    engine.abort_request([f"plain {number}"])
+    engine.abort_request([f"plain {number} {num_plain}"])
     while engine.has_unfinished_requests():
         engine.step()
     return gaps | {"linked_s": round(loads, 3)}
