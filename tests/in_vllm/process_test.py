@@ -25,7 +25,7 @@ SPECS = ("naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "l
 HERE = Path(__file__).parent
 OPTIONS: dict[str, dict[str, Any]] = {
     "multiprocess": {},
-    "tensor-parallel-2": {"tensor_parallel_size": 2},
+    "tensor-parallel-2": {"tensor_parallel_size": 2, "extra": {"step_ms": 0.01, "step_rows": 5, "step_bytes": 9000}},
     "tensor-parallel-2-one-kv-head": {"tensor_parallel_size": 2},
 }
 

@@ -112,7 +112,7 @@ class PicConnector(KVConnectorBase_V1):
         setup, rank = self._setup, TensorParallelRank(self._setup.model.geometry.kv_heads)
         model = WorkerModel(self._module, setup.config, setup.kv_cache_config, rank)
         forward, settings = RowForward(model), setup.settings
-        budget = Budget(settings.step_bytes, settings.step_rows or forward.max_rows)
+        budget = Budget(settings.step_bytes, settings.step_rows or forward.max_rows, settings.step_ms / 1e3)
         self._worker_side = WorkerSide(forward, setup.store, setup.model, budget)
 
     def start_load_kv(self, forward_context: ForwardContext, **_: Any) -> None:

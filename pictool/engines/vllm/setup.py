@@ -26,12 +26,12 @@ VERSION = "0.32."
 _DEFAULTS: dict[str, Any] = {
     "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0, "compile": False,
     "device": "cpu", "any_model": False, "policies": None, "show_problems": False,
-    "step_bytes": 32 << 20, "step_rows": 0, "memory_bytes": 0, "max_bytes": None, "remote": None,
+    "step_bytes": 32 << 20, "step_rows": 0, "step_ms": 0, "memory_bytes": 0, "max_bytes": None, "remote": None,
 }  # fmt: skip
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float), "compile": bool, "device": str,
     "any_model": bool, "policies": (list, type(None)), "show_problems": bool,
-    "step_bytes": int, "step_rows": int, "memory_bytes": int, "max_bytes": (int, type(None)),
+    "step_bytes": int, "step_rows": int, "step_ms": (int, float), "memory_bytes": int, "max_bytes": (int, type(None)),
     "remote": (str, type(None)),
 }  # fmt: skip
 
@@ -53,6 +53,7 @@ class Settings:
         show_problems: tell clients in full why a request was not linked: paths, and whether a key exists, among it.
         step_bytes: bytes of objects that a step with other work copies at most.
         step_rows: rows that a step computes for links at most; 0: as many as an ordinary prefill chunk has.
+        step_ms: milliseconds that a step with other work spends on links at most; 0: half of an ordinary step.
         memory_bytes: host memory of a worker for layers that it read.
         max_bytes: size of the store; None: no limit.
         remote: address of a remote store, from which missing objects come.
@@ -70,6 +71,7 @@ class Settings:
     show_problems: bool
     step_bytes: int
     step_rows: int
+    step_ms: float
     memory_bytes: int
     max_bytes: int | None
     remote: str | None
@@ -91,7 +93,7 @@ def parse_settings(extra_config: Mapping[str, Any]) -> Settings:
     for field, kind in _TYPES.items():
         if not isinstance(values[field], kind) or (isinstance(values[field], bool) and kind is not bool):
             raise InputError(f"kv_connector_extra_config: {field}={values[field]!r} has the wrong type")
-    for field, least in (("step_bytes", 1), ("step_rows", 0), ("memory_bytes", 0), ("max_bytes", 0)):
+    for field, least in (("step_bytes", 1), ("step_rows", 0), ("step_ms", 0), ("memory_bytes", 0), ("max_bytes", 0)):
         if values[field] is not None and values[field] < least:
             raise InputError(f"kv_connector_extra_config: {field}={values[field]} must be {least} or more")
     if values["min_tokens"] < 1 or values["refresh_s"] <= 0:
