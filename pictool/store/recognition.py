@@ -234,6 +234,7 @@ class IndexThread:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._has_read, self._wakes, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._is_late = False  # somebody went on without the first reading
         self._problem: str | None = None
 
     @property
@@ -248,8 +249,10 @@ class IndexThread:
                 self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the store has been read once; False if that takes longer."""
-        return self._has_read.wait(timeout_s)
+        """Wait until the store has been read once; False if that takes longer. Its end is then told to `warn`."""
+        has_read = self._has_read.wait(timeout_s)
+        self._is_late |= not has_read
+        return has_read
 
     def wake(self) -> None:
         """Read the store soon: at most once a second."""
@@ -264,7 +267,10 @@ class IndexThread:
         while not self._closing.is_set():
             self._wakes.clear()
             self._refresh()
-            self._has_read.set()
+            if not self._has_read.is_set():
+                self._has_read.set()
+                if self._is_late:
+                    self._warn("the index of stored documents: all of the store has been read")
             pause_s = min(_LEAST_PAUSE_S, self._interval_s)
             if not self._closing.wait(pause_s):
                 self._wakes.wait(self._interval_s - pause_s)

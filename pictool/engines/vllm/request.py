@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -62,6 +63,23 @@ def _clip(text: str) -> str:
     line = " ".join(text.split())
     half = MAX_PROBLEM // 2
     return line if len(line) <= MAX_PROBLEM else f"{line[:half]} … {line[-half:]}"
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Until when a request may be planned, on the clock of `time.monotonic`."""
+
+    limit_s: float
+    end_s: float
+
+    @classmethod
+    def after(cls, limit_s: float) -> Deadline:
+        return cls(limit_s, time.monotonic() + limit_s)
+
+    def check(self) -> None:
+        """Raise a RequestError once the time is over."""
+        if time.monotonic() > self.end_s:
+            raise RequestError(f'it was not planned within {self.limit_s:g} s (kv_connector_extra_config "plan_s")')
 
 
 @dataclass(frozen=True)

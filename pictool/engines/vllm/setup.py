@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("vllm.pictool")
 VERSION = "0.32."
 _DEFAULTS: dict[str, Any] = {
-    "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0, "compile": False,
+    "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0,
+    "start_s": 60.0, "plan_s": 5.0, "compile": False,
     "device": "cpu", "any_model": False, "policies": None, "show_problems": False,
     "step_bytes": 32 << 20, "step_rows": 0, "memory_bytes": 0, "max_bytes": None, "remote": None,
 }  # fmt: skip
 _TYPES: dict[str, type | tuple[type, ...]] = {
-    "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float), "compile": bool, "device": str,
+    "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float),
+    "start_s": (int, float), "plan_s": (int, float), "compile": bool, "device": str,
     "any_model": bool, "policies": (list, type(None)), "show_problems": bool,
     "step_bytes": int, "step_rows": int, "memory_bytes": int, "max_bytes": (int, type(None)),
     "remote": (str, type(None)),
@@ -46,6 +49,8 @@ class Settings:
         recognise: recognise stored chunks in requests that have no field `pic`.
         min_tokens: the shortest chunk that is recognised.
         refresh_s: seconds between two readings of the store for new objects to recognise.
+        start_s: seconds that the server's start waits until the store has been read to recognise documents.
+        plan_s: seconds within which a request must be planned; then it is computed exactly.
         compile: let requests write objects.
         device: device of a policy's second model.
         any_model: let requests name a policy's second model; else only that of `policy` is loaded.
@@ -63,6 +68,8 @@ class Settings:
     recognise: bool
     min_tokens: int
     refresh_s: float
+    start_s: float
+    plan_s: float
     compile: bool
     device: str
     any_model: bool
@@ -94,8 +101,11 @@ def parse_settings(extra_config: Mapping[str, Any]) -> Settings:
     for field, least in (("step_bytes", 1), ("step_rows", 0), ("memory_bytes", 0), ("max_bytes", 0)):
         if values[field] is not None and values[field] < least:
             raise InputError(f"kv_connector_extra_config: {field}={values[field]} must be {least} or more")
-    if values["min_tokens"] < 1 or values["refresh_s"] <= 0:
-        raise InputError("kv_connector_extra_config: min_tokens must be 1 or more, refresh_s above 0")
+    if values["min_tokens"] < 1:
+        raise InputError("kv_connector_extra_config: min_tokens must be 1 or more")
+    for field in ("refresh_s", "start_s", "plan_s"):
+        if not 0 < values[field] <= threading.TIMEOUT_MAX:
+            raise InputError(f"kv_connector_extra_config: {field}={values[field]} must be above 0")
     if values["policies"] is not None:
         for name in values["policies"]:
             parse_policy({"algo": name})
