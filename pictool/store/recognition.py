@@ -85,10 +85,13 @@ class ContentIndex:
         self._known: dict[str, _Document | None] = {}  # None: in the store, but of no use here
         self._unsound: dict[str, _Unsound] = {}
 
-    def find(self, tokens: TokenIds, sinks: int, salt: str = "") -> list[Match]:
+    def find(self, tokens: TokenIds, sinks: int, salt: str = "", codec: str | None = None) -> list[Match]:
         """The documents of this salt and `sinks` that are in a prompt, in its order, without overlaps.
 
         Longer documents are chosen before shorter ones.
+
+        Args:
+            codec: that of the objects; None: any, of several of a document a lossless one.
         """
         listing = self._listings.get(sinks)
         if listing is None:
@@ -96,7 +99,7 @@ class ContentIndex:
         candidates = listing.table.candidates(HashedTokens(tokens))
         is_own = np.zeros(len(listing.documents), dtype=bool)
         is_own[candidates.which] = True
-        keys = {which: self._key_of(listing.documents[which], salt) for which in np.flatnonzero(is_own).tolist()}
+        keys = {which: self._key_of(listing.documents[which], salt, codec) for which in np.flatnonzero(is_own).tolist()}
         is_own[[which for which, key in keys.items() if key is None]] = False
 
         def place(which: int, shift: int, low: int, high: int) -> Run | None:
@@ -132,10 +135,13 @@ class ContentIndex:
         if problems:
             raise StoreError(f"{'; '.join(problems)}; what is there is not recognised until it can be read")
 
-    def _key_of(self, document: _Document, salt: str) -> str | None:
-        """The key under which a tenant has a document; None if it has not. Lossless codecs are preferred."""
-        for codec in sorted(document.unsalted, key=lambda name: (not codecs()[name].is_lossless, name)):
-            key = Identity.of(document.unsalted[codec], salt).key
+    def _key_of(self, document: _Document, salt: str, codec: str | None) -> str | None:
+        """The key under which a tenant has a document in a codec; None if it has not. Lossless ones are preferred."""
+        names = sorted(document.unsalted, key=lambda name: (not codecs()[name].is_lossless, name))
+        for name in names if codec is None else [codec]:
+            if name not in document.unsalted:
+                continue
+            key = Identity.of(document.unsalted[name], salt).key
             if key in document.keys:
                 return key
         return None

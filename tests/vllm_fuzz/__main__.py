@@ -3,23 +3,28 @@
     python -m vllm_fuzz --requests 5000 --seed 1          `make fuzz-vllm REQUESTS=5000 SEED=1`
     python -m vllm_fuzz --seed 1 --case 123               one request again, alone, without faults
 
-A request is a pure function of seed and number. What must hold (issue 15): the engine lives; every answer is that of its
-exact or of its linked reference; no request hangs, those of an ordinary client among them; no response has a salt, key or
-path that its client did not name; after the faults, all is linked again. Exit code 1 if anything failed; what failed is
-kept below `--keep`.
+A request is a pure function of seed and number, and so are the server's options. What must hold (issue 15):
+
+- the engine lives, and no request hangs, those of an ordinary client among them;
+- every answer is that of its exact or of its linked reference;
+- no response has a salt, key or path that its client did not name;
+- after the faults everything is linked again, and every object is whole.
+
+Exit code 1 if anything failed; what failed is kept below `--keep`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import re
+import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,65 +34,104 @@ from faults.shim import PLAN_VARIABLE, SharedPlan, build, compiler, environment
 from hostile.fuzz import SCRATCH
 from vllm_server import log_of, server
 
+from pictool.errors import PicError
 from vllm_fuzz.clients import Client, Clients, Exchange, Ordinary
 from vllm_fuzz.judge import Judge, Verdict, require_apart
 from vllm_fuzz.requests import Requests
 from vllm_fuzz.scene import Scene, make_scene
 from vllm_fuzz.storm import Storm
 
-EXTRA = {
-    "recognise": True, "policy": "legolink-4", "min_tokens": 8, "refresh_s": 1, "compile": True, "memory_bytes": 1 << 20,
-}  # fmt: skip
-OPTIONS = ("--max-num-seqs", "8", "--num-gpu-blocks-override", "80", "--max-num-batched-tokens", "256")
 HANG_S = 60.0  # of a request on a machine that does other things; a quiet one is measured
 RECOVERY_S = 60.0
 
 
-def fuzz(directory: Path, requests: int, seed: int, clients: int, case: int | None, keep: Path) -> dict[str, Any]:
-    """Run requests against a server; what became of them, by kind, and what failed."""
-    scene, started = make_scene(directory, seed), time.monotonic()
-    require_apart(scene)
-    numbers = range(requests) if case is None else [case]
-    made, judge = Requests(scene, seed), Judge(scene)
-    with ExitStack() as stack:
-        plan, variables = None, {}
-        if compiler() is not None:
-            plan = SharedPlan(directory / "plan")
-            variables = {**environment(build(directory)), PLAN_VARIABLE: str(directory / "plan")}
-        url = stack.enter_context(server(scene.world, EXTRA, *OPTIONS, variables=variables))
-        storm = Storm(scene.world.store, scene.unspoilt, plan, seed)
-        ordinary, asking = Ordinary(url, seed), Clients(url, made, clients)
-        first = ordinary.ask(0)  # vLLM makes much only for its first request
-        serving_s = time.monotonic()
-        if case is None:
-            storm.start()
-            ordinary.start()
-        exchanges = asking.run(numbers)
-        if case is None:
-            ordinary.stop()
-            storm.stop()
-        serving_s = time.monotonic() - serving_s
-        problems = [*asking.problems, *recovery_problems(url, scene, judge)]
-    verdicts = [judge.judge(exchange.asked, exchange.response) for exchange in [*exchanges, *ordinary.exchanges]]
-    failed = [(exchange, verdict) for exchange, verdict in zip(exchanges, verdicts, strict=False) if verdict.problem]
-    problems += [f"ordinary: {verdict.problem}" for verdict in verdicts[len(exchanges) :] if verdict.problem]
-    problems += [f"{path}: {why}" for path, why in damaged(scene)]
-    slowest = max((exchange.response.seconds for exchange in [*exchanges, *ordinary.exchanges]), default=0.0)
-    problems += [f"a request took {slowest:.1f} s"] if slowest > HANG_S else []
-    for exchange, verdict in failed:
-        save(exchange, verdict, keep)
+def extra_of(seed: int) -> dict[str, Any]:
+    """The connector's fields of a server."""
+    draw = random.Random(f"fields {seed}")
     return {
-        "requests": len(exchanges), "seed": seed, "failed": len(failed), "problems": problems,
-        "verdicts": dict(Counter(verdict.kind for verdict in verdicts).most_common()),
-        "asked": dict(Counter(exchange.asked.what.split(" (")[0] for exchange in exchanges).most_common()),
-        "faults": dict(storm.counts.most_common()), "ordinary": ordinary.summary(),
-        "seconds": {"serving": round(serving_s, 1), "all": round(time.monotonic() - started, 1),
-                    "first": round(first.response.seconds, 3), "slowest": round(slowest, 3)},
-        "unexpected": dict(unexpected(log_of(scene.world).read_text(errors="replace"))),
+        "recognise": True, "policy": "legolink-4", "min_tokens": 8, "refresh_s": 1, "compile": True,
+        "memory_bytes": draw.choice((0, 1 << 18, 1 << 24)), "step_bytes": draw.choice((1 << 12, 1 << 25)),
+        "step_rows": draw.choice((0, 7)),
     }  # fmt: skip
 
 
-def recovery_problems(url: str, scene: Scene, judge: Judge) -> list[str]:
+def options_of(seed: int) -> list[str]:
+    """vLLM's options of a server. It has so few blocks that requests are preempted."""
+    draw = random.Random(f"options {seed}")
+    return [
+        "--max-num-seqs", "8", "--num-gpu-blocks-override", "80",
+        "--max-num-batched-tokens", draw.choice(("64", "256")),
+        draw.choice(("--enable-prefix-caching", "--no-enable-prefix-caching")),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server answered, to the fuzzer's requests and to the ordinary client."""
+
+    exchanges: list[Exchange]
+    ordinary: Ordinary
+    first: Exchange  # for which vLLM makes what it makes once
+    faults: Counter[str]
+    problems: list[str]
+    seconds: float
+    unexpected: Counter[str]
+
+
+def serve(scene: Scene, options: argparse.Namespace) -> Served:
+    """Send requests to a server, with faults meanwhile unless it is a single one."""
+    is_whole_run = options.case is None
+    numbers = range(options.requests) if is_whole_run else [options.case]
+    plan, variables = armed(scene.world.directory.parent)
+    with server(scene.world, extra_of(options.seed), *options_of(options.seed), variables=variables) as url:
+        storm = Storm(scene.world.store, scene.unspoilt, plan, options.seed)
+        ordinary, clients = Ordinary(url, options.seed), Clients(url, Requests(scene, options.seed), options.clients)
+        first, started = ordinary.ask(0), time.monotonic()
+        for thread in (storm, ordinary) if is_whole_run else ():
+            thread.start()
+        exchanges = clients.run(numbers)
+        for thread in (ordinary, storm) if is_whole_run else ():
+            thread.stop()
+        seconds = time.monotonic() - started
+        problems = [*clients.problems, *recovery_problems(url, scene)]
+    log = log_of(scene.world).read_text(errors="replace")
+    return Served(exchanges, ordinary, first, storm.counts, problems, seconds, unexpected(log))
+
+
+def armed(directory: Path) -> tuple[SharedPlan | None, dict[str, str]]:
+    """The plan of system calls that fail, and the environment of processes that follow it; none without a compiler."""
+    if compiler() is None:
+        return None, {}
+    plan = SharedPlan(directory / "plan")
+    return plan, {**environment(build(directory)), PLAN_VARIABLE: str(directory / "plan")}
+
+
+def fuzz(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Run requests against a server; what became of them, by kind, and what failed."""
+    started, scene = time.monotonic(), make_scene(directory, options.seed)
+    require_apart(scene)
+    judge, served = Judge(scene), serve(scene, options)
+    verdicts = [judge.judge(exchange.asked, exchange.response) for exchange in served.exchanges]
+    ordinary = [judge.judge(exchange.asked, exchange.response) for exchange in served.ordinary.exchanges]
+    failed = [pair for pair in zip(served.exchanges, verdicts, strict=True) if pair[1].problem is not None]
+    for exchange, verdict in failed:
+        save(exchange, verdict, options.keep)
+    slowest = max(exchange.response.seconds for exchange in [*served.exchanges, *served.ordinary.exchanges])
+    problems = [*served.problems, *(f"ordinary: {verdict.problem}" for verdict in ordinary if verdict.problem)]
+    problems += damaged(scene) + [f"a request took {slowest:.1f} s"] * (slowest > HANG_S)
+    return {
+        "requests": len(served.exchanges), "failed": len(failed), "problems": problems, "seed": options.seed,
+        "server": [extra_of(options.seed), options_of(options.seed)],
+        "verdicts": dict(Counter(verdict.kind for verdict in verdicts).most_common()),
+        "asked": dict(Counter(exchange.asked.what.split(" (")[0] for exchange in served.exchanges).most_common()),
+        "faults": dict(served.faults.most_common()), "unexpected": dict(served.unexpected.most_common()),
+        "ordinary": served.ordinary.summary(),
+        "seconds": {"serving": round(served.seconds, 1), "all": round(time.monotonic() - started, 1),
+                    "first": round(served.first.response.seconds, 3), "slowest": round(slowest, 3)},
+    }  # fmt: skip
+
+
+def recovery_problems(url: str, scene: Scene) -> list[str]:
     """Once the store is whole again, all documents of all prompts must be linked, by name and unsaid."""
     client, until = Client(url), time.monotonic() + RECOVERY_S
     waiting = [(prompt, named) for prompt in scene.prompts if prompt.places for named in (True, False)]
@@ -99,15 +143,15 @@ def recovery_problems(url: str, scene: Scene, judge: Judge) -> list[str]:
     return [f"not linked again: {whole.problem}" for _, _, whole in answers if whole.problem is not None][:3]
 
 
-def damaged(scene: Scene) -> list[tuple[str, str]]:
+def damaged(scene: Scene) -> list[str]:
     """Objects that are not whole, once all faults are mended: requests may have compiled some."""
     found = []
     for key in scene.world.store.keys():
         try:
             with scene.world.store.peek_local(key) as file:
                 file.verify()
-        except Exception as error:
-            found.append((key[:12], str(error)))
+        except PicError as error:
+            found.append(str(error))
     return found
 
 
@@ -142,13 +186,12 @@ def main() -> None:
     torch.set_num_threads(1)  # of the references: several are slower
     with tempfile.TemporaryDirectory(prefix="vllm-fuzz-", dir=SCRATCH) as directory:
         root = Path(directory).resolve()
-        keep = options.keep.absolute()
-        report = fuzz(root, options.requests, options.seed, options.clients, options.case, keep)
+        report = fuzz(root, options)
         if report["failed"] or report["problems"]:
-            keep.mkdir(parents=True, exist_ok=True)
-            (keep / "server.log").write_bytes((root / "server.log").read_bytes())
+            options.keep.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(root / "server.log", options.keep / "server.log")
     print(json.dumps(report, indent=1))
-    for path in sorted(keep.glob("*.json")) if report["failed"] else []:
+    for path in sorted(options.keep.glob("*.json")) if report["failed"] else []:
         print(f"{path}: again: make fuzz-vllm SEED={options.seed} CASE={path.stem}", file=sys.stderr)
     raise SystemExit(bool(report["failed"] or report["problems"]))
 

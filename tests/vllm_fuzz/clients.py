@@ -138,7 +138,7 @@ class Ordinary(threading.Thread):
 
     def ask(self, number: int) -> Exchange:
         """Send one request."""
-        prompt = Prompt(tuple(self._draw.randrange(3, tiny.VOCAB) for _ in range(24)) + (35,), ())
+        prompt = Prompt((*(self._draw.randrange(3, tiny.VOCAB) for _ in range(24)), 35), ())
         body = {
             "model": "tiny", "prompt": list(prompt.tokens), "max_tokens": 2, "temperature": 0, "logprobs": 5,
             "ignore_eos": True, "return_tokens_as_token_ids": True, "return_token_ids": True,

@@ -153,12 +153,12 @@ class Storm(threading.Thread):
         shards = [path for path in (self._root / "objects").iterdir() if path.is_dir()]
         path = self._root / "objects" if self._draw.random() < 0.2 else self._draw.choice(shards)
         away = self._root.with_name("away")
-        os.rename(path, away)
+        path.rename(away)
 
         def bring_back() -> None:
             for _ in range(100):
                 with suppress(OSError):  # the server makes it again, to write what a request compiled
-                    os.rename(away, path)
+                    away.rename(path)
                     return
                 shutil.copytree(path, away, dirs_exist_ok=True)
                 shutil.rmtree(path, ignore_errors=True)

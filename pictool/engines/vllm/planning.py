@@ -159,7 +159,7 @@ class Planner:
         except InputError as error:
             raise RequestError(f"policy: {error}") from error
         if request.objects is None:
-            matches = self._recognise(request.policy, tokens, salt, deadline)
+            matches = self._recognise(request, tokens, salt, deadline)
             if not matches or matches[0].start >= len(tokens) - 1:
                 return None
         else:
@@ -198,6 +198,8 @@ class Planner:
             raise RequestError(f"compile: the prompt's {len(prompt)} tokens are not those of so long a text")
         with self._models:
             tokens = self._model.encode(request.text)
+        if not tokens:
+            raise RequestError("compile: the text has no tokens; there is nothing to compile")
         if tuple(prompt[request.sinks : -1]) != tokens:
             raise RequestError("compile: the prompt is not sinks, the text's tokens and one token more")
 
@@ -243,12 +245,12 @@ class Planner:
         except PicError as error:
             raise UnusableObjectError(file.meta.key, error) from error
 
-    def _recognise(self, policy: Policy, tokens: TokenIds, salt: str, deadline: Deadline) -> list[Match]:
+    def _recognise(self, request: LinkRequest, tokens: TokenIds, salt: str, deadline: Deadline) -> list[Match]:
         """Stored documents in the prompt whose objects can be opened; the others are computed."""
         if not self._indexing.is_started:
             self._indexing.start()
             self._indexing.wait(_FIRST_READ_S)
-        matches = self._index.find(tokens, policy.needs.sinks, salt)
+        matches = self._index.find(tokens, request.policy.needs.sinks, salt, request.codec)
         usable: dict[str, bool] = {}
         for key in dict.fromkeys(match.key for match in matches):
             deadline.check()

@@ -128,7 +128,8 @@ class SchedulerSide:
             params = request.kv_transfer_params
             if not isinstance(params, Mapping):  # vLLM itself reads from what is true
                 request.kv_transfer_params = None
-            parsed = parse_request(params, self._settings.policy, self._settings.recognise)
+            settings = self._settings
+            parsed = parse_request(params, settings.policy, settings.recognise, settings.codec)
             if parsed is None:
                 return
             if problem := _unlinkable(request):

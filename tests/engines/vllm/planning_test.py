@@ -298,6 +298,11 @@ def test_a_deadline_ends_the_planning(model: Model, store: Store, planner: Plann
                 other.plan(request, pasted.prompt(HEAD, TAIL), "", Deadline(5, time.monotonic() - 1))
 
 
+def test_a_text_without_tokens_is_not_compiled(planner: Planner) -> None:
+    with pytest.raises(RequestError, match="there is nothing to compile"):
+        planner.require_compilable([5], CompileRequest(NAIVE, "", 0))
+
+
 def test_a_text_that_its_tokens_cannot_be_is_not_encoded(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "encode", lambda *_: pytest.fail("it was encoded"))
     with pytest.raises(RequestError, match="so long a text"):
@@ -320,3 +325,13 @@ def test_a_server_starts_though_its_store_takes_long_to_read(
             time.sleep(0.01)
         while "has been read" not in caplog.messages[-1]:
             time.sleep(0.01)
+
+
+def test_of_several_objects_of_a_document_the_request_says_which(model: Model, store: Store) -> None:
+    keys = {codec: compile(model, store, [FIRST], codec=codec)[0].key for codec in ("none", "int8")}
+    prompt = rig.ids(*HEAD, *FIRST.tokens, *TAIL)
+    with closing(recognising(model, store)) as planner:
+        for codec, key in {None: keys["none"], **keys}.items():
+            plan = planner.plan(LinkRequest(NAIVE, None, codec), prompt)
+            assert plan is not None and [span.key for span in plan.object_spans] == [key]
+        assert planner.plan(LinkRequest(NAIVE, None, "zstd"), prompt) is None

@@ -12,6 +12,10 @@ from pictool.linker.policies import make_policy
 def test_what_settings_may_be() -> None:
     settings = parse_settings({"store": "x"})
     assert (settings.recognise, settings.compile, settings.policy) == (False, False, make_policy("legolink", {}))
+    assert parse_settings({"store": "x", "codec": "int8"}).codec == "int8"
+    for wrong in ({"store": "x", "codec": "nosuch"}, {"store": "x", "start_s": 0}, {"store": "x", "plan_s": 1e400}):
+        with pytest.raises(InputError, match=list(wrong)[1]):
+            parse_settings(wrong)
     for wrong in ({}, {"store": 1}, {"store": "x", "recognise": 1}, {"store": "x", "refresh_s": 0}, {"sotre": "x"}):
         with pytest.raises(InputError):
             parse_settings(wrong)
