@@ -12,6 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from pictool import __version__
+from pictool.commands.errors import GRACE_S, INTERRUPTED, end_within
+from pictool.commands.verbosity import Verbosity, set_verbosity
 from pictool.escapes import guard_streams
 
 # What `pic --help` says of each command; its module has its name.
@@ -26,6 +28,7 @@ COMMANDS = {
     "eval": "Ask a dataset's questions under several policies.",
     "bench": "Measure speed, on models of any shape with random weights.",
     "tui": "Browse objects and traces on the terminal.",
+    "config": "Show the settings, and who says each.",
 }
 
 
@@ -52,6 +55,7 @@ app = typer.Typer(
     help="Compile documents to KV objects, link them into prompts.",
     epilog="pic COMMAND --help shows the options of a command, and an example.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,  # a bug's traceback is plain, and without the values of variables
 )
 
@@ -65,9 +69,14 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def _pic(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool, typer.Option("-V", "--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
-) -> None: ...
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors, no notes.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Say what is read and loaded; show where an error came from.")
+    ] = False,
+) -> None:
+    set_verbosity(Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL)
 
 
 def run() -> None:
@@ -76,6 +85,10 @@ def run() -> None:
     guard_streams()
     try:
         app()
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            end_within(GRACE_S)
+        raise
     finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left is safe to be killed, and no traceback

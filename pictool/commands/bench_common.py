@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.errors import UsageError
+from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.options import MODEL, OUTPUT, POLICY, SPECS, JsonOption, option
-from pictool.commands.outputs import note, output_path, print_json, write_json
+from pictool.commands.outputs import output_path, print_json, write_json
 from pictool.commands.resources import open_model, open_store, quiet_libraries
 from pictool.commands.salt import without_salts
 from pictool.commands.settings import Settings
+from pictool.commands.verbosity import note
 
 if TYPE_CHECKING:
     from pictool.linker.grid import Labelled
@@ -68,12 +69,14 @@ def open_subject(
     """
     check_options(common)
     root = open_store(settings).root
+    from pictool.linker.grid import parse_repeatable
+
+    with of_command_line():
+        policies = parse_repeatable(common.algo or algos)
     from pictool.bench.prompts import needs_speculative, with_speculative
     from pictool.controller.calibration import nearest_directory
-    from pictool.linker.grid import parse_repeatable
     from pictool.store.scratch import scratch_directory
 
-    policies = parse_repeatable(common.algo or algos)
     model = open_bench_model(common, settings, shape, seed)
     with scratch_directory(nearest_directory(root)) as directory:
         if common.model is None and needs_speculative(policies):
@@ -87,6 +90,11 @@ def check_options(common: BenchOptions) -> None:
     """Refuse what makes no sense, and outputs that cannot be written."""
     if common.shape is not None and common.model is not None:
         raise UsageError("--shape: names a random model; leave it or -m out")
+    if common.shape is not None:
+        from pictool.bench.shapes import shape_of
+
+        with of_command_line():
+            shape_of(common.shape)
     if common.output is not None:
         output_path("-o", common.output, [])
     if common.plot is not None:

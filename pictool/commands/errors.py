@@ -5,13 +5,19 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn, Protocol
 from weakref import WeakSet
 
-from pictool.errors import PicError
+from pictool.commands.verbosity import is_verbose
+from pictool.errors import InputError, PicError
 from pictool.escapes import visible
 
+INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
+GRACE_S = 5.0  # for so long an interrupted command may still clean up
 _MAX_MESSAGE = 2000  # characters
 
 
@@ -19,6 +25,15 @@ class UsageError(PicError):
     """Options that make no sense together, whatever the files hold."""
 
     exit_code = 2
+
+
+@contextmanager
+def of_command_line() -> Iterator[None]:
+    """What is an error of input here is one of the command line, since that is where the input is from."""
+    try:
+        yield
+    except InputError as error:
+        raise UsageError(str(error)) from error
 
 
 class Cancellable(Protocol):
@@ -48,7 +63,7 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             print("pic: interrupted", file=sys.stderr)
             for work in list(_running):
                 work.cancel()
-            sys.exit(130)
+            sys.exit(INTERRUPTED)
         except BrokenPipeError:
             drop_stdout()
             sys.exit(1)
@@ -59,7 +74,20 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def end_within(seconds: float) -> None:
+    """End this process after so long at the latest, whatever its threads wait for; it has said why it ends.
+
+    An interrupt can come between any two steps of a library that starts a thread or passes it work. What such a thread
+    leaves behind is what a killed process leaves: files in tmp/, which the next gc removes.
+    """
+    timer = threading.Timer(seconds, os._exit, [INTERRUPTED])
+    timer.daemon = True
+    timer.start()
+
+
 def fail(message: str, code: int) -> NoReturn:
+    if is_verbose() and sys.exc_info()[0] is not None:
+        traceback.print_exc()
     print("pic: error:", visible(_shortened(" ".join(message.splitlines()))), file=sys.stderr)
     sys.exit(code)
 

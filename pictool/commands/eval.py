@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.errors import UsageError
+from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.options import (
     ANSWER,
     COMPILING,
@@ -25,11 +25,12 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import note, output_path, print_json
+from pictool.commands.outputs import output_path, print_json
 from pictool.commands.progress import answers_bar
 from pictool.commands.request import parse_fields, text_or_silent
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
+from pictool.commands.verbosity import note
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,8 +101,9 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
     from pictool.eval.evaluate import RunOptions, default_jobs, evaluate
     from pictool.eval.summary import require_metric, summarise
 
-    require_metric(options.metric)
-    algorithms = parse_algorithms(options.algo or DEFAULT_ALGORITHMS)
+    with of_command_line():
+        require_metric(options.metric)
+        algorithms = parse_algorithms(options.algo or DEFAULT_ALGORITHMS)
     dataset = open_dataset(options.dataset, parse_fields(options.params))
     check_outputs(options, dataset)
     spec_options, store = make_spec_options(options), open_store(settings)

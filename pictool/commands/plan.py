@@ -20,10 +20,11 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import note, print_json
-from pictool.commands.request import AUTO, RequestOptions, make_spec, policy_values
+from pictool.commands.outputs import print_json
+from pictool.commands.request import AUTO, RequestOptions, make_spec, parse_fields, policy_values
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings, read_yaml, shown_key
+from pictool.commands.verbosity import note
 from pictool.controller.decision import MIN_RATIO, STORE_TIER, Plan, Tier, TierPlan, make_plan
 from pictool.errors import InputError
 from pictool.reading import shown
@@ -75,11 +76,15 @@ class PlanOptions:
         return RequestOptions(
             documents=self.documents,
             query=DEFAULT_QUERY if self.query is None else self.query,
-            algo=self.algo or DEFAULT_ALGO,
-            ratio=AUTO if self.ratio is None else repr(self.ratio),
+            algos=[self.algo or DEFAULT_ALGO],
+            ratio=AUTO if self.ratio is None and "ratio" not in parse_fields(self.params) else _text(self.ratio),
             params=self.params,
             chunk_tokens=self.chunk_tokens,
         )
+
+
+def _text(ratio: float | None) -> str | None:
+    return None if ratio is None else repr(ratio)
 
 
 @dataclass(frozen=True)

@@ -125,17 +125,25 @@ def bars(screen: Console, items: Sequence[tuple[str, float, str]], high: float |
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> Table:
-    """Return a plain table: numbers are right-aligned and never cut, texts (the columns `left`) may be shortened."""
+    """Return a plain table: numbers are right-aligned and never cut, texts (the columns `left`) may be shortened.
+
+    Only columns that may wrap give way to others (`rich` would take from all alike, down to nothing); their cells do
+    not wrap, and so are cut.
+    """
     plain = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for index, name in enumerate(columns):
         if index in left:
-            plain.add_column(name, overflow="ellipsis", no_wrap=True, min_width=4)
+            plain.add_column(name, overflow="ellipsis", min_width=4)
         else:
             width = max([len(name), *(len(row[index]) for row in rows)])
             plain.add_column(name, justify="right", no_wrap=True, min_width=width)
     for row in rows:
-        plain.add_row(*row)
+        plain.add_row(*(_uncut(cell) if index in left else cell for index, cell in enumerate(row)))
     return plain
+
+
+def _uncut(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def first_tokens(count: int) -> str:

@@ -112,21 +112,21 @@ class ObjectFetch:
 
     def fetch_block(self, index: int) -> None:
         """Fetch a block, or wait until the thread that fetches it has. Raises RemoteError."""
-        with self._lock:
-            block, is_unclaimed = self._blocks[index], self._blocks[index] is None
-            if block is None:
-                self._blocks[index] = block = Future()
-        if is_unclaimed:
-            try:
+        claimed: Future[None] | None = None
+        try:
+            with self._lock:
+                block = self._blocks[index]
+                if block is None:  # known to be claimed here before it can be seen, lest an interrupt leave it so
+                    claimed = self._blocks[index] = block = Future()
+            if claimed is not None:
                 self._read_block(index)
-                block.set_result(None)
-            except PicError as error:
-                self.fail(error)
-                block.set_exception(error)
-            except BaseException as error:
-                self.fail(RemoteError(f"{self.name}: was given up", self.key))
-                block.set_exception(error)
-                raise
+                claimed.set_result(None)
+        except BaseException as error:
+            problem = error if isinstance(error, PicError) else self._given_up()
+            self.fail(problem)
+            if claimed is not None and not claimed.done():
+                claimed.set_exception(problem)
+            raise
         block.result()
 
     def _read_block(self, index: int) -> None:
@@ -159,12 +159,15 @@ class ObjectFetch:
             if self._remote.read_all(self.key, self.num_bytes, write) is None:
                 raise self._removed()
         except BaseException as error:
-            problem = error if isinstance(error, PicError) else RemoteError(f"{self.name}: was given up", self.key)
+            problem = error if isinstance(error, PicError) else self._given_up()
             self.fail(problem)
             for future in claimed.values():
                 if not future.done():
                     future.set_exception(problem)
             raise
+
+    def _given_up(self) -> RemoteError:
+        return RemoteError(f"{self.name}: was given up", self.key)
 
     def _removed(self) -> RemoteError:
         return RemoteError(f"{self.name}: was removed while it was being fetched; run the command again", self.key)
@@ -386,6 +389,14 @@ class Fetcher:
             for fetch in unfinished:
                 self._release_prefetch(fetch)
             wait([fetch.finished for fetch in unfinished])
+
+    def stop(self) -> None:
+        """Let the threads end; a task that comes later is run by who submits it. It is not waited for.
+
+        A pool wakes the threads that it knows at the end of the process, and not one that was being started when an
+        interrupt came.
+        """
+        self._threads.shutdown(wait=False)
 
     def _start(self, key: str, future: Future[ObjectFetch | None]) -> None:
         fetch = None

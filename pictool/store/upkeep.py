@@ -10,15 +10,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pictool.errors import ForeignObjectError, ObjectError, PicError, StoreError, UnreadableObjectError
+from pictool.errors import (
+    ForeignObjectError,
+    ObjectError,
+    PicError,
+    StoreError,
+    UnreadableObjectError,
+    UnwritableStoreError,
+)
 from pictool.store import eviction
 from pictool.store.databases import roll_back
 from pictool.store.entries import Entry, entries, inner_stores, litter_candidates
 from pictool.store.eviction import Tally
-from pictool.store.files import locked, make_directory, remove_litter, require_no_link
+from pictool.store.files import is_litter, locked, make_directory, remove_litter, require_no_link
 from pictool.store.format import ObjectFile
 from pictool.store.index import INDEX_FILE
-from pictool.store.scratch import remove_scratch
+from pictool.store.scratch import abandoned_scratch, remove_scratch
+from pictool.store.sources import SOURCES_FILE, forget_sources
 from pictool.store.store import Store
 from pictool.store.usage import HITS_FILE, Counts, forget_hits, read_counts
 
@@ -46,7 +54,18 @@ def gc(store: Store, max_bytes: int | None = None) -> Collected:
         raise _cannot_change(store, error) from error
     store.counters.add(Counts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
     forget_hits(store.root, store.keys)
+    forget_sources(store.root, store.keys)
     return Collected(Tally(len(litter), sum(litter)), evicted, num_bytes)
+
+
+def would_collect(store: Store, max_bytes: int | None = None) -> tuple[list[Path], list[Entry]]:
+    """What `gc` would remove: temp files and scratch directories of killed writers, and objects."""
+    litter = [
+        path
+        for root in (store.root, *inner_stores(store.root))
+        for path in (*filter(is_litter, litter_candidates(root)), *abandoned_scratch(root))
+    ]
+    return litter, eviction.would_shrink(store.root, store.max_bytes if max_bytes is None else max_bytes)
 
 
 def _collect(root: Path) -> list[int]:
@@ -55,7 +74,7 @@ def _collect(root: Path) -> list[int]:
     """
     require_no_link(root / "tmp")
     files = [size for path in litter_candidates(root) if (size := remove_litter(path)) is not None]
-    for name in (INDEX_FILE, HITS_FILE):
+    for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE):
         roll_back(root / name)
     return files + remove_scratch(root)
 
@@ -66,21 +85,33 @@ def expire(store: Store, keys: Sequence[str], force: bool = False) -> Tally:
     Raises:
         StoreError: one is not there, or is pinned and `force` is not set; nothing was removed then.
     """
+    objects, pins = would_expire(store, keys, force), eviction.pinned(store.root)
+    removed = _remove(store, objects)
+    for entry in objects:
+        if entry.key in pins:
+            eviction.unpin(store.root, entry.key)
+    return removed
+
+
+def would_expire(store: Store, keys: Sequence[str], force: bool = False) -> list[Entry]:
+    """What `expire` would remove. Raises as `expire` does."""
     objects = [_entry(store, key) for key in dict.fromkeys(keys)]
     pins = eviction.pinned(store.root)
     pinned = [entry.key for entry in objects if entry.key in pins]
     if pinned and not force:
         raise StoreError(f"{pinned[0][:12]}: is pinned, and stays; unpin it first, or use --force")
-    removed = _remove(store, objects)
-    for key in pinned:
-        eviction.unpin(store.root, key)
-    return removed
+    return objects
 
 
 def expire_older(store: Store, seconds: float) -> Tally:
     """Remove unpinned objects that were not used for so long. One that a wrong clock used in the future stays."""
+    return _remove(store, would_expire_older(store, seconds))
+
+
+def would_expire_older(store: Store, seconds: float) -> list[Entry]:
+    """What `expire_older` would remove."""
     limit, pins = time.time_ns() - int(seconds * 1e9), eviction.pinned(store.root)
-    return _remove(store, [entry for entry in entries(store.root) if entry.used_ns < limit and entry.key not in pins])
+    return [entry for entry in entries(store.root) if entry.used_ns < limit and entry.key not in pins]
 
 
 def pin(store: Store, key: str) -> None:
@@ -189,11 +220,17 @@ def verify(store: Store, repair: bool = False, on_object: Callable[[Entry], None
 
 
 def _take_out_all(store: Store, problems: dict[str, str]) -> tuple[str, ...]:
-    """The keys of those that could be taken out; of the others, `problems` says why they could not."""
+    """The keys of those that could be taken out; of the others, `problems` says why they could not.
+
+    One that another process took out or compiled again meanwhile is no problem any more.
+    """
     repaired = []
-    for key in problems:
+    for key in list(problems):
         try:
-            repaired += [key] if take_out(store, key) else []
+            if take_out(store, key):
+                repaired.append(key)
+            elif not os.path.lexists(store.path(key)) or find_problem(store, key) is None:
+                del problems[key]
         except StoreError as error:
             problems[key] = str(error)
     return tuple(repaired)
@@ -221,7 +258,7 @@ def take_out(store: Store, key: str) -> bool:
             else:
                 path.unlink()
     except OSError as error:
-        raise StoreError(f"{path}: is {_what_is(path)}, and cannot be removed ({error.strerror})") from error
+        raise UnwritableStoreError(f"{path}: is {_what_is(path)}, and cannot be removed ({error.strerror})") from error
     return True
 
 

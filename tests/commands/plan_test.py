@@ -266,7 +266,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(
 
 def test_a_policy_without_a_ratio_refuses_auto(model: Path, texts: tuple[Path, Path], machine: Machine) -> None:
     outcome = auto(model, "--algo", "legolink", "--ratio", "auto")
-    assert outcome.code == 1 and outcome.err == "pic: error: legolink has no field 'ratio'; its fields are k\n"
+    assert outcome.code == 2 and outcome.err == "pic: error: legolink has no field 'ratio'; its fields are k\n"
     assert machine.measured == 0
 
 
@@ -282,12 +282,12 @@ def test_a_policy_without_a_ratio_refuses_auto(model: Path, texts: tuple[Path, P
         (("--tokens", 600), ("600 tokens of context", "512"), 1),
         (("nosuch.txt",), ("nosuch.txt", "no such file"), 1),
         (("a.txt", "-q", " "), ("query is empty",), 1),
-        (("a.txt", "--algo", "nosuch"), ("nosuch", "cacheblend"), 1),
-        (("a.txt", "--algo", "legolink"), ("legolink", "ratio"), 1),
-        (("a.txt", "--ratio", 2), ("ratio", "from 0 to 1"), 1),
+        (("a.txt", "--algo", "nosuch"), ("nosuch", "cacheblend"), 2),
+        (("a.txt", "--algo", "legolink"), ("legolink", "ratio"), 2),
+        (("a.txt", "--ratio", 2), ("ratio", "from 0 to 1"), 2),
         (("a.txt", "-p", "ratio"), ("-p ratio", "FIELD=VALUE"), 2),
-        (("a.txt", "--codec", "int9"), ("int9", "int8"), 1),
-        (("a.txt", "-p", "depth=3"), ("cacheblend", "depth"), 1),
+        (("a.txt", "--codec", "int9"), ("int9", "int8"), 2),
+        (("a.txt", "-p", "depth=3"), ("cacheblend", "depth"), 2),
         (("a.txt", "--tiers", "nosuch.yaml"), ("nosuch.yaml", "cannot be read"), 1),
         (("a.txt", "--store", "b.txt"), ("b.txt", "--store"), 1),
     ],

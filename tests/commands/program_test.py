@@ -60,6 +60,23 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def test_an_interrupted_command_ends_although_a_thread_never_does() -> None:
+    code = """
+import signal, sys, threading
+from pictool.commands import app, main
+
+def command():
+    threading.Thread(target=threading.Event().wait).start()
+    print("pic: interrupted", file=sys.stderr)
+    sys.exit(130)
+
+app.app, app.GRACE_S = command, 0.1
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "pic: interrupted\n")
+
+
 def test_an_interrupt_while_the_program_ends_is_no_traceback() -> None:
     """Counts are written then; a signal that a handler of Python's gets there is a traceback, and changes nothing."""
     at_exit = "import atexit, os; atexit.register(lambda: os.kill(os.getpid(), 2))"

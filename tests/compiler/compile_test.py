@@ -179,3 +179,8 @@ def test_a_text_without_tokens_is_refused(model: Model, store: Store) -> None:
     with pytest.raises(InputError, match="no tokens"):
         compile(model, store, [""])
     assert store.keys() == []
+
+
+def test_more_sinks_than_the_model_takes_cost_no_memory(model: Model, store: Store) -> None:
+    with pytest.raises(InputError, match="the model takes 512 tokens in all"):
+        compile(model, store, TEXTS[:1], sinks=10**12)

@@ -25,6 +25,11 @@ QUESTIONS = [
     {"documents": ["a.txt", "b.txt"], "query": "Who knows why?", "answers": ["nobody"], "id": "one"},
     {"documents": ["b.txt"], "query": "Who asked?", "answers": ["she"], "id": "two"},
 ]
+_INNER = {"g": {"model": "default", "max_tokens": 3, "temperature": 0, "input": [{"file": "b.txt"}, {"user": "Why?"}]}}
+QUERY = {
+    "g": {"model": "default", "max_tokens": 3, "temperature": 0,
+          "input": [{"plus": [{"file": "c.txt"}, _INNER]}, {"user": "Who knows?"}]}
+}  # fmt: skip
 LINK = ("-q", "Who knows why?", "--max-new-tokens", "4")
 BENCH = {
     "sync": ("--chunks", "2", "--chunk-tokens", "20", "--tail-tokens", "6", "--new-tokens", "2", "--repeats", "1"),
@@ -86,6 +91,8 @@ OPERATIONS = [
     Operation("diff", "diff naive.trace lego.trace"),
     Operation("diff-plot", "diff naive.trace lego.trace --plot out/d.svg", is_slow=True),
     Operation("eval", "eval q.jsonl --jobs 1 --algo naive -o out/r.jsonl", measures=True, is_slow=True),
+    Operation("query", "query q.yaml", measures=True),
+    Operation("query-bulk", "query --bulk bulk.jsonl -o out/answers.jsonl", measures=True),
     Operation("plan", "plan a.txt b.txt", measures=True, is_slow=True),
     Operation("bench-sync", "bench sync --shape tiny --algo naive -o out/sync.json", measures=True, is_slow=True),
     Operation("bench-storage", "bench storage --shape tiny -o out/s.json", measures=True, is_slow=True),
@@ -114,6 +121,8 @@ def make_world(directory: Path, model: Path, output: Path) -> dict[str, str]:
     for name, text in TEXTS.items():
         (directory / name).write_text(text)
     (directory / "q.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+    (directory / "q.yaml").write_text(json.dumps(QUERY))
+    (directory / "bulk.jsonl").write_text(f"{json.dumps(QUERY)}\n{json.dumps(_INNER)}\n")
     (directory / "out").mkdir()
     shutil.copytree(model, directory / "model")
 

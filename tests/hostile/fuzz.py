@@ -258,8 +258,11 @@ def main() -> None:
     started, tallies = time.monotonic(), {name: Tally() for name in names}
     batches = plan(names, options.cases)
     pool = Pool(batches, options.seed, keep)
-    for result in pool.run(options.jobs) if options.jobs else run_here(batches, options.seed, keep):
+    results = pool.run(options.jobs) if options.jobs else run_here(batches, options.seed, keep)
+    for number, result in enumerate(results, 1):
         tallies[result.surface].add(result)
+        if number % 2000 == 0:
+            print(f"{number:,d} cases, {time.monotonic() - started:.0f} s", file=sys.stderr)
         if result.problems:
             show(result, options.seed)
     done = report(tallies, time.monotonic() - started)

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chunks import content, flip, litter, make_chunk, put_many
@@ -17,7 +18,7 @@ from served import QUICK, Server
 
 from pictool.errors import RemoteError, StoreError
 from pictool.store.entries import litter_candidates
-from pictool.store.fetching import BLOCK
+from pictool.store.fetching import BLOCK, Destination, ObjectFetch
 from pictool.store.remote import Remote, Retry
 from pictool.store.store import Store
 from pictool.store.upkeep import gc, stats, verify
@@ -300,3 +301,44 @@ def test_an_interrupted_process_does_not_wait(far: Store, server: Server, tmp_pa
     end(start(near.root, server, path.stem, work))
     assert near.keys() == [] and not litter_candidates(near.root)
     assert len(server.asked) < 1 + 15 * Retry().attempts  # what it would have tried
+
+
+def test_an_interrupt_between_claiming_and_fetching_leaves_no_reader_waiting(far: Store, tmp_path: Path) -> None:
+    """An interrupt may come right after a block was claimed; the thread that waits for it gets an error."""
+    key, near = far.put(make_chunk(1, LARGE)).stem, Store(tmp_path / "near")
+    near.path(key).parent.mkdir(parents=True)
+    (near.root / "tmp").mkdir()
+    remote = Remote(str(far.root), QUICK)
+    fetch = ObjectFetch(remote, key, Destination(near.root, None, lambda temp, target: None))
+    fetch.start(remote.read(key, 0, BLOCK) or b"")
+    fetch._blocks = InterruptedList(fetch._blocks)
+    with pytest.raises(KeyboardInterrupt):
+        fetch.fetch_block(1)
+    with pytest.raises(RemoteError, match="was given up"):
+        fetch.fetch_block(1)
+
+
+class InterruptedList(list[Any]):
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(index, value)
+        raise KeyboardInterrupt
+
+
+def test_a_thread_that_was_being_started_when_an_interrupt_came_ends(
+    far: Store, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, started, start = far.put(make_chunk(1, 20)).stem, list[threading.Thread](), threading.Thread.start
+    near = Store(tmp_path / "near", remote=Remote(server.url, QUICK))
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            near.prefetch([key])
+    near.cancel()
+    started[0].join(60)
+    assert not started[0].is_alive()

@@ -196,3 +196,22 @@ def test_one_that_was_replaced_meanwhile_stays(
 def test_one_that_disappears_meanwhile_is_no_problem(store: Store, paths: list[Path]) -> None:
     report = verify(store, on_object=lambda _: paths[3].unlink(missing_ok=True))
     assert report.problems == {} and report.objects == 3
+
+
+def test_what_another_process_repaired_meanwhile_is_no_problem(
+    store: Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One was taken out, one was compiled again, between reading all objects and taking out the damaged ones."""
+    whole = paths[1].read_bytes()
+    for path in paths[:3]:
+        flip(path, -1)
+    take_out_all = upkeep._take_out_all
+
+    def later(store: Store, problems: dict[str, str]) -> tuple[str, ...]:
+        paths[0].unlink()
+        paths[1].write_bytes(whole)
+        return take_out_all(store, problems)
+
+    monkeypatch.setattr(upkeep, "_take_out_all", later)
+    report = verify(store, repair=True)
+    assert list(report.problems) == [*report.repaired] == [paths[2].stem]
