@@ -20,7 +20,7 @@ from vllm_fuzz.judge import Response, Verdict
 from vllm_fuzz.requests import Asked, Requests
 from vllm_fuzz.scene import Prompt, Scene
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 _HANGS_UP_S = 0.02
 
 
@@ -34,30 +34,27 @@ class Exchange:
 
 
 class Client:
-    """One connection, made again whenever it breaks."""
+    """Sends requests, each over a connection of its own."""
 
     def __init__(self, url: str) -> None:
         self._address = urlsplit(url).netloc
-        self._connection: http.client.HTTPConnection | None = None
 
     def ask(self, asked: Asked) -> Response:
         """Send a request; a client that leaves reads no response."""
         started = time.perf_counter()
+        connection = http.client.HTTPConnection(self._address, timeout=TIMEOUT_S)
         try:
-            if self._connection is None:
-                self._connection = http.client.HTTPConnection(self._address, timeout=TIMEOUT_S)
-            self._connection.request("POST", asked.path, asked.body, {"Content-Type": "application/json"})
+            connection.request("POST", asked.path, asked.body, {"Content-Type": "application/json"})
             if asked.leaves:
                 time.sleep(_HANGS_UP_S)
-                raise ConnectionAbortedError("the client left")
-            response = self._connection.getresponse()
+                return Response(0, "the client left", time.perf_counter() - started)
+            response = connection.getresponse()
             text = response.read().decode(errors="replace")
             return Response(response.status, text, time.perf_counter() - started)
         except (OSError, http.client.HTTPException) as error:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
             return Response(0, f"{type(error).__name__}: {error}", time.perf_counter() - started)
+        finally:
+            connection.close()
 
     def is_alive(self) -> bool:
         """Whether the server says that its engine is."""
