@@ -78,8 +78,8 @@ class Client:
         body = {"model": "tiny", "prompt": list(prompt.tokens), "max_tokens": 1, "kv_transfer_params": {"pic": fields}}
         response = self.ask(Asked("whole", "/v1/completions", json.dumps(body), prompt))
         report = (json.loads(response.text).get("kv_transfer_params") or {}).get("pic") if response.text else None
-        found = 0 if report is None else report["chunks"]
-        is_linked = found == len(places) and (not places or report["state"] in ("linked", "cached"))
+        found, state = (0, "") if report is None else (report["chunks"], report["state"])
+        is_linked = found == len(places) and (not places or state in ("linked", "cached"))
         return Verdict("whole", None if is_linked else f"{found} of {len(places)} documents: {response.text[-400:]}")
 
 

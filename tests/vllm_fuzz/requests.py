@@ -28,6 +28,7 @@ BAD_POLICIES: tuple[Any, ...] = (
 FOREIGN = ({"do_remote_prefill": True}, {"do_remote_decode": True}, {"remote_engine_id": "x", "remote_block_ids": [1]},
            {"do_remote_prefill": True, "remote_prefill_cached_tokens": 10**9})  # fmt: skip
 _SURROGATE = re.compile(r"\\ud[89a-f]")
+CODECS: tuple[Any, ...] = (None, "none", "int8", "nosuch", 3)
 NUM_MANY = 1024  # keys that a request may name
 
 
@@ -78,8 +79,9 @@ class Requests:
         return self._asked("named", draw, prompt, salt, {"pic": self._names(draw, prompt, salt)})
 
     def _recognised(self, draw: Draw) -> Asked:
-        fields = {"recognise": True, "policy": draw.choice(POLICIES)}
-        fields |= {"codec": draw.choice((None, "none", "int8", "nosuch", 3))} if draw.random() < 0.2 else {}
+        fields: dict[str, Any] = {"recognise": True, "policy": draw.choice(POLICIES)}
+        if draw.random() < 0.2:
+            fields["codec"] = draw.choice(CODECS)
         return self._asked("recognised", draw, self._prompt(draw), self._salt(draw), {"pic": fields})
 
     def _unsaid(self, draw: Draw) -> Asked:

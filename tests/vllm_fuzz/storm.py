@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from faults.shim import ERRORS, Action, Fault, Kind, SharedPlan
@@ -64,7 +65,7 @@ class Storm(threading.Thread):
     def _set(self, fault: Fault) -> Undo:
         assert self._plan is not None
         self._plan.set(self._root, fault)
-        return lambda: self._plan is not None and self._plan.set(self._root, Fault())
+        return partial(self._plan.set, self._root, Fault())
 
     def _fail_once(self) -> Undo:
         kind = self._draw.choice(list(Kind))
@@ -95,7 +96,12 @@ class Storm(threading.Thread):
         for key in keys:
             with suppress(FileNotFoundError):
                 spoil(self._store.path(key))
-        return lambda: [self._restore(key) for key in keys]
+
+        def restore() -> None:
+            for key in keys:
+                self._restore(key)
+
+        return restore
 
     def _remove(self) -> Undo:
         return self._of_one(Path.unlink)

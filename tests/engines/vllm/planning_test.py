@@ -28,6 +28,7 @@ from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model
 from pictool.store import store as store_module
 from pictool.store.entries import keys_of
+from pictool.store.format import ObjectFile
 from pictool.store.matches import Match
 from pictool.store.recognition import ContentIndex
 from pictool.store.store import Store
@@ -273,7 +274,12 @@ def test_each_directory_is_listed_once_for_all_abbreviated_keys(
 ) -> None:
     keys = [compiled.key for compiled in compile(model, store, [rig.chunk(5, 6, i) for i in range(7, 27)])]
     listed: list[str] = []
-    monkeypatch.setattr(store_module, "keys_of", lambda root, shard: [listed.append(shard), *keys_of(root, shard)][1:])
+
+    def list_keys(root: Path, shard: str) -> list[str]:
+        listed.append(shard)
+        return keys_of(root, shard)
+
+    monkeypatch.setattr(store_module, "keys_of", list_keys)
     named = [(key[:digits], None) for digits in (12, 20, 30) for key in keys]
     with pytest.raises(RequestError, match="not in the prompt"):
         planner.plan(request_of(NAIVE, *named), rig.ids(*range(5, 90)))
@@ -284,8 +290,13 @@ def test_objects_of_more_tokens_than_the_prompt_are_refused_before_they_are_all_
     model: Model, store: Store, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [compiled.key for compiled in compile(model, store, [rig.chunk(5, i) for i in range(7, 27)])]
-    monkeypatch.setattr(store, "peek", lambda key: opened.append(key) or Store.peek(store, key))
     opened: list[str] = []
+
+    def peek(key: str) -> ObjectFile:
+        opened.append(key)
+        return Store.peek(store, key)
+
+    monkeypatch.setattr(store, "peek", peek)
     with pytest.raises(RequestError, match=r"more tokens than the prompt \(4\)"):
         planner.plan(request_of(NAIVE, *((key, None) for key in keys)), rig.ids(5, 7, 5, 8))
     assert len(opened) == 5
@@ -331,7 +342,7 @@ def test_of_several_objects_of_a_document_the_request_says_which(model: Model, s
     keys = {codec: compile(model, store, [FIRST], codec=codec)[0].key for codec in ("none", "int8")}
     prompt = rig.ids(*HEAD, *FIRST.tokens, *TAIL)
     with closing(recognising(model, store)) as planner:
-        for codec, key in {None: keys["none"], **keys}.items():
+        for codec, key in ((None, keys["none"]), *keys.items()):
             plan = planner.plan(LinkRequest(NAIVE, None, codec), prompt)
             assert plan is not None and [span.key for span in plan.object_spans] == [key]
         assert planner.plan(LinkRequest(NAIVE, None, "zstd"), prompt) is None

@@ -40,7 +40,8 @@ def test_the_codec_of_what_is_recognised() -> None:
     for params, codec in said:
         parsed = parse_request(params, NAIVE, True, "zstd")
         assert isinstance(parsed, LinkRequest) and parsed.codec == codec
-    for wrong in ("nosuch", 3, []):
+    wrongs: tuple[Any, ...] = ("nosuch", 3, [])
+    for wrong in wrongs:
         with pytest.raises(RequestError, match="must be one of fp8, int4"):
             parse_request({"pic": {"recognise": True, "codec": wrong}}, NAIVE, True)
     with pytest.raises(RequestError, match="keys say which objects"):

@@ -146,7 +146,7 @@ def test_a_step_waits_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> Non
         return SimpleNamespace(done=())
 
     monkeypatch.setattr(scheduler, "wait", wait)
-    monkeypatch.setattr(scheduler.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("pictool.engines.vllm.scheduler.time.monotonic", lambda: clock[0])
     side = SchedulerSide(Slow(), parse_settings({"store": "x"}))  # type: ignore[arg-type]
     requests = [asked(i, 2) for i in range(5)]
     for _ in range(2):
