@@ -65,7 +65,9 @@ _RENAMED = {"Request": "Spec"}
 __all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'pictool' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"pictool.{_HOMES[name]}"), _RENAMED.get(name, name))
+if not TYPE_CHECKING:  # for a type checker every name is one of those above
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'pictool' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"pictool.{_HOMES[name]}"), _RENAMED.get(name, name))

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from pictool import __version__
-from pictool.commands.errors import GRACE_S, INTERRUPTED, end_within
+from pictool.commands.errors import GRACE_S, INTERRUPTED, drop_stdout, end_within, fail
 from pictool.commands.verbosity import Verbosity, set_verbosity
 from pictool.escapes import guard_streams
 
@@ -85,6 +85,10 @@ def run() -> None:
     guard_streams()
     try:
         app()
+        sys.stdout.flush()
+    except OSError as error:  # of typer's own output, as help; commands report theirs
+        drop_stdout()
+        fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
             end_within(GRACE_S)

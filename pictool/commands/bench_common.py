@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 DEFAULT_SHAPE = "qwen2.5-0.5b"
-_WIDTH = 200  # a narrow terminal wraps lines rather than losing columns
 
 SeedOption = Annotated[int, option("--seed", "N", "Seed of weights and documents.", min=0)]
 
@@ -174,14 +173,9 @@ def number(value: float | None, scale: float = 1.0) -> str:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table whose first column is to the left, the others to the right."""
-    from rich import box
-    from rich.table import Table
+    from pictool.commands.terminal import LabelledTable, open_screen
 
-    from pictool.commands.terminal import open_screen
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    table = LabelledTable(columns)
     for row in rows:
         table.add_row(*row)
-    open_screen(_WIDTH).print(table)
+    open_screen().print(table)

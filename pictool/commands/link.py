@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,13 +16,14 @@ from pictool.commands.options import OUTPUT, SALT, DepfileOption, EngineOption, 
 from pictool.commands.outputs import depfile_path, model_files, output_path, print_json, write_depfile, write_json
 from pictool.commands.request import AUTO, LinkScript, RequestOptions, make_spec, policy_values, read_script
 from pictool.commands.resources import open_model, open_store
-from pictool.commands.settings import Settings
+from pictool.commands.settings import DEFAULT, Settings
 from pictool.commands.verbosity import note
 from pictool.commands.words import count
 from pictool.errors import PicError
 
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
+    from pictool.controller.decision import RatioChoice
     from pictool.engines.base import Answer, Engine, Feature
     from pictool.linker.grid import Labelled
     from pictool.linker.spec import Spec
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from pictool.store.store import Store
 
 app = make_app()
+FOREIGN = 1.25  # tokens a word; the world has 1.0, other English 1.5 and more
 
 
 @command(app, "link", "model", "device", "dtype", "store", "remote", *SALT)
@@ -52,21 +55,24 @@ def run_link(
     script = read_script(Path(request.script)) if request.script else LinkScript()
     inputs = input_files(request, script)
     check_outputs(output, trace, depfile, inputs)
+    policies = side_by_side(request, trace)
     is_auto = policy_values(request, script).get("ratio") == AUTO
     needed: dict[Feature, str] = {"auto_ratio": "--ratio auto"} if is_auto else {}
     spec = make_spec(request, settings, script)
-    policies = side_by_side(request, trace)
     check_documents([*script.documents, *request.documents])
     engine_type = find_engine(engine, needed | ({} if trace is None else {"trace": "--trace"}))
     model, store = open_model(settings), open_store(settings)
+    choice = None
     if is_auto:
-        spec = with_auto_ratio(model, store, spec)
+        spec, choice = with_auto_ratio(model, store, spec)
     is_quiet = as_json or output is not None or bool(policies)
     with engine_type(model, store) as running, fetching_ends_with_an_error(store):
         if policies:
             answers = compare_policies(running, spec, policies)
         else:
             answers = [running.answer(spec, compare=compare, on_text=None if is_quiet else Stream(), on_compile=tell)]
+    if choice is not None:
+        distrust_profile(model, choice, answers[0].timing.recompute_s)
     if trace is not None:
         answers[0].write_trace(trace)
     reports = [answer.report() | {"request": request_json(spec, answer, store)} for answer in answers]
@@ -80,7 +86,16 @@ def run_link(
         print_verdict([labelled.label for labelled in policies], answers)
     elif output is None:
         print_answer(reports[0])
+    if settings.origin("model") == DEFAULT and is_foreign(answers[0]):
+        note("the embedded demo model knows nothing but the documents of its own world; -m names yours")
     store.drain()
+
+
+def is_foreign(answer: Answer) -> bool:
+    """Whether documents are not of the embedded model's world: its tokenizer has a token for every word of that."""
+    parts = () if answer.link.linked is None else answer.link.linked.parts
+    words = sum(len(re.findall(r"\w+|[^\w\s]", part.chunk.text)) for part in parts)
+    return bool(words) and sum(len(part.chunk) for part in parts) / words > FOREIGN
 
 
 def tell(done: Compiled) -> None:
@@ -201,25 +216,40 @@ def check_outputs(output: str | None, trace: str | None, depfile: bool, inputs: 
         raise UsageError(f"--trace {trace}: is what -o writes too; name another")
 
 
-def with_auto_ratio(model: Model, store: Store, spec: Spec) -> Spec:
-    """The spec with the ratio that suits its length and the speed of the store (CacheBlend §5.1)."""
+def with_auto_ratio(model: Model, store: Store, spec: Spec) -> tuple[Spec, RatioChoice]:
+    """The spec with the ratio that suits its length and the speed of the store (CacheBlend §5.1), and why."""
     from pictool.commands.plan import note_measuring
     from pictool.controller.calibration import auto_ratio, with_ratio
 
     choice = auto_ratio(model, store, spec, on_measure=note_measuring)
     assert choice.load_s is not None
     note(f"ratio {choice.ratio:g} (load {choice.load_s * 1e3:.0f} ms, prefill {choice.prefill_s * 1e3:.0f} ms)")
-    return replace(spec, policy=with_ratio(spec.policy, choice.ratio))
+    return replace(spec, policy=with_ratio(spec.policy, choice.ratio)), choice
+
+
+def distrust_profile(model: Model, choice: RatioChoice, recompute_s: float) -> None:
+    """Have the machine measured again if a link took far longer than full prefill, or far less than its share."""
+    from pictool.controller.calibration import MAX_DISAGREEMENT, forget_compute
+
+    least, most = choice.ratio * choice.prefill_s / MAX_DISAGREEMENT, choice.prefill_s * MAX_DISAGREEMENT
+    if not least <= recompute_s <= most:
+        forget_compute(model)
+        low, high = choice.ratio * choice.prefill_s * 1e3, choice.prefill_s * 1e3
+        note(
+            f"recompute took {recompute_s * 1e3:.0f} ms, where this machine's profile has {low:.0f} to {high:.0f}; "
+            "it is measured again next time"
+        )
 
 
 def print_answer(report: Mapping[str, Any]) -> None:
     """Print the end of the streamed answer's line, a summary on stderr, and the comparison."""
     print(flush=True)
     tokens, timing, compare = report["tokens"], report["timing"], report["compare"]
-    note(
-        f"{report['algo']}: {tokens['recomputed']:.0f} of {tokens['context']} context rows recomputed, "
-        f"TTFT {timing['ttft_s'] * 1e3:.1f} ms, {tokens['generated']} tokens in {timing['decode_s'] * 1e3:.0f} ms"
-    )
+    rows = f"{tokens['recomputed']:.0f} of {tokens['context']} context rows recomputed"
+    if tokens["context"] == tokens["head"]:
+        rows = "no documents, nothing linked"
+    decoded = f"{count(tokens['generated'], 'token')} in {timing['decode_s'] * 1e3:.0f} ms"
+    note(f"{report['algo']}: {rows}, TTFT {timing['ttft_s'] * 1e3:.1f} ms, {decoded}")
     if compare:
         print(f"full         {compare['answer']}")
         print(f"speedup      {compare['speedup']:.2f}x (TTFT {compare['ttft_s'] * 1e3:.1f} ms under full)")

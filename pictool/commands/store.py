@@ -50,7 +50,7 @@ def run_ls(
     chains: Annotated[bool, option("--chains", None, "List blocks of prefix chains, too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the objects: tokens, size, when they were used last, where they came from.
+    """List the objects, with size, last use and origin.
 
     \b
       pic store ls --sort used --limit 20
@@ -107,7 +107,7 @@ def _print_objects(objects: Sequence[StoredObject], sources: Mapping[str, Source
     rows, now = [], time.time()
     for entry in objects:
         source = sources.get(entry.key)
-        what = " ".join(entry.text.split()) if entry.problem is None else f"DAMAGED: {entry.problem}"
+        text = " ".join(entry.text.split())[:200]
         named = "… " if entry.is_block else "" if source is None else f"{source.source}: "
         rows.append([
             entry.key[:12] + ("*" if entry.key in pins else ""),
@@ -115,7 +115,7 @@ def _print_objects(objects: Sequence[StoredObject], sources: Mapping[str, Source
             show_size(entry.num_bytes),
             show_age(now - entry.used_ns / 1e9),
             "" if source is None else Path(source.model).name[:16],
-            named + what[:200],
+            f"{named}{text}" if entry.problem is None else f"DAMAGED: {entry.problem}",
         ])  # fmt: skip
     columns = ["key", "tokens", "size", "used", "model", "from: text"]
     screen = open_screen()

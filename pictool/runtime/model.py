@@ -56,6 +56,9 @@ class Model:
         self._module, self.salt = module, salt
         self.on_wait: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
 
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, {self.device}, {self.dtype})"
+
     @cached_property
     def fingerprint(self) -> str:
         """Fingerprint of architecture and weights (hex)."""

@@ -6,6 +6,7 @@
 .pic/pins/KEY                   objects that are not evicted
 .pic/stats/…, hits.sqlite3      counts of use, in all and of each object (usage.py)
 .pic/index.sqlite3              a cache of what the headers say (index.py)
+.pic/sources.sqlite3            what the files and models were called that objects were made of (sources.py)
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ class Store:
         store = Store(self.root.joinpath(*names), remote=remote, on_warning=self.on_warning)
         store._outer = self._outer
         return store
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.root)!r}{f', remote={str(self.remote)!r}' if self.remote else ''})"
 
     def path(self, key: str) -> Path:
         return object_path(self.root, key)

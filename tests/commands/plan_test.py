@@ -12,7 +12,7 @@ import pytest
 from commands.run import Outcome, pic, write
 from pictool.controller import calibration as measure
 from pictool.controller import calibration as profile
-from pictool.controller.calibration import stored_bytes
+from pictool.controller.calibration import Measured, stored_bytes
 
 TOKEN_BYTES = 384  # of the tiny model: 2 × 3 layers × 2 heads × 8 dims × 4 bytes
 TOKEN_S = 1e-3  # of a prefill
@@ -36,19 +36,20 @@ class Machine:
     load_s: float = 1e-4
     measured: int = 0
 
-    def compute(self, *_: object) -> list[list[float]]:
+    def compute(self, *_: object) -> Measured:
         self.measured += 1
-        return [[n - 2.0, 2.0, 1.0, n * TOKEN_S] for n in (64, 512)]
+        return Measured([[n - 2.0, 2.0, 1.0, n * TOKEN_S] for n in (64, 512)])
 
-    def loads(self, *_: object) -> list[list[float]]:
+    def loads(self, *_: object) -> Measured:
         self.measured += 1
-        return [[n * TOKEN_BYTES, 1.0, n * self.load_s, 1e-9, n * self.load_s, 1e-9] for n in (64, 512)]
+        return Measured([[n * TOKEN_BYTES, 1.0, n * self.load_s, 1e-9, n * self.load_s, 1e-9] for n in (64, 512)])
 
-    def decoding(self, *_: object) -> list[list[float]]:
+    def decoding(self, *_: object) -> Measured:
         """A quarter of the bytes is read; decoding takes as long as loading plain."""
         self.measured += 1
         plain = [n * self.load_s for n in (64, 512)]
-        return [[n * TOKEN_BYTES, 1.0, n * TOKEN_BYTES / 4, s, 1.25 * s] for n, s in zip((64, 512), plain, strict=True)]
+        rows = [[n * TOKEN_BYTES, 1.0, n * TOKEN_BYTES / 4, s, 1.25 * s] for n, s in zip((64, 512), plain, strict=True)]
+        return Measured(rows)
 
 
 @pytest.fixture
@@ -90,8 +91,9 @@ def test_the_table_says_the_same(plan: Any) -> None:
     assert re.split(r"  +", lines[4].strip()) == ["tier", "load", "recompute", "TTFT", "ratio", "cost/month"]
     assert [line.split()[0] for line in lines[5:9]] == ["fast", "slow", "disk", "store"]
     assert len({len(line) for line in lines[4:9]}) == 1
-    assert lines[-2].startswith("ratio     0.15 on store: loading (")
-    assert lines[-1].startswith("tier      store for ratio 0.15: the cheapest whose loading (")
+    assert lines[-3].startswith("ratio     0.15 on store: loading (")
+    assert lines[-2].startswith("tier      store for ratio 0.15: the cheapest whose loading (")
+    assert re.fullmatch(r"measured  [-0-9]{10} [:0-9]{5}, repeats within 0%; --measure measures again", lines[-1])
 
 
 def test_it_is_measured_once_and_says_so(plan: Any, machine: Machine) -> None:
