@@ -124,12 +124,13 @@ class Requests:
         """As much work as a request can ask for."""
         prompt, salt, keys = self._prompt(draw), self._salt(draw), self._scene.keys()
         kind = draw.randrange(4)
-        fields: dict[str, Any] = {
-            0: {"keys": [draw.choice(keys)[: draw.randrange(4, 9)] for _ in range(NUM_MANY)]},
-            1: {"keys": [f"{draw.randrange(16**6):06x}" for _ in range(NUM_MANY)]},
-            2: {"chunks": [{"key": draw.choice(keys), "start": draw.randrange(2000)} for _ in range(20 * NUM_MANY)]},
-            3: {"recognise": True},
-        }[kind]
+        of_kind: tuple[dict[str, Any], ...] = (
+            {"keys": [draw.choice(keys)[: draw.randrange(4, 9)] for _ in range(NUM_MANY)]},
+            {"keys": [f"{draw.randrange(16**6):06x}" for _ in range(NUM_MANY)]},
+            {"chunks": [{"key": draw.choice(keys), "start": draw.randrange(2000)} for _ in range(20 * NUM_MANY)]},
+            {"recognise": True},
+        )
+        fields = of_kind[kind]
         if kind == 3:  # equal tokens, and all of one document, again and again
             tokens = draw.choice(self._scene.documents).chunk.tokens if draw.random() < 0.5 else (40,)
             last = self._scene.prompts[0].tokens[-1]
