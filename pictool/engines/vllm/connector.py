@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pictool.engines.vllm.setup import make_setup, require_version
+
+require_version()  # before anything is imported that another version may not have
+
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -21,7 +25,6 @@ from pictool.engines.vllm.messages import Job, Outcome
 from pictool.engines.vllm.metrics import PicPromMetrics, PicStats
 from pictool.engines.vllm.planning import Planner
 from pictool.engines.vllm.scheduler import SchedulerSide
-from pictool.engines.vllm.setup import make_setup
 from pictool.engines.vllm.worker import Budget, WorkerSide
 
 if TYPE_CHECKING:

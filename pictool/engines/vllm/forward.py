@@ -139,7 +139,10 @@ class RowForward:
 
     def __init__(self, model: WorkerModel) -> None:
         self.model = model
-        self.max_rows = int(model.config.scheduler_config.max_num_batched_tokens)
+        scheduling, backends = model.config.scheduler_config, {layer.backend for layer in model.layers}
+        self.max_rows = int(scheduling.max_num_batched_tokens)
+        if "FLASHINFER" in backends:  # its metadata have room for so many sequences, and each row may be one
+            self.max_rows = min(self.max_rows, int(scheduling.max_num_seqs))
         self._builders = self._make_builders()  # by layer's name
 
     def run(self, batch: Batch, rows: RowSet, limit: int) -> Work[None]:

@@ -127,6 +127,11 @@ class AttentionLayer:
     rotary: nn.Module
     decoder: nn.Module
 
+    @property
+    def backend(self) -> str:
+        """The name of its attention backend."""
+        return str(self.attention.get_attn_backend().get_name())
+
 
 class WorkerModel:
     """vLLM's model on this worker: its attention layers, and their KV in blocks.

@@ -18,6 +18,7 @@ from pictool.compiler.compile import Compiled, object_key, sink_tokens
 from pictool.core import Chunk, CompileOptions, FixupTable, Layout, Sampling
 from pictool.engines.base import Answer, Engine, Feature, LinkResult
 from pictool.engines.vllm.request import FIELD
+from pictool.engines.vllm.setup import require_version
 from pictool.errors import InputError, ModelError, ObjectError, PicError, StoreError
 from pictool.linker.link import Timing, lay_out
 from pictool.linker.policies.base import Policy, Prompt
@@ -155,6 +156,7 @@ class VllmEngine(Engine):
             return
         self.close()
         self._length = self._length if self._is_length_fixed else max(length, self._length)
+        require_version()
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # no second process for one caller
         from vllm import LLM
         from vllm.config import KVTransferConfig
