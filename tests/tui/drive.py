@@ -15,6 +15,7 @@ from traces import make_trace
 
 from pictool.commands.tui import make_exports
 from pictool.core import Geometry, Target
+from pictool.spans.runs import QueryRun
 from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 from pictool.trace.analysis import TraceAnalysis
@@ -115,8 +116,10 @@ class DrivenApp(PicApp):
         super().tell(text, is_error)
 
 
-def make_app(store: Store, traces: Sequence[LoadedTrace] = (), job: FakeJob | None = None) -> DrivenApp:
-    return DrivenApp(store, traces, Services(job or FakeJob(), make_exports()))
+def make_app(
+    store: Store, traces: Sequence[LoadedTrace] = (), job: FakeJob | None = None, run: QueryRun | None = None
+) -> DrivenApp:
+    return DrivenApp(store, traces, Services(job or FakeJob(), make_exports()), run)
 
 
 def drive(app: PicApp, scenario: Scenario, size: tuple[int, int] = SIZE, shows_notices: bool = False) -> None:

@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from traces import make_trace, recounted
 
 import pictool.tui
 from pictool.core import Layout
+from pictool.spans.runs import read_run
 from pictool.store.store import Store
 from pictool.trace.format import Trace
 from pictool.tui.app import PicApp
@@ -26,6 +28,7 @@ from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.table import RowTable
 from tui.drive import FakeJob, drive, load, make_analysis, make_app, make_sinks, press, put_object, settle
+from tui.query_screen_test import write_example
 
 TRACE = make_trace([(1, 2, 5), (2, 5), (5,)], scores=np.arange(10, dtype=np.float32))
 OTHER = make_trace([(2, 3), (2,), ()])
@@ -76,6 +79,10 @@ def of_home(name: str) -> Probe:
 
 def row_at(app: PicApp) -> int:
     return app.screen.query_one("#objects", RowTable).cursor
+
+
+def row_of_tree(app: PicApp) -> int:
+    return app.screen.query_one("#tree", RowTable).cursor
 
 
 def at_cell(app: PicApp) -> tuple[int, int | None]:
@@ -187,6 +194,8 @@ SCRIPTS = [
     Script("CompareScreen", of_screen("shown_layer"), [("l", 0), ("l", 1), ("L", 0)], "compare"),
     Script("CompareScreen", shown, [("v", [2, 3, 4, 5]), ("v", [0, 1, 2, 3]), ("V", [2, 3, 4, 5])], "many"),
     Script("CompareScreen", tab, [("t", "tab-map"), ("t", "tab-layers")], "compare"),
+    Script("QueryScreen", row_of_tree, [("n", 4), ("n", 5), ("N", 4)], "run"),
+    Script("PicScreen", top, [("q", "HomeScreen")], "run"),
     Script("HeatMap", at_cell, [("right", (1, None)), ("down", (1, 0)), ("down", (1, 1))], focus="HeatMap"),
     Script("HeatMap", at_cell, [("up", (2, 0)), ("left", (1, 0))], first=["right", "right", "l", "l"], focus="HeatMap"),
     Script("HeatMap", window, [("plus", 201), ("equals_sign", 100), ("minus", 201)], "long", focus="HeatMap"),
@@ -230,7 +239,8 @@ def make(script: Script, store: Store) -> PicApp:
         put_object(store, f"text {index}", 5 + index, fixups=[0.5] * (5 + index))
     by_screen = {"trace": [TRACE], "compare": [TRACE, OTHER], "many": [TRACE, OTHER] * 3, "long": [long_trace()]}
     traces = by_screen.get(script.screen, [])
-    return make_app(store, [load(trace, f"{index}.trace") for index, trace in enumerate(traces)], script.job())
+    run = read_run(write_example(Path("run"))) if script.screen == "run" else None
+    return make_app(store, [load(trace, f"{index}.trace") for index, trace in enumerate(traces)], script.job(), run)
 
 
 @pytest.mark.parametrize(

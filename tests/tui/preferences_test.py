@@ -26,7 +26,7 @@ from tui.drive import drive, load, make_app, settle
 
 def app_of(store: Store, path: Path | None, is_light: bool = False) -> PicApp:
     services: Services = make_app(store).services
-    return PicApp(store, [load(make_trace())], services, Preferences.read(path), is_light)
+    return PicApp(store, [load(make_trace())], services, None, Preferences.read(path), is_light)
 
 
 def test_a_theme_is_remembered_and_a_light_terminal_gets_a_light_one(store: Store) -> None:
