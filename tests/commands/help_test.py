@@ -19,8 +19,15 @@ from pictool.linker.policies import policies
 
 def every_command() -> Iterator[list[str]]:
     for name in COMMANDS:
-        group: Any = typer.main.get_command(import_module(f"pictool.commands.{name}").app)
-        yield from ([name, verb] for verb in getattr(group, "commands", ())) if hasattr(group, "commands") else [[name]]
+        yield from _below([name], typer.main.get_command(import_module(f"pictool.commands.{name}").app))
+
+
+def _below(words: list[str], command: Any) -> Iterator[list[str]]:
+    """A command, or those of a group."""
+    if not hasattr(command, "commands"):
+        yield words
+    for verb, inner in getattr(command, "commands", {}).items():
+        yield from _below([*words, verb], inner)
 
 
 @pytest.mark.parametrize("command", [[], *every_command()], ids=" ".join)

@@ -80,8 +80,9 @@ class Scene:
     def link(self, codec: str, *documents: object, more: tuple[object, ...] = ()) -> tuple[object, ...]:
         """The arguments of the link that `answers` has, from documents of a codec."""
         return (
-            "link", *(documents or TEXTS), "-q", QUERY, "--algo", "naive", "--codec", codec, "-m", self.model,
-            "--store", "st", "--max-new-tokens", 3, "--trace", "x.trace", "--json", *more,
+            "link", *(documents or TEXTS), "-q", QUERY, "--codec", codec, "-m", self.model, "--store", "st",
+            *(() if "--algo" in more else ("--algo", "naive")), "--max-new-tokens", 3, "--trace", "x.trace", "--json",
+            *more,
         )  # fmt: skip
 
     def check_answer(self, codec: str, outcome: Outcome | Done) -> str | None:
