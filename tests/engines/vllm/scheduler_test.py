@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import vllm_rig as rig
 
-from pictool.engines.vllm.planning import make_plan
 from pictool.engines.vllm.scheduler import Salter, SchedulerSide
 from pictool.engines.vllm.setup import parse_settings
+from pictool.linker.plan import make_plan
 from pictool.linker.policies import make_policy
 
 NAIVE = make_policy("naive", {})
