@@ -18,6 +18,7 @@ from pictool.store.eviction import Tally
 from pictool.store.files import locked, make_directory, remove_litter, require_no_link
 from pictool.store.format import ObjectFile
 from pictool.store.index import INDEX_FILE
+from pictool.store.leases import LEASES_FILE, leased_keys
 from pictool.store.scratch import remove_scratch
 from pictool.store.store import Store
 from pictool.store.usage import HITS_FILE, Counts, forget_hits, read_counts
@@ -55,7 +56,7 @@ def _collect(root: Path) -> list[int]:
     """
     require_no_link(root / "tmp")
     files = [size for path in litter_candidates(root) if (size := remove_litter(path)) is not None]
-    for name in (INDEX_FILE, HITS_FILE):
+    for name in (INDEX_FILE, HITS_FILE, LEASES_FILE):
         roll_back(root / name)
     return files + remove_scratch(root)
 
@@ -64,13 +65,16 @@ def expire(store: Store, keys: Sequence[str], force: bool = False) -> Tally:
     """Remove these objects (EPIC appendix B, `expire_cache`).
 
     Raises:
-        StoreError: one is not there, or is pinned and `force` is not set; nothing was removed then.
+        StoreError: one is not there, or is pinned or leased and `force` is not set; nothing was removed then.
     """
     objects = [_entry(store, key) for key in dict.fromkeys(keys)]
     pins = eviction.pinned(store.root)
     pinned = [entry.key for entry in objects if entry.key in pins]
     if pinned and not force:
         raise StoreError(f"{pinned[0][:12]}: is pinned, and stays; unpin it first, or use --force")
+    leased = [] if force else sorted(leased_keys(store.root) & {entry.key for entry in objects})
+    if leased:
+        raise StoreError(f"{leased[0][:12]}: is leased by a server, and stays; end the lease first, or use --force")
     removed = _remove(store, objects)
     for key in pinned:
         eviction.unpin(store.root, key)
@@ -78,8 +82,11 @@ def expire(store: Store, keys: Sequence[str], force: bool = False) -> Tally:
 
 
 def expire_older(store: Store, seconds: float) -> Tally:
-    """Remove unpinned objects that were not used for so long. One that a wrong clock used in the future stays."""
-    limit, pins = time.time_ns() - int(seconds * 1e9), eviction.pinned(store.root)
+    """Remove objects without a pin or a lease that were not used for so long.
+
+    One that a wrong clock used in the future stays.
+    """
+    limit, pins = time.time_ns() - int(seconds * 1e9), eviction.kept(store.root)
     return _remove(store, [entry for entry in entries(store.root) if entry.used_ns < limit and entry.key not in pins])
 
 
