@@ -45,7 +45,7 @@ class Placed:
 
     @property
     def end(self) -> int:
-        return self.start + self.tokens.stop - self.tokens.start
+        return self.start + int(self.tokens.stop) - int(self.tokens.start)
 
 
 class Loader:

@@ -55,13 +55,15 @@ class _Chooser:
 class Step:
     """One generated token. `text` has become certain with it; the last step of an answer, `token` -1, has the rest.
 
-    `logprob` and `top`, the most likely tokens with theirs, are of the model's own distribution, in nats.
+    `logprob` and `top`, the most likely tokens with theirs, are of the model's own distribution, in nats. The last step
+    says whether the answer `is_complete`: it ended with an end token or at a stop string.
     """
 
     token: int
     text: str
     logprob: float = 0.0
     top: tuple[tuple[int, float], ...] = ()
+    is_complete: bool = False
 
 
 class TextStream:
@@ -133,13 +135,13 @@ def generate_steps(
         num_top: how many of the most likely tokens each step has.
     """
     _require_same_rope(model, image, max_new_tokens)
-    stream = TextStream(model.tokenizer, sampling.stop)
+    stream, token = TextStream(model.tokenizer, sampling.stop), -1
     for token, logits in _tokens(model, image, max_new_tokens, _Chooser(sampling)):
         text = stream.push(token)
         yield Step(token, text, *_logprobs(logits, token, num_top))
         if stream.is_stopped:
             break
-    yield Step(-1, stream.finish())
+    yield Step(-1, stream.finish(), is_complete=stream.is_stopped or token in model.eos_ids)
 
 
 def generated_of(steps: Sequence[Step]) -> Generated:

@@ -1,0 +1,30 @@
+"""Running an application with uvicorn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from socket import socket
+
+import uvicorn
+from fastapi import FastAPI
+
+_GRACE_S = 5  # for answers that are being sent, once a signal came
+
+
+class Server(uvicorn.Server):
+    """A server that an interrupt or SIGTERM ends in good order: its caller goes on, and cleans up."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
+
+
+def run(application: FastAPI, listener: socket) -> None:
+    """Serve on a socket until an interrupt or SIGTERM comes."""
+    config = uvicorn.Config(
+        application, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
+    )  # fmt: skip
+    Server(config).run(sockets=[listener])
