@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pictool.core import Layout as Layout
     from pictool.core import Message as Message
     from pictool.core import Sampling as Sampling
+    from pictool.core import Text as Text
     from pictool.engines.base import Answer as Answer
     from pictool.engines.base import Engine as Engine
     from pictool.engines.torch import TorchEngine as TorchEngine
@@ -54,8 +55,9 @@ _HOMES = {
     "Answer": "engines.base", "Chunk": "core", "CompileOptions": "core", "Compiled": "compiler.compile",
     "Engine": "engines.base", "Layout": "core", "Linked": "linker.link", "Message": "core", "Model": "runtime.model",
     "ObjectFile": "store.format", "PicError": "errors", "Policy": "linker.policies.base", "Request": "linker.spec",
-    "Sampling": "core", "Spec": "linker.spec", "Store": "store.store", "TorchEngine": "engines.torch", "answer": "api",
-    "chunks_of_files": "compiler.compile", "compile": "api", "generate": "runtime.decode", "link": "api",
+    "Sampling": "core", "Spec": "linker.spec", "Store": "store.store", "Text": "core", "TorchEngine": "engines.torch",
+    "answer": "api", "chunks_of_files": "compiler.compile", "compile": "api", "generate": "runtime.decode",
+    "link": "api",
     "load_model": "runtime.model", "make_policy": "linker.policies", "policies": "linker.policies",
     "wrap_model": "runtime.model",
 }  # fmt: skip
@@ -63,7 +65,9 @@ _RENAMED = {"Request": "Spec"}
 __all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'pictool' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"pictool.{_HOMES[name]}"), _RENAMED.get(name, name))
+if not TYPE_CHECKING:  # for a type checker every name is one of those above
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'pictool' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"pictool.{_HOMES[name]}"), _RENAMED.get(name, name))

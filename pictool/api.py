@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks
-from pictool.core import Chunk, CompileOptions
+from pictool.core import Chunk, CompileOptions, Text
 from pictool.engines.base import Answer
 from pictool.engines.torch import TorchEngine
 from pictool.linker import link as linker
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def compile(
     model: Model,
     store: Store,
-    chunks: Iterable[Chunk | str],
+    chunks: Iterable[Chunk | Text | str] | Chunk | Text | str,
     *,
     sinks: int = 0,
     codec: str = CODEC,
@@ -32,7 +33,7 @@ def compile(
     probe_model: Model | None = None,
     on_done: Callable[[Compiled], None] | None = None,
 ) -> list[Compiled]:
-    """Compile chunks (or texts) to objects. What the store already has costs no model run.
+    """Compile chunks (or texts) to objects; a single one needs no list. What the store has costs no model run.
 
     Args:
         sinks: dummy BOS tokens before every chunk, whose KV is dropped (EPIC §5.4).
@@ -47,8 +48,10 @@ def compile(
         PicError: see `compile_chunks`.
     """
     options = CompileOptions(sinks, codec, probes)
+    listed = [chunks] if isinstance(chunks, Chunk | Text | str) else chunks
+    made = [make_chunk(model, one.text, one.source) if isinstance(one, Text) else one for one in listed]
     return compile_chunks(
-        model, store, chunks, options, force=force, alone=alone, probe_model=probe_model, on_done=on_done
+        model, store, made, options, force=force, alone=alone, probe_model=probe_model, on_done=on_done
     )  # fmt: skip
 
 
@@ -68,7 +71,8 @@ def link(
     """Link documents into a prompt of these very texts: head + documents + tail. No chat template is applied.
 
     Args:
-        documents: chunks, text files, object files or keys, in prompt order. Texts are compiled first if need be.
+        documents: chunks, texts in memory (`Text`), text files, object files or keys, in prompt order; one needs no
+            list. Texts are compiled first if need be.
         tail: text after the documents; always computed in full.
         head: text before the documents; compiled like a chunk, at position 0.
         sinks: dummy tokens of documents that are compiled here (default: what the policy needs).

@@ -125,6 +125,14 @@ class Chunk:
         return len(self.tokens)
 
 
+@dataclass(frozen=True)
+class Text:
+    """A document in memory. A plain text in its place is the name of a file, an object or a key."""
+
+    text: str
+    source: str = "text"
+
+
 @dataclass(frozen=True, order=True)
 class CompileOptions:
     """How a chunk is compiled to an object. `sinks` and `codec` belong to the object's key, `probes` does not.

@@ -45,5 +45,9 @@ class StoreError(PicError):
     """A store that cannot be read or written, or a key that it does not hold."""
 
 
+class UnwritableStoreError(StoreError):
+    """A store, or a file outside of one, that the system does not let be written: permissions, a full disk."""
+
+
 class TraceError(PicError):
     """A file that is not a trace, a damaged one, or one that does not fit the model or another trace."""

@@ -12,7 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from pictool import __version__
-from pictool.commands.errors import GRACE_S, INTERRUPTED, end_within
+from pictool.commands.errors import GRACE_S, INTERRUPTED, drop_stdout, end_within, fail
+from pictool.commands.verbosity import Verbosity, set_verbosity
 from pictool.escapes import guard_streams
 
 # What `pic --help` says of each command; its module has its name.
@@ -28,6 +29,7 @@ COMMANDS = {
     "bench": "Measure speed, on models of any shape with random weights.",
     "serve": "Serve a model over HTTP: OpenAI's API with explicit caches.",
     "tui": "Browse objects and traces on the terminal.",
+    "config": "Show the settings, and who says each.",
 }
 
 
@@ -54,6 +56,7 @@ app = typer.Typer(
     help="Compile documents to KV objects, link them into prompts.",
     epilog="pic COMMAND --help shows the options of a command, and an example.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,  # a bug's traceback is plain, and without the values of variables
 )
 
@@ -67,9 +70,14 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def _pic(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool, typer.Option("-V", "--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
-) -> None: ...
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors, no notes.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Say what is read and loaded; show where an error came from.")
+    ] = False,
+) -> None:
+    set_verbosity(Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL)
 
 
 def run() -> None:
@@ -78,6 +86,10 @@ def run() -> None:
     guard_streams()
     try:
         app()
+        sys.stdout.flush()
+    except OSError as error:  # of typer's own output, as help; commands report theirs
+        drop_stdout()
+        fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
             end_within(GRACE_S)

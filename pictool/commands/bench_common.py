@@ -10,19 +10,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.errors import UsageError
+from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.options import MODEL, OUTPUT, POLICY, SPECS, JsonOption, option
-from pictool.commands.outputs import note, output_path, print_json, write_json
+from pictool.commands.outputs import output_path, print_json, write_json
 from pictool.commands.resources import open_model, open_store, quiet_libraries
 from pictool.commands.salt import without_salts
 from pictool.commands.settings import Settings
+from pictool.commands.verbosity import note
 
 if TYPE_CHECKING:
     from pictool.linker.grid import Labelled
     from pictool.runtime.model import Model
 
 DEFAULT_SHAPE = "qwen2.5-0.5b"
-_WIDTH = 200  # a narrow terminal wraps lines rather than losing columns
 
 SeedOption = Annotated[int, option("--seed", "N", "Seed of weights and documents.", min=0)]
 
@@ -68,12 +68,14 @@ def open_subject(
     """
     check_options(common)
     root = open_store(settings).root
+    from pictool.linker.grid import parse_repeatable
+
+    with of_command_line():
+        policies = parse_repeatable(common.algo or algos)
     from pictool.bench.prompts import needs_speculative, with_speculative
     from pictool.controller.calibration import nearest_directory
-    from pictool.linker.grid import parse_repeatable
     from pictool.store.scratch import scratch_directory
 
-    policies = parse_repeatable(common.algo or algos)
     model = open_bench_model(common, settings, shape, seed)
     with scratch_directory(nearest_directory(root)) as directory:
         if common.model is None and needs_speculative(policies):
@@ -87,6 +89,11 @@ def check_options(common: BenchOptions) -> None:
     """Refuse what makes no sense, and outputs that cannot be written."""
     if common.shape is not None and common.model is not None:
         raise UsageError("--shape: names a random model; leave it or -m out")
+    if common.shape is not None:
+        from pictool.bench.shapes import shape_of
+
+        with of_command_line():
+            shape_of(common.shape)
     if common.output is not None:
         output_path("-o", common.output, [])
     if common.plot is not None:
@@ -166,14 +173,9 @@ def number(value: float | None, scale: float = 1.0) -> str:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table whose first column is to the left, the others to the right."""
-    from rich import box
-    from rich.table import Table
+    from pictool.commands.terminal import LabelledTable, open_screen
 
-    from pictool.commands.terminal import open_screen
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    table = LabelledTable(columns)
     for row in rows:
         table.add_row(*row)
-    open_screen(_WIDTH).print(table)
+    open_screen().print(table)

@@ -26,11 +26,11 @@ from pictool.commands.bench_common import (
 )
 from pictool.commands.errors import UsageError
 from pictool.commands.options import ANSWER, DATASET, MODEL, PROMPT, SALT, command, make_app, option
-from pictool.commands.outputs import note
 from pictool.commands.progress import progress
 from pictool.commands.request import parse_fields
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
+from pictool.commands.verbosity import note
 from pictool.core import Geometry
 
 if TYPE_CHECKING:

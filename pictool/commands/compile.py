@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool.commands.engine import find_engine
 from pictool.commands.errors import UsageError
 from pictool.commands.options import (
     COMPILING,
+    OPTIONS,
     OUTPUT,
     SALT,
     ChunkOption,
@@ -22,35 +25,62 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import depfile_path, model_files, note, output_path, print_json, write_depfile
+from pictool.commands.outputs import depfile_path, model_files, output_path, print_json, write_depfile
 from pictool.commands.progress import progress
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
+from pictool.commands.verbosity import note
+from pictool.commands.words import count
+from pictool.errors import InputError
 from pictool.escapes import visible
 
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
+    from pictool.compiler.recall import Surroundings
     from pictool.runtime.model import Model
 
 app = make_app()
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What a command line says of how texts are compiled."""
+
+    files: Annotated[list[str], argument("FILE", "UTF-8 text files; - is stdin.")]
+    recursive: Annotated[
+        bool, option("-r, --recursive", None, "Compile the text files below directories, too.", OPTIONS)
+    ] = False
+    force: Annotated[bool, option("--force", None, "Compute again what is already there.")] = False
+    chunk_tokens: ChunkOption = None
+    overlap: Annotated[
+        int, option("--overlap", "N", "Begin each chunk with N tokens of the one before it.", COMPILING, min=0)
+    ] = 0
+    sinks: Annotated[
+        int, option("--sinks", "N", "Dummy tokens before each chunk, dropped afterwards.", COMPILING, min=0)
+    ] = 0
+    probes: Annotated[
+        Optional[int],
+        option("--probes", "N", "Measure a table of fixups, after N prefixes; costly.", COMPILING, min=0),
+    ] = None
+    probe_model: Annotated[
+        Optional[str], option("--probe-model", "NAME", "The small model that measures it; 8 probes.", COMPILING)
+    ] = None
+
+    def check(self) -> None:
+        """Refuse what makes no sense together."""
+        if self.probe_model and self.probes == 0:
+            raise UsageError(f"--probe-model {self.probe_model}: measures nothing with --probes 0")
+        if self.overlap and self.chunk_tokens is None:
+            raise UsageError(f"--overlap {self.overlap}: is of the chunks that --chunk-tokens makes")
+        if self.chunk_tokens is not None and self.overlap >= self.chunk_tokens:
+            raise UsageError(f"--overlap {self.overlap}: must be less than --chunk-tokens {self.chunk_tokens}")
 
 
 @command(app, "compile", "codec", "model", "device", "dtype", "store", "remote", *SALT)
 def run_compile(
+    what: Compilation,
     settings: Settings,
-    files: Annotated[list[str], argument("FILE", "UTF-8 text files.")],
-    force: Annotated[bool, option("--force", None, "Compute again what is already there.")] = False,
-    chunk_tokens: ChunkOption = None,
-    sinks: Annotated[
-        int, option("--sinks", "N", "Dummy tokens before each chunk, dropped afterwards.", COMPILING, min=0)
-    ] = 0,
-    probes: Annotated[
-        Optional[int],
-        option("--probes", "N", "Measure a table of fixups, after N prefixes; costly.", COMPILING, min=0),
-    ] = None,
-    probe_model: Annotated[
-        Optional[str], option("--probe-model", "NAME", "The small model that measures it; 8 probes.", COMPILING)
-    ] = None,
     output: Annotated[
         Optional[str], option("-o, --output", "FILE", "Write one file's object here too.", OUTPUT)
     ] = None,
@@ -62,31 +92,126 @@ def run_compile(
 
     \b
       pic compile docs/*.txt
+      pic compile --recursive docs --chunk-tokens 512 --overlap 64
       pic compile a.txt -o a.kvo --depfile
     """
-    target = check_output(output, depfile, files)
-    if probe_model and probes == 0:
-        raise UsageError(f"--probe-model {probe_model}: measures nothing with --probes 0")
-    from pictool.compiler.compile import chunks_of_files
+    what.check()
+    target = check_output(output, depfile, what.files)
+    texts = read_texts(what.files, what.recursive)
+    if target is None and (rows := recalled_rows(what, texts, settings, engine)):
+        print_rows(settings.model or EMBEDDED, rows, as_json)
+        return
+    model, compiled, measurer = compile_texts(what, texts, settings, engine)
+    if target is not None:
+        if depfile:  # first, so that a target is never there without it
+            sources = [Path(what.files[0])]
+            write_depfile(target, [*sources, *model_files(model), *(model_files(measurer) if measurer else ())])
+        write_output(target, compiled)
+    print_rows(model.name, [Row.of(done) for done in compiled], as_json)
+
+
+def read_texts(files: Sequence[str], is_recursive: bool) -> list[tuple[str, str]]:
+    """Names and contents of text files, of stdin (`-`), and of those below directories, in order.
+
+    Below a directory, hidden files and what is no UTF-8 text are left out; a note names the latter.
+
+    Raises:
+        InputError: a file that is named and cannot be read, or nothing to compile below a directory.
+    """
+    from pictool.compiler.chunking import MAX_FILE_BYTES, decode_text, read_text
+
+    texts: list[tuple[str, str]] = []
+    for name in files:
+        if name == "-":
+            texts.append(("stdin", decode_text("stdin", sys.stdin.buffer.read(MAX_FILE_BYTES + 1))))
+        elif is_recursive and Path(name).is_dir():
+            texts += _texts_below(Path(name))
+        else:
+            texts.append((name, read_text(Path(name))))
+    return texts
+
+
+def _texts_below(directory: Path) -> list[tuple[str, str]]:
+    from pictool.compiler.chunking import read_text
+
+    texts = []
+    for path in sorted(directory.rglob("*")):
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(directory).parts):
+            try:
+                texts.append((str(path), read_text(path)))
+            except InputError as error:
+                note(f"left out: {error}")
+    if not texts:
+        raise InputError(f"{directory}: has no text files below it")
+    return texts
+
+
+def compile_texts(
+    what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, engine: str | None
+) -> tuple[Model, list[Compiled], Model | None]:
+    """The model, what was compiled, and the small model that measured it, if one did."""
+    from pictool.compiler.chunking import make_chunks
     from pictool.compiler.sensitivity import PROBES
     from pictool.core import CompileOptions
     from pictool.runtime.speculative import open_speculative
 
-    if probes is None:
-        probes = PROBES if probe_model else 0
+    probes = what.probes if what.probes is not None else PROBES if what.probe_model else 0
     model, store, engine_type = open_model(settings), open_store(settings), find_engine(engine)
-    measurer = open_speculative(probe_model, model) if probe_model else None
-    chunks = chunks_of_files(model, files, chunk_tokens)
+    measurer = open_speculative(what.probe_model, model) if what.probe_model else None
+    by_text = [make_chunks(model, text, name, what.chunk_tokens, what.overlap) for name, text in texts]
+    chunks = [chunk for of_text in by_text for chunk in of_text]
     with progress("compiling", len(chunks)) as advance, engine_type(model, store) as running:
         compiled = running.compile(
-            chunks, CompileOptions(sinks, settings.codec, probes), force=force, probe_model=measurer,
+            chunks, CompileOptions(what.sinks, settings.codec, probes), force=what.force, probe_model=measurer,
             on_done=lambda _: advance(),
         )  # fmt: skip
-    if target is not None:
-        if depfile:  # first, so that a target is never there without it
-            write_depfile(target, [Path(files[0]), *model_files(model), *(model_files(measurer) if measurer else ())])
-        write_output(target, compiled)
-    print_compiled(model, compiled, as_json)
+    if not probes and (surroundings := _surroundings(what, settings)):
+        from pictool.compiler.recall import Recalled, remember
+
+        rest, known = iter(compiled), {}
+        for (name, text), of_text in zip(texts, by_text, strict=True):
+            done = [next(rest) for _ in of_text]
+            known[text] = [Recalled(one.chunk.source.removeprefix(name), len(one.chunk), one.key) for one in done]
+        remember(surroundings, known)
+    return model, compiled, measurer
+
+
+def recalled_rows(
+    what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, engine: str | None
+) -> list[Row] | None:
+    """The rows of texts all of whose objects are known and whole in the store; None if model or tokenizer must say."""
+    if what.force or what.probes or what.probe_model or engine is not None:
+        return None
+    surroundings = _surroundings(what, settings)
+    if surroundings is None:
+        return None
+    from pictool.compiler.recall import recall
+
+    known = recall(surroundings, [text for _, text in texts])
+    if known is None:
+        return None
+    store, rows = open_store(settings), []
+    for (name, _), chunks in zip(texts, known, strict=True):
+        for one in chunks:
+            if not store.has_whole(one.key):
+                return None
+            rows.append(Row(one.key, f"{name}{one.suffix}", one.num_tokens, False, store.path(one.key)))
+    return rows
+
+
+def _surroundings(what: Compilation, settings: Settings) -> Surroundings | None:
+    """What the keys follow from; None if it cannot be told without the model."""
+    from pictool.compiler.recall import Surroundings
+    from pictool.core import CompileOptions
+    from pictool.runtime.model import local_directory
+
+    directory = local_directory(settings.model)
+    if directory is None:
+        return None
+    options = CompileOptions(what.sinks, settings.codec)
+    return Surroundings(
+        directory, settings.device, settings.dtype, settings.salt, options, what.chunk_tokens, what.overlap
+    )
 
 
 def check_output(output: str | None, depfile: bool, files: Sequence[str]) -> Path | None:
@@ -124,19 +249,27 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfileobj(file, out, 1 << 20)
 
 
-def print_compiled(model: Model, compiled: Sequence[Compiled], as_json: bool) -> None:
+@dataclass(frozen=True)
+class Row:
+    """One object of the report: its key, its text's source, and whether it is new."""
+
+    key: str
+    source: str
+    tokens: int
+    new: bool
+    path: Path
+
+    @classmethod
+    def of(cls, done: Compiled) -> Row:
+        return cls(done.key, done.chunk.source, len(done.chunk), done.is_new, done.path)
+
+
+def print_rows(model: str, rows: Sequence[Row], as_json: bool) -> None:
     if as_json:
-        print_json({"model": model.name, "objects": [_row(done) for done in compiled]})
+        print_json({"model": model, "objects": [asdict(row) | {"path": str(row.path)} for row in rows]})
     else:
-        for done in compiled:
-            state = "new" if done.is_new else "cached"
-            print(f"{done.key[:12]}  {len(done.chunk):6d} tokens  {state}  {visible(done.chunk.source)}")
-    num_new = sum(done.is_new for done in compiled)
-    note(f"{len(compiled)} chunks, {num_new} compiled, {len(compiled) - num_new} already in the store")
-
-
-def _row(done: Compiled) -> dict[str, Any]:
-    return {
-        "key": done.key, "source": done.chunk.source, "tokens": len(done.chunk), "new": done.is_new,
-        "path": str(done.path),
-    }  # fmt: skip
+        for row in rows:
+            state = "new" if row.new else "cached"
+            print(f"{row.key[:12]}  {row.tokens:6d} tokens  {state}  {visible(row.source)}")
+    num_new = sum(row.new for row in rows)
+    note(f"{count(len(rows), 'chunk')}, {num_new} compiled, {len(rows) - num_new} already in the store")

@@ -6,11 +6,14 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn, Protocol
 from weakref import WeakSet
 
-from pictool.errors import PicError
+from pictool.commands.verbosity import is_verbose
+from pictool.errors import InputError, PicError
 from pictool.escapes import visible
 
 INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
@@ -22,6 +25,15 @@ class UsageError(PicError):
     """Options that make no sense together, whatever the files hold."""
 
     exit_code = 2
+
+
+@contextmanager
+def of_command_line() -> Iterator[None]:
+    """What is an error of input here is one of the command line, since that is where the input is from."""
+    try:
+        yield
+    except InputError as error:
+        raise UsageError(str(error)) from error
 
 
 class Cancellable(Protocol):
@@ -74,6 +86,8 @@ def end_within(seconds: float) -> None:
 
 
 def fail(message: str, code: int) -> NoReturn:
+    if is_verbose() and sys.exc_info()[0] is not None:
+        traceback.print_exc()
     print("pic: error:", visible(_shortened(" ".join(message.splitlines()))), file=sys.stderr)
     sys.exit(code)
 

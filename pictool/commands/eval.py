@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.errors import UsageError
+from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.options import (
     ANSWER,
     COMPILING,
@@ -25,16 +25,17 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import note, output_path, print_json
+from pictool.commands.outputs import output_path, print_json
 from pictool.commands.progress import answers_bar
 from pictool.commands.request import parse_fields, text_or_silent
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
+from pictool.commands.verbosity import note
+from pictool.commands.words import count
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from pictool.commands.terminal import LabelledTable
     from pictool.eval.cases import SpecOptions
     from pictool.eval.datasets.base import Dataset
     from pictool.eval.statistics import Estimate
@@ -100,8 +101,9 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
     from pictool.eval.evaluate import RunOptions, default_jobs, evaluate
     from pictool.eval.summary import require_metric, summarise
 
-    require_metric(options.metric)
-    algorithms = parse_algorithms(options.algo or DEFAULT_ALGORITHMS)
+    with of_command_line():
+        require_metric(options.metric)
+        algorithms = parse_algorithms(options.algo or DEFAULT_ALGORITHMS)
     dataset = open_dataset(options.dataset, parse_fields(options.params))
     check_outputs(options, dataset)
     spec_options, store = make_spec_options(options), open_store(settings)
@@ -184,9 +186,11 @@ def print_summary(summary: Summary) -> None:
     console.print(f"\n{LEGEND}")
 
 
-def quality_table(summary: Summary) -> Table:
+def quality_table(summary: Summary) -> LabelledTable:
     """Scores with 95 % intervals, the difference to full, and fidelity to it."""
-    table = make_table([summary.metric, "95 %", "vs full", "95 %", "lost", "won", "KL", "same"])
+    from pictool.commands.terminal import LabelledTable
+
+    table = LabelledTable(["algorithm", summary.metric, "95 %", "vs full", "95 %", "lost", "won", "KL", "same"])
     for line in summary.lines:
         is_full = line is summary.lines[0]
         table.add_row(
@@ -202,9 +206,13 @@ def _against_full(line: Line) -> list[str]:
     return [difference, interval(line.difference, "{:+.2f}"), percent(line.lost), percent(line.won)]
 
 
-def cost_table(summary: Summary) -> Table:
+def cost_table(summary: Summary) -> LabelledTable:
     """Rows, times and bytes; times are medians."""
-    table = make_table(["rows", "TTFT", "speedup", "load", "select", "compute", "tok/s", "peak", "read"])
+    from pictool.commands.terminal import LabelledTable
+
+    table = LabelledTable(
+        ["algorithm", "rows", "TTFT", "speedup", "load", "select", "compute", "tok/s", "peak", "read"]
+    )
     for line in summary.lines:
         timing = line.timing
         table.add_row(
@@ -216,23 +224,15 @@ def cost_table(summary: Summary) -> Table:
     return table
 
 
-def kinds_table(summary: Summary) -> Table:
+def kinds_table(summary: Summary) -> LabelledTable:
     """Scores by kind of question."""
-    table = make_table([f"{kind or 'other'} ({num_cases})" for kind, num_cases in summary.kinds.items()])
+    from pictool.commands.terminal import LabelledTable
+
+    table = LabelledTable(
+        ["algorithm", *[f"{kind or 'other'} ({num_cases})" for kind, num_cases in summary.kinds.items()]]
+    )
     for line in summary.lines:
         table.add_row(line.label, *(with_interval(line.by_kind[kind]) for kind in summary.kinds))
-    return table
-
-
-def make_table(columns: Sequence[str]) -> Table:
-    """A table without frames, algorithms to the left."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("algorithm", overflow="fold")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
@@ -246,10 +246,6 @@ def with_interval(estimate: Estimate) -> str:
     if estimate.low is None:
         return f"{estimate.mean:.3f}"
     return f"{estimate.mean:.3f} {interval(estimate, '{:.2f}')}"
-
-
-def count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def number(value: float) -> str:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool.commands.errors import UsageError
 from pictool.commands.options import ANALYSIS, OUTPUT, SALT, JsonOption, argument, command, make_app, option
-from pictool.commands.outputs import note, output_path, print_json
+from pictool.commands.outputs import output_path, print_json
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
+from pictool.commands.verbosity import note
 from pictool.errors import InputError
 from pictool.escapes import visible
 

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool.commands.engine import find_engine
-from pictool.commands.errors import UsageError
+from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.options import OUTPUT, SALT, DepfileOption, EngineOption, JsonOption, command, make_app, option
-from pictool.commands.outputs import (
-    depfile_path,
-    model_files,
-    note,
-    output_path,
-    print_json,
-    write_depfile,
-    write_json,
-)
+from pictool.commands.outputs import depfile_path, model_files, output_path, print_json, write_depfile, write_json
 from pictool.commands.request import AUTO, LinkScript, RequestOptions, make_spec, policy_values, read_script
 from pictool.commands.resources import open_model, open_store
-from pictool.commands.settings import Settings
+from pictool.commands.settings import DEFAULT, Settings
+from pictool.commands.verbosity import note
+from pictool.commands.words import count
 from pictool.errors import PicError
 
 if TYPE_CHECKING:
-    from pictool.engines.base import Feature
+    from pictool.compiler.compile import Compiled
+    from pictool.controller.decision import RatioChoice
+    from pictool.engines.base import Answer, Engine, Feature
+    from pictool.linker.grid import Labelled
     from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
     from pictool.store.store import Store
 
 app = make_app()
+FOREIGN = 1.25  # tokens a word; the world has 1.0, other English 1.5 and more
 
 
 @command(app, "link", "model", "device", "dtype", "store", "remote", *SALT)
@@ -51,34 +50,126 @@ def run_link(
     \b
       pic link a.txt b.txt -q "Which festival does Gadwick hold?" --compare
       pic link -T question.yaml --trace link.trace
+      pic link a.txt b.txt -q "Who?" --algo legolink-16 --algo cacheblend-15
     """
     script = read_script(Path(request.script)) if request.script else LinkScript()
     inputs = input_files(request, script)
     check_outputs(output, trace, depfile, inputs)
+    policies = side_by_side(request, trace)
     is_auto = policy_values(request, script).get("ratio") == AUTO
     needed: dict[Feature, str] = {"auto_ratio": "--ratio auto"} if is_auto else {}
-    engine_type = find_engine(engine, needed | ({} if trace is None else {"trace": "--trace"}))
     spec = make_spec(request, settings, script)
+    check_documents([*script.documents, *request.documents])
+    engine_type = find_engine(engine, needed | ({} if trace is None else {"trace": "--trace"}))
     model, store = open_model(settings), open_store(settings)
+    choice = None
     if is_auto:
-        spec = with_auto_ratio(model, store, spec)
-    is_quiet = as_json or output is not None
+        spec, choice = with_auto_ratio(model, store, spec)
+    is_quiet = as_json or output is not None or bool(policies)
     with engine_type(model, store) as running, fetching_ends_with_an_error(store):
-        answer = running.answer(
-            spec, compare=compare, on_text=None if is_quiet else Stream(),
-            on_compile=lambda done: note(f"compiled {done.chunk.source} first ({len(done.chunk)} tokens)"),
-        )  # fmt: skip
+        if policies:
+            answers = compare_policies(running, spec, policies)
+        else:
+            answers = [running.answer(spec, compare=compare, on_text=None if is_quiet else Stream(), on_compile=tell)]
+    if choice is not None:
+        distrust_profile(model, choice, answers[0].timing.recompute_s)
     if trace is not None:
-        answer.write_trace(trace)
+        answers[0].write_trace(trace)
+    reports = [answer.report() | {"request": request_json(spec, answer, store)} for answer in answers]
     if output is not None:
         if depfile:  # first, so that a target is never there without it
             write_depfile(Path(output), [*inputs, *model_files(model)])
-        write_json(output, answer.report())
+        write_json(output, reports if policies else reports[0])
     if as_json:
-        print_json(answer.report())
+        print_json(reports if policies else reports[0])
+    elif output is None and policies:
+        print_verdict([labelled.label for labelled in policies], answers)
     elif output is None:
-        print_answer(answer.report())
+        print_answer(reports[0])
+    if settings.origin("model") == DEFAULT and is_foreign(answers[0]):
+        note("the embedded demo model knows nothing but the documents of its own world; -m names yours")
     store.drain()
+
+
+def is_foreign(answer: Answer) -> bool:
+    """Whether documents are not of the embedded model's world: its tokenizer has a token for every word of that."""
+    parts = () if answer.link.linked is None else answer.link.linked.parts
+    words = sum(len(re.findall(r"\w+|[^\w\s]", part.chunk.text)) for part in parts)
+    return bool(words) and sum(len(part.chunk) for part in parts) / words > FOREIGN
+
+
+def tell(done: Compiled) -> None:
+    """Say that a text was compiled for this link."""
+    note(f"compiled {done.chunk.source} first ({count(len(done.chunk), 'token')})")
+
+
+def side_by_side(request: RequestOptions, trace: str | None) -> list[Labelled]:
+    """The policies that are compared, if more than one is named.
+
+    Raises:
+        UsageError: with an option that is of one policy.
+    """
+    from pictool.linker.grid import parse_repeatable
+
+    if len(request.algos) < 2:
+        return []
+    ones = {"-k": request.k, "--ratio": request.ratio, "--fallback": request.fallback, "--trace": trace}
+    for name, value in (*ones.items(), ("-p", request.params or None)):
+        if value is not None:
+            raise UsageError(f"{name}: is of one policy; with several, write --algo NAME-NUMBER or NAME:FIELD=VALUE")
+    with of_command_line():
+        return parse_repeatable(request.algos)
+
+
+def compare_policies(engine: Engine, spec: Spec, policies: Sequence[Labelled]) -> list[Answer]:
+    """The answer under each policy, compared with one full recompute of the same prompt."""
+    from pictool.engines.base import compare_answers
+    from pictool.linker.policies import BASELINE, make_policy
+
+    specs = [replace(spec, policy=labelled.policy) for labelled in policies]
+    for one in specs:
+        engine.require_supported(one)
+    engine.warm_up(specs[0], tell)
+    for one in specs:  # what one compiles is no time of the next one's
+        engine.link(one, on_compile=tell)
+    full = engine.run(replace(spec, policy=make_policy(BASELINE)))
+    answers = [engine.run(one) for one in specs]
+    return [replace(answer, compare=compare_answers(answer, full)) for answer in answers]
+
+
+def print_verdict(labels: Sequence[str], answers: Sequence[Answer]) -> None:
+    """A line for each policy, and the answer of full recompute."""
+    from pictool.commands.terminal import open_screen, table
+
+    rows = []
+    for label, answer in zip(labels, answers, strict=True):
+        compare = answer.compare
+        assert compare is not None
+        rows.append([
+            label, f"{answer.timing.ttft_s * 1e3:.1f}", f"{compare.speedup:.2f}x", f"{answer.link.recomputed:.0f}",
+            f"{compare.kl:.3g}", "yes" if compare.same_answer else "no", " ".join(answer.text.split()),
+        ])  # fmt: skip
+    full = answers[0].compare
+    assert full is not None
+    rows.append(["full", f"{full.ttft_s * 1e3:.1f}", "1.00x", "all", "0", "yes", " ".join(full.answer.split())])
+    columns = ["policy", "TTFT ms", "speedup", "rows", "KL", "same", "answer"]
+    open_screen().print(table(columns, rows, left=(0, 6)))
+
+
+def request_json(spec: Spec, answer: Answer, store: Store) -> dict[str, Any]:
+    """What is needed to ask the same again."""
+    from pictool import __version__
+
+    parts = [] if answer.link.linked is None else answer.link.linked.parts
+    return {
+        "query": spec.query, "head": spec.head, "query_template": spec.query_template,
+        "documents": [str(document) for document in spec.documents],
+        "objects": [{"source": part.chunk.source, "key": part.key(answer.loaded)} for part in parts],
+        "max_new_tokens": spec.max_new_tokens, "sampling": asdict(spec.sampling), "sinks": spec.sinks,
+        "chunk_tokens": spec.chunk_tokens, "codec": spec.codec, "store": str(store.root),
+        "device": answer.loaded.device, "dtype": answer.loaded.dtype,
+        "fingerprint": answer.loaded.fingerprint, "version": __version__,
+    }  # fmt: skip
 
 
 @contextmanager
@@ -90,6 +181,18 @@ def fetching_ends_with_an_error(store: Store) -> Iterator[None]:
         store.cancel()
         store.drain()
         raise
+
+
+def check_documents(names: Sequence[str]) -> None:
+    """Refuse what is no text, object or key, before a model is loaded for it."""
+    from pictool.compiler.chunking import read_text
+    from pictool.linker.resolve import no_such_file
+
+    for path in map(Path, names):
+        if path.suffix != ".kvo" and (path.is_file() or path.is_dir()):
+            read_text(path)
+        elif not path.exists() and not all(character in "0123456789abcdef" for character in str(path)):
+            raise no_such_file(str(path))
 
 
 def input_files(request: RequestOptions, script: LinkScript) -> list[Path]:
@@ -113,25 +216,40 @@ def check_outputs(output: str | None, trace: str | None, depfile: bool, inputs: 
         raise UsageError(f"--trace {trace}: is what -o writes too; name another")
 
 
-def with_auto_ratio(model: Model, store: Store, spec: Spec) -> Spec:
-    """The spec with the ratio that suits its length and the speed of the store (CacheBlend §5.1)."""
+def with_auto_ratio(model: Model, store: Store, spec: Spec) -> tuple[Spec, RatioChoice]:
+    """The spec with the ratio that suits its length and the speed of the store (CacheBlend §5.1), and why."""
     from pictool.commands.plan import note_measuring
     from pictool.controller.calibration import auto_ratio, with_ratio
 
     choice = auto_ratio(model, store, spec, on_measure=note_measuring)
     assert choice.load_s is not None
     note(f"ratio {choice.ratio:g} (load {choice.load_s * 1e3:.0f} ms, prefill {choice.prefill_s * 1e3:.0f} ms)")
-    return replace(spec, policy=with_ratio(spec.policy, choice.ratio))
+    return replace(spec, policy=with_ratio(spec.policy, choice.ratio)), choice
+
+
+def distrust_profile(model: Model, choice: RatioChoice, recompute_s: float) -> None:
+    """Have the machine measured again if a link took far longer than full prefill, or far less than its share."""
+    from pictool.controller.calibration import MAX_DISAGREEMENT, forget_compute
+
+    least, most = choice.ratio * choice.prefill_s / MAX_DISAGREEMENT, choice.prefill_s * MAX_DISAGREEMENT
+    if not least <= recompute_s <= most:
+        forget_compute(model)
+        low, high = choice.ratio * choice.prefill_s * 1e3, choice.prefill_s * 1e3
+        note(
+            f"recompute took {recompute_s * 1e3:.0f} ms, where this machine's profile has {low:.0f} to {high:.0f}; "
+            "it is measured again next time"
+        )
 
 
 def print_answer(report: Mapping[str, Any]) -> None:
     """Print the end of the streamed answer's line, a summary on stderr, and the comparison."""
     print(flush=True)
     tokens, timing, compare = report["tokens"], report["timing"], report["compare"]
-    note(
-        f"{report['algo']}: {tokens['recomputed']:.0f} of {tokens['context']} context rows recomputed, "
-        f"TTFT {timing['ttft_s'] * 1e3:.1f} ms, {tokens['generated']} tokens in {timing['decode_s'] * 1e3:.0f} ms"
-    )
+    rows = f"{tokens['recomputed']:.0f} of {tokens['context']} context rows recomputed"
+    if tokens["context"] == tokens["head"]:
+        rows = "no documents, nothing linked"
+    decoded = f"{count(tokens['generated'], 'token')} in {timing['decode_s'] * 1e3:.0f} ms"
+    note(f"{report['algo']}: {rows}, TTFT {timing['ttft_s'] * 1e3:.1f} ms, {decoded}")
     if compare:
         print(f"full         {compare['answer']}")
         print(f"speedup      {compare['speedup']:.2f}x (TTFT {compare['ttft_s'] * 1e3:.1f} ms under full)")

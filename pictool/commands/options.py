@@ -12,9 +12,9 @@ import typer
 from typer.core import TyperCommand
 
 from pictool.commands.errors import reports_errors
-from pictool.commands.outputs import note
 from pictool.commands.salt import MAKE_ONE, is_weak
 from pictool.commands.settings import Settings, read_settings
+from pictool.commands.verbosity import note
 
 SALT = ("salt", "salt_file")  # settings of every command whose model or keys are a tenant's
 F = TypeVar("F", bound=Callable[..., None])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pictool.commands.settings import FILE
+from pictool.commands.settings import find_file
 from pictool.errors import InputError
-from pictool.escapes import to_json, visible
+from pictool.escapes import to_json
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -21,11 +20,6 @@ _MODEL_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
 )  # fmt: skip
-
-
-def note(text: str) -> None:
-    """Print a line for the user on stderr."""
-    print(f"pic: {visible(text)}", file=sys.stderr)
 
 
 def print_json(data: Any) -> None:
@@ -65,8 +59,9 @@ def write_depfile(target: Path, prerequisites: Sequence[Path]) -> None:
     """Write a Makefile fragment beside `target`, as `cc -MD -MP`: what the target was made of, by the given names."""
     from pictool.store.store import atomic_write
 
-    settings = [Path(FILE)] if Path(FILE).exists() else []
-    names = [_make_name(path) for path in dict.fromkeys([*prerequisites, *settings])]
+    settings = find_file()
+    read = [*prerequisites, *([] if settings is None else [settings])]
+    names = [_make_name(path) for path in dict.fromkeys(read)]
     lines = [f"{_make_name(target)}: {' '.join(names)}", *(f"{name}:" for name in names)]
     with atomic_write(depfile_path(target)) as file:
         file.write(os.fsencode("\n".join(lines) + "\n"))

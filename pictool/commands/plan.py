@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,15 +21,17 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import note, print_json
-from pictool.commands.request import AUTO, RequestOptions, make_spec, policy_values
+from pictool.commands.outputs import print_json
+from pictool.commands.request import AUTO, RequestOptions, make_spec, parse_fields, policy_values
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings, read_yaml, shown_key
+from pictool.commands.verbosity import note
 from pictool.controller.decision import MIN_RATIO, STORE_TIER, Plan, Tier, TierPlan, make_plan
 from pictool.errors import InputError
 from pictool.reading import shown
 
 if TYPE_CHECKING:
+    from pictool.controller.calibration import ProfileFacts
     from pictool.controller.cost import Computed, Estimator, PromptSize, Speed
     from pictool.linker.policies.base import Policy
     from pictool.linker.spec import Spec
@@ -75,11 +78,15 @@ class PlanOptions:
         return RequestOptions(
             documents=self.documents,
             query=DEFAULT_QUERY if self.query is None else self.query,
-            algo=self.algo or DEFAULT_ALGO,
-            ratio=AUTO if self.ratio is None else repr(self.ratio),
+            algos=[self.algo or DEFAULT_ALGO],
+            ratio=AUTO if self.ratio is None and "ratio" not in parse_fields(self.params) else _text(self.ratio),
             params=self.params,
             chunk_tokens=self.chunk_tokens,
         )
+
+
+def _text(ratio: float | None) -> str | None:
+    return None if ratio is None else repr(ratio)
 
 
 @dataclass(frozen=True)
@@ -264,6 +271,8 @@ def _tier_json(planned: TierPlan, plan: Plan) -> dict[str, Any]:
 
 
 def print_report(report: PlanReport) -> None:
+    from pictool.controller.calibration import compute_facts
+
     model, plan, size = report.model, report.plan, report.plan.size
     print(
         f"prompt    {size.context} tokens of context in {size.objects} objects ({_kv(size)}), {size.tail} of the query"
@@ -283,6 +292,8 @@ def print_report(report: PlanReport) -> None:
     print()
     print(f"ratio     {why_ratio(report)}")
     print(f"tier      {why_tier(plan)}")
+    if facts := compute_facts(report.model):
+        print(f"measured  {why_trusted(facts)}")
     longest = max(prefill.size.num_tokens for prefill in report.measured)
     if size.context > _FAR * longest:
         note(f"prefill was measured up to {longest} tokens, which took long; times of {size.context} are extrapolated")
@@ -290,6 +301,13 @@ def print_report(report: PlanReport) -> None:
         note(f"{report.policy.name} reads the prompt with a model of its own; that is not in these times")
     if report.check:
         print_check(report.check)
+
+
+def why_trusted(facts: ProfileFacts) -> str:
+    """When this machine was measured, and how evenly."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.measured_at))
+    busy = ", since the machine was busy" if facts.is_busy else ""
+    return f"{when}, repeats within {facts.scatter:.0%}{busy}; --measure measures again"
 
 
 def _kv(size: PromptSize) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO, cast
 
-from pictool.commands.outputs import note
+from pictool.commands.verbosity import note
 from pictool.escapes import GuardedStream
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool.commands.engine import find_engine
-from pictool.commands.errors import UsageError
+from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.link import Stream
 from pictool.commands.options import (
     ANSWER,
@@ -27,15 +27,17 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import note, output_path, print_json
+from pictool.commands.outputs import output_path, print_json
 from pictool.commands.progress import answers_bar
-from pictool.commands.request import parse_fields
+from pictool.commands.request import named_fields
 from pictool.commands.resources import open_model, open_store, quiet_libraries
 from pictool.commands.settings import Settings
+from pictool.commands.verbosity import note
 from pictool.errors import InputError, PicError
 
 if TYPE_CHECKING:
     from pictool.engines.base import Answer, Engine, Feature
+    from pictool.linker.policies.base import Policy
     from pictool.spans.bulk import BulkQuery, Schedule
     from pictool.spans.execute import Done, Executor, Hooks, RunOptions
     from pictool.spans.optimise import Optimised
@@ -126,9 +128,13 @@ def run_query(
       pic query judge.json --algo full --seed 7
     """
     wanted.check(query)
+    from pictool.linker.policies import DEFAULT, make_policy
+
+    with of_command_line():
+        policy = make_policy(options.algo or DEFAULT, named_fields(options.params, k=options.k, ratio=options.ratio))
     engine_type = choose_engine(engine, options.outputs, wanted.trace)
     text, name, base = read_input(query)
-    run_options = make_options(options, settings, base, keeps_outputs(options.outputs, engine_type))
+    run_options = make_options(options, policy, settings, base, keeps_outputs(options.outputs, engine_type))
     quiet_libraries()
     store = open_store(settings)
     with ExitStack() as running:
@@ -168,16 +174,15 @@ def read_input(name: str) -> tuple[str, str, Path]:
     return read_text(Path(name)), name, Path(name).parent
 
 
-def make_options(options: QueryOptions, settings: Settings, base: Path, keeps_outputs: bool) -> RunOptions:
+def make_options(
+    options: QueryOptions, policy: Policy, settings: Settings, base: Path, keeps_outputs: bool
+) -> RunOptions:
     """How the queries are run."""
-    from pictool.linker.policies import DEFAULT, make_policy
     from pictool.linker.spec import MAX_NEW_TOKENS
     from pictool.spans.execute import Budget, RunOptions
 
-    values: dict[str, Any] = {"k": options.k, "ratio": options.ratio}
-    stated = {name: value for name, value in values.items() if value is not None}
     return RunOptions(
-        policy=make_policy(options.algo or DEFAULT, stated | parse_fields(options.params)),
+        policy=policy,
         max_new_tokens=options.max_new_tokens or MAX_NEW_TOKENS,
         top_p=options.top_p,
         seed=options.seed,

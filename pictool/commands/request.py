@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.errors import UsageError
+from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.options import (
     ANSWER,
     COMPILING,
@@ -35,6 +35,8 @@ from pictool.commands.settings import Settings, read_yaml, text_or_none
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
+    from pictool.core import Sampling
+    from pictool.linker.policies.base import Policy
     from pictool.linker.spec import Spec
 
 AUTO = "auto"  # as ratio: what the loading controller chooses
@@ -50,7 +52,10 @@ class RequestOptions:
     )
     query: Annotated[Optional[str], option("-q, --query", "TEXT", "The question.")] = None
     script: Annotated[Optional[str], option("-T, --script", "FILE", "A link script: a request as YAML.")] = None
-    algo: Annotated[Optional[str], option("--algo", "NAME", "Linking policy; a wrong name lists all.", POLICY)] = None
+    algos: Annotated[
+        list[str],
+        option("--algo", "SPEC", "Policy: NAME or NAME-NUMBER; several are compared. A wrong name lists all.", POLICY),
+    ] = field(default_factory=list)
     k: Annotated[Optional[int], option("-k", "N", "Tokens recomputed at the start of each chunk.", POLICY)] = None
     ratio: Annotated[
         Optional[str],
@@ -79,11 +84,17 @@ class RequestOptions:
     ] = None
     codec: CodecOption = None
 
+    @property
+    def algo(self) -> str | None:
+        """The policy that is named, if one is."""
+        return self.algos[0] if self.algos else None
+
 
 @dataclass(frozen=True)
 class LinkScript:
-    """What a link script says; None where it is silent."""
+    """What a link script says; None where it is silent. `path` names it in messages."""
 
+    path: Path | None = None
     head: str | None = None
     documents: tuple[str, ...] = ()
     query: str | None = None
@@ -100,55 +111,94 @@ def make_spec(options: RequestOptions, settings: Settings, script: LinkScript = 
     Where the ratio is `auto`, it is the least one; the caller chooses it once the model and the store are open.
 
     Raises:
-        UsageError: no query, or `-p` without a value.
-        InputError: an option that the policy does not have, or a text that is none.
+        UsageError: no query, or an option of the policy or of sampling that makes no sense.
+        InputError: the same in the script, or a text that is none.
     """
-    from pictool.controller.decision import MIN_RATIO
-    from pictool.core import Sampling
-    from pictool.linker.policies import DEFAULT, make_policy
     from pictool.linker.spec import MAX_NEW_TOKENS, Spec
 
-    values = policy_values(options, script)
-    if values.get("ratio") == AUTO:
-        values["ratio"] = MIN_RATIO
     query = _first(options.query, script.query)
     if query is None:
         raise UsageError("no query; give one with --query, or in a link script (-T)")
     return Spec(
         query=require_text("the query", query),
         documents=[*script.documents, *options.documents],
-        policy=make_policy(options.algo or script.algo or DEFAULT, values),
+        policy=_make_policy(options, script),
         head=text_or_silent("the head", _first(options.head, script.head, settings.head)),
         query_template=text_or_silent(
             "the query template", _first(options.query_template, script.query_template, settings.query_template)
         ),
         max_new_tokens=_first(options.max_new_tokens, script.max_new_tokens, MAX_NEW_TOKENS),
-        sampling=Sampling(options.temperature, options.top_p, options.seed, tuple(options.stop)),
+        sampling=_make_sampling(options),
         sinks=options.sinks,
         chunk_tokens=options.chunk_tokens,
         codec=_first(options.codec, script.codec, settings.codec),
     )
 
 
+def _make_policy(options: RequestOptions, script: LinkScript) -> Policy:
+    from pictool.controller.decision import MIN_RATIO
+    from pictool.linker.grid import parse_policy
+    from pictool.linker.policies import DEFAULT, make_policy, policies
+
+    values = policy_values(options, script)
+    if values.get("ratio") == AUTO:
+        values["ratio"] = MIN_RATIO
+    name = options.algo or script.algo or DEFAULT
+    try:
+        return make_policy(name, values) if values or name in policies() else parse_policy(name)
+    except InputError as error:
+        if options.algo is None and not _named_fields(options) and script.algo is not None:
+            raise InputError(f"{script.path}: policy: {error}") from error
+        raise UsageError(str(error)) from error
+
+
+def _make_sampling(options: RequestOptions) -> Sampling:
+    from pictool.core import Sampling
+
+    with of_command_line():
+        return Sampling(options.temperature, options.top_p, options.seed, tuple(options.stop))
+
+
 def policy_values(options: RequestOptions, script: LinkScript = LinkScript()) -> dict[str, Any]:
-    """The policy's fields from the script (if it names the same policy), `-k`, `--ratio`, `--fallback` and `-p`."""
-    values = dict(script.params) if options.algo in (None, script.algo) else {}
-    if options.k is not None:
-        values["k"] = options.k
-    if options.ratio is not None:
-        values["ratio"] = _parse_ratio(options.ratio)
-    if options.fallback is not None:
-        values["fallback"] = options.fallback
-    return values | parse_fields(options.params)
+    """The policy's fields from the script (if it names the same policy), `-k`, `--ratio`, `--fallback` and `-p`.
+
+    Raises:
+        UsageError: a field is named twice.
+    """
+    return (dict(script.params) if options.algo in (None, script.algo) else {}) | _named_fields(options)
+
+
+def _named_fields(options: RequestOptions) -> dict[str, Any]:
+    ratio = None if options.ratio is None else _parse_ratio(options.ratio)
+    return named_fields(options.params, k=options.k, ratio=ratio, fallback=options.fallback)
+
+
+def named_fields(params: Sequence[str], **options: Any) -> dict[str, Any]:
+    """The policy's fields that the command line names: by options of their own (None: unused), and by `-p`.
+
+    Raises:
+        UsageError: one is named twice.
+    """
+    named = {name: value for name, value in options.items() if value is not None}
+    others = parse_fields(params)
+    for name in named.keys() & others.keys():
+        raise UsageError(f"{'-k' if name == 'k' else f'--{name}'} and -p {name}={others[name]}: name one of the two")
+    return named | others
 
 
 def parse_fields(params: Sequence[str]) -> dict[str, str]:
-    """The values of `-p FIELD=VALUE`."""
-    values = {}
+    """The values of `-p FIELD=VALUE`.
+
+    Raises:
+        UsageError: no value, or a field that is named twice.
+    """
+    values: dict[str, str] = {}
     for param in params:
         name, equals, value = param.partition("=")
         if not equals:
             raise UsageError(f"-p {param}: must be FIELD=VALUE")
+        if name in values:
+            raise UsageError(f"-p {name}={values[name]} and -p {param}: name one of the two")
         values[name] = value
     return values
 
@@ -206,6 +256,7 @@ def read_script(path: Path) -> LinkScript:
     if texts["codec"] is not None and texts["codec"] not in codecs():
         raise InputError(f"{path}: codec {texts['codec']!r} must be one of {', '.join(codecs())}")
     return LinkScript(
+        path=path,
         documents=tuple(_beside(path, document) for document in documents),
         algo=policy.get("algo"),
         params={name: value for name, value in policy.items() if name != "algo"},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from pictool.commands.errors import cancel_on_interrupt
-from pictool.commands.outputs import note
 from pictool.commands.settings import Settings
+from pictool.commands.verbosity import detail, note, waiting
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,18 +43,27 @@ def open_remote(settings: Settings) -> Remote | None:
 
 def open_model(settings: Settings) -> Model:
     """The model; its weights are loaded when they are needed."""
-    quiet_libraries()
-    from pictool.runtime.model import load_model
+    began = time.perf_counter()
+    with waiting("loading transformers"):
+        quiet_libraries()
+        from pictool.runtime.model import load_model
 
-    return load_model(settings.model, settings.device, settings.dtype, settings.salt)
+        model = load_model(settings.model, settings.device, settings.dtype, settings.salt)
+    model.on_wait = waiting
+    where = "in memory" if model.directory is None else model.directory
+    detail(f"model {model.name}: {where}, {model.device}, {model.dtype}, opened in {time.perf_counter() - began:.1f} s")
+    return model
 
 
 def quiet_libraries() -> None:
     """Turn off progress bars and advice of the libraries underneath; their errors still come through."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0" if sys.stderr.isatty() else "1")
+    shows_downloads = "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ and sys.stderr.isatty()
+    from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # and those of downloads with it
+    if shows_downloads:
+        enable_progress_bars()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Optional
 from pictool import __version__
 from pictool.commands.errors import UsageError
 from pictool.commands.options import ANSWER, COMPILING, POLICY, SALT, CodecOption, command, make_app, option
-from pictool.commands.outputs import note
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
+from pictool.commands.verbosity import note
 from pictool.errors import InputError
 
 if TYPE_CHECKING:

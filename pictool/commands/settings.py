@@ -8,18 +8,22 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pictool.commands.errors import UsageError
 from pictool.commands.salt import with_salt
 from pictool.commands.sizes import parse_size
 from pictool.errors import InputError
 from pictool.reading import read_file, shown
+from pictool.store.entries import DEFAULT_ROOT
 
 FILE = "pic.yaml"
+DEFAULT = "default"
 _VARIABLES = {
     "model": "PIC_MODEL", "store": "PIC_STORE", "device": "PIC_DEVICE", "dtype": "PIC_DTYPE", "codec": "PIC_CODEC",
     "max_size": "PIC_MAX_SIZE", "salt": "PIC_SALT", "salt_file": "PIC_SALT_FILE", "remote": "PIC_REMOTE",
     "memory": "PIC_MEMORY", "remote_rate": "PIC_REMOTE_RATE",
 }  # fmt: skip
 _SIZES = ("max_size", "memory", "remote_rate")
+_PATHS = ("store", "salt_file", "remote", "model")  # relative ones of a file are relative to it
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Settings:
         remote: URL of a store to fetch missing objects from; an empty text is none.
         memory: bytes of host memory that keep objects.
         remote_rate: bytes per second below which a transfer from the remote is given up; None: 8 KB.
-        named: the settings that the command line says.
+        origins: who says a setting: an option, a variable of the environment, or a file. Others have their default.
     """
 
     model: str | None = None
@@ -51,34 +55,116 @@ class Settings:
     remote: str | None = None
     memory: int = 0
     remote_rate: int | None = None
-    named: frozenset[str] = frozenset()
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def override(self, **options: str | None) -> Settings:
-        """These settings with options of the command line before them; None is an option that was not used."""
+        """These settings with options of the command line before them; None is an option that was not used.
+
+        Raises:
+            UsageError: a value that makes no sense.
+        """
         used = {name: value for name, value in options.items() if value is not None}
+        origins = {name: f"--{name.replace('_', '-')}" for name in used}
         used = with_salt(used, "--salt", "--salt-file")
-        return replace(self, **used, named=self.named | used.keys())  # type: ignore[arg-type]
+        for name, value in used.items():
+            if problem := _problem(name, value):
+                raise UsageError(f"{origins[name]} {value}: {problem}")
+        expanded = {name: _expanded(name, value) for name, value in used.items()}
+        origins |= {"salt": origins.pop("salt_file")} if "salt_file" in origins else {}
+        return replace(self, **expanded, origins={**self.origins, **origins})  # type: ignore[arg-type]
 
     def option(self, name: str) -> str | None:
         """A setting as the command line says it; None if it does not."""
-        return getattr(self, name) if name in self.named else None
+        return getattr(self, name) if self.origin(name).startswith("--") else None
+
+    def origin(self, name: str) -> str:
+        """Who says a setting."""
+        return self.origins.get(name, DEFAULT)
 
 
 def read_settings() -> Settings:
-    """The settings of the environment and of `pic.yaml` in the working directory.
+    """The settings of the environment, and of `pic.yaml` in the working directory or the nearest one above that has it.
 
     Raises:
-        InputError: a file that cannot be used, or a value that makes no sense.
+        InputError: a file that cannot be used, or a value that makes no sense; it names the file or the variable.
     """
-    path = Path(FILE)
-    keys = (*(field.name for field in fields(Settings) if field.name != "named"), "salt_file")
-    values: dict[str, Any] = read_yaml(path, keys) if os.path.lexists(path) else {}
-    values = {name: text_or_none(path, name, value) for name, value in values.items()}
-    values = with_salt(values, f"{path}: salt", "salt_file")
+    of_file, path = {}, find_file()
+    if path is not None:
+        of_file = _file_settings(path)
     named = {name: os.environ[key] for name, key in _VARIABLES.items() if os.environ.get(key)}
-    values |= with_salt(named, _VARIABLES["salt"], _VARIABLES["salt_file"])
-    values |= {name: parse_size(name, values[name]) for name in _SIZES if values.get(name) is not None}
-    return Settings(**{name: value for name, value in values.items() if value is not None})
+    origins = {name: str(path) for name in of_file} | {name: _VARIABLES[name] for name in named}
+    of_file = with_salt(of_file, f"{path}: salt", "salt_file")
+    values: dict[str, Any] = of_file | with_salt(named, _VARIABLES["salt"], _VARIABLES["salt_file"])
+    if "salt_file" in origins:
+        origins["salt"] = origins.pop("salt_file")
+    for name, value in values.items():
+        if problem := _problem(name, value):
+            raise InputError(f"{origins[name]}: {name} {value!r}: {problem}")
+        values[name] = _parse_size(origins[name], name, value) if name in _SIZES else _expanded(name, value)
+    return Settings(**values, origins=origins)
+
+
+def variable(name: str) -> str | None:
+    """The variable of the environment that says a setting, if there is one."""
+    return _VARIABLES.get(name)
+
+
+def find_file() -> Path | None:
+    """`pic.yaml` here, or in the nearest directory above that has one of this user's (or root's); None: nowhere.
+
+    One of another user above is not read: who may write to a directory above, as /tmp, says nothing here.
+    """
+    if os.path.lexists(FILE):
+        return Path(FILE)
+    here = Path.cwd()
+    for above in here.parents:
+        path = above / FILE
+        if path.is_file() and path.stat().st_uid in (os.getuid(), 0):
+            return Path(os.path.relpath(path))
+    return None
+
+
+def _file_settings(path: Path) -> dict[str, Any]:
+    """What a file says, its relative paths as the working directory has them."""
+    keys = (*(field.name for field in fields(Settings) if field.name != "origins"), "salt_file")
+    values = {name: text_or_none(path, name, value) for name, value in read_yaml(path, keys).items()}
+    said = {name: value for name, value in values.items() if value is not None}
+    if path.parent == Path():
+        return said
+    return {"store": DEFAULT_ROOT} | {
+        name: _beside(path, name, value) if name in _PATHS else value
+        for name, value in ({"store": DEFAULT_ROOT} | said).items()
+    }
+
+
+def _beside(path: Path, name: str, value: str) -> str:
+    """A path in a file elsewhere. A URL stays, and so does the name of a model that is no directory there."""
+    if not value or "://" in value or value.startswith("~"):
+        return value
+    joined = os.path.normpath(path.parent / value)
+    return value if name == "model" and not Path(joined).is_dir() else joined
+
+
+def _problem(name: str, value: str) -> str | None:
+    """What is wrong with a setting that is one of several names; None if nothing is."""
+    if name == "codec":
+        from pictool.store.codecs import codecs
+
+        return None if value in codecs() else f"must be one of {', '.join(codecs())}"
+    if name in ("device", "dtype"):
+        from pictool.runtime.device import device_problem, dtype_problem
+
+        return device_problem(value) if name == "device" else dtype_problem(value)
+    return None
+
+
+def _parse_size(origin: str, name: str, value: str) -> int:
+    return parse_size(f"{origin}: {name}", value)
+
+
+def _expanded(name: str, value: str) -> str:
+    """A path with the home directory in place of `~`, as shells have it; other settings stay."""
+    return str(Path(value).expanduser()) if name in _PATHS and value.startswith("~") else value
 
 
 def read_yaml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:

@@ -13,12 +13,16 @@ _NUMBER = r"(\d{1,12}(?:\.\d{1,6})?)"
 
 
 def parse_size(option: str, text: str) -> int:
-    """Bytes: 10G and 10GB are 10·10⁹, 10Gi and 10GiB are 10·2³⁰."""
-    if match := re.fullmatch(_NUMBER + r" ?([KMGT]?i?)B?", text.strip(), re.ASCII | re.IGNORECASE):
-        unit = match[2][:1].upper() + match[2][1:].lower()
-        if unit in _SIZES:
+    """Bytes: 10G and 10GB are 10·10⁹, 10Gi and 10GiB are 10·2³⁰, 10B is 10. Only 0 needs no unit.
+
+    Raises:
+        InputError: names the option.
+    """
+    if match := re.fullmatch(_NUMBER + r" ?(?:([KMGT]i?)B?|B)?", text.strip(), re.ASCII | re.IGNORECASE):
+        unit = "" if match[2] is None else match[2][:1].upper() + match[2][1:].lower()
+        if unit or text.strip().upper().endswith("B") or float(match[1]) == 0:
             return int(float(match[1]) * _SIZES[unit])
-    raise InputError(f"{option} {text!r}: must be a size such as 500M, 10G or 2GiB")
+    raise InputError(f"{option} {text!r}: must be a size such as 500M, 10G or 2GiB; a unit is needed")
 
 
 def parse_age(option: str, text: str) -> float:
@@ -36,3 +40,11 @@ def show_size(num_bytes: int) -> str:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def show_age(seconds: float) -> str:
+    """For people: 5s, 12m, 3h, 9d, 2y; less than a second, or a time to come, is `now`."""
+    for least, unit, name in ((365 * 86400, 365 * 86400, "y"), (86400, 86400, "d"), (3600, 3600, "h"), (60, 60, "m")):
+        if seconds >= least:
+            return f"{seconds / unit:.0f}{name}"
+    return f"{seconds:.0f}s" if seconds >= 1 else "now"

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.errors import UsageError
+from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.options import JsonOption, argument, command, make_app, option
-from pictool.commands.outputs import note, output_path, print_json
+from pictool.commands.outputs import output_path, print_json
 from pictool.commands.progress import progress
 from pictool.commands.resources import open_store
 from pictool.commands.settings import Settings
-from pictool.commands.sizes import parse_age, parse_size, show_size
-from pictool.errors import ObjectError, PicError, UnreadableObjectError
+from pictool.commands.sizes import parse_age, parse_size, show_age, show_size
+from pictool.commands.verbosity import note
+from pictool.commands.words import count
+from pictool.errors import ObjectError, PicError, StoreError, UnreadableObjectError
 from pictool.escapes import visible
 
 if TYPE_CHECKING:
+    from pictool.store.entries import Entry
+    from pictool.store.sources import Source
     from pictool.store.store import Store, StoredObject
     from pictool.store.transfer import Transferred
     from pictool.store.upkeep import StoreStats, Verified
 
 ALL = "all"  # in place of keys
+DryRunOption = Annotated[bool, option("--dry-run", None, "Print what would be removed; remove nothing.")]
 KeysArgument = Annotated[list[str], argument("KEY", "Keys, or their beginnings.")]
 
 app = make_app("List, check, prune and move the objects of a store.")
@@ -32,47 +38,102 @@ app = make_app("List, check, prune and move the objects of a store.")
 # What is there
 
 
+SORTS = ("key", "used", "size")
+
+
 @command(app, "ls", "store")
 def run_ls(
     settings: Settings,
     limit: Annotated[Optional[int], option("--limit", "N", "List N objects at most.", min=1)] = None,
     after: Annotated[str, option("--after", "KEY", "List those after this key.")] = "",
+    sort: Annotated[str, option("--sort", "ORDER", "key, used (last first) or size (largest first).")] = "key",
     chains: Annotated[bool, option("--chains", None, "List blocks of prefix chains, too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the objects, by key.
+    """List the objects, with size, last use and origin.
 
     \b
-      pic store ls --limit 20
+      pic store ls --sort used --limit 20
     """
-    objects = islice(open_store(settings).objects(after, chains), limit)
+    from pictool.store.eviction import pinned
+    from pictool.store.sources import read_sources
+
+    if sort not in SORTS:
+        raise UsageError(f"--sort {sort}: must be {', '.join(SORTS[:-1])} or {SORTS[-1]}")
+    store = open_existing(settings)
+    listed, num_objects = _listed(store, after, chains, sort, limit)
+    sources, pins = read_sources(store.root), pinned(store.root)
     if as_json:
-        print_json([object_json(entry) for entry in objects])
+        print_json([object_json(entry, sources.get(entry.key), entry.key in pins) for entry in listed])
         return
-    count, num_bytes = 0, 0
+    if listed:
+        _print_objects(listed, sources, pins)
+    num_bytes = sum(entry.num_bytes for entry in listed)
+    of_all = f"{len(listed):,d} of " if len(listed) < num_objects else ""
+    note(f"{of_all}{count(num_objects, 'object')}, {show_size(num_bytes)}{' listed' if of_all else ''}")
+
+
+def open_existing(settings: Settings) -> Store:
+    """The store, which is there.
+
+    Raises:
+        StoreError: it is not.
+    """
+    store = open_store(settings)
+    if not store.root.exists():
+        raise StoreError(f"{store.root}: no such store; name another with --store, or make one with pic compile")
+    return store
+
+
+def _listed(
+    store: Store, after: str, chains: bool, sort: str, limit: int | None
+) -> tuple[list[StoredObject], int]:  # fmt: skip
+    """The first `limit` objects in an order, and how many there are."""
+    if sort == "key" and limit is not None:
+        objects = store.objects(after, chains)
+        first = list(islice(objects, limit))
+        return first, len(first) + sum(1 for _ in objects)
+    listed = list(store.objects(after, chains))
+    if sort != "key":
+        listed.sort(key=lambda entry: -(entry.used_ns if sort == "used" else entry.num_bytes))
+    return listed[:limit], len(listed)
+
+
+def _print_objects(objects: Sequence[StoredObject], sources: Mapping[str, Source], pins: Container[str]) -> None:
+    from rich.text import Text
+
+    from pictool.commands.terminal import open_screen, table
+
+    rows, now = [], time.time()
     for entry in objects:
-        count, num_bytes = count + 1, num_bytes + entry.num_bytes
-        print(_line(entry))
-    note(f"{count} objects, {num_bytes:,d} bytes")
+        source = sources.get(entry.key)
+        text = " ".join(entry.text.split())[:200]
+        named = "… " if entry.is_block else "" if source is None else f"{source.source}: "
+        rows.append([
+            entry.key[:12] + ("*" if entry.key in pins else ""),
+            "" if entry.meta is None else str(entry.meta.num_tokens),
+            show_size(entry.num_bytes),
+            show_age(now - entry.used_ns / 1e9),
+            "" if source is None else Path(source.model).name[:16],
+            f"{named}{text}" if entry.problem is None else f"DAMAGED: {entry.problem}",
+        ])  # fmt: skip
+    columns = ["key", "tokens", "size", "used", "model", "from: text"]
+    screen = open_screen()
+    screen.print(table(columns, rows, left=(0, 5)))
+    if any(row[0].endswith("*") for row in rows):
+        screen.print(Text("* is pinned", style="dim"))
 
 
-def _line(entry: StoredObject) -> str:
-    if entry.meta is None:
-        return f"{entry.key[:12]}  DAMAGED  {visible(entry.problem or '')}"
-    text = ("…" if entry.is_block else "") + visible(" ".join(entry.text.split())[:48])
-    return f"{entry.key[:12]}  {entry.meta.num_tokens:6d} tokens  {entry.num_bytes:>11,d} bytes  {text}"
-
-
-def object_json(entry: StoredObject) -> dict[str, Any]:
+def object_json(entry: StoredObject, source: Source | None = None, is_pinned: bool = False) -> dict[str, Any]:
     """An object as `pic store ls --json` lists it."""
-    known: dict[str, Any] = {}
+    known: dict[str, Any] = {} if source is None else {"source": source.source, "model": source.model}
     if entry.meta is not None:
         meta = entry.meta
-        known = {"tokens": meta.num_tokens, "sinks": meta.sinks, "codec": meta.codec, "text": entry.text}
+        known |= {"tokens": meta.num_tokens, "sinks": meta.sinks, "codec": meta.codec, "text": entry.text}
         known |= {"parent": meta.parent} if entry.is_block else {}
     return {
         "key": entry.key, "bytes": entry.num_bytes, "path": str(entry.path), "problem": entry.problem,
-        "used": entry.used_ns / 1e9, **known,
+        "used": entry.used_ns / 1e9, "pinned": is_pinned, **known,
     }  # fmt: skip
 
 
@@ -86,7 +147,7 @@ def run_show(settings: Settings, keys: KeysArgument, as_json: JsonOption = False
     from pictool.commands.inspect import describe
     from pictool.store.eviction import pinned
 
-    store = open_store(settings)
+    store = open_existing(settings)
     pins, shown = pinned(store.root), []
     for key in map(store.resolve, keys):
         path = store.path(key)
@@ -109,12 +170,14 @@ def run_stats(settings: Settings, as_json: JsonOption = False) -> None:
     """
     from pictool.store.upkeep import stats
 
-    report = stats(open_store(settings))
+    report = stats(open_existing(settings))
     if as_json:
         print_json(asdict(report) | {"counts": report.counts.report()})
         return
-    for name, value in _stats_lines(report):
-        print(f"{name:<14}{visible(value)}")
+    lines = _stats_lines(report)
+    width = max(len(name) for name, _ in lines) + 2
+    for name, value in lines:
+        print(f"{visible(name):<{width}}{visible(value)}")
 
 
 def _stats_lines(stats: StoreStats) -> list[tuple[str, str]]:
@@ -142,6 +205,7 @@ def _stats_lines(stats: StoreStats) -> list[tuple[str, str]]:
 def run_verify(
     settings: Settings,
     repair: Annotated[bool, option("--repair", None, "Remove damaged objects.")] = False,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read every object and check it.
@@ -151,8 +215,8 @@ def run_verify(
     """
     from pictool.store.upkeep import verify
 
-    store = open_store(settings)
-    result = verify(store, repair)
+    store = open_existing(settings)
+    result = verify(store, repair and not dry_run)
     if as_json:
         print_json({"objects": result.objects, "damaged": result.problems, "repaired": list(result.repaired)})
     else:
@@ -166,12 +230,26 @@ def _print_problems(result: Verified) -> None:
     for key, problem in result.problems.items():
         print(visible(problem) + ("  (taken out)" if key in result.repaired else ""))
     if not result.problems:
-        note(f"{result.objects} objects read, none damaged")
+        note(f"{count(result.objects, 'object')} read, none damaged")
     elif len(result.repaired) == len(result.problems):
-        note(f"{result.objects} objects read, {len(result.repaired)} damaged ones taken out; compile their texts again")
+        note(f"{count(result.objects, 'object')} read, {len(result.repaired)} taken out; compile their texts again")
 
 
 # What is removed, and what stays
+
+
+def print_plan(objects: Sequence[Entry], files: Sequence[str], as_json: bool) -> None:
+    """Print what would be removed; nothing was."""
+    num_bytes = sum(entry.num_bytes for entry in objects)
+    if as_json:
+        print_json({"dry_run": True, "objects": [entry.key for entry in objects], "bytes": num_bytes, "files": files})
+        return
+    now = time.time()
+    for entry in objects:
+        print(f"{entry.key[:12]}  {show_size(entry.num_bytes):>9}  used {show_age(now - entry.used_ns / 1e9)} ago")
+    for path in files:
+        print(visible(path))
+    note(f"dry run: {count(len(objects), 'object')} ({show_size(num_bytes)}) and {count(len(files), 'file')} would go")
 
 
 @command(app, "gc", "store")
@@ -180,22 +258,30 @@ def run_gc(
     max_size: Annotated[
         Optional[str], option("--max-size", "SIZE", "Evict least recently used objects beyond it: 10G (PIC_MAX_SIZE).")
     ] = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove what killed writers left; keep a size.
 
     \b
-      pic store gc --max-size 10G
+      pic store gc --max-size 10G --dry-run
     """
-    from pictool.store.upkeep import gc
+    from pictool.store.upkeep import gc, would_collect
 
-    done = gc(open_store(settings), None if max_size is None else parse_size("--max-size", max_size))
+    with of_command_line():
+        max_bytes = None if max_size is None else parse_size("--max-size", max_size)
+    store = open_existing(settings)
+    if dry_run:
+        litter, evicted = would_collect(store, max_bytes)
+        print_plan(evicted, [str(path) for path in litter], as_json)
+        return
+    done = gc(store, max_bytes)
     if as_json:
         print_json(asdict(done))
     else:
         note(
-            f"{done.evicted.count} objects evicted ({show_size(done.evicted.num_bytes)}), {done.litter.count} temp "
-            f"files of killed writers removed; {show_size(done.num_bytes)} stay"
+            f"{count(done.evicted.count, 'object')} evicted ({show_size(done.evicted.num_bytes)}), "
+            f"{count(done.litter.count, 'temp file')} of killed writers removed; {show_size(done.num_bytes)} stay"
         )
 
 
@@ -207,6 +293,7 @@ def run_expire(
         Optional[str], option("--older-than", "AGE", "Remove those not used for so long: 12h, 30d.")
     ] = None,
     force: Annotated[bool, option("--force", None, "Remove pinned ones, too.")] = False,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove objects, by key or by age.
@@ -216,17 +303,21 @@ def run_expire(
     """
     if bool(keys) == (older_than is not None):
         raise UsageError("expire: name keys, or give --older-than; one of the two")
-    from pictool.store.upkeep import expire, expire_older
+    from pictool.store.upkeep import expire, expire_older, would_expire, would_expire_older
 
-    store = open_store(settings)
-    if older_than is not None:
-        done = expire_older(store, parse_age("--older-than", older_than))
-    else:
-        done = expire(store, [store.resolve(key) for key in keys or ()], force)
+    with of_command_line():
+        seconds = None if older_than is None else parse_age("--older-than", older_than)
+    store = open_existing(settings)
+    named = [store.resolve(key) for key in keys or ()]
+    if dry_run:
+        planned = would_expire(store, named, force) if seconds is None else would_expire_older(store, seconds)
+        print_plan(planned, [], as_json)
+        return
+    done = expire(store, named, force) if seconds is None else expire_older(store, seconds)
     if as_json:
         print_json(asdict(done))
     else:
-        note(f"{done.count} objects removed, {show_size(done.num_bytes)}")
+        note(f"{count(done.count, 'object')} removed, {show_size(done.num_bytes)}")
 
 
 @command(app, "pin", "store")
@@ -238,10 +329,10 @@ def run_pin(settings: Settings, keys: KeysArgument) -> None:
     """
     from pictool.store.upkeep import pin
 
-    store = open_store(settings)
+    store = open_existing(settings)
     for key in [store.resolve(key) for key in keys]:
         pin(store, key)
-    note(f"{len(keys)} objects pinned")
+    note(f"{count(len(keys), 'object')} pinned")
 
 
 @command(app, "unpin", "store")
@@ -253,10 +344,10 @@ def run_unpin(settings: Settings, keys: KeysArgument) -> None:
     """
     from pictool.store.upkeep import unpin
 
-    store = open_store(settings)
+    store = open_existing(settings)
     for key in [store.resolve(key) for key in keys]:
         unpin(store, key)
-    note(f"{len(keys)} objects unpinned")
+    note(f"{count(len(keys), 'object')} unpinned")
 
 
 # What moves: archives, and a remote
@@ -276,7 +367,7 @@ def run_export(
     """
     from pictool.store.bundles import export_archive
 
-    store = open_store(settings)
+    store = open_existing(settings)
     exported = [store.resolve(key) for key in keys] if keys else _intact(store, chains=True)
     path = output_path("export", archive, [store.path(key) for key in exported])
     with progress("exporting", len(exported)) as advance:
@@ -284,7 +375,7 @@ def run_export(
     if as_json:
         print_json({"path": archive, "objects": len(set(exported)), "bytes": size})
     else:
-        note(f"{len(set(exported))} objects, {show_size(size)}")
+        note(f"{count(len(set(exported)), 'object')}, {show_size(size)}")
 
 
 def _intact(store: Store, chains: bool) -> list[str]:
@@ -323,7 +414,7 @@ def run_import(
     if as_json:
         print_json(asdict(done))
     else:
-        note(f"{len(done.keys)} objects, {len(done.new)} of them new")
+        note(f"{count(len(done.keys), 'object')}, {len(done.new)} of them new")
 
 
 @command(app, "push", "store", "remote")
@@ -340,7 +431,7 @@ def run_push(
     """
     from pictool.store.transfer import push
 
-    store = open_store(settings)
+    store = open_existing(settings)
     is_all = keys == [ALL]  # but for blocks of prefix chains, which no store asks a remote for
     pushed = _intact(store, chains=False) if is_all else [store.resolve(key) for key in keys]
     with progress("pushing", len(pushed)) as advance:
@@ -368,4 +459,7 @@ def _print_transferred(done: Transferred, verb: str, where: str, as_json: bool) 
     if as_json:
         print_json(asdict(done))
     else:
-        note(f"{len(done.keys)} objects {verb} ({show_size(done.num_bytes)}), {len(done.present)} were {where} already")
+        note(
+            f"{count(len(done.keys), 'object')} {verb} ({show_size(done.num_bytes)}), "
+            f"{count(len(done.present), 'was', 'were')} {where} already"
+        )

@@ -7,11 +7,12 @@ A coloured cell has its own background and text colour, so that it does not depe
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich import box
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -24,6 +25,7 @@ from pictool.trace.labels import short
 
 NUM_OFFSETS = 12  # places of a chunk that are shown as numbers, in 80 columns
 _LABEL_WIDTH = 12
+_GAP = 2  # columns between those of a table
 _MIN_WIDTH = 8  # columns of a map on the narrowest terminal
 
 Numbers = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
@@ -125,17 +127,64 @@ def bars(screen: Console, items: Sequence[tuple[str, float, str]], high: float |
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> Table:
-    """Return a plain table: numbers are right-aligned and never cut, texts (the columns `left`) may be shortened."""
+    """Return a plain table: numbers are right-aligned and never cut, texts (the columns `left`) may be shortened.
+
+    Only columns that may wrap give way to others (`rich` would take from all alike, down to nothing); their cells do
+    not wrap, and so are cut.
+    """
     plain = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for index, name in enumerate(columns):
         if index in left:
-            plain.add_column(name, overflow="ellipsis", no_wrap=True, min_width=4)
+            plain.add_column(name, overflow="ellipsis", min_width=4)
         else:
             width = max([len(name), *(len(row[index]) for row in rows)])
             plain.add_column(name, justify="right", no_wrap=True, min_width=width)
     for row in rows:
-        plain.add_row(*row)
+        plain.add_row(*(_uncut(cell) if index in left else cell for index, cell in enumerate(row)))
     return plain
+
+
+def _uncut(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+class LabelledTable:
+    """A table of numbers beside labels. On a terminal too narrow for it, it goes on below, the labels again beside it.
+
+    Nothing is cut or wrapped, and no column is left out.
+    """
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns, self._rows = list(columns), list[Sequence[str]]()
+
+    def add_row(self, *cells: str) -> None:
+        self._rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        for number, columns in enumerate(self._blocks(options.max_width)):
+            if number:
+                yield ""
+            yield self._table(columns)
+
+    def _blocks(self, width: int) -> list[list[int]]:
+        """The columns of each part, by their indices without the labels'."""
+        widths = [max(map(cell_len, [name, *(row[i] for row in self._rows)])) for i, name in enumerate(self._columns)]
+        blocks: list[list[int]] = [[]]
+        for column in range(1, len(widths)):
+            taken = widths[0] + sum(widths[other] + _GAP for other in (*blocks[-1], column))
+            if taken > width and blocks[-1]:
+                blocks.append([])
+            blocks[-1].append(column)
+        return blocks
+
+    def _table(self, columns: Sequence[int]) -> Table:
+        part = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, _GAP - 1, 0, 0), show_edge=False)
+        part.add_column(self._columns[0], no_wrap=True)
+        for column in columns:
+            part.add_column(self._columns[column], justify="right", no_wrap=True)
+        for row in self._rows:
+            part.add_row(row[0], *(row[column] for column in columns))
+        return part
 
 
 def first_tokens(count: int) -> str:

@@ -49,7 +49,7 @@ class Worker:
 
         path = output_path("trace", form.trace, form.documents)
         request = RequestOptions(
-            documents=[*form.documents], query=form.query, algo=form.algo, params=[*form.fields],
+            documents=[*form.documents], query=form.query, algos=[form.algo], params=[*form.fields],
             max_new_tokens=form.max_new_tokens,
         )  # fmt: skip
         spec = make_spec(request, self._settings)

@@ -28,12 +28,18 @@ def read_text(path: Path) -> str:
     """
     try:
         if path.is_dir():
-            raise InputError(f"{path}: is a directory; name its files ({path}/*.txt)")
-        data = read_stream(path, MAX_FILE_BYTES)
+            raise InputError(f"{path}: is a directory; name its files ({path}/*.txt), or compile it with --recursive")
+        return decode_text(str(path), read_stream(path, MAX_FILE_BYTES))
     except OSError as error:
         if error.errno == errno.EFBIG:
-            raise InputError(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB of text; split it") from error
+            raise _too_large(str(path)) from error
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def decode_text(path: str, data: bytes) -> str:
+    """The text of a file or of stdin, by its bytes. Raises as `read_text` does."""
+    if len(data) > MAX_FILE_BYTES:
+        raise _too_large(path)
     if not data:
         raise InputError(f"{path}: is empty; there is nothing to compile")
     if b"\0" in data:
@@ -44,6 +50,10 @@ def read_text(path: Path) -> str:
         raise InputError(
             f"{path}: not UTF-8 at byte {error.start}; convert it first (iconv -f latin1 -t utf-8, if it is Latin-1)"
         ) from error
+
+
+def _too_large(path: str) -> InputError:
+    return InputError(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB of text; split it")
 
 
 def make_chunk(model: Model, text: str, source: str) -> Chunk:
@@ -63,19 +73,25 @@ def make_chunk(model: Model, text: str, source: str) -> Chunk:
     return chunk
 
 
-def make_chunks(model: Model, text: str, source: str, chunk_tokens: int | None = None) -> list[Chunk]:
-    """The chunks of a text: one, or pieces of at most `chunk_tokens` tokens that join to the text again."""
+def make_chunks(model: Model, text: str, source: str, chunk_tokens: int | None = None, overlap: int = 0) -> list[Chunk]:
+    """The chunks of a text: one, or pieces of at most `chunk_tokens` tokens that join to the text again.
+
+    Args:
+        overlap: each piece begins with about so many tokens of the one before it.
+    """
     if chunk_tokens is None:
         return [make_chunk(model, text, source)]
     if chunk_tokens < 1:
         raise InputError(f"--chunk-tokens {chunk_tokens}: must be 1 or more")
-    pieces = list(_pieces(model, text, chunk_tokens))
+    if not 0 <= overlap < chunk_tokens:
+        raise InputError(f"--overlap {overlap}: must be less than the {chunk_tokens} tokens of a chunk")
+    pieces = list(_pieces(model, text, chunk_tokens, overlap))
     if len(pieces) < 2:
         return [make_chunk(model, text, source)]
     return [make_chunk(model, piece, f"{source}[{i}]") for i, piece in enumerate(pieces)]
 
 
-def _pieces(model: Model, text: str, chunk_tokens: int) -> Iterator[str]:
+def _pieces(model: Model, text: str, chunk_tokens: int, overlap: int) -> Iterator[str]:
     """Cut at token borders of the whole text; a piece that alone has more tokens gives the excess to the next."""
     ends = _token_ends(model, text)
     start, first = 0, 0  # character, token
@@ -90,9 +106,14 @@ def _pieces(model: Model, text: str, chunk_tokens: int) -> Iterator[str]:
         if excess > 0:  # what follows the sentence's end does not fit
             end = max(ends[first], start + 1)
         yield text[start:end]
+        if end == len(text):
+            return
+        least = first + 1  # the next piece begins later than this one
         while first < len(ends) and ends[first] <= end:
             first += 1
         start = end
+        if overlap and (back := max(first - overlap, least)) < first:
+            first, start = back, ends[back - 1]
 
 
 def _token_ends(model: Model, text: str) -> list[int]:

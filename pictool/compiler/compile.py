@@ -15,6 +15,7 @@ from pictool.core import Chunk, CompileOptions
 from pictool.errors import InputError, PicError
 from pictool.store.codecs import require_codec
 from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.sources import Source, add_sources
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ def object_key(model: Model, chunk: Chunk, options: CompileOptions = CompileOpti
 
 def chunks_of_files(model: Model, paths: Iterable[str | Path], chunk_tokens: int | None = None) -> list[Chunk]:
     """The chunks of UTF-8 files: one a file, or pieces of at most `chunk_tokens` tokens."""
-    files = [(read_text(Path(path)), str(path)) for path in paths]
-    return [chunk for text, source in files for chunk in make_chunks(model, text, source, chunk_tokens)]
+    files = [(str(path), read_text(Path(path))) for path in paths]
+    return [chunk for source, text in files for chunk in make_chunks(model, text, source, chunk_tokens)]
 
 
 def compile_chunks(
@@ -94,6 +95,8 @@ def compile_chunks(
             report(Compiled(chunk, key, store.path(key), False))
     for done in _compute(model, store, missing, prefix, options.codec, alone, table_maker):
         report(done)
+    if missing and not model.salt:
+        add_sources(store.root, {key: Source(chunk.source, model.name) for key, chunk in missing.items()})
     return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, listed, strict=True)]
 
 

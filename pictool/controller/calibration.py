@@ -3,11 +3,11 @@
 What is measured: prefill by length, scattered rows, loading by place, decoding by codec.
 
 $XDG_CACHE_HOME/pictool/profiles/<sha256 of "of">.json
-{"of": {what it holds for: version, machine, model, …}, "rows": [[number, …], …]}
+{"of": {what it holds for: version, machine, model, …}, "rows": [[number, …], …], "scatter": share, "measured_at": s}
 
 "rows" are the measurements of `measure_compute`; with a tier and a path in "of", of `measure_loads`; with a codec, of
-`measure_decoding`. A file that is not of this form is measured again; a cache directory that cannot be written only
-costs time.
+`measure_decoding`. "scatter" is how far repeats were apart: what was measured on a busy machine is measured again soon.
+A file that is not of this form is measured again; a cache directory that cannot be written only costs time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from pictool.store.store import Store
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-VERSION = 1  # of profiles
+VERSION = 2  # of profiles
 _PREFILL_TOKENS = (64, 256, 1024, 4096, 16384)
 _LONG_S = 3.0  # what takes this long is run once, and no longer prompt is
 _MOST_SCATTERED = 1024  # tokens of context, of which some rows are computed
@@ -60,10 +60,33 @@ _MAX_BYTES = 1 << 28  # of random objects at a time
 _MAX_PROFILE_BYTES = 1 << 20  # of a kept profile: some ten rows
 _MAX_MEASURED = 1e18  # bytes, tokens or seconds: a kept number beyond is damaged
 _REPEATS = 3
+MAX_SCATTER = 0.5  # of repeats, beyond which the machine was busy
+_BUSY_S = 600.0  # for so long a profile of a busy machine is used
+MAX_DISAGREEMENT = 3.0  # factor between what a link takes and what the profile says
 _TAIL, _TAIL_ROOM = "Answer:", 32
 
 Measurements = list[list[float]]
 OnMeasure = Callable[[str], None]  # called with what is measured next, which takes a while
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measurements [points, width], the medians of repeats. `scatter` is their range over their median, of most."""
+
+    rows: Measurements
+    scatter: float = 0.0
+
+
+@dataclass(frozen=True)
+class ProfileFacts:
+    """When a profile was measured (seconds since 1970), and how evenly."""
+
+    measured_at: float
+    scatter: float
+
+    @property
+    def is_busy(self) -> bool:
+        return self.scatter > MAX_SCATTER
 
 
 @dataclass(frozen=True)
@@ -80,7 +103,7 @@ class EveryNth(Policy):
         return Selection(rows)
 
 
-def measure_compute(model: Model) -> Measurements:
+def measure_compute(model: Model) -> Measured:
     """[context, tail, runs, seconds] of full recompute by length until one takes long; then of scattered rows.
 
     What a busy moment of the machine made longer than a longer prompt is cut to that.
@@ -94,10 +117,10 @@ def measure_compute(model: Model) -> Measurements:
         store, policy = Store(inside), EveryNth()
         path = store.put(random_object(model, apart, 0))
         runs = [partial(_full_s, model, context) for context in short]
-        *medians, scattered = _medians([*runs, partial(_recompute_s, model, store, [path], policy)])
+        (*medians, scattered), spread = _medians([*runs, partial(_recompute_s, model, store, [path], policy)])
     seconds |= dict(zip(short, medians, strict=True))
     prefills = [[context, tail, 1, min(list(seconds.values())[i:])] for i, context in enumerate(seconds)]
-    return [*prefills, [apart, tail, math.ceil(apart / policy.n), scattered]]
+    return Measured([*prefills, [apart, tail, math.ceil(apart / policy.n), scattered]], spread)
 
 
 def _grow(model: Model, tail: int) -> dict[int, float]:
@@ -121,13 +144,18 @@ def _recompute_s(model: Model, store: Store, documents: Sequence[Document], poli
     return link(model, store, Spec.raw(documents, _TAIL, policy)).timing.recompute_s
 
 
-def _medians(runs: Sequence[Callable[[], float]]) -> list[float]:
-    """The median seconds of each run, in rounds over all of them: a busy moment of the machine meets one round only."""
-    rounds = [[run() for run in runs] for _ in range(_REPEATS)]
-    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+def _medians(runs: Sequence[Callable[[], float]]) -> tuple[list[float], float]:
+    """The median seconds of each run, and how far the repeats of most were apart.
+
+    All runs make a round, and rounds are repeated: a busy moment of the machine meets one round only.
+    """
+    columns = list(zip(*([run() for run in runs] for _ in range(_REPEATS)), strict=True))
+    medians = [statistics.median(column) for column in columns]
+    spreads = [(max(column) - min(column)) / median for column, median in zip(columns, medians, strict=True) if median]
+    return medians, statistics.median(spreads) if spreads else 0.0
 
 
-def measure_loads(model: Model, directory: Path) -> Measurements:
+def measure_loads(model: Model, directory: Path) -> Measured:
     """[bytes, objects, then seconds: cold loading, cold opening, warm loading, warm opening] of random objects.
 
     Cold is from the device itself, as far as the system forgets what it holds of a file; warm from the page cache. The
@@ -144,7 +172,7 @@ def measure_loads(model: Model, directory: Path) -> Measurements:
         raise StoreError(f"{directory}: its speed cannot be measured ({why}); make it writable") from error
 
 
-def _measure_loads(model: Model, store: Store) -> Measurements:
+def _measure_loads(model: Model, store: Store) -> Measured:
     sizes = _load_sizes(model)
     runs: list[Callable[[], float]] = []
     for count, tokens in sizes:
@@ -153,14 +181,16 @@ def _measure_loads(model: Model, store: Store) -> Measurements:
         runs += [
             partial(time_it, model, store, paths, cold) for cold in (True, False) for time_it in (_load_s, _open_s)
         ]
-    seconds = iter(_medians(runs))
-    return [
+    medians, spread = _medians(runs)
+    seconds = iter(medians)
+    rows = [
         [count * tokens * token_bytes(model), count, *itertools.islice(seconds, len(runs) // len(sizes))]
         for count, tokens in sizes
     ]
+    return Measured(rows, spread)
 
 
-def measure_decoding(model: Model, codec: str) -> Measurements:
+def measure_decoding(model: Model, codec: str) -> Measured:
     """[bytes of KV, objects, bytes stored, then seconds of loading: plain, coded] of random objects, from memory."""
     runs: list[Callable[[], float]] = []
     counts: Measurements = []
@@ -172,8 +202,9 @@ def measure_decoding(model: Model, codec: str) -> Measurements:
                 _load_s(model, store, paths, False)  # a warm-up
                 runs.append(partial(_load_s, model, store, paths, False))
             counts.append([count * tokens * token_bytes(model), count, sum(map(stored_bytes, paths))])
-        seconds = iter(_medians(runs))
-    return [[*row, next(seconds), next(seconds)] for row in counts]
+        medians, spread = _medians(runs)
+    seconds = iter(medians)
+    return Measured([[*row, next(seconds), next(seconds)] for row in counts], spread)
 
 
 def stored_bytes(path: Path) -> int:
@@ -338,28 +369,64 @@ def _kept(
     of: dict[str, Any],
     num_counts: int,
     width: int,
-    measure: Callable[[], Measurements],
+    measure: Callable[[], Measured],
     what: str,
     again: bool,
     on_measure: OnMeasure | None,
 ) -> Measurements:
     """The measurements [points, width] of the profile `of`, the counts first: from the cache, or made now."""
-    path = cache_dir() / "profiles" / f"{hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()}.json"
+    path = _place(of)
     if not again and (rows := _read(path, of, num_counts, width)) is not None:
         return rows
     if on_measure:
         on_measure(what)
-    rows = measure()
-    write_cache_file(path, json.dumps({"of": of, "rows": rows}, indent=1).encode())
-    return rows
+    measured = measure()
+    if measured.scatter > MAX_SCATTER and on_measure:
+        on_measure(f"{what} on a busy machine: repeats were {measured.scatter:.0%} apart; it is measured again soon")
+    kept = {"of": of, "rows": measured.rows, "scatter": measured.scatter, "measured_at": time.time()}
+    write_cache_file(path, json.dumps(kept, indent=1).encode())
+    return measured.rows
+
+
+def _place(of: dict[str, Any]) -> Path:
+    return cache_dir() / "profiles" / f"{hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()}.json"
+
+
+def compute_facts(model: Model) -> ProfileFacts | None:
+    """When, and how evenly, the profile of this model's computing was measured; None if none is kept."""
+    try:
+        return _facts(parse_json(read_file(_place(machine(model)), _MAX_PROFILE_BYTES)))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _facts(data: Any) -> ProfileFacts:
+    facts = ProfileFacts(float(data["measured_at"]), float(data["scatter"]))
+    if not (math.isfinite(facts.measured_at) and math.isfinite(facts.scatter)):
+        raise ValueError(facts)
+    return facts
+
+
+def forget_compute(model: Model) -> None:
+    """Have the computing of this model measured again when it is next needed."""
+    with suppress(OSError):
+        _place(machine(model)).unlink()
+
+
+def disagrees(estimated_s: float, measured_s: float) -> bool:
+    """Whether an estimate is so far from what was measured that the profile must be of another state of the machine."""
+    low, high = sorted((estimated_s, measured_s))
+    return low > 0 and high / low > MAX_DISAGREEMENT
 
 
 def _read(path: Path, of: dict[str, Any], num_counts: int, width: int) -> Measurements | None:
-    """The measurements of a cached profile; None if there is none, or it is damaged or old."""
+    """The measurements of a cached profile; None if there is none, it is damaged or old, or of a busy machine."""
     try:
         data = parse_json(read_file(path, _MAX_PROFILE_BYTES))
         rows = [[float(value) for value in row] for row in data["rows"]]
-        is_ours = data["of"] == of
+        is_ours, facts = data["of"] == of, _facts(data)
+        if facts.is_busy and abs(time.time() - facts.measured_at) > _BUSY_S:
+            return None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     is_sound = all(

@@ -82,6 +82,10 @@ class Answer:
     engine: str
     compare: Comparison | None = None
 
+    def __repr__(self) -> str:
+        rows = f"{self.link.recomputed:.0f} of {self.link.layout.num_context} rows"
+        return f"Answer({self.text!r}, {self.link.policy.name}, {rows}, TTFT {self.timing.ttft_s * 1e3:.1f} ms)"
+
     @property
     def model(self) -> str:
         return self.loaded.name

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from pictool.core import FixupTable, Identity, Layout, RowMask
-from pictool.errors import NotFiniteError, ObjectError, PicError, RemoteError, StoreError
+from pictool.errors import NotFiniteError, ObjectError, PicError, RemoteError, StoreError, UnwritableStoreError
 from pictool.linker.loader import Placed
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.resolve import OnCompile, Part, open_objects
@@ -75,6 +75,7 @@ class ObjectContext:
         self._texts: set[str] = set()  # keys of objects that can be compiled again
         self._files: list[Path] = []  # objects that cannot: they were named as files or keys
         self._healed: set[str] = set()  # those that were
+        self._stuck: set[str] = set()  # damaged ones that cannot be taken out of the store
 
     def open(
         self, prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None, opened: ExitStack
@@ -91,7 +92,7 @@ class ObjectContext:
         objects = [part for part, _ in needed]
         self._texts = {part.key(prompt.model) for part in objects if part.file is None}
         self._files = [part.file.path for part in objects if part.file is not None]
-        files, compile_s = open_objects(prompt.model, self._store, objects, opened, self._on_compile)
+        files, compile_s = open_objects(prompt.model, self._store, objects, opened, self._on_compile, self._stuck)
         placed = [
             Placed(file, start, part.offset, len(part.chunk)) for file, (part, start) in zip(files, needed, strict=True)
         ]
@@ -135,10 +136,15 @@ class ObjectContext:
         return False
 
     def _take_out(self, key: str) -> bool:
-        """Take an object out if it is damaged, and if it can be."""
+        """Take an object out if it is damaged; one that cannot be taken out is not used any more."""
         problem = find_problem(self._store, key)
-        if not isinstance(problem, ObjectError) or not take_out(self._store, key):
+        if not isinstance(problem, ObjectError):
             return False
+        try:
+            if not take_out(self._store, key):
+                return False
+        except UnwritableStoreError:
+            self._stuck.add(key)
         self._store.warn_of_damage(problem)
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunks, read_text
 from pictool.compiler.compile import Compiled, compile_chunks, object_key
-from pictool.core import Chunk, CompileOptions
-from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError
+from pictool.core import Chunk, CompileOptions, Text
+from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError, UnwritableStoreError
 from pictool.linker.spec import Spec
 from pictool.store.bundles import is_object_list, read_object_list
 from pictool.store.entries import is_key
 from pictool.store.format import ObjectFile
+from pictool.store.scratch import memory_directory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -64,10 +65,14 @@ def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack)
         PicError: names the document, and what is wrong with it.
     """
     parts: list[Part] = []
-    store.prefetch(str(document) for document in spec.documents if is_key(str(document)))
+    named = [document for document in spec.documents if isinstance(document, str | Path)]
+    store.prefetch(str(name) for name in named if is_key(str(name)))
     for document in spec.documents:
         if isinstance(document, Chunk):
             parts.append(Part(document, spec.objects))
+        elif isinstance(document, Text):
+            chunks = make_chunks(model, document.text, document.source, spec.chunk_tokens)
+            parts.extend(Part(chunk, spec.objects) for chunk in chunks)
         elif Path(document).suffix == ".kvo":
             parts.extend(_object_parts(model, Path(document), opened))
         elif Path(document).exists():
@@ -111,7 +116,14 @@ def _key(model: Model, store: Store, name: str) -> str:
     except StoreError as error:
         if all(c in "0123456789abcdef" for c in name):
             raise
-        raise InputError(f"{name}: no such file") from error
+        raise no_such_file(name) from error
+
+
+def no_such_file(name: str) -> InputError:
+    """The error for what is neither a file nor a key. What looks like a text gets a hint."""
+    is_text = " " in name.strip() or "\n" in name
+    shown = name if len(name) <= 200 else f"{name[:200]}…"
+    return InputError(f"{shown}: no such file" + ("; a text in memory is pictool.Text(…)" if is_text else ""))
 
 
 def _object_parts(model: Model, path: Path, opened: ExitStack) -> list[Part]:
@@ -146,12 +158,16 @@ def _own_tokens(model: Model, file: ObjectFile, path: str) -> tuple[int, ...]:
 
 
 def open_objects(
-    model: Model, store: Store, parts: Sequence[Part], opened: ExitStack, on_compile: OnCompile | None = None
-) -> tuple[list[ObjectFile], float]:
+    model: Model, store: Store, parts: Sequence[Part], opened: ExitStack, on_compile: OnCompile | None = None,
+    damaged: Container[str] = (),
+) -> tuple[list[ObjectFile], float]:  # fmt: skip
     """The open object of every part; texts that are not compiled yet are compiled first (and reported).
+
+    Where the store cannot be written, they are compiled into memory, with a warning (`Store.on_warning`).
 
     Args:
         opened: closes the objects.
+        damaged: keys of objects that are damaged and cannot be taken out: they are compiled into memory.
 
     Returns:
         the objects, and the seconds that compiling took.
@@ -160,13 +176,20 @@ def open_objects(
         PicError: an object of another model, or one that is not what its part was made of.
     """
     store.prefetch(part.key(model) for part in parts if part.file is None)
-    objects = {i: file for i, part in enumerate(parts) if (file := _open(model, store, part, opened))}
-    started = time.perf_counter()
+    kept = {i: part for i, part in enumerate(parts) if part.file is not None or part.key(model) not in damaged}
+    objects = {i: file for i, part in kept.items() if (file := _open(model, store, part, opened))}
+    started, target = time.perf_counter(), store if len(kept) == len(parts) else _memory_store(opened)
     for _ in range(_ATTEMPTS):
         missing = {i: part for i, part in enumerate(parts) if i not in objects}
         if not missing:
             break
-        objects |= _compile_missing(model, store, missing, on_compile, opened)
+        try:
+            objects |= _compile_missing(model, target, missing, on_compile, opened)
+        except UnwritableStoreError as error:
+            if target is not store:
+                raise
+            store.on_warning(f"{error}; going on with objects in memory")
+            target = _memory_store(opened)
     else:
         raise StoreError(f"{store.root}: objects are evicted before they can be linked; allow the store more")
     compile_s = time.perf_counter() - started
@@ -174,6 +197,14 @@ def open_objects(
         if part.file is None:
             _require_same(model, objects[i], part.chunk)
     return [objects[i] for i in range(len(parts))], compile_s
+
+
+def _memory_store(opened: ExitStack) -> Store:
+    """A store for this link alone."""
+    try:
+        return Store(opened.enter_context(memory_directory()))
+    except OSError as error:
+        raise UnwritableStoreError(f"{error.filename}: cannot be written ({error.strerror}); free some room") from error
 
 
 def _open(model: Model, store: Store, part: Part, opened: ExitStack) -> ObjectFile | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pictool.compiler.compile import CODEC, head_codec
 from pictool.compiler.sensitivity import PROBES
-from pictool.core import Chunk, CompileOptions, Message, Sampling
+from pictool.core import Chunk, CompileOptions, Message, Sampling, Text
 from pictool.linker.policies import DEFAULT, make_policy, object_kinds
 from pictool.linker.policies.base import Policy
 from pictool.runtime.template import Frame, frame_messages, make_frame
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pictool.linker.plan import LinkPlan
     from pictool.runtime.model import Model
 
-Document = str | Path | Chunk
+Document = str | Path | Chunk | Text
 MAX_NEW_TOKENS = 64
 
 
@@ -28,7 +28,7 @@ class Spec:
 
     Fields:
         query: the question; with `messages`, unused.
-        documents: text files, object files (.kvo), keys, or chunks, in prompt order.
+        documents: text files, object files (.kvo), keys, chunks, or texts in memory (`Text`), in prompt order.
         policy: which rows are recomputed.
         head: the system message, or the text before the documents of a model without a chat template.
         query_template: how the query follows the documents; `{query}` stands for it.
@@ -55,6 +55,10 @@ class Spec:
     messages: tuple[Message, ...] = ()
     is_raw: bool = False
     plan: LinkPlan | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.documents, str | Path | Chunk | Text):  # one document, not its letters
+            object.__setattr__(self, "documents", (self.documents,))
 
     @classmethod
     def raw(cls, documents: Sequence[Document], tail: str, policy: Policy, head: str = "") -> Spec:

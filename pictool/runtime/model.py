@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pictool.core import Geometry, Identity, Target, TokenIds
-from pictool.errors import InputError, ModelError, PicError
+from pictool.errors import ModelError, PicError
 from pictool.reading import shown
 from pictool.runtime import checkpoint, fingerprint, support
+from pictool.runtime.device import resolve_device, resolve_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pictool.runtime.stack import LayerStack
 
 EMBEDDED = {"embedded": "base", "embedded-small": "small"}
-DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def embedded_path(name: str) -> Path:
@@ -38,6 +36,7 @@ class Model:
     Attributes:
         name: what the user called it. device: ``cpu`` or ``cuda``. dtype: dtype of computation.
         salt: a tenant's own; objects of another salt are never found.
+        on_wait: called with what takes long, as loading weights; it lasts as long as the context that is returned.
     """
 
     def __init__(
@@ -56,12 +55,17 @@ class Model:
         self.name, self.config, self.tokenizer = name, config, tokenizer
         self.device, self.dtype, self.directory = device, dtype, directory
         self._module, self.salt = module, salt
+        self.on_wait: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, {self.device}, {self.dtype})"
 
     @cached_property
     def fingerprint(self) -> str:
         """Fingerprint of architecture and weights (hex)."""
         if self.directory is not None:
-            return fingerprint.directory_fingerprint(self.directory, self.config)
+            with self.on_wait(f"hashing the weights of {self.name}"):
+                return fingerprint.directory_fingerprint(self.directory, self.config)
         return fingerprint.module_fingerprint(self.config, self._module.state_dict())
 
     @cached_property
@@ -108,7 +112,8 @@ class Model:
         from pictool.runtime import attention
 
         if self._module is None:
-            self._module = self._read_weights(attention.NAME)
+            with self.on_wait(f"loading the weights of {self.name}"):
+                self._module = self._read_weights(attention.NAME)
         module = self._module.to(device=torch.device(self.device), dtype=self.torch_dtype).eval()
         module.requires_grad_(False)
         module.set_attn_implementation(attention.NAME)
@@ -191,6 +196,13 @@ def _loading(problem: str) -> Iterator[None]:
         raise ModelError(f"{problem} ({checkpoint.reason(error)}); {checkpoint.COPY}") from error
 
 
+def local_directory(name: str | None) -> Path | None:
+    """The directory of a model that is here: an embedded one or a path; None for one of the hub."""
+    name = name or os.environ.get("PIC_MODEL") or "embedded"
+    path = embedded_path(name) if name in EMBEDDED else Path(name).expanduser()
+    return path if path.is_dir() else None
+
+
 def _find_directory(name: str) -> Path:
     """The directory of an embedded model, of a path, or of a hub name (fetched by huggingface_hub if need be)."""
     if name in EMBEDDED:
@@ -227,33 +239,6 @@ def _load_config_and_tokenizer(name: str, directory: Path) -> tuple[Any, Any]:
         return config, AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
 
 
-def _resolve_device(device: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise InputError(f"device {device!r}: must be one of {', '.join(DEVICES)}")
-    if device == "cpu":
-        return device
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if not torch.cuda.is_available():
-        raise InputError(f"device {device!r}: this machine has no usable CUDA device; use --device cpu")
-    if device != "cuda" and int(device[5:]) >= torch.cuda.device_count():
-        raise InputError(f"device {device!r}: this machine has {torch.cuda.device_count()} CUDA devices")
-    return device
-
-
-def _resolve_dtype(dtype: str, device: str, config: PretrainedConfig) -> str:
-    """`auto` is float32 on a CPU and the checkpoint's own dtype on CUDA."""
-    if dtype not in DTYPES:
-        raise InputError(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}")
-    if dtype != "auto":
-        return dtype
-    if device == "cpu":
-        return "float32"
-    return str(config.dtype or "float32").removeprefix("torch.")
-
-
 def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto", salt: str = "") -> Model:
     """Open a model: an embedded one, a `transformers` directory, or a hub name.
 
@@ -269,8 +254,8 @@ def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto
     name = name or os.environ.get("PIC_MODEL") or "embedded"
     directory = _find_directory(name)
     config, tokenizer = _load_config_and_tokenizer(name, directory)
-    device = _resolve_device(device)
-    dtype = _resolve_dtype(dtype, device, config)
+    device = resolve_device(device)
+    dtype = resolve_dtype(dtype, device, config)
     return Model(name, config, tokenizer, device, dtype, directory=directory, salt=salt)
 
 

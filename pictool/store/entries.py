@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SUFFIX = ".kvo"
+DEFAULT_ROOT = ".pic"
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 
 

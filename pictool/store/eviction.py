@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import os
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -113,6 +114,19 @@ def shrink(root: Path, max_bytes: int | None) -> tuple[int, Tally]:
             total, evicted = total - removed.num_bytes, evicted + removed
         _reset_future_times(objects)
     return total, evicted
+
+
+def would_shrink(root: Path, max_bytes: int | None) -> list[Entry]:
+    """What `shrink` would evict, if nobody used or wrote objects meanwhile."""
+    objects = list(entries(root))
+    excess = Tally.of(objects).num_bytes - (max_bytes if max_bytes is not None else sys.maxsize)
+    chosen: list[Entry] = []
+    for entry in _least_recently_used(root, objects):
+        if excess <= 0:
+            break
+        chosen.append(entry)
+        excess -= entry.num_bytes
+    return chosen
 
 
 def remove_all(root: Path, objects: list[Entry]) -> Tally:

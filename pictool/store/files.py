@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from pictool.errors import StoreError
+from pictool.errors import UnwritableStoreError
 from pictool.reading import NotRegularError, open_regular
 
 Publish = Callable[[Path, Path], None]  # makes a complete temp file visible under its name
@@ -66,7 +66,9 @@ def atomic_write(
         if durable:
             fsync_directory(target.parent)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); nothing was changed") from error
+        raise UnwritableStoreError(
+            f"{path}: cannot be written ({error.strerror or error}); nothing was changed"
+        ) from error
 
 
 @contextmanager
@@ -174,6 +176,23 @@ def remove_litter(temp: Path) -> int | None:
         return status.st_size
     except (BlockingIOError, FileNotFoundError):
         return None
+    finally:
+        os.close(fd)
+
+
+def is_litter(temp: Path) -> bool:
+    """Whether `remove_litter` would remove it."""
+    try:
+        fd = open_regular(temp, os.O_NOFOLLOW)
+    except NotRegularError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
     finally:
         os.close(fd)
 

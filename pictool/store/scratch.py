@@ -14,6 +14,18 @@ _PREFIX = ".pic-scratch-"
 
 
 @contextmanager
+def memory_directory() -> Iterator[Path]:
+    """A new directory in memory, where the system has such, for what cannot be written elsewhere; removed at the end.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    shared = Path("/dev/shm")
+    with scratch_directory(shared if os.access(shared, os.W_OK) else tempfile.gettempdir()) as directory:
+        yield directory
+
+
+@contextmanager
 def scratch_directory(parent: str | os.PathLike[str]) -> Iterator[Path]:
     """A new directory inside `parent`, locked while this process uses it, and removed at the end.
 
@@ -41,6 +53,22 @@ def scratch_directory(parent: str | os.PathLike[str]) -> Iterator[Path]:
 def remove_scratch(parent: Path) -> list[int]:
     """Remove the directories in `parent` whose processes are gone; the bytes of each. One in use stays."""
     return [size for path in sorted(parent.glob(f"{_PREFIX}*")) if (size := _remove_unlocked(path)) is not None]
+
+
+def abandoned_scratch(parent: Path) -> list[Path]:
+    """What `remove_scratch` would remove."""
+    return [path for path in sorted(parent.glob(f"{_PREFIX}*")) if _is_unlocked(path)]
+
+
+def _is_unlocked(path: Path) -> bool:
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        finally:
+            os.close(fd)
+    return False
 
 
 def _remove_unlocked(path: Path) -> int | None:

@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from pictool.errors import ObjectError, RemoteError, StoreError
+from pictool.errors import ObjectError, RemoteError, StoreError, UnwritableStoreError
 from pictool.store import eviction
-from pictool.store.entries import Entry, entries, is_key, keys_of, object_path, shards
+from pictool.store.entries import DEFAULT_ROOT, Entry, entries, is_key, keys_of, object_path, shards
 from pictool.store.fetching import Destination, Fetcher, PartialObjectFile
 from pictool.store.files import atomic_write as atomic_write
 from pictool.store.files import make_directory
@@ -33,7 +33,6 @@ from pictool.store.remote import Remote
 from pictool.store.usage import Counters, Counts, hits_stamp, read_hits
 
 _log = logging.getLogger(__name__)
-DEFAULT_ROOT = ".pic"
 _MIN_PREFIX = 4
 
 
@@ -55,7 +54,7 @@ class Store:
         self, root: str | os.PathLike[str] | None = None, max_bytes: int | None = None, *,
         remote: str | Remote | None = None, memory_bytes: int = 0, on_warning: Callable[[str], None] = _log.warning,
     ) -> None:  # fmt: skip
-        self.root = self._outer = Path(root or os.environ.get("PIC_STORE") or DEFAULT_ROOT)
+        self.root = self._outer = Path(root or os.environ.get("PIC_STORE") or DEFAULT_ROOT).expanduser()
         self.max_bytes, self.on_warning = max_bytes, on_warning
         self.counters = Counters(self.root / "stats")
         self.memory = LayerMemory(memory_bytes) if memory_bytes else None
@@ -69,6 +68,9 @@ class Store:
         store = Store(self.root.joinpath(*names), remote=remote, on_warning=self.on_warning)
         store._outer = self._outer
         return store
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.root)!r}{f', remote={str(self.remote)!r}' if self.remote else ''})"
 
     def path(self, key: str) -> Path:
         return object_path(self.root, key)
@@ -238,7 +240,9 @@ class Store:
         try:
             make_directory(self.root, self._outer)
         except OSError as error:
-            raise StoreError(f"{self.root}: cannot be made ({error.strerror}); nothing was changed") from error
+            raise UnwritableStoreError(
+                f"{self.root}: cannot be made ({error.strerror}); nothing was changed"
+            ) from error
 
     def _publish(self, temp: Path, target: Path) -> None:
         self._publish_counted(temp, target, replace=True)

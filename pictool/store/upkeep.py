@@ -10,16 +10,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pictool.errors import ForeignObjectError, ObjectError, PicError, StoreError, UnreadableObjectError
+from pictool.errors import (
+    ForeignObjectError,
+    ObjectError,
+    PicError,
+    StoreError,
+    UnreadableObjectError,
+    UnwritableStoreError,
+)
 from pictool.store import eviction
 from pictool.store.databases import roll_back
 from pictool.store.entries import Entry, entries, inner_stores, litter_candidates
 from pictool.store.eviction import Tally
-from pictool.store.files import locked, make_directory, remove_litter, require_no_link
+from pictool.store.files import is_litter, locked, make_directory, remove_litter, require_no_link
 from pictool.store.format import ObjectFile
 from pictool.store.index import INDEX_FILE
 from pictool.store.leases import LEASES_FILE, leased_keys
-from pictool.store.scratch import remove_scratch
+from pictool.store.scratch import abandoned_scratch, remove_scratch
+from pictool.store.sources import SOURCES_FILE, forget_sources
 from pictool.store.store import Store
 from pictool.store.usage import HITS_FILE, Counts, forget_hits, read_counts
 
@@ -47,7 +55,18 @@ def gc(store: Store, max_bytes: int | None = None) -> Collected:
         raise _cannot_change(store, error) from error
     store.counters.add(Counts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
     forget_hits(store.root, store.keys)
+    forget_sources(store.root, store.keys)
     return Collected(Tally(len(litter), sum(litter)), evicted, num_bytes)
+
+
+def would_collect(store: Store, max_bytes: int | None = None) -> tuple[list[Path], list[Entry]]:
+    """What `gc` would remove: temp files and scratch directories of killed writers, and objects."""
+    litter = [
+        path
+        for root in (store.root, *inner_stores(store.root))
+        for path in (*filter(is_litter, litter_candidates(root)), *abandoned_scratch(root))
+    ]
+    return litter, eviction.would_shrink(store.root, store.max_bytes if max_bytes is None else max_bytes)
 
 
 def _collect(root: Path) -> list[int]:
@@ -56,7 +75,7 @@ def _collect(root: Path) -> list[int]:
     """
     require_no_link(root / "tmp")
     files = [size for path in litter_candidates(root) if (size := remove_litter(path)) is not None]
-    for name in (INDEX_FILE, HITS_FILE, LEASES_FILE):
+    for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE, LEASES_FILE):
         roll_back(root / name)
     return files + remove_scratch(root)
 
@@ -67,6 +86,16 @@ def expire(store: Store, keys: Sequence[str], force: bool = False) -> Tally:
     Raises:
         StoreError: one is not there, or is pinned or leased and `force` is not set; nothing was removed then.
     """
+    objects, pins = would_expire(store, keys, force), eviction.pinned(store.root)
+    removed = _remove(store, objects)
+    for entry in objects:
+        if entry.key in pins:
+            eviction.unpin(store.root, entry.key)
+    return removed
+
+
+def would_expire(store: Store, keys: Sequence[str], force: bool = False) -> list[Entry]:
+    """What `expire` would remove. Raises as `expire` does."""
     objects = [_entry(store, key) for key in dict.fromkeys(keys)]
     pins = eviction.pinned(store.root)
     pinned = [entry.key for entry in objects if entry.key in pins]
@@ -75,10 +104,7 @@ def expire(store: Store, keys: Sequence[str], force: bool = False) -> Tally:
     leased = [] if force else sorted(leased_keys(store.root) & {entry.key for entry in objects})
     if leased:
         raise StoreError(f"{leased[0][:12]}: is leased by a server, and stays; end the lease first, or use --force")
-    removed = _remove(store, objects)
-    for key in pinned:
-        eviction.unpin(store.root, key)
-    return removed
+    return objects
 
 
 def expire_older(store: Store, seconds: float) -> Tally:
@@ -86,8 +112,13 @@ def expire_older(store: Store, seconds: float) -> Tally:
 
     One that a wrong clock used in the future stays.
     """
+    return _remove(store, would_expire_older(store, seconds))
+
+
+def would_expire_older(store: Store, seconds: float) -> list[Entry]:
+    """What `expire_older` would remove."""
     limit, pins = time.time_ns() - int(seconds * 1e9), eviction.kept(store.root)
-    return _remove(store, [entry for entry in entries(store.root) if entry.used_ns < limit and entry.key not in pins])
+    return [entry for entry in entries(store.root) if entry.used_ns < limit and entry.key not in pins]
 
 
 def pin(store: Store, key: str) -> None:
@@ -234,7 +265,7 @@ def take_out(store: Store, key: str) -> bool:
             else:
                 path.unlink()
     except OSError as error:
-        raise StoreError(f"{path}: is {_what_is(path)}, and cannot be removed ({error.strerror})") from error
+        raise UnwritableStoreError(f"{path}: is {_what_is(path)}, and cannot be removed ({error.strerror})") from error
     return True
 
 

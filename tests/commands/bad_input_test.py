@@ -85,8 +85,8 @@ COMPILE = [
     ),
     Case("store is a file", ("compile", "a.txt", "--store", "b.txt"), ("b.txt", "--store")),
     Case("store of ls is a file", ("store", "ls", "--store", "b.txt"), ("b.txt", "--store")),
-    Case("device", ("compile", "a.txt", "--device", "tpu"), ("tpu", "cpu", "cuda")),
-    Case("dtype", ("compile", "a.txt", "--dtype", "int8"), ("int8", "float32", "bfloat16")),
+    Case("device", ("compile", "a.txt", "--device", "tpu"), ("tpu", "cpu", "cuda"), code=2),
+    Case("dtype", ("compile", "a.txt", "--dtype", "int8"), ("int8", "float32", "bfloat16"), code=2),
     Case(
         "no cuda", ("compile", "a.txt", "--device", "cuda"), ("cuda", "--device cpu"),
         lambda patch: patch.setattr("torch.cuda.is_available", lambda: False),
@@ -105,21 +105,21 @@ LINKING = [
     Case("damaged objects by key", (*LINK, "abcd"), ("abcd: no object", "pic store ls"), two_objects_of_one_prefix),
     Case("a text as object", (*LINK, "t.kvo"), ("t.kvo", "not an object"), files(t_kvo="The harbour was quiet.")),
     Case("empty object", (*LINK, "t.kvo"), ("t.kvo", "not an object"), files(t_kvo="")),
-    Case("missing object", (*LINK, "t.kvo"), ("t.kvo", "No such file")),
-    Case("unknown policy", (*LINK, "--algo", "nosuch"), ("nosuch", "full", "naive", "legolink-0")),
-    Case("unknown field", (*LINK, "-p", "depth=3"), ("depth", "legolink", "k")),
+    Case("missing object", (*LINK, "t.kvo"), ("t.kvo", "no such file")),
+    Case("unknown policy", (*LINK, "--algo", "nosuch"), ("nosuch", "full", "naive", "legolink-0"), code=2),
+    Case("unknown field", (*LINK, "-p", "depth=3"), ("depth", "legolink", "k"), code=2),
     Case("field without value", (*LINK, "-p", "k"), ("-p k", "FIELD=VALUE"), code=2),
-    Case("field of another type", (*LINK, "-p", "k=many"), ("legolink", "k=", "many", "int")),
-    Case("-k without such a field", (*LINK, "--algo", "naive", "-k", 3), ("naive", "k", "no fields")),
-    Case("negative k", (*LINK, "-k", -1), ("k=-1", "0 or more")),
+    Case("field of another type", (*LINK, "-p", "k=many"), ("legolink", "k=", "many", "int"), code=2),
+    Case("-k without such a field", (*LINK, "--algo", "naive", "-k", 3), ("naive", "k", "no fields"), code=2),
+    Case("negative k", (*LINK, "-k", -1), ("k=-1", "0 or more"), code=2),
     Case("no query", ("link", "a.txt"), ("--query", "-T"), code=2),
     Case("empty query", ("link", "-q", " "), ("query is empty",)),
     Case("query of half a character", ("link", "-q", "\udcff"), ("query", "UTF-8")),
     Case("head of half a character", (*LINK, "--head", "\ud800"), ("head", "UTF-8")),
     Case("template without a place", (*LINK, "--query-template", "Why?"), ("Why?", "{query}")),
-    Case("negative temperature", (*LINK, "--temperature", -1), ("temperature -1", "0 (greedy)")),
-    Case("top-p 0", (*LINK, "--top-p", 0), ("top-p 0", "above 0")),
-    Case("empty stop", (*LINK, "--stop", ""), ("stop string is empty",)),
+    Case("negative temperature", (*LINK, "--temperature", -1), ("temperature -1", "0 (greedy)"), code=2),
+    Case("top-p 0", (*LINK, "--top-p", 0), ("top-p 0", "above 0"), code=2),
+    Case("empty stop", (*LINK, "--stop", ""), ("stop string is empty",), code=2),
     Case("--depfile alone in link", (*LINK, "--depfile"), ("--depfile", "-o"), code=2),
     Case("-o over a document", (*LINK, "a.txt", "-o", "a.txt"), ("-o a.txt", "input")),
     Case("--trace over a document", (*LINK, "a.txt", "--trace", "./a.txt"), ("--trace ./a.txt", "input")),
@@ -202,6 +202,7 @@ def test_an_error_of_the_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         "pictool.store.store.Store.objects", fails_with(PermissionError(13, "Permission denied", ".pic"))
     )
+    Path(".pic").mkdir()
     outcome = pic("store", "ls")
     assert (outcome.code, outcome.err) == (1, "pic: error: .pic: Permission denied\n")
 

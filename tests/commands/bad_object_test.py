@@ -33,7 +33,7 @@ def link(path: Path, model: Path) -> Outcome:
 def error_of(outcome: Outcome) -> str:
     """The error line; that the head was compiled first may be noted before it."""
     *notes, error = outcome.err.splitlines()
-    assert notes in ([], ["pic: compiled head first (1 tokens)"])
+    assert notes in ([], ["pic: compiled head first (1 token)"])
     assert error.startswith("pic: error: ")
     return error
 

@@ -107,14 +107,14 @@ def test_a_model_directory_is_measured_as_it_is(model: Path, capsys: pytest.Capt
     ("wrong", "error", "message"),
     [
         ({"model": "embedded"}, UsageError, "--shape: names a random model; leave it or -m out"),
-        ({"shape": "large"}, InputError, "--shape large: must be one of"),
-        ({"algo": ["lego"]}, InputError, "algorithm 'lego'"),
+        ({"shape": "large"}, UsageError, "--shape large: must be one of"),
+        ({"algo": ["lego"]}, UsageError, "algorithm 'lego'"),
         ({"output": "."}, InputError, "-o .: is a directory"),
         ({"plot": "x.pdf"}, InputError, "--plot x.pdf: must end in"),
         ({"plot": "file/x.svg"}, InputError, "file is no directory"),
         ({"store": "file"}, InputError, "file: is no directory"),
-        ({"device": "tpu"}, InputError, "device 'tpu'"),
-        ({"dtype": "int8"}, InputError, "dtype 'int8'"),
+        ({"device": "tpu"}, UsageError, "--device tpu"),
+        ({"dtype": "int8"}, UsageError, "--dtype int8"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(

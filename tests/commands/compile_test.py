@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from typer.testing import CliRunner
 
 from commands.conftest import TEXT
-from commands.run import pic, write
+from commands.run import flip, pic, write
+from pictool.commands.app import app
 from pictool.runtime.model import Model
+from pictool.store.format import ObjectFile
 
 ANSWER = ("-q", "why?", "--max-new-tokens", 3, "--json")
 
@@ -151,3 +158,99 @@ def test_what_does_not_fit_is_one_line(model: Path, options: list[str], code: in
     write("a.txt", TEXT)
     outcome = pic("compile", "a.txt", "-m", model, "--store", "s", *options)
     assert (outcome.code, outcome.err.count("\n")) == (code, 1) and says in outcome.err
+
+
+# What is compiled again, and what is not
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on no model can be opened."""
+
+    def fail(*_: object) -> NoReturn:
+        raise AssertionError("a model was opened")
+
+    monkeypatch.setattr("pictool.commands.compile.open_model", fail)
+
+
+def test_unchanged_files_cost_no_model(model: Path, texts: tuple[Path, Path], request: pytest.FixtureRequest) -> None:
+    arguments = ("compile", "a.txt", "b.txt", "-m", model, "--chunk-tokens", 15)
+    first = pic(*arguments, "--json").json
+    request.getfixturevalue("no_model")
+    again = pic(*arguments, "--json").json
+    assert again == first | {"objects": [row | {"new": False} for row in first["objects"]]}
+    assert "already in the store" in pic(*arguments).err
+    with pytest.raises(AssertionError, match="a model was opened"):
+        pic(*arguments, "--force")
+
+
+@pytest.mark.parametrize("change", ["text", "model", "option", "salt", "store", "database"])
+def test_what_changed_is_compiled_by_the_model(
+    model: Path, texts: tuple[Path, Path], change: str, request: pytest.FixtureRequest
+) -> None:
+    own = Path(shutil.copytree(model, "own"))
+    arguments: tuple[Any, ...] = ("compile", "a.txt", "-m", own)
+    assert pic(*arguments).code == 0
+    if change == "text":
+        write("a.txt", TEXT + "!")
+    elif change == "model":
+        write(own / "tokenizer_config.json", (own / "tokenizer_config.json").read_text() + " ")
+    elif change == "option":
+        arguments += ("--sinks", 2)
+    elif change == "salt":
+        arguments += ("--salt", "x" * 40)
+    elif change == "store":
+        next(Path(".pic").rglob("*.kvo")).unlink()
+    else:
+        (database,) = Path(os.environ["XDG_CACHE_HOME"]).rglob("compiled.sqlite3")
+        database.write_bytes(b"no database" * 1000)
+    request.getfixturevalue("no_model")
+    with pytest.raises(AssertionError, match="a model was opened"):
+        pic(*arguments)
+
+
+def test_a_damaged_object_of_an_unchanged_file_is_compiled_again(model: Path, texts: tuple[Path, Path]) -> None:
+    pic("compile", "a.txt", "-m", model)
+    flip(next(Path(".pic").rglob("*.kvo")))
+    outcome = pic("compile", "a.txt", "-m", model)
+    assert "  new  a.txt" in outcome.out and "its text is compiled again" in outcome.err
+
+
+# Where texts come from
+
+
+def test_stdin_is_a_file(model: Path, texts: tuple[Path, Path]) -> None:
+    named = pic("compile", "a.txt", "-m", model, "--json").json["objects"]
+    result = CliRunner().invoke(app, ["compile", "-", "-m", str(model), "--json"], input=TEXT)
+    (row,) = json.loads(result.stdout)["objects"]
+    assert (row["key"], row["source"], row["new"]) == (named[0]["key"], "stdin", False)
+
+
+def test_a_directory_is_compiled_if_asked(model: Path, texts: tuple[Path, Path]) -> None:
+    files = {"d/b.txt": TEXT, "d/e/a.txt": TEXT + "?", "d/.git/x": "x", "d/empty": "", "d/p.bin": "\0"}
+    for path, content in files.items():
+        write(path, content)
+    assert pic("compile", "d", "-m", model).err.endswith("or compile it with --recursive\n")
+    outcome = pic("compile", "-r", "d", "-m", model, "--json")
+    assert [row["source"] for row in outcome.json["objects"]] == ["d/b.txt", "d/e/a.txt"]
+    notes = [line for line in outcome.err.splitlines() if "left out" in line]
+    assert len(notes) == 2 and "d/empty" in notes[0] and "d/p.bin" in notes[1]
+    Path("none").mkdir()
+    assert pic("compile", "-r", "none", "-m", model).err == "pic: error: none: has no text files below it\n"
+
+
+def test_chunks_overlap(model: Path, texts: tuple[Path, Path]) -> None:
+    def chunks(*more: object) -> list[str]:
+        rows = pic("compile", "a.txt", "-m", model, "--chunk-tokens", 12, *more, "--json").json["objects"]
+        return [ObjectFile(Path(row["path"])).text() for row in rows]
+
+    plain, overlapping = chunks(), chunks("--overlap", 4)
+    assert "".join(plain) == TEXT and len(overlapping) > len(plain)
+    joined = overlapping[0]
+    for before, piece in itertools.pairwise(overlapping):
+        shared = next(count for count in range(len(piece), -1, -1) if before.endswith(piece[:count]))
+        assert shared > 0
+        joined += piece[shared:]
+    assert joined == TEXT
+    assert pic("compile", "a.txt", "-m", model, "--overlap", 4).code == 2
+    assert pic("compile", "a.txt", "-m", model, "--chunk-tokens", 4, "--overlap", 4).code == 2

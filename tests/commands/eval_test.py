@@ -134,7 +134,7 @@ def test_cases_that_are_left_out_are_told(run: Run) -> None:
         ({"dataset": "nowhere"}, 1, "dataset 'nowhere': is no file, and none of"),
         ({"p": "metric"}, 2, "-p metric: must be FIELD=VALUE"),
         ({"p": "prompts=3"}, 1, "plain has no field 'prompts'"),
-        ({"algo": "lego"}, 1, "algorithm 'lego': must be one of"),
+        ({"algo": "lego"}, 2, "algorithm 'lego': must be one of"),
         ({"query_template": "?"}, 1, "query template '?': must contain {query}"),
         ({"plot": "p.pdf"}, 2, "--plot p.pdf: must end in .svg or .png; both are written"),
         ({"plot": "q.svg/p.svg", "dataset": "q.jsonl"}, 1, "--plot q.svg/p.svg: q.svg is no directory"),

@@ -17,9 +17,9 @@ from traces import make_trace
 from commands.run import pic, write
 from pictool.commands.app import run
 from pictool.commands.link import Stream
-from pictool.commands.outputs import note
 from pictool.commands.progress import answers_bar, progress
 from pictool.commands.terminal import open_screen, table
+from pictool.commands.verbosity import note
 from pictool.core import Geometry, Target
 from pictool.escapes import GuardedStream
 from pictool.store.format import CompiledChunk, ObjectMeta

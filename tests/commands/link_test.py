@@ -12,11 +12,13 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from commands.run import Outcome, pic, without_timing, write
+from commands.run import Outcome, flip, pic, without_timing, write
 from pictool.commands.link import Stream
+from pictool.errors import UnwritableStoreError
+from pictool.store.store import Store
 
 QUERY = ("-q", "Who knows why?", "--max-new-tokens", 12)
-REPORT = ["answer", "algo", "params", "model", "engine", "tokens", "timing", "compare"]
+REPORT = ["answer", "algo", "params", "model", "engine", "tokens", "timing", "compare", "request"]
 TOKENS = ["head", "context", "tail", "prompt", "recomputed", "generated"]
 TIMING = ["load_s", "select_s", "recompute_s", "ttft_s", "decode_s"]
 
@@ -125,7 +127,7 @@ def test_a_trace_has_the_contract_s_tensors(link: Any) -> None:
     assert tensors["rows"][:, context:].all() and tensors["rows"][:, :context].sum(1).mean() == 6
     assert np.isfinite(tensors["logits"]).all()
     with safe_open("out/t.safetensors", "np") as file:
-        assert json.loads(file.metadata()["report"]) == found
+        assert json.loads(file.metadata()["report"]) == {key: found[key] for key in REPORT if key != "request"}
 
 
 def test_a_stop_string_ends_the_answer(link: Any) -> None:
@@ -178,3 +180,104 @@ def test_fixup_wants_tables_or_a_fallback(link: Any, model: Path, texts: tuple[P
     from_text = link("a.txt", *QUERY, "--algo", "fixup", "--ratio", 0.2, "--json")
     assert "compiled a.txt first" in from_text.err
     assert from_text.json["tokens"]["recomputed"] == math.ceil(0.2 * from_text.json["tokens"]["context"])
+
+
+# Several policies, a store that cannot be written, texts in memory
+
+
+def test_several_policies_are_compared_side_by_side(link: Any) -> None:
+    outcome = link("a.txt", "b.txt", *QUERY, "--algo", "legolink-3", "--algo", "naive", "--algo", "full")
+    lines = outcome.out.splitlines()
+    assert lines[0].split() == ["policy", "TTFT", "ms", "speedup", "rows", "KL", "same", "answer"]
+    assert [line.split()[0] for line in lines[1:]] == ["legolink-3", "naive", "full", "full"]
+    assert all(len(line) <= 80 for line in lines)
+    reports = link("a.txt", "b.txt", *QUERY, "--algo", "legolink-3", "--algo", "naive", "--json").json
+    alone = link("a.txt", "b.txt", *QUERY, "-k", 3, "--compare", "--json").json
+    for name in ("answer", "algo", "params", "tokens"):
+        assert reports[0][name] == alone[name]
+    assert reports[0]["compare"]["kl"] == pytest.approx(alone["compare"]["kl"], abs=1e-6)
+    assert reports[1]["algo"] == "naive"
+
+
+@pytest.mark.parametrize("more", [("-k", 3), ("--ratio", ".1"), ("-p", "k=3"), ("--trace", "t")])
+def test_what_is_of_one_policy_is_refused_beside_several(link: Any, more: tuple[Any, ...]) -> None:
+    outcome = link("a.txt", *QUERY, "--algo", "naive", "--algo", "legolink-3", *more)
+    assert outcome.code == 2 and outcome.err.startswith(f"pic: error: {more[0]}: is of one policy")
+
+
+@pytest.mark.parametrize(
+    "more", [("-k", 4, "-p", "k=3"), ("-p", "k=3", "-p", "k=4"), ("--algo", "fixup", "--ratio", 0.1, "-p", "ratio=.2")]
+)
+def test_a_field_that_is_named_twice_is_refused(link: Any, more: tuple[Any, ...]) -> None:
+    outcome = link("a.txt", *QUERY, *more)
+    assert outcome.code == 2 and outcome.err.endswith(": name one of the two\n")
+
+
+def test_an_error_of_a_script_s_policy_names_the_script(link: Any) -> None:
+    write("s.yaml", "{documents: [a.txt], query: 'why?', policy: {algo: legolink, k: -1}}")
+    outcome = link("-T", "s.yaml")
+    assert outcome.code == 1 and outcome.err.startswith("pic: error: s.yaml: policy: legolink: k=-1 must be")
+
+
+def test_the_report_has_what_is_needed_to_ask_again(link: Any, model: Path) -> None:
+    asked = link("a.txt", *QUERY, "--temperature", 1, "--seed", 4, "--json").json["request"]
+    (compiled,) = pic("compile", "a.txt", "-m", model, "--json").json["objects"]
+    assert asked["objects"] == [{"source": "a.txt", "key": compiled["key"]}] and asked["documents"] == ["a.txt"]
+    assert (asked["query"], asked["sampling"]["seed"], asked["store"]) == (QUERY[1], 4, ".pic")
+
+
+@pytest.mark.parametrize("policy", ["legolink-3", "cacheblend-30", "prefix"])
+def test_a_store_that_cannot_be_written_costs_a_warning(
+    link: Any, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = link("a.txt", "b.txt", *QUERY, "--algo", policy, "--store", "good", "--json").json
+
+    def full(*_: object, **__: object) -> None:
+        raise UnwritableStoreError(".pic: cannot be written (No space left on device); nothing was changed")
+
+    whole = Store.put
+
+    def put(store: Store, *arguments: Any, **more: Any) -> Any:
+        return full() if store.root == Path("bad") else whole(store, *arguments, **more)
+
+    monkeypatch.setattr(Store, "put", put)
+    outcome = link("a.txt", "b.txt", *QUERY, "--algo", policy, "--store", "bad", "--json")
+    assert without_timing(outcome.json) == without_timing(expected)
+    assert sum("No space left on device" in line for line in outcome.err.splitlines()) == 1
+    assert list(Path("bad").rglob("*.kvo")) == [] and not list(Path("/dev/shm").glob(".pic-scratch-*/objects/*/*"))
+
+
+def test_a_damaged_object_in_a_store_that_cannot_be_written_is_compiled_into_memory(
+    link: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = link("a.txt", *QUERY, "-k", 3, "--json").json
+    for path in Path(".pic").rglob("*.kvo"):
+        flip(path)
+    before = {path: path.read_bytes() for path in Path(".pic").rglob("*.kvo")}
+
+    def stuck(*_: object) -> None:
+        raise UnwritableStoreError("is damaged, and cannot be removed (Read-only file system)")
+
+    monkeypatch.setattr("pictool.linker.context.take_out", stuck)
+    outcome = link("a.txt", *QUERY, "-k", 3, "--json")
+    assert without_timing(outcome.json) == without_timing(expected) and "its text is compiled again" in outcome.err
+    assert {path: path.read_bytes() for path in Path(".pic").rglob("*.kvo")} == before
+
+
+def test_without_documents_the_summary_says_so(link: Any) -> None:
+    assert "no documents, nothing linked" in link(*QUERY).err
+
+
+def test_what_is_no_document_is_told_before_a_model_is_opened(link: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*_: object) -> None:
+        raise AssertionError("a model was opened")
+
+    monkeypatch.setattr("pictool.commands.link.open_model", opened)
+    write("e.txt", "")
+    for name, says in (
+        ("e.txt", "is empty"),
+        ("gone.txt", "no such file"),
+        ("The harbour was quiet.", "pictool.Text("),
+    ):
+        outcome = link(name, *QUERY)
+        assert outcome.code == 1 and says in outcome.err

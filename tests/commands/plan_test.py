@@ -12,7 +12,7 @@ import pytest
 from commands.run import Outcome, pic, write
 from pictool.controller import calibration as measure
 from pictool.controller import calibration as profile
-from pictool.controller.calibration import stored_bytes
+from pictool.controller.calibration import Measured, stored_bytes
 
 TOKEN_BYTES = 384  # of the tiny model: 2 × 3 layers × 2 heads × 8 dims × 4 bytes
 TOKEN_S = 1e-3  # of a prefill
@@ -36,19 +36,20 @@ class Machine:
     load_s: float = 1e-4
     measured: int = 0
 
-    def compute(self, *_: object) -> list[list[float]]:
+    def compute(self, *_: object) -> Measured:
         self.measured += 1
-        return [[n - 2.0, 2.0, 1.0, n * TOKEN_S] for n in (64, 512)]
+        return Measured([[n - 2.0, 2.0, 1.0, n * TOKEN_S] for n in (64, 512)])
 
-    def loads(self, *_: object) -> list[list[float]]:
+    def loads(self, *_: object) -> Measured:
         self.measured += 1
-        return [[n * TOKEN_BYTES, 1.0, n * self.load_s, 1e-9, n * self.load_s, 1e-9] for n in (64, 512)]
+        return Measured([[n * TOKEN_BYTES, 1.0, n * self.load_s, 1e-9, n * self.load_s, 1e-9] for n in (64, 512)])
 
-    def decoding(self, *_: object) -> list[list[float]]:
+    def decoding(self, *_: object) -> Measured:
         """A quarter of the bytes is read; decoding takes as long as loading plain."""
         self.measured += 1
         plain = [n * self.load_s for n in (64, 512)]
-        return [[n * TOKEN_BYTES, 1.0, n * TOKEN_BYTES / 4, s, 1.25 * s] for n, s in zip((64, 512), plain, strict=True)]
+        rows = [[n * TOKEN_BYTES, 1.0, n * TOKEN_BYTES / 4, s, 1.25 * s] for n, s in zip((64, 512), plain, strict=True)]
+        return Measured(rows)
 
 
 @pytest.fixture
@@ -90,8 +91,9 @@ def test_the_table_says_the_same(plan: Any) -> None:
     assert re.split(r"  +", lines[4].strip()) == ["tier", "load", "recompute", "TTFT", "ratio", "cost/month"]
     assert [line.split()[0] for line in lines[5:9]] == ["fast", "slow", "disk", "store"]
     assert len({len(line) for line in lines[4:9]}) == 1
-    assert lines[-2].startswith("ratio     0.15 on store: loading (")
-    assert lines[-1].startswith("tier      store for ratio 0.15: the cheapest whose loading (")
+    assert lines[-3].startswith("ratio     0.15 on store: loading (")
+    assert lines[-2].startswith("tier      store for ratio 0.15: the cheapest whose loading (")
+    assert re.fullmatch(r"measured  [-0-9]{10} [:0-9]{5}, repeats within 0%; --measure measures again", lines[-1])
 
 
 def test_it_is_measured_once_and_says_so(plan: Any, machine: Machine) -> None:
@@ -266,7 +268,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(
 
 def test_a_policy_without_a_ratio_refuses_auto(model: Path, texts: tuple[Path, Path], machine: Machine) -> None:
     outcome = auto(model, "--algo", "legolink", "--ratio", "auto")
-    assert outcome.code == 1 and outcome.err == "pic: error: legolink has no field 'ratio'; its fields are k\n"
+    assert outcome.code == 2 and outcome.err == "pic: error: legolink has no field 'ratio'; its fields are k\n"
     assert machine.measured == 0
 
 
@@ -282,12 +284,12 @@ def test_a_policy_without_a_ratio_refuses_auto(model: Path, texts: tuple[Path, P
         (("--tokens", 600), ("600 tokens of context", "512"), 1),
         (("nosuch.txt",), ("nosuch.txt", "no such file"), 1),
         (("a.txt", "-q", " "), ("query is empty",), 1),
-        (("a.txt", "--algo", "nosuch"), ("nosuch", "cacheblend"), 1),
-        (("a.txt", "--algo", "legolink"), ("legolink", "ratio"), 1),
-        (("a.txt", "--ratio", 2), ("ratio", "from 0 to 1"), 1),
+        (("a.txt", "--algo", "nosuch"), ("nosuch", "cacheblend"), 2),
+        (("a.txt", "--algo", "legolink"), ("legolink", "ratio"), 2),
+        (("a.txt", "--ratio", 2), ("ratio", "from 0 to 1"), 2),
         (("a.txt", "-p", "ratio"), ("-p ratio", "FIELD=VALUE"), 2),
-        (("a.txt", "--codec", "int9"), ("int9", "int8"), 1),
-        (("a.txt", "-p", "depth=3"), ("cacheblend", "depth"), 1),
+        (("a.txt", "--codec", "int9"), ("int9", "int8"), 2),
+        (("a.txt", "-p", "depth=3"), ("cacheblend", "depth"), 2),
         (("a.txt", "--tiers", "nosuch.yaml"), ("nosuch.yaml", "cannot be read"), 1),
         (("a.txt", "--store", "b.txt"), ("b.txt", "--store"), 1),
     ],

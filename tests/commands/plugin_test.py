@@ -127,7 +127,7 @@ def test_it_is_planned_evaluated_and_measured(ran: Ran) -> None:
 
 def test_a_wrong_name_lists_it(ran: Ran) -> None:
     outcome = ran.outcomes["wrong name"]
-    assert outcome["code"] == 1 and "'strange': must be one of" in outcome["err"] and "strided" in outcome["err"]
+    assert outcome["code"] == 2 and "'strange': must be one of" in outcome["err"] and "strided" in outcome["err"]
 
 
 def test_the_link_form_offers_it(packages: str, monkeypatch: pytest.MonkeyPatch) -> None:

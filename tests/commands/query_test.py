@@ -145,7 +145,7 @@ def test_a_query_of_a_bulk_that_fails_stops_no_other(query: Any) -> None:
         (["--plot", "a.png"], 1, "--plot a.png: trees are drawn as .svg"),
         (["--plot", "q.json"], 1, "--plot q.json: trees are drawn as .svg"),
         (["--outputs", "x"], 2, "--outputs x: must be generated or compiled"),
-        (["--algo", "nope"], 1, "algorithm 'nope': must be one of"),
+        (["--algo", "nope"], 2, "algorithm 'nope': must be one of"),
     ],
 )
 def test_wrong_options(query: Any, options: list[str], code: int, message: str) -> None:

@@ -53,7 +53,8 @@ class Objects:
 
 
 def without_timing(report: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in report.items() if name != "timing"}
+    """What is the same each time, however the documents were named."""
+    return {name: value for name, value in report.items() if name not in ("timing", "request")}
 
 
 def flip(path: Path, offset: int = -200) -> None:

@@ -64,7 +64,7 @@ def test_another_salt_never_hits(model: Path, texts: tuple[Path, Path], monkeypa
 def test_what_depends_on_what_was_asked_before_is_not_compared(command: str, model: Path) -> None:
     given = ("eval", "world", "--limit", 1) if command == "eval" else ("bench", "sync")
     refused = pic(*given, "--algo", "prefix", "-m", model)
-    assert refused.code == 1 and "depends on earlier requests" in refused.err
+    assert refused.code == 2 and "depends on earlier requests" in refused.err
 
 
 SALT = secrets.token_hex(16)

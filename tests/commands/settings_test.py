@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from commands.run import pic, write
 from pictool.commands import settings
 from pictool.commands.settings import Settings, read_settings
 from pictool.errors import InputError
+from pictool.store.store import Store
 
 
 def test_without_anything_they_are_the_defaults() -> None:
@@ -61,6 +63,61 @@ def test_what_makes_no_sense_is_refused_whatever_the_command_needs(text: str, me
     assert message in str(caught.value)
     outcome = pic("store", "ls")
     assert outcome.code == 1 and message in outcome.err
+
+
+def test_the_nearest_file_above_is_read_and_its_paths_are_relative_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("project/pic.yaml", "{store: st, codec: int8, remote: far, model: org/name}")
+    write("project/a/b/x.txt", "x")
+    monkeypatch.chdir("project/a/b")
+    found = read_settings()
+    assert (found.store, found.remote, found.codec, found.model) == ("../../st", "../../far", "int8", "org/name")
+    assert found.origin("codec") == "../../pic.yaml" and found.origin("dtype") == "default"
+    write("pic.yaml", "codec: fp8")
+    assert (read_settings().codec, read_settings().store) == ("fp8", None)
+
+
+def test_without_a_store_in_a_file_above_the_store_is_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("project/pic.yaml", "codec: int8")
+    Path("project/a").mkdir()
+    monkeypatch.chdir("project/a")
+    assert read_settings().store == "../.pic"
+
+
+def test_a_file_above_of_another_user_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("project/pic.yaml", "codec: int8")
+    Path("project/a").mkdir()
+    monkeypatch.chdir("project/a")
+    owner = Path("../pic.yaml").stat().st_uid
+    monkeypatch.setattr("os.getuid", lambda: owner + 1)
+    assert read_settings().codec == ("int8" if owner == 0 else "none")  # root's are anybody's
+
+
+def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PIC_STORE", "~/objects")
+    write("pic.yaml", "remote: ~/far")
+    assert (read_settings().store, read_settings().remote) == (f"{tmp_path}/home/objects", f"{tmp_path}/home/far")
+    assert read_settings().override(store="~/x").store == f"{tmp_path}/home/x"
+    assert Store("~/objects").root == tmp_path / "home" / "objects"
+
+
+def test_an_error_names_who_says_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("pic.yaml", "dtype: int3")
+    assert pic("store", "ls").err.startswith("pic: error: pic.yaml: dtype 'int3': must be one of auto, float32")
+    monkeypatch.setenv("PIC_DTYPE", "int4")
+    assert pic("store", "ls").err.startswith("pic: error: PIC_DTYPE: dtype 'int4': must be one of auto, float32")
+
+
+def test_config_shows_every_setting_and_who_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("pic.yaml", "{codec: int8, salt: secret-of-a-tenant}")
+    monkeypatch.setenv("PIC_STORE", "st")
+    rows = {row["name"]: row for row in pic("config", "--json").json}
+    assert rows.keys() == {field.name for field in fields(Settings)} - {"origins"}
+    assert (rows["codec"]["value"], rows["codec"]["origin"]) == ("int8", "pic.yaml")
+    assert (rows["store"]["value"], rows["store"]["origin"]) == ("st", "PIC_STORE")
+    assert (rows["model"]["value"], rows["model"]["origin"]) == ("embedded", "default")
+    shown = pic("config")
+    assert "secret-of-a-tenant" not in shown.out and "int8" in shown.out and shown.err == ""
 
 
 def test_a_command_reads_them_once(model: Path, texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

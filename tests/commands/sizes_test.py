@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pictool.commands.sizes import parse_age, parse_size, show_size
+from pictool.commands.sizes import parse_age, parse_size, show_age, show_size
 from pictool.errors import InputError
 
 
 @pytest.mark.parametrize(
-    ("given", "size"), [("0", 0), ("10", 10), ("1.5k", 1500), ("2KiB", 2048), ("3 GB", 3 * 10**9), ("1Ti", 1 << 40)]
+    ("given", "size"), [("0", 0), ("10B", 10), ("1.5k", 1500), ("2KiB", 2048), ("3 GB", 3 * 10**9), ("1Ti", 1 << 40)]
 )
 def test_sizes(given: str, size: int) -> None:
     assert parse_size("--max-size", given) == size
@@ -32,3 +32,10 @@ def test_ages_and_shown_sizes() -> None:
         "10.0 GB",
         "10.0 TB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(-5, "now"), (0.2, "now"), (59, "59s"), (61, "1m"), (7300, "2h"), (9e5, "10d"), (8e7, "3y")]
+)
+def test_ages_for_people(seconds: float, shown: str) -> None:
+    assert show_age(seconds) == shown

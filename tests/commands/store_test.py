@@ -23,9 +23,58 @@ def one_of(root: Path) -> Path:
 def test_ls_shows_keys_sizes_and_beginnings(root: Path) -> None:
     outcome = pic("store", "ls", "--store", root)
     lines = outcome.out.splitlines()
-    assert len(lines) == 3 and all("The harbour was quiet." in line for line in lines)
-    assert lines[0].startswith(one_of(root).stem[:12])
+    assert lines[0].split() == ["key", "tokens", "size", "used", "model", "from:", "text"]
+    assert len(lines) == 4 and all(len(line) <= 80 for line in lines)
+    assert lines[1].startswith(one_of(root).stem[:12])
     assert outcome.err.startswith("pic: 3 objects, ")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_ls_says_where_objects_came_from(
+    model: Path, texts: tuple[Path, Path], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    key = pic("compile", "a.txt", "b.txt", "-m", model, "--json").json["objects"][0]["key"]
+    pic("store", "pin", key)
+    lines = pic("store", "ls").out.splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{key[:12]}*")]
+    assert " tiny " in line and " a.txt: " in line and lines[-1].startswith("* is pinned")
+    assert {len(line) for line in lines[:-1]} == {width}
+    listed = pic("store", "ls", "--json").json
+    assert {(row["source"], Path(row["model"]).name, row["pinned"]) for row in listed} == {
+        ("a.txt", "tiny", True), ("b.txt", "tiny", False)
+    }  # fmt: skip
+    assert pic("store", "ls", "--limit", 1).err.startswith("pic: 1 of 2 objects, ")
+    by_size = [row["bytes"] for row in pic("store", "ls", "--sort", "size", "--json").json]
+    assert by_size == sorted(by_size, reverse=True)
+    assert pic("store", "ls", "--sort", "name").code == 2
+
+
+def test_of_a_tenant_s_objects_no_names_are_kept(model: Path, texts: tuple[Path, Path]) -> None:
+    pic("compile", "a.txt", "-m", model, "--salt", "s" * 40)
+    (row,) = pic("store", "ls", "--json").json
+    assert "source" not in row and not Path(".pic/sources.sqlite3").exists()
+
+
+def test_a_damaged_list_of_names_is_made_anew(model: Path, texts: tuple[Path, Path]) -> None:
+    write(".pic/sources.sqlite3", "no database" * 100)
+    pic("compile", "a.txt", "-m", model)
+    assert pic("store", "ls", "--json").json[0]["source"] == "a.txt"
+
+
+@pytest.mark.parametrize(
+    "verb", ["gc --max-size 1B", "expire --older-than 0s", "verify --repair"], ids=lambda verb: verb.split()[0]
+)
+def test_a_dry_run_removes_nothing_and_names_what_would_go(root: Path, verb: str) -> None:
+    if verb.startswith("verify"):
+        flip(one_of(root))
+    before = {path: path.read_bytes() for path in root.rglob("*.kvo")}
+    planned = pic("store", *verb.split(), "--dry-run", "--store", root)
+    assert {path: path.read_bytes() for path in root.rglob("*.kvo")} == before
+    assert pic("store", *verb.split(), "--store", root).code == 0
+    gone = [path for path in before if not path.exists()]
+    assert gone and all(path.stem[:12] in planned.out for path in gone)
+    assert len(planned.out.splitlines()) == len(gone)
 
 
 def test_ls_as_json(root: Path) -> None:
@@ -34,10 +83,11 @@ def test_ls_as_json(root: Path) -> None:
     assert all(Path(row["path"]).stat().st_size == row["bytes"] and row["problem"] is None for row in rows)
 
 
-def test_an_absent_store_is_an_empty_one() -> None:
-    assert pic("store", "ls").err == "pic: 0 objects, 0 bytes\n"
-    assert pic("store", "verify", "--json").json == {"objects": 0, "damaged": {}, "repaired": []}
-    assert not Path(".pic").exists()
+@pytest.mark.parametrize("verb", ["ls", "stats", "verify", "gc", "export a.kva", "push all --remote r", "pin abcd"])
+def test_an_absent_store_is_named(verb: str) -> None:
+    outcome = pic("store", *verb.split(), "--store", "nowhere")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith("pic: error: nowhere: no such store; ") and not Path("nowhere").exists()
 
 
 def test_verify_reads_all(root: Path) -> None:
@@ -69,8 +119,8 @@ def test_verify_as_json_names_the_damaged(root: Path) -> None:
 def test_ls_shows_a_truncated_object_as_damaged(root: Path) -> None:
     damaged = one_of(root)
     damaged.write_bytes(damaged.read_bytes()[:100])
-    line = pic("store", "ls", "--store", root).out.splitlines()[0]
-    assert line.startswith(f"{damaged.stem[:12]}  DAMAGED")
+    line = pic("store", "ls", "--store", root).out.splitlines()[1]
+    assert line.startswith(damaged.stem[:12]) and " DAMAGED: " in line
     assert pic("store", "ls", "--store", root, "--json").json[0]["problem"]
 
 
@@ -89,7 +139,7 @@ def test_repair(root: Path) -> None:
     flip(damaged, -1)
     outcome = pic("store", "verify", "--repair", "--store", root)
     assert outcome.code == 0 and outcome.out.endswith("(taken out)\n")
-    assert outcome.err == "pic: 3 objects read, 1 damaged ones taken out; compile their texts again\n"
+    assert outcome.err == "pic: 3 objects read, 1 taken out; compile their texts again\n"
     assert len(keys(root)) == 2 and pic("store", "verify", "--store", root).code == 0
 
 
@@ -101,14 +151,14 @@ def test_ls_in_pages(root: Path) -> None:
 
 def test_gc_to_a_size(root: Path) -> None:
     (root / "tmp" / ".left.0.tmp").write_bytes(b"x")
-    done = pic("store", "gc", "--max-size", "1", "--store", root, "--json").json
+    done = pic("store", "gc", "--max-size", "1B", "--store", root, "--json").json
     assert done["evicted"]["count"] == 3 and done["litter"] == {"count": 1, "num_bytes": 1} and keys(root) == []
-    assert pic("store", "gc", "--max-size", "lots", "--store", root).code == 1
+    assert pic("store", "gc", "--max-size", "lots", "--store", root).code == 2
 
 
 def test_the_budget_of_the_environment(root: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(path.stat().st_size for path in root.glob("objects/??/*.kvo"))
-    monkeypatch.setenv("PIC_MAX_SIZE", str(size))
+    monkeypatch.setenv("PIC_MAX_SIZE", f"{size}B")
     write("new.txt", "Something else stands here.\n")
     assert pic("compile", "new.txt", "-m", model, "--store", root).code == 0
     assert sum(path.stat().st_size for path in root.glob("objects/??/*.kvo")) <= size
@@ -121,14 +171,14 @@ def test_a_prompt_larger_than_the_budget_is_linked(model: Path, monkeypatch: pyt
     link = ("link", *paths, "--query", "Why?", "-m", model, "--max-new-tokens", 3, "--json")
     wanted = pic(*link, "--store", "large").json["answer"]
     sizes = [path.stat().st_size for path in Path("large").glob("objects/??/*.kvo")]
-    monkeypatch.setenv("PIC_MAX_SIZE", str(max(sizes) * 2))
+    monkeypatch.setenv("PIC_MAX_SIZE", f"{max(sizes) * 2}B")
     assert pic(*link, "--store", "small").json["answer"] == wanted
     assert sum(path.stat().st_size for path in Path("small").glob("objects/??/*.kvo")) <= max(sizes) * 2
 
 
 def test_expire_and_pins(root: Path) -> None:
     first, second, _ = keys(root)
-    assert pic("store", "pin", first[:10], "--store", root).err == "pic: 1 objects pinned\n"
+    assert pic("store", "pin", first[:10], "--store", root).err == "pic: 1 object pinned\n"
     assert pic("store", "expire", first, "--store", root).code == 1
     assert pic("store", "expire", second[:8], "--store", root).code == 0
     pic("store", "expire", "--older-than", "0s", "--store", root)

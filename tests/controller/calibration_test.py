@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -15,7 +16,16 @@ import tiny
 from pictool.api import compile, link
 from pictool.controller import calibration as measure
 from pictool.controller import calibration as profile
-from pictool.controller.calibration import auto_ratio, compute_profile, load_profile, make_estimator, measure_size
+from pictool.controller.calibration import (
+    Measured,
+    auto_ratio,
+    compute_facts,
+    compute_profile,
+    forget_compute,
+    load_profile,
+    make_estimator,
+    measure_size,
+)
 from pictool.controller.cost import Computed, Decoding, Estimator, PromptSize, layer_work
 from pictool.controller.decision import MIN_RATIO
 from pictool.core import Chunk
@@ -43,10 +53,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was measured, in order; the numbers are made up."""
     calls: list[str] = []
 
-    def gives(what: str, rows: list[list[float]]) -> Callable[..., list[list[float]]]:
-        def measure(*_: object) -> list[list[float]]:
+    def gives(what: str, rows: list[list[float]]) -> Callable[..., Measured]:
+        def measure(*_: object) -> Measured:
             calls.append(what)
-            return rows
+            return Measured(rows)
 
         return measure
 
@@ -127,6 +137,9 @@ def spoil(**changes: Any) -> Callable[[dict[str, Any]], bytes]:
         lambda data: b" " * (2 << 20),
         spoil(rows=[[62.0, 2.0, 1.0, "fast"]]),
         spoil(of={}),
+        spoil(measured_at="today"),
+        spoil(scatter=None),
+        spoil(scatter=float("nan")),
         lambda data: spoil(of=data["of"] | {"version": 0})(data),
     ],
 )
@@ -135,10 +148,51 @@ def test_a_damaged_or_old_file_is_measured_again(
 ) -> None:
     compute_profile(model())
     (path,) = kept()
-    whole = path.read_bytes()
-    path.write_bytes(damage(json.loads(whole)))
+    whole = json.loads(path.read_bytes())
+    path.write_bytes(damage(whole))
     assert compute_profile(model()) == POINTS
-    assert measured == ["prefill"] * 2 and kept() == [path] and path.read_bytes() == whole
+    again = json.loads(path.read_bytes())
+    assert measured == ["prefill"] * 2 and kept() == [path]
+    assert again == whole | {"measured_at": again["measured_at"]}
+
+
+def test_a_profile_says_when_and_how_evenly_it_was_measured(measured: list[str]) -> None:
+    assert compute_facts(model()) is None
+    before = time.time()
+    compute_profile(model())
+    facts = compute_facts(model())
+    assert facts is not None and before <= facts.measured_at <= time.time() and facts.scatter == 0
+
+
+def test_what_scatters_is_measured_again_soon(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def busy(*_: object) -> Measured:
+        measured.append("prefill")
+        return Measured(COMPUTE, 0.8)
+
+    monkeypatch.setattr(profile, "measure_compute", busy)
+    compute_profile(model(), on_measure=told.append)
+    compute_profile(model())
+    assert measured == ["prefill"] and told[0] == "prefill"
+    assert told[1] == "prefill on a busy machine: repeats were 80% apart; it is measured again soon"
+    (path,) = kept()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"measured_at": time.time() - 3600}))
+    compute_profile(model())
+    assert measured == ["prefill"] * 2
+
+
+def test_what_disagrees_with_links_is_forgotten(measured: list[str]) -> None:
+    compute_profile(model())
+    forget_compute(model())
+    compute_profile(model())
+    assert measured == ["prefill"] * 2
+
+
+def test_the_scatter_is_the_range_of_repeats_over_their_median() -> None:
+    seconds = iter([1.0, 10.0, 2.0, 10.0, 1.5, 10.0])
+    medians, scatter = measure._medians([lambda: next(seconds), lambda: next(seconds)])
+    assert medians == [1.5, 10.0] and scatter == pytest.approx((1 / 1.5 + 0) / 2)
 
 
 def test_a_cache_that_cannot_be_written_only_costs_time(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +205,7 @@ def test_a_cache_that_cannot_be_written_only_costs_time(measured: list[str], mon
 
 
 def test_computing_is_measured_up_to_the_model_s_positions_and_of_scattered_rows() -> None:
-    *prefills, scattered = measure.measure_compute(model())
+    *prefills, scattered = measure.measure_compute(model()).rows
     tail = len(model().encode("Answer:"))
     assert [row[:3] for row in prefills] == [[tokens - tail, tail, 1] for tokens in (64, 256, 512)]
     assert scattered[:3] == [512 - tail, tail, -((512 - tail) // -8)]
@@ -161,13 +215,13 @@ def test_computing_is_measured_up_to_the_model_s_positions_and_of_scattered_rows
 
 def test_prefill_stops_at_the_first_length_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_LONG_S", 0.0)
-    rows = measure.measure_compute(model())
+    rows = measure.measure_compute(model()).rows
     assert [context + tail for context, tail, *_ in rows] == [64, 64]
 
 
 def test_loading_is_measured_by_bytes_and_objects_and_leaves_nothing(tmp_path: Path) -> None:
     (place := tmp_path / "tier").mkdir()
-    rows = measure.measure_loads(model(), place)
+    rows = measure.measure_loads(model(), place).rows
     assert [row[:2] for row in rows] == [[2 * 240 * 384, 2], [4 * 120 * 384, 4], [16 * 16 * 384, 16]]
     assert all(len(row) == 6 and min(row) > 0 for row in rows)
     assert list(place.iterdir()) == []
@@ -175,7 +229,7 @@ def test_loading_is_measured_by_bytes_and_objects_and_leaves_nothing(tmp_path: P
 
 @pytest.mark.parametrize("codec", ["zstd", "int8"])
 def test_decoding_is_measured_beside_plain_loading(codec: str) -> None:
-    rows = measure.measure_decoding(model(), codec)
+    rows = measure.measure_decoding(model(), codec).rows
     assert [row[:2] for row in rows] == [[2 * 240 * 384, 2], [4 * 120 * 384, 4], [16 * 16 * 384, 16]]
     assert all(len(row) == 5 and min(row) > 0 and row[2] < row[0] for row in rows)
 
@@ -240,7 +294,7 @@ def test_the_size_of_a_prompt_is_that_of_its_layout(store: Store) -> None:
 
 
 def test_coded_objects_are_counted_as_they_are_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "measure_decoding", lambda *_: [[1000.0, 1.0, 500.0, 0.1, 0.25]])
+    monkeypatch.setattr(profile, "measure_decoding", lambda *_: Measured([[1000.0, 1.0, 500.0, 0.1, 0.25]]))
     policy = make_policy("naive", {})
     new = measure_size(model(), store, replace(Spec.raw(TEXTS, TAIL, policy), codec="int8"))
     assert (new.num_bytes, new.stored_bytes) == (150 * 384, 150 * 384 // 2)
@@ -277,7 +331,7 @@ def test_the_ratio_follows_the_speed_of_the_store(
     measured: list[str], monkeypatch: pytest.MonkeyPatch, store: Store, seconds_per_byte: float, wanted: float
 ) -> None:
     rows = [[size, 1.0, size * seconds_per_byte, 1e-9, size * seconds_per_byte, 1e-9] for size in (1e5, 1e6)]
-    monkeypatch.setattr(profile, "measure_loads", lambda *_: rows)
+    monkeypatch.setattr(profile, "measure_loads", lambda *_: Measured(rows))
     choice = auto_ratio(model(), store, Spec.raw(TEXTS, TAIL, make_policy("speccache", {})))
     assert choice.ratio == wanted
     assert choice.prefill_s == pytest.approx(0.150)

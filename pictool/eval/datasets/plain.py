@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,9 +16,10 @@ from pictool.eval.metrics import METRICS
 
 @dataclass(frozen=True)
 class Plain(FileDataset):
-    """A record has `documents` (paths from the file's folder, or `{"text": …}`), `query` and `answers`.
+    """A record has `documents` (paths from the file's folder, texts, or `{"text": …}`), `query` and `answers`.
 
-    It may have `head`, `kind` and `id`; without an id, the record's number is its id.
+    A string that names no file is a text if it has several words and does not end like the name of a file. It may have
+    `head`, `kind` and `id`; without an id, the record's number is its id.
     """
 
     name: ClassVar[str] = "plain"
@@ -49,8 +51,25 @@ def _document(record: Record, name: str, value: Any) -> str:
     if isinstance(value, dict):
         return record.inner(name, value).text("text")
     if not isinstance(value, str) or not value:
-        raise record.key_error(name, 'must be a path, or {"text": …}')
+        raise record.key_error(name, 'must be a path, a text, or {"text": …}')
+    path = Path(record.path).parent / value
+    if not _is_there(path):
+        if _is_prose(value):
+            return record.inner(name, {"text": value}).text("text")
+        raise record.key_error(name, f'({value[:200]}: no such file; a text is {{"text": …}})')
     try:
-        return read_text(Path(record.path).parent / value)
+        return read_text(path)
     except (InputError, ValueError) as error:  # ValueError: a path with a zero byte
         raise record.key_error(name, f"({error})") from error
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a name, or a zero byte
+        return False
+
+
+def _is_prose(value: str) -> bool:
+    """Whether a string is a text, not the name of a file."""
+    return len(value.split()) > 1 and ("\n" in value or not re.search(r"\.\w{1,8}$", value))

@@ -1,0 +1,52 @@
+"""`pic config`: every setting, its value, and who says it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from pictool.commands.options import JsonOption, command, make_app
+from pictool.commands.outputs import print_json
+from pictool.commands.settings import DEFAULT, Settings, find_file, variable
+from pictool.commands.verbosity import note
+from pictool.escapes import visible
+from pictool.store.entries import DEFAULT_ROOT
+
+app = make_app()
+
+# What a setting of None stands for.
+_DEFAULTS = {"model": "embedded", "store": DEFAULT_ROOT, "remote_rate": "8K"}
+
+
+@command(app, "config")
+def run_config(settings: Settings, as_json: JsonOption = False) -> None:
+    """Show the settings, and who says each.
+
+    That is an environment variable, a pic.yaml here or above, or the default.
+
+    \b
+      pic config
+      PIC_STORE=~/objects pic config --json
+    """
+    rows = [_row(settings, field.name) for field in fields(settings) if field.name != "origins"]
+    if as_json:
+        print_json(rows)
+        return
+    width = max(len(str(row["value"])) for row in rows)
+    for row in rows:
+        by = row["origin"] if row["origin"] != DEFAULT else f"default{_other_names(row)}"
+        print(visible(f"{row['name']:<15}{row['value']!s:<{min(width, 32)}}  {by}"))
+    if find_file() is None:
+        note("there is no pic.yaml here or above")
+
+
+def _row(settings: Settings, name: str) -> dict[str, Any]:
+    value = getattr(settings, name)
+    if name == "salt":
+        value = "(set)" if value else ""
+    shown = _DEFAULTS.get(name, "") if value is None else value
+    return {"name": name, "value": shown, "origin": settings.origin(name), "variable": variable(name)}
+
+
+def _other_names(row: dict[str, Any]) -> str:
+    return f" ({row['variable']})" if row["variable"] else ""

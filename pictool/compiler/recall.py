@@ -1,0 +1,149 @@
+"""What texts were compiled to, remembered, so that unchanged ones are found in a store without loading a model.
+
+As ccache's direct mode: a text's keys are kept under all that they follow from, the text itself, the files of the model
+by name, inode, size and times, the versions of the libraries, device, dtype, salt and options. What changes any of
+these is not recalled, and then model and tokenizer say. The database is the user's own, and may be lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pictool.core import CompileOptions
+from pictool.runtime.user_cache import cache_dir, make_private
+from pictool.store.databases import clear_place, has_schema, is_empty
+
+_SCHEMA = "CREATE TABLE compiled (name BLOB PRIMARY KEY, objects TEXT NOT NULL, used INT NOT NULL) WITHOUT ROWID"
+_MAX_ROWS = 500_000
+_WAIT_S = 0.2
+_LIBRARIES = ("pictool", "torch", "transformers", "tokenizers")
+_ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # where `auto` is no CPU, for all that is known here
+_KEY = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """One chunk of a text: what its source's name is followed by, its tokens, its key."""
+
+    suffix: str
+    num_tokens: int
+    key: str
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """All that the keys of a text follow from, beside the text."""
+
+    directory: Path
+    device: str
+    dtype: str
+    salt: str
+    options: CompileOptions
+    chunk_tokens: int | None
+    overlap: int
+
+    def name(self, text: str) -> bytes:
+        """The name under which a text is remembered; whoever does not know the salt cannot compute it.
+
+        Raises:
+            OSError: the model cannot be read.
+        """
+        rest: dict[str, Any] = asdict(self) | {
+            "directory": str(self.directory.resolve()),
+            "files": sorted(_state(path) for path in self.directory.iterdir()),
+            "accelerators": [path for path in _ACCELERATORS if os.path.exists(path)],
+            "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "versions": [_version(name) for name in _LIBRARIES],
+        }
+        del rest["salt"]
+        text_hash = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        named = json.dumps([rest, text_hash], sort_keys=True).encode()
+        return hmac.new(self.salt.encode(errors="surrogatepass"), named, hashlib.sha256).digest()
+
+
+def _state(path: Path) -> tuple[str, int, int, int, int]:
+    status = path.stat()
+    return path.name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def recall(surroundings: Surroundings, texts: Sequence[str]) -> list[list[Recalled]] | None:
+    """The chunks of every text; None if one of them is not remembered."""
+    try:
+        names = [surroundings.name(text) for text in texts]
+        path = _database()
+        clear_place(path)
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=_WAIT_S)) as db:
+            if not has_schema(db, _SCHEMA):
+                return None
+            rows = [db.execute("SELECT objects FROM compiled WHERE name = ?", (name,)).fetchone() for name in names]
+        return [_parse(row[0]) for row in rows]
+    except (OSError, sqlite3.Error, ValueError, TypeError):  # absent, damaged, or not remembered
+        return None
+
+
+def _parse(objects: str) -> list[Recalled]:
+    parsed = [Recalled(str(suffix), int(tokens), str(key)) for suffix, tokens, key in json.loads(objects)]
+    if not parsed or not all(_KEY.fullmatch(one.key) for one in parsed):
+        raise ValueError(objects)
+    return parsed
+
+
+def remember(surroundings: Surroundings, compiled: Mapping[str, Sequence[Recalled]]) -> None:
+    """Keep the chunks of texts. Where that is not possible, nothing is kept, and nothing raised."""
+    with suppress(OSError, sqlite3.Error):
+        path = _database()
+        make_private(path.parent)
+        clear_place(path)
+        try:
+            _write(path, surroundings, compiled)
+        except sqlite3.OperationalError:  # another process writes, or the disk is full
+            return
+        except sqlite3.DatabaseError:  # damaged
+            path.unlink(missing_ok=True)
+            _write(path, surroundings, compiled)
+
+
+def _write(path: Path, surroundings: Surroundings, compiled: Mapping[str, Sequence[Recalled]]) -> None:
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+    rows = [
+        (surroundings.name(text), json.dumps([[one.suffix, one.num_tokens, one.key] for one in chunks]))
+        for text, chunks in compiled.items()
+    ]
+    with closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as db:
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("BEGIN IMMEDIATE")
+        if is_empty(db):
+            db.execute(_SCHEMA)
+        if not has_schema(db, _SCHEMA):
+            raise sqlite3.DatabaseError("another schema")
+        (last,) = db.execute("SELECT coalesce(max(used), 0) FROM compiled").fetchone()
+        db.executemany("INSERT OR REPLACE INTO compiled VALUES (?, ?, ?)", [(*row, last + 1) for row in rows])
+        (count,) = db.execute("SELECT count(*) FROM compiled").fetchone()
+        if count > _MAX_ROWS:
+            db.execute(
+                "DELETE FROM compiled WHERE name IN (SELECT name FROM compiled ORDER BY used LIMIT ?)",
+                (_MAX_ROWS // 10,),
+            )
+        db.execute("COMMIT")
+
+
+def _database() -> Path:
+    return cache_dir() / "compiled.sqlite3"
