@@ -30,7 +30,6 @@ class ServiceSettings:
     Fields:
         default_ttl_s: of caches that name none. max_ttl_s: that they may name.
         max_body: bytes of a request at most.
-        marker_ttl_s: of texts that a marker had compiled.
     """
 
     default_ttl_s: float = DEFAULT_TTL_S

@@ -91,7 +91,7 @@ class Leases:
     """
 
     def __init__(self, root: Path, clock: Clock = time.time) -> None:
-        self._root, self._clock = root, clock
+        self._root, self._clock, self._is_ready = root, clock, False
 
     def add(
         self, tenant: str, model: str, objects: Sequence[LeasedObject], expires: float, *, name: str = "",
@@ -166,6 +166,13 @@ class Leases:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         path = self._root / LEASES_FILE
+        if not (self._is_ready and path.exists()):
+            self._make(path)
+        with _reading(path), closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as db:
+            yield db
+
+    def _make(self, path: Path) -> None:
+        """Make the file if there is none, and check what is in it."""
         try:
             make_directory(self._root, self._root)
             clear_place(path)
@@ -178,8 +185,8 @@ class Leases:
                     db.execute("BEGIN IMMEDIATE")
                     if is_empty(db):
                         db.execute(_SCHEMA)
-            _require_schema(db, path)
-            yield db
+            _require_schema(db)
+        self._is_ready = True
 
 
 def leased_keys(root: Path, now: float | None = None) -> frozenset[str]:
@@ -195,13 +202,13 @@ def leased_keys(root: Path, now: float | None = None) -> frozenset[str]:
         db.execute(f"PRAGMA busy_timeout = {int(_WAIT_S * 1000)}")
         if is_empty(db):
             return frozenset()
-        _require_schema(db, path)
+        _require_schema(db)
         rows = db.execute("SELECT body FROM leases WHERE expires > ?", (now or time.time(),)).fetchall()
         keys = {entry[0] for (body,) in rows for entry in json.loads(body)["objects"]}
     return frozenset(key for key in keys if is_key(key))
 
 
-def _require_schema(db: sqlite3.Connection, path: Path) -> None:
+def _require_schema(db: sqlite3.Connection) -> None:
     if not has_schema(db, _SCHEMA):
         raise sqlite3.DatabaseError("has other tables")
 
