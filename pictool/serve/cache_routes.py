@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from pictool.serve.tenants import Tenant
 from pictool.serve.work import Marked, Stored, Text, Turn
 from pictool.store.leases import Lease, LeasedObject
 
+_ATTEMPTS = 3  # to compile what others evict
 _FORMS = ("text", "messages", "file_id")
 
 
@@ -28,32 +30,30 @@ def cache_routes(service: Service) -> APIRouter:
         tenant = service.tenant(request)
         service.require_model(body.model)
         expires = expiry(service, body.ttl, body.expires_at)
-        turns = _turns(service, tenant, body)
+        turns = await asyncio.to_thread(_turns, service, tenant, body)
         name = body.display_name or ""
         lease = compile_turns(service, tenant, turns, expires, name, body.renew, body.chunk_tokens)
-        return await report(service, await unless_gone(request, lease))
+        return report(service, await unless_gone(request, lease))
 
     @router.get("/v1/caches")
-    async def listing(
-        request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 20, after: str = ""
-    ) -> dict[str, Any]:
+    def listing(request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 20, after: str = "") -> dict[str, Any]:
         leases = service.leases.page(service.tenant(request).id, limit + 1, after)
-        return page([await report(service, lease) for lease in leases[:limit]], len(leases) > limit)
+        return page([report(service, lease) for lease in leases[:limit]], len(leases) > limit)
 
     @router.get("/v1/caches/{name}")
-    async def show(request: Request, name: str) -> dict[str, Any]:
-        return await report(service, require_lease(service.leases.find(name, service.tenant(request).id), name))
+    def show(request: Request, name: str) -> dict[str, Any]:
+        return report(service, require_lease(service.leases.find(name, service.tenant(request).id), name))
 
     @router.patch("/v1/caches/{name}")
-    async def change(request: Request, name: str, body: CacheChange) -> dict[str, Any]:
+    def change(request: Request, name: str, body: CacheChange) -> dict[str, Any]:
         tenant = service.tenant(request)
         if body.ttl is None and body.expires_at is None:
             raise ApiError(400, "ttl: or expires_at must be given", param="ttl")
         expires = expiry(service, body.ttl, body.expires_at)
-        return await report(service, require_lease(service.leases.extend(name, tenant.id, expires), name))
+        return report(service, require_lease(service.leases.extend(name, tenant.id, expires), name))
 
     @router.delete("/v1/caches/{name}")
-    async def remove(request: Request, name: str) -> dict[str, Any]:
+    def remove(request: Request, name: str) -> dict[str, Any]:
         if not service.leases.remove(name, service.tenant(request).id):
             raise not_found(f"cache {name[:80]!r}", "cache_id", "cache_not_found")
         return {"id": name, "object": "cache", "deleted": True}
@@ -103,30 +103,37 @@ async def compile_turns(
 ) -> Lease:  # fmt: skip
     """Compile the texts of turns, an object each, and lease them.
 
-    Objects are leased as soon as they are there, and again together, so that none is evicted in between.
+    Raises:
+        ApiError: there is no text, or the store is too small for the objects to stay until they are leased.
     """
-    objects, holds = list[LeasedObject](), list[Lease]()
-    try:
-        for turn in turns:
-            for piece in turn.pieces:
-                if isinstance(piece, Stored):
-                    raise ApiError(400, "messages: a cache cannot be made of caches; use their ids", param="messages")
-                if isinstance(piece, Text | Marked) and piece.text:
-                    done = await service.home.compile(piece.text, tenant, chunk_tokens)
-                    own = [LeasedObject(part.key, part.num_tokens, turn.role) for part in done]
-                    objects += own
-                    holds.append(service.leases.add(tenant.id, service.home.model, own, expires))
+    for _ in range(_ATTEMPTS):
+        objects = [part for turn in turns for part in await _compile_turn(service, tenant, turn, chunk_tokens)]
         if not objects:
             raise ApiError(400, "text: is empty; there is nothing to compile", param="text")
-        return service.leases.add(tenant.id, service.home.model, objects, expires, name=name, renews=renews)
-    finally:
-        for hold in holds:
-            service.leases.remove(hold.id, tenant.id)
+        model = service.home.model
+        lease = await asyncio.to_thread(
+            service.leases.add, tenant.id, model, objects, expires, name=name, renews=renews
+        )  # fmt: skip
+        if all(service.home.has(entry.key) for entry in objects):
+            return lease
+        await asyncio.to_thread(service.leases.remove, lease.id, tenant.id)  # one was evicted before it was leased
+    raise ApiError(503, "the store is too small for these objects", code="store")
 
 
-async def report(service: Service, lease: Lease) -> dict[str, Any]:
+async def _compile_turn(service: Service, tenant: Tenant, turn: Turn, chunk_tokens: int | None) -> list[LeasedObject]:
+    objects: list[LeasedObject] = []
+    for piece in turn.pieces:
+        if isinstance(piece, Stored):
+            raise ApiError(400, "messages: a cache cannot be made of caches; use their ids", param="messages")
+        if isinstance(piece, Text | Marked) and piece.text:
+            done = await service.home.compile(piece.text, tenant, chunk_tokens)
+            objects += [LeasedObject(part.key, part.num_tokens, turn.role) for part in done]
+    return objects
+
+
+def report(service: Service, lease: Lease) -> dict[str, Any]:
     """A cache as the API shows it."""
-    are_here = [await service.home.has(entry.key) for entry in lease.objects]
+    are_here = [service.home.has(entry.key) for entry in lease.objects]
     return {
         "id": lease.id, "object": "cache", "model": lease.model, "created_at": int(lease.created),
         "expires_at": int(lease.expires), "display_name": lease.name or None, "renew": lease.renews,

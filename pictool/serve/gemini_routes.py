@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -94,14 +95,15 @@ def _routes(service: Service) -> APIRouter:
         request: Request, model: str, body: GenerateRequest, x_pic_policy: POLICY = None
     ) -> dict[str, Any]:
         started = time.perf_counter()
-        work = _work(service, service.tenant(request), model, body, x_pic_policy)
+        work = await asyncio.to_thread(_work, service, service.tenant(request), model, body, x_pic_policy)
         collected = await unless_gone(request, collect(service.events(work, started)))
         return _response(service, collected)
 
     @router.post("/models/{model}:streamGenerateContent", response_model=None)
     async def stream(request: Request, model: str, body: GenerateRequest, x_pic_policy: POLICY = None) -> Response:
         started = time.perf_counter()
-        events = service.events(_work(service, service.tenant(request), model, body, x_pic_policy), started)
+        work = await asyncio.to_thread(_work, service, service.tenant(request), model, body, x_pic_policy)
+        events = service.events(work, started)
         return EventStream(_stream(service, Begun(await unless_gone(request, anext(events)), events)))
 
     _add_cache_routes(router, service)
@@ -133,7 +135,7 @@ def _add_cache_routes(router: APIRouter, service: Service) -> None:
         return _cached(await unless_gone(request, lease))
 
     @router.get("/cachedContents")
-    async def listing(
+    def listing(
         request: Request,
         size: Annotated[int, Query(ge=0, le=1000, alias="pageSize")] = 100,
         token: Annotated[str, Query(alias="pageToken")] = "",
@@ -144,11 +146,11 @@ def _add_cache_routes(router: APIRouter, service: Service) -> None:
         return {"cachedContents": [_cached(lease) for lease in leases[:size]]} | more
 
     @router.get("/cachedContents/{name}")
-    async def show(request: Request, name: str) -> dict[str, Any]:
+    def show(request: Request, name: str) -> dict[str, Any]:
         return _cached(require_lease(service.leases.find(name, service.tenant(request).id), name))
 
     @router.patch("/cachedContents/{name}")
-    async def change(request: Request, name: str, body: CachedChange) -> dict[str, Any]:
+    def change(request: Request, name: str, body: CachedChange) -> dict[str, Any]:
         tenant = service.tenant(request)
         if body.ttl is None and body.expire_time is None:
             raise ApiError(400, "ttl: or expireTime must be given; nothing else of a cache changes", param="ttl")
@@ -156,7 +158,7 @@ def _add_cache_routes(router: APIRouter, service: Service) -> None:
         return _cached(require_lease(service.leases.extend(name, tenant.id, expires), name))
 
     @router.delete("/cachedContents/{name}")
-    async def remove(request: Request, name: str) -> dict[str, Any]:
+    def remove(request: Request, name: str) -> dict[str, Any]:
         if not service.leases.remove(name, service.tenant(request).id):
             raise not_found(f"cache {name[:80]!r}", "cachedContent", "cache_not_found")
         return {}

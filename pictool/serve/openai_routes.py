@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -39,7 +40,8 @@ def openai_routes(service: Service) -> APIRouter:
         tenant = service.tenant(request)
         service.require_model(body.model)
         require_supported(body)
-        turns = turns_of(body.messages, service.find_cache(tenant), service.find_file(tenant), body.cache_ids or ())
+        find_cache, find_file = service.find_cache(tenant), service.find_file(tenant)
+        turns = await asyncio.to_thread(turns_of, body.messages, find_cache, find_file, body.cache_ids or ())
         tools = () if body.tool_choice == "none" else tuple(body.tools or ())
         work = Work(
             tenant, Chat(turns, tools), sampling_of(body), body.max_completion_tokens or body.max_tokens, body.n or 1,
@@ -59,7 +61,7 @@ def openai_routes(service: Service) -> APIRouter:
                 raise ApiError(400, f"{name}: is not supported; leave it out", param=name)
         if body.best_of not in (None, body.n or 1):
             raise ApiError(400, "best_of: is not supported; ask for n answers", param="best_of")
-        before = cached_pieces(service.find_cache(tenant), body.cache_ids or ())
+        before = await asyncio.to_thread(cached_pieces, service.find_cache(tenant), body.cache_ids or ())
         prompts = prompts_of(body)
         if len(prompts) > MAX_PROMPTS:
             raise ApiError(400, f"prompt: has {len(prompts)} prompts; {MAX_PROMPTS} at most", param="prompt")
@@ -130,15 +132,15 @@ def _model(service: Service) -> dict[str, Any]:
 
 def _add_file_routes(router: APIRouter, service: Service) -> None:
     @router.post("/v1/files", tags=["openai"])
-    async def upload(
+    def upload(
         request: Request, file: Annotated[UploadFile, File()], purpose: Annotated[str, Form()] = "user_data"
     ) -> dict[str, Any]:
         tenant = service.tenant(request)
-        data = await file.read(MAX_BYTES + 1)
+        data = file.file.read(MAX_BYTES + 1)
         return service.files.add(tenant.id, file.filename or "text", purpose, data).report()
 
     @router.get("/v1/files", tags=["openai"])
-    async def listing(
+    def listing(
         request: Request, limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000, after: str = "", purpose: str = ""
     ) -> dict[str, Any]:
         tenant = service.tenant(request)
@@ -148,18 +150,18 @@ def _add_file_routes(router: APIRouter, service: Service) -> None:
         return page([file.report() for file in files[:limit]], len(files) > limit)
 
     @router.get("/v1/files/{name}", tags=["openai"])
-    async def show(request: Request, name: str) -> dict[str, Any]:
+    def show(request: Request, name: str) -> dict[str, Any]:
         found = service.files.find(service.tenant(request).id, name)
         if found is None:
             raise not_found(f"file {name[:80]!r}", "file_id", "file_not_found")
         return found[0].report()
 
     @router.get("/v1/files/{name}/content", tags=["openai"], response_class=PlainTextResponse)
-    async def content(request: Request, name: str) -> str:
+    def content(request: Request, name: str) -> str:
         return service.find_file(service.tenant(request))(name)
 
     @router.delete("/v1/files/{name}", tags=["openai"])
-    async def remove(request: Request, name: str) -> dict[str, Any]:
+    def remove(request: Request, name: str) -> dict[str, Any]:
         if not service.files.remove(service.tenant(request).id, name):
             raise not_found(f"file {name[:80]!r}", "file_id", "file_not_found")
         return {"id": name, "object": "file", "deleted": True}

@@ -164,8 +164,8 @@ class TorchHome(Home):
 
         return [done async for done in self._in_turn(tenant.name, steps)]
 
-    async def has(self, key: str) -> bool:
-        return await asyncio.to_thread(self._store.path(key).exists)
+    def has(self, key: str) -> bool:
+        return self._store.path(key).exists()
 
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
         self._querying = self._querying or asyncio.Lock()

@@ -224,7 +224,7 @@ class Home(ABC):
         """Compile a text to one object, or to pieces of at most `chunk_tokens` tokens. Raises as `answer` does."""
 
     @abstractmethod
-    async def has(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         """Whether an object is in the store."""
 
     @abstractmethod

@@ -18,7 +18,7 @@ from serve.live import DOCS, NAME, QUESTION, TEMPLATE, Live, serving, text_of, t
 LONG = DOCS[0] + DOCS[1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def known(live: Live) -> Live:
     """A server that has all documents, and has read its store."""
     for doc in [*DOCS, LONG]:

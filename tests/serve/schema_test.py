@@ -40,7 +40,7 @@ class Nobody(Home):
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
         raise NotImplementedError
 
-    async def has(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         raise NotImplementedError
 
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
