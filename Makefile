@@ -7,7 +7,7 @@ VLLM   ?= .venv-vllm
 
 LOCKING := .venv-lock
 
-.PHONY: demo test test-vllm fuzz faults check lock model fixtures bench clean
+.PHONY: demo test test-vllm fuzz fuzz-vllm faults check lock model fixtures bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -18,6 +18,11 @@ test: check
 # Without a GPU: vLLM's CPU build in an environment of its own. All of its tests must run; none may be skipped.
 test-vllm: $(VLLM)/.ready
 	$(VLLM)/bin/python -m pytest tests/in_vllm --require-all
+
+# Requests of all kinds to a running vLLM server whose store has faults: `make fuzz-vllm REQUESTS=5000 SEED=2`, CASE=123.
+fuzz-vllm: $(VLLM)/.ready
+	PYTHONPATH=tests:. $(VLLM)/bin/python -P -m vllm_fuzz --requests $(or $(REQUESTS),5000) --seed $(or $(SEED),1) \
+		$(if $(CASE),--case $(CASE))
 
 # Faults of the file system, and kills, at the calls of every command (tests/faults): `make faults MOST=200 SEED=2`.
 faults: $(READY)
@@ -64,4 +69,4 @@ $(READY): pyproject.toml constraints.txt pictool/__init__.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile
+	rm -rf $(VENV) $(VLLM) $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm

@@ -126,6 +126,16 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class GeneratedChunk(Chunk):
+    """A chunk that a model generated. `object` is the key of its generated object, which is linked if it can be.
+
+    It is compiled as any chunk where the store does not have that object, or it lacks what is needed of it.
+    """
+
+    object: str
+
+
+@dataclass(frozen=True)
 class Text:
     """A document in memory. A plain text in its place is the name of a file, an object or a key."""
 

@@ -1,4 +1,4 @@
-"""`pic inspect`: what an object is, or what a link did. Loads no torch unless it needs a model."""
+"""`pic inspect`: what an object is, or what a link or a query's run did. Loads no torch unless it needs a model."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class InspectOptions:
 
 @command(app, "inspect", "model", "device", "dtype", "store", *SALT)
 def run_inspect(
-    names: Annotated[list[str], argument("NAME", "Object files, keys or traces.")],
+    names: Annotated[list[str], argument("NAME", "Object files, keys or traces; or a query's run.")],
     options: InspectOptions,
     settings: Settings,
 ) -> None:
@@ -85,11 +85,16 @@ def run_inspect(
       pic inspect a.kvo --layers
       pic inspect link.trace --attention --against full
     """
+    from pictool.commands.inspect_run import inspect_run
     from pictool.trace.format import is_trace
+    from pictool.tui.services import is_run_path
 
     if options.sinks:
         note("--sinks of pic inspect is now called --attention-sinks")
         options = replace(options, attention_sinks=True)
+    if any(is_run_path(Path(name)) for name in names):
+        inspect_run(names, options)
+        return
     paths = [find(name, settings) for name in names]
     check_plot(options.plot, paths)
     traces = [path for path in paths if is_trace(path)]

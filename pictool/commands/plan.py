@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.errors import UsageError
+from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.options import (
     POLICY,
     SALT,
@@ -22,7 +23,7 @@ from pictool.commands.options import (
     option,
 )
 from pictool.commands.outputs import print_json
-from pictool.commands.request import AUTO, RequestOptions, make_spec, parse_fields, policy_values
+from pictool.commands.request import AUTO, RequestOptions, make_spec, parse_fields
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings, read_yaml, shown_key
 from pictool.commands.verbosity import note
@@ -62,9 +63,7 @@ class PlanOptions:
     tiers: Annotated[Optional[str], option("--tiers", "FILE", "YAML of storage tiers, instead of examples.")] = None
     check: Annotated[bool, option("--check", None, "Link too; compare estimates with measured times.")] = False
     measure: Annotated[bool, option("--measure", None, "Measure this machine again.")] = False
-    algo: Annotated[Optional[str], option("--algo", "NAME", "Policy with a ratio; a wrong name lists all.", POLICY)] = (
-        None
-    )
+    algo: Annotated[Optional[str], option("--algo", "NAME", "Policy; a wrong name lists all.", POLICY)] = None
     ratio: Annotated[
         Optional[float], option("--ratio", "SHARE", "Find a tier for this share of rows (0.15).", POLICY)
     ] = None
@@ -74,15 +73,25 @@ class PlanOptions:
 
     @property
     def request(self) -> RequestOptions:
-        """What would be linked; without a ratio, with one that is to be found."""
+        """What would be linked; of a policy that has a ratio, without one, with one that is to be found."""
         return RequestOptions(
             documents=self.documents,
             query=DEFAULT_QUERY if self.query is None else self.query,
             algos=[self.algo or DEFAULT_ALGO],
-            ratio=AUTO if self.ratio is None and "ratio" not in parse_fields(self.params) else _text(self.ratio),
+            ratio=AUTO if self.finds_ratio else _text(self.ratio),
             params=self.params,
             chunk_tokens=self.chunk_tokens,
         )
+
+    @property
+    def finds_ratio(self) -> bool:
+        """Whether the ratio is to be found: the policy has one, and nobody says which."""
+        from pictool.linker.grid import parse_policy
+
+        if self.ratio is not None or "ratio" in parse_fields(self.params):
+            return False
+        with of_command_line():
+            return "ratio" in parse_policy(self.algo or DEFAULT_ALGO).params
 
 
 def _text(ratio: float | None) -> str | None:
@@ -150,17 +159,36 @@ def run_plan(options: PlanOptions, settings: Settings) -> None:
     size = plan_size(model, store, spec, options)
     measured = compute_profile(model, options.measure, note_measuring)
     estimator = make_estimator(model, spec.policy, measured)
-    plan = make_plan(estimator, size, measure_tiers(model, store, tiers, options.measure), spec.policy.params["ratio"])
+    ratio = spec.policy.params["ratio"] if has_ratio(spec.policy) else static_share(model, spec.policy, size)
+    plan = make_plan(estimator, size, measure_tiers(model, store, tiers, options.measure), ratio)
     check = None
     if options.check:
-        has_ratio = policy_values(options.request)["ratio"] != AUTO
-        policy = spec.policy if has_ratio else with_ratio(spec.policy, tier_named(STORE_TIER, plan).choice.ratio)
-        check = run_check(model, store, replace(spec, policy=policy), estimator, plan)
+        if options.finds_ratio:
+            ratio = tier_named(STORE_TIER, plan).choice.ratio
+            spec = replace(spec, policy=with_ratio(spec.policy, ratio))
+        check = run_check(model, store, spec, estimator, plan, ratio)
     report = PlanReport(model, spec.policy, estimator, measured, plan, check)
     if options.as_json:
         print_json(report_json(report))
     else:
         print_report(report)
+
+
+def has_ratio(policy: Policy) -> bool:
+    """Whether the share of rows is a field of the policy, so that a plan may choose it."""
+    return "ratio" in policy.params
+
+
+def static_share(model: Model, policy: Policy, size: PromptSize) -> float:
+    """The share of context rows that a policy without a ratio computes, of alike chunks behind a head of one token."""
+    from pictool.core import Layout
+    from pictool.linker.policies.base import Prompt
+
+    bounds = [1 + round(i * (size.context - 1) / size.objects) for i in range(size.objects + 1)] if size.objects else []
+    chunks = [[0] * (end - start) for start, end in itertools.pairwise(bounds)]
+    layout = Layout.of([0], chunks, [0] * size.tail)
+    rows = policy.select(Prompt(model, layout, ())).rows[: size.context]
+    return float(rows.mean()) if size.context else 0.0
 
 
 def check_options(options: PlanOptions) -> None:
@@ -215,11 +243,11 @@ def measure_tiers(model: Model, store: Store, entries: Sequence[TierEntry], agai
     return [Tier(entry.name, entry.price, speed(entry)) for entry in entries]
 
 
-def run_check(model: Model, store: Store, spec: Spec, estimator: Estimator, plan: Plan) -> Check:
+def run_check(model: Model, store: Store, spec: Spec, estimator: Estimator, plan: Plan, ratio: float) -> Check:
     """Link from the store under the policy, and compare."""
     from pictool.controller.calibration import measure_link
 
-    speed, ratio = tier_named(STORE_TIER, plan).tier.speed, spec.policy.params["ratio"]
+    speed = tier_named(STORE_TIER, plan).tier.speed
     assert speed is not None
     timing = measure_link(model, store, spec)
     estimated = {
@@ -279,13 +307,14 @@ def print_report(report: PlanReport) -> None:
     )
     full = ms(report.estimator.prefill_s(size.context + size.tail))
     print(f"model     {model.name} ({model.dtype}, {model.device}): TTFT of full recompute {full}")
-    print(f"policy    {report.policy.name}, ratio {plan.ratio:g}")
+    chosen = "ratio" if has_ratio(report.policy) else "which computes a share of rows of"
+    print(f"policy    {report.policy.name}, {chosen} {plan.ratio:.3g}")
     print()
     print_table(
-        ["tier", "load", "recompute", "TTFT", "ratio", "cost/month"],
+        ["tier", "load", "recompute", "TTFT", "ratio", "$/month"],
         [
             [planned.tier.name, ms(planned.load_s), ms(plan.recompute_s), ms(planned.ttft_s),
-             f"{planned.choice.ratio:g}", f"{planned.cost:.2g}"]
+             f"{planned.choice.ratio if has_ratio(report.policy) else plan.ratio:.3g}", f"{planned.cost:.2g}"]
             for planned in plan.tiers
         ],
     )  # fmt: skip
@@ -321,6 +350,8 @@ def _kv(size: PromptSize) -> str:
 def why_ratio(report: PlanReport) -> str:
     """The ratio for the store's tier, and the reason."""
     choice = report.store_tier.choice
+    if not has_ratio(report.policy):
+        return f"{report.plan.ratio:.3g}, as {report.policy.name} chooses its rows"
     if choice.equal is None or choice.load_s is None:
         return f"{choice.ratio:g} on {STORE_TIER}: nothing has to be loaded"
     chosen = f"{choice.ratio:g} on {STORE_TIER}"

@@ -91,7 +91,9 @@ class Wanted:
         Optional[str], option("-o, --output", "FILE", "Answers of --bulk; a run that stopped goes on.", OUTPUT)
     ] = None
     plot: Annotated[Optional[str], option("--plot", "FILE", "Draw both trees (.svg).", OUTPUT)] = None
-    trace: Annotated[Optional[str], option("--trace", "DIR", "Write a trace of every call.", OUTPUT)] = None
+    trace: Annotated[Optional[str], option("--trace", "DIR", "Write the run, with a trace of every call.", OUTPUT)] = (
+        None
+    )
     as_json: JsonOption = False
 
     def check(self, query: str) -> None:
@@ -223,7 +225,8 @@ def run_one(engines: Engines, options: RunOptions, text: str, name: str, wanted:
     """Run, or explain, the query of a text. Of one that fails, JSON has the calls that were done."""
     from pictool.spans.execute import Executor, QueryError
 
-    executor = Executor(engines, options, make_hooks(wanted))
+    traces = None if wanted.trace is None else TraceWriter(Path(wanted.trace))
+    executor = Executor(engines, options, make_hooks(wanted, traces))
     optimised = executor.optimise(parse(text, name))
     if wanted.plot is not None:
         write_plot(wanted.plot, optimised)
@@ -237,9 +240,14 @@ def run_one(engines: Engines, options: RunOptions, text: str, name: str, wanted:
     try:
         result = executor.run(optimised.after)
     except QueryError as error:
+        failure = {"answer": None, "error": str(error), **report}
+        if traces is not None:
+            traces.write_run(optimised.after, error.done, failure)
         if wanted.as_json:
-            print_json({"answer": None, "error": str(error), **report, "calls": [d.report() for d in error.done]})
+            print_json({**failure, "calls": [done.report() for done in error.done]})
         raise
+    if traces is not None:
+        traces.write_run(optimised.after, result.done, {"answer": result.text, "error": None, **report})
     if wanted.as_json:
         print_json({"answer": result.text, **report, "calls": [done.report() for done in result.done]})
     elif not is_call(optimised.after):  # the text of a call has been streamed
@@ -281,26 +289,32 @@ def write_plot(path: str, optimised: Optimised) -> None:
 
 
 class TraceWriter:
-    """Writes the trace of each call into a folder: 0001.trace, … in the order in which calls end."""
+    """Writes the trace of each call into a folder: 0001.trace, … in the order in which calls end; then the run."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._count = folder, 0
+        self._folder = folder
+        self._names: dict[NodePath, str] = {}
 
     def __call__(self, path: NodePath, answer: Answer) -> None:
         from pictool.spans.query import path_text
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._count += 1
-        file = self._folder / f"{self._count:04}.trace"
-        answer.write_trace(file)
-        note(f"{file}: {path_text(path)}")
+        self._names[path] = f"{len(self._names) + 1:04}.trace"
+        answer.write_trace(self._folder / self._names[path])
+        note(f"{self._folder / self._names[path]}: {path_text(path)}")
+
+    def write_run(self, query: Query, done: Sequence[Done], more: Mapping[str, Any]) -> None:
+        """Write what `pic inspect` and `pic tui` open."""
+        from pictool.spans.runs import write_run
+
+        note(f"{write_run(self._folder, query, done, self._names, more)}: the run; pic inspect {self._folder}")
 
 
-def make_hooks(wanted: Wanted) -> Hooks:
+def make_hooks(wanted: Wanted, traces: TraceWriter | None) -> Hooks:
     from pictool.spans.execute import Hooks
 
     is_quiet = wanted.as_json
-    more: dict[str, Any] = {} if wanted.trace is None else {"on_answer": TraceWriter(Path(wanted.trace))}
+    more: dict[str, Any] = {} if traces is None else {"on_answer": traces}
     return Hooks(
         on_done=lambda done: print_call(done, is_streamed=not is_quiet and not done.path),
         on_text=None if is_quiet else Stream(), on_print=note, ask=ask, **more,

@@ -14,6 +14,7 @@ from pictool.commands.settings import Settings
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
+    from pictool.spans.runs import QueryRun
     from pictool.store.format import ObjectFile
     from pictool.store.store import StoredObject
     from pictool.trace.analysis import TraceAnalysis
@@ -27,7 +28,9 @@ app = make_app()
 @command(app, "tui", "model", "device", "dtype", "store", *SALT)
 def run_tui(
     settings: Settings,
-    names: Annotated[Optional[list[str]], argument("NAME", "A store, or traces (two or more: compared).")] = None,
+    names: Annotated[
+        Optional[list[str]], argument("NAME", "A store, traces (two or more: compared), or a query's run.")
+    ] = None,
 ) -> None:
     """Browse objects and traces on the terminal.
 
@@ -52,16 +55,29 @@ def open_app(names: Sequence[str], settings: Settings, job: Job) -> PicApp:
         PicError: a trace that cannot be read, or a directory that is no store.
     """
     from pictool.tui.app import PicApp
-    from pictool.tui.services import LoadedTrace, Services
+    from pictool.tui.services import LoadedTrace, Services, is_run_path
 
     store = open_store(settings)
-    traces = [LoadedTrace.read(Path(name)) for name in names if not Path(name).is_dir()]
-    return PicApp(store, traces, Services(job, make_exports()))
+    runs = [Path(name) for name in names if is_run_path(Path(name))]
+    traces = [LoadedTrace.read(Path(name)) for name in names if not Path(name).is_dir() and Path(name) not in runs]
+    if runs and (len(runs) > 1 or traces):
+        raise UsageError(f"{runs[0]}: a query's run is shown alone; its calls open their traces")
+    return PicApp(store, traces, Services(job, make_exports()), _read_run(runs))
+
+
+def _read_run(runs: Sequence[Path]) -> QueryRun | None:
+    if not runs:
+        return None
+    from pictool.spans.runs import read_run
+
+    return read_run(runs[0])
 
 
 def named_store(names: Sequence[str], settings: Settings) -> str | None:
     """The store that the command line names, by --store or as a directory."""
-    directories = [name for name in names if Path(name).is_dir()]
+    from pictool.tui.services import is_run_path
+
+    directories = [name for name in names if Path(name).is_dir() and not is_run_path(Path(name))]
     if (store := settings.option("store")) is not None:
         directories.append(store)
     if len(directories) > 1:

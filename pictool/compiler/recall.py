@@ -94,15 +94,28 @@ def recall(surroundings: Surroundings, texts: Sequence[str]) -> list[list[Recall
             if not has_schema(db, _SCHEMA):
                 return None
             rows = [db.execute("SELECT objects FROM compiled WHERE name = ?", (name,)).fetchone() for name in names]
-        return [_parse(row[0]) for row in rows]
+        return [_parse(name, row[0]) for name, row in zip(names, rows, strict=True)]
     except (OSError, sqlite3.Error, ValueError, TypeError):  # absent, damaged, or not remembered
         return None
 
 
-def _parse(objects: str) -> list[Recalled]:
-    parsed = [Recalled(str(suffix), int(tokens), str(key)) for suffix, tokens, key in json.loads(objects)]
+def _pack(name: bytes, chunks: Sequence[Recalled]) -> str:
+    """The chunks as they are kept: as JSON, behind a checksum that also covers the name."""
+    listed = json.dumps([[one.suffix, one.num_tokens, one.key] for one in chunks])
+    return _checksum(name, listed) + listed
+
+
+def _checksum(name: bytes, listed: str) -> str:
+    return hashlib.sha256(name + listed.encode()).hexdigest()
+
+
+def _parse(name: bytes, packed: str) -> list[Recalled]:
+    checksum, listed = packed[:64], packed[64:]
+    if checksum != _checksum(name, listed):
+        raise ValueError(packed)
+    parsed = [Recalled(str(suffix), int(tokens), str(key)) for suffix, tokens, key in json.loads(listed)]
     if not parsed or not all(_KEY.fullmatch(one.key) for one in parsed):
-        raise ValueError(objects)
+        raise ValueError(listed)
     return parsed
 
 
@@ -123,12 +136,11 @@ def remember(surroundings: Surroundings, compiled: Mapping[str, Sequence[Recalle
 
 def _write(path: Path, surroundings: Surroundings, compiled: Mapping[str, Sequence[Recalled]]) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-    rows = [
-        (surroundings.name(text), json.dumps([[one.suffix, one.num_tokens, one.key] for one in chunks]))
-        for text, chunks in compiled.items()
-    ]
+    names = {text: surroundings.name(text) for text in compiled}
+    rows = [(names[text], _pack(names[text], chunks)) for text, chunks in compiled.items()]
     with closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = OFF")
+        db.execute("PRAGMA journal_mode = MEMORY")  # no file is left by who is killed; a damaged database is made anew
         db.execute("BEGIN IMMEDIATE")
         if is_empty(db):
             db.execute(_SCHEMA)

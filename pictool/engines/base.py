@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pictool.core import Chunk, CompileOptions, Layout
-from pictool.errors import InputError, TraceError
+from pictool.errors import InputError, PicError, TraceError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -278,6 +278,21 @@ class Engine(ABC):
             return answer
         full = self.run(replace(spec, policy=make_policy(BASELINE)))
         return replace(answer, compare=compare_answers(answer, full))
+
+    def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
+        """Answer several specs, each as `answer` does: one after the other, or side by side where the engine can.
+
+        Yields:
+            the index of a spec and its answer, or why it has none, in the order in which they end.
+        """
+        for index, spec in enumerate(specs):
+            yield index, self._outcome(spec)
+
+    def _outcome(self, spec: Spec) -> Answer | PicError:
+        try:
+            return self.answer(spec)
+        except PicError as error:
+            return error
 
 
 def compare_answers(answer: Answer, full: Answer) -> Comparison:

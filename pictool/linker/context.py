@@ -90,7 +90,7 @@ class ObjectContext:
             and (may_be_any or (selection is not None and not selection.rows[start:end].all()))
         ]
         objects = [part for part, _ in needed]
-        self._texts = {part.key(prompt.model) for part in objects if part.file is None}
+        self._texts = {key for part in objects if part.file is None for key in part.keys(prompt.model)}
         self._files = [part.file.path for part in objects if part.file is not None]
         files, compile_s = open_objects(prompt.model, self._store, objects, opened, self._on_compile, self._stuck)
         placed = [

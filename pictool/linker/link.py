@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -133,8 +133,9 @@ def _link(model: Model, store: Store, spec: Spec, context: Context, clock: _Cloc
                 torch.cuda.synchronize(model.stack.device)
             timing = clock.timing(loader.busy_s)
         context.keep(image, fusor.rows)
+        linked = {part.file.meta.key for part in reused.placed}
         return Linked(
-            image, policy, tuple(replace(part, file=None) for part in parts), prompt.texts, fusor.rows, fusor.scores,
+            image, policy, tuple(part.after(linked) for part in parts), prompt.texts, fusor.rows, fusor.scores,
             timing, loader.bytes_read,
         )  # fmt: skip
 

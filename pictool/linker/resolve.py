@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunks, read_text
 from pictool.compiler.compile import Compiled, compile_chunks, object_key
-from pictool.core import Chunk, CompileOptions, Text
+from pictool.core import Chunk, CompileOptions, GeneratedChunk, Text
 from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError, UnwritableStoreError
 from pictool.linker.spec import Spec
 from pictool.store.bundles import is_object_list, read_object_list
@@ -33,8 +33,9 @@ class Part:
     """A chunk of the prompt, and what its object is, or would be, compiled with.
 
     `file` is the object that the document was given as, open since it was read to see what it is; None for a text,
-    whose object is opened, and compiled if need be, by `open_objects`. The part is the object's tokens from `offset`
-    on. One that has no object is computed.
+    whose object is opened, and compiled if need be, by `open_objects`. `generated` is the key of a generated object
+    that is linked in its place; empty if there is none. The part is the object's tokens from `offset` on. One that has
+    no object is computed.
     """
 
     chunk: Chunk
@@ -42,9 +43,23 @@ class Part:
     file: ObjectFile | None = None
     offset: int = 0
     has_object: bool = True
+    generated: str = ""
+
+    @classmethod
+    def of(cls, chunk: Chunk, options: CompileOptions) -> Part:
+        return cls(chunk, options, generated=chunk.object if isinstance(chunk, GeneratedChunk) else "")
 
     def key(self, model: Model) -> str:
+        """The key of what its tokens are, or would be, compiled to."""
         return object_key(model, self.chunk, self.options) if self.file is None else self.file.meta.key
+
+    def keys(self, model: Model) -> list[str]:
+        """The objects in the store that may be linked, the best first."""
+        return [*filter(None, [self.generated]), self.key(model)]
+
+    def after(self, linked: set[str]) -> Part:
+        """The part once its link is done, of whose objects those with the keys `linked` were used."""
+        return Part(self.chunk, self.options, generated=self.generated if self.generated in linked else "")
 
     def path(self, model: Model, store: Store) -> Path:
         """Where its object is, or would be."""
@@ -69,7 +84,7 @@ def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack)
     store.prefetch(str(name) for name in named if is_key(str(name)))
     for document in spec.documents:
         if isinstance(document, Chunk):
-            parts.append(Part(document, spec.objects))
+            parts.append(Part.of(document, spec.objects))
         elif isinstance(document, Text):
             chunks = make_chunks(model, document.text, document.source, spec.chunk_tokens)
             parts.extend(Part(chunk, spec.objects) for chunk in chunks)
@@ -175,10 +190,10 @@ def open_objects(
     Raises:
         PicError: an object of another model, or one that is not what its part was made of.
     """
-    store.prefetch(part.key(model) for part in parts if part.file is None)
-    kept = {i: part for i, part in enumerate(parts) if part.file is not None or part.key(model) not in damaged}
-    objects = {i: file for i, part in kept.items() if (file := _open(model, store, part, opened))}
-    started, target = time.perf_counter(), store if len(kept) == len(parts) else _memory_store(opened)
+    store.prefetch(part.keys(model)[0] for part in parts if part.file is None)
+    objects = {i: file for i, part in enumerate(parts) if (file := _open(model, store, part, opened, damaged))}
+    is_stuck = any(part.file is None and part.key(model) in damaged for part in parts)
+    started, target = time.perf_counter(), _memory_store(opened) if is_stuck else store
     for _ in range(_ATTEMPTS):
         missing = {i: part for i, part in enumerate(parts) if i not in objects}
         if not missing:
@@ -207,22 +222,25 @@ def _memory_store(opened: ExitStack) -> Store:
         raise UnwritableStoreError(f"{error.filename}: cannot be written ({error.strerror}); free some room") from error
 
 
-def _open(model: Model, store: Store, part: Part, opened: ExitStack) -> ObjectFile | None:
-    """The object of a part; None if it is to be compiled (not in the store, its header damaged, or without a table)."""
+def _open(model: Model, store: Store, part: Part, opened: ExitStack, damaged: Container[str]) -> ObjectFile | None:
+    """The object of a part; None if it is to be compiled (not in the store, damaged, or without a table)."""
     if part.file is not None:
         if part.file.path == store.path(part.file.meta.key):
             store.mark_used(part.file)
         return part.file
-    try:
-        file = store.open(part.key(model))
-    except RemoteError as error:
-        store.skip_remote(error)
-        return None
-    except (StoreError, ObjectError):
-        return None
-    if part.is_served_by(file):
-        return opened.enter_context(file)
-    file.close()
+    for key in part.keys(model):
+        if key in damaged:
+            continue
+        try:
+            file = store.open(key)
+        except RemoteError as error:
+            store.skip_remote(error)
+            continue
+        except (StoreError, ObjectError):
+            continue
+        if part.is_served_by(file):
+            return opened.enter_context(file)
+        file.close()
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from socket import socket
@@ -10,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 _GRACE_S = 5  # for answers that are being sent, once a signal came
+_SWITCH_S = 5e-4  # how long one thread keeps Python to itself: what the engine sends must not wait for its next step
 
 
 class Server(uvicorn.Server):
@@ -24,6 +26,7 @@ class Server(uvicorn.Server):
 
 def run(application: FastAPI, listener: socket) -> None:
     """Serve on a socket until an interrupt or SIGTERM comes."""
+    sys.setswitchinterval(_SWITCH_S)
     config = uvicorn.Config(
         application, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
     )  # fmt: skip

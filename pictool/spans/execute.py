@@ -1,5 +1,7 @@
 """Running a query on an engine: every call from the bottom up; its answer is what the outer call reads.
 
+Calls that are ready at once reach the engine together, which runs them side by side if it can (`Engine.answer_all`).
+
 The children of a + are linked as objects under the policy. A node that fails names its path, and what was done before
 is kept. Sampling is seeded by the path in the query as it was written, so that a query gives the same tree again,
 however it was optimised.
@@ -12,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pictool.compiler.chunking import make_chunk, read_text
-from pictool.compiler.compile import CODEC, object_key
+from pictool.compiler.compile import CODEC
 from pictool.core import Sampling
 from pictool.errors import InputError, PicError
 from pictool.linker.policies import DEFAULT, make_policy
@@ -27,7 +29,6 @@ from pictool.spans.optimise import Optimised, optimise
 from pictool.spans.prompt import FileText, Output, Prompt, Span, make_prompt, seam_after, span_text, spans_of
 from pictool.spans.query import (
     DEFAULT_MODEL,
-    Call,
     Generate,
     Join,
     Message,
@@ -41,19 +42,22 @@ from pictool.spans.query import (
 )
 from pictool.spans.retrieve import Retriever, bm25, find_fragments, query_text
 from pictool.spans.rules import SIMPLIFICATIONS, Options, has_calls, is_deterministic, needs_running
+from pictool.spans.tasks import Task, run, together
 
 if TYPE_CHECKING:
     from pictool.engines.base import Answer, Engine
 
 NOTHING = Seq(())
+_T = TypeVar("_T")
 
 
 class QueryError(PicError):
-    """A node that failed: its path and why. `done` is what was done before."""
+    """A node that failed: its path and why. `done` is what was done until then."""
 
-    def __init__(self, path: Path, problem: str, done: Sequence[Done] = ()) -> None:
+    def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"{path_text(path)}: {problem}")
-        self.path, self.done = path, tuple(done)
+        self.path = path
+        self.done: tuple[Done, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -194,8 +198,12 @@ class Executor:
         Raises:
             QueryError: the node that failed, why, and what was done before.
         """
-        run = _Run(self, query, self._hooks)
-        return Result(run.evaluate(query, ()), tuple(run.done))
+        running = _Run(self, query, self._hooks)
+        try:
+            return Result(running.evaluate(), tuple(running.done))
+        except QueryError as error:
+            error.done = tuple(running.done)
+            raise
 
     def retrieve(self, node: nodes.Retrieve | nodes.Augment, query: str) -> list[nodes.Fragment]:
         """The fragments of an R for a query's text. Raises InputError for files that cannot be read."""
@@ -206,6 +214,20 @@ class Executor:
         return None if needs_running(node.input) else self.retrieve(node, query_text(node.input))
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A call that is ready: all below it has run. `seed` and `at` are by its place in the query as it was written."""
+
+    engine: Engine
+    prompt: Prompt
+    node: Generate | nodes.Chat
+    path: Path
+    at: Path
+
+
+_Task = Task["_Asked", "Done | PicError", _T]
+
+
 class _Run:
     """One run of one query. `done` grows."""
 
@@ -213,11 +235,14 @@ class _Run:
         self._executor, self._options, self._query, self._hooks = executor, executor.options, query, hooks
         self.done: list[Done] = []
         self._known: dict[Query, Done] = {}
-        self._inputs: dict[Path, Query] = {}  # of repeats
+        self._asked: set[Query] = set()  # calls whose answers are to come, and others wait for
         self._started, self._tokens = time.monotonic(), 0
 
-    def evaluate(self, node: Query, path: Path) -> Query:
-        """What a node gives: messages and joins of them."""
+    def evaluate(self) -> Query:
+        """What the query gives: messages and joins of them."""
+        return run(self._evaluate(self._query, ()), self._perform)
+
+    def _evaluate(self, node: Query, path: Path) -> _Task[Query]:
         match node:
             case Message():
                 return node
@@ -230,29 +255,36 @@ class _Run:
                 self._hooks.on_print(text)
                 return NOTHING
             case Join():
-                return node.with_children(self._below(node, path))
+                return node.with_children((yield from self._below(node, path)))
             case Generate() | nodes.Chat():
-                return self._call(node, path)
-            case nodes.Repeat(over, n):
-                below = (*path, "repeat")
-                return Par(tuple(self._call(over, (*below, index), below) for index in range(n)))
+                return (yield from self._call(node, path))
+            case nodes.Repeat():
+                return (yield from self._repeat(node, path))
             case nodes.Map(call, inputs):
                 written = (*_written(node, path), "map")
                 calls = [
                     Generate(Message("user", text), call, origin=(*written, index)) for index, text in enumerate(inputs)
                 ]
-                return Par(tuple(self._call(over, (*path, "map", index)) for index, over in enumerate(calls)))
+                tasks = [self._call(over, (*path, "map", index)) for index, over in enumerate(calls)]
+                return Par(tuple((yield from together(tasks))))
             case nodes.Monad():
-                self._prepare(node, path)
+                yield from self._prepare(node, path)
                 return NOTHING
             case nodes.Zip():
-                return _zipped(*self._below(node, path))
+                return _zipped(*(yield from self._below(node, path)))
             case nodes.Retrieve() | nodes.Augment():
-                return self._retrieve(node, path)
+                return (yield from self._retrieve(node, path))
         raise AssertionError(f"{node.kind} cannot be run")
 
-    def _below(self, node: Query, path: Path) -> list[Query]:
-        return [self.evaluate(child, path + step) for step, child in node.steps()]
+    def _below(self, node: Query, path: Path) -> _Task[list[Query]]:
+        """What the children give. Those of a seq run one after the other, all others side by side."""
+        tasks = [self._evaluate(child, path + step) for step, child in node.steps()]
+        if not isinstance(node, Seq):
+            return (yield from together(tasks))
+        results: list[Query] = []
+        for task in tasks:
+            results.append((yield from task))  # noqa: PERF401 (no yield in a comprehension)
+        return results
 
     def _fragment(self, node: nodes.Fragment, path: Path) -> Message:
         if node.text is not None:
@@ -261,18 +293,21 @@ class _Run:
             file = self._options.base / node.source
             return FileText.of(nodes.Fragment(node.source, read_text(file)))
 
-    def _retrieve(self, node: nodes.Retrieve | nodes.Augment, path: Path) -> Query:
-        (found,) = self._below(node, path)
+    def _retrieve(self, node: nodes.Retrieve | nodes.Augment, path: Path) -> _Task[Query]:
+        (found,) = yield from self._below(node, path)
         with self._failing(node, path):
             fragments = self._executor.retrieve(node, query_text(found))
         return Plus(tuple(FileText.of(fragment) for fragment in fragments))
 
-    def _prepare(self, node: nodes.Monad, path: Path) -> None:
+    def _prepare(self, node: nodes.Monad, path: Path) -> _Task[None]:
         """Run for what it leaves in the store: the texts of its G¹ are compiled together."""
         texts: dict[str, list[Span]] = {}
-        for call, below in self._preparing(node.input, (*path, "monad")):
-            found = spans_of(self.evaluate(call.input, (*below, "g", "input")))
-            texts.setdefault(call.call.model, []).extend(found)
+        for call, below in _leaves(node.input, (*path, "monad")):
+            if isinstance(call, Generate) and call.call.max_tokens == 1 and not has_calls(call.input):
+                found = spans_of((yield from self._evaluate(call.input, (*below, "g", "input"))))
+                texts.setdefault(call.call.model, []).extend(found)
+            else:
+                yield from self._evaluate(call, below)
         if not self._options.policy.needs.objects:
             return
         objects = Spec(policy=self._options.policy, codec=self._options.codec).objects
@@ -281,103 +316,164 @@ class _Run:
                 engine = self._executor.engine_of(model)
                 engine.compile([make_chunk(engine.model, span_text(span), span.source) for span in spans], objects)
 
-    def _preparing(self, node: Query, path: Path) -> Iterator[tuple[Generate, Path]]:
-        """The G¹ over texts below joins, each with its path; all else below them is run."""
-        if isinstance(node, Join):
-            for step, child in node.steps():
-                yield from self._preparing(child, path + step)
-        elif isinstance(node, Generate) and node.call.max_tokens == 1 and not has_calls(node.input):
-            yield node, path
+    def _repeat(self, node: nodes.Repeat, path: Path) -> _Task[Query]:
+        """The outputs of one call, whose input is run once."""
+        below = (*path, "repeat")
+        if not node.n or self._is_known(node.input):
+            over = node.input.input
         else:
-            self.evaluate(node, path)
+            over = yield from self._evaluate(node.input.input, (*below, node.input.kind, "input"))
+        paths = [(*below, index) for index in range(node.n)]
+        tasks = [
+            self._ask(node.input, path, _written(node.input, path, index), over) for index, path in enumerate(paths)
+        ]
+        return Par(tuple((yield from together(tasks))))
 
-    def _call(self, node: Generate | nodes.Chat, path: Path, shared: Path | None = None) -> Output:
-        """The output of one call. Calls of one repeat share their input, which is at the path `shared`."""
-        key = node if is_deterministic(node) else None
-        if key is not None and key in self._known:
-            return self._output(replace(self._known[key], path=path, is_shared=True, seconds=0.0))
-        over = self._input(node, path, shared)
-        written = _written(node, path, *([] if shared is None else path[-1:]))
-        self._require_budget(written)
-        with _Failing(written, self.done):
+    def _call(self, node: Generate | nodes.Chat, path: Path) -> _Task[Output]:
+        """The output of one call."""
+        over: Query = node.input
+        if not self._is_known(node):
+            over = yield from self._evaluate(node.input, (*path, node.kind, "input"))
+        return (yield from self._ask(node, path, _written(node, path), over))
+
+    def _is_known(self, node: Query) -> bool:
+        """Whether an equal call gives, or is about to give, this call's answer."""
+        return is_deterministic(node) and (node in self._known or node in self._asked)
+
+    def _ask(self, node: Generate | nodes.Chat, path: Path, at: Path, over: Query) -> _Task[Output]:
+        """The output of a call over what is below it; of an equal one before, if there is one."""
+        while node in self._asked:
+            yield ()
+        if is_deterministic(node) and node in self._known:
+            shared = replace(self._known[node], path=path, is_shared=True, seconds=0.0)
+            self._finish(shared)
+            return self._output(shared)
+        with _Failing(at):
             engine = self._executor.engine_of(node.call.model)
-            started = time.monotonic()
-            prompt = make_prompt(engine.model, over)
-            spec = self._spec(prompt, node.call, node_seed(self._options.seed, written))
-            done = self._answer(engine, spec, prompt, node, path)
-        done = replace(done, seconds=time.monotonic() - started)
-        if key is not None:
-            self._known[key] = done
-        return self._output(done)
+            asked = _Asked(engine, make_prompt(engine.model, over), node, path, at)
+        if is_deterministic(node):
+            self._asked.add(node)
+        try:
+            (outcome,) = yield (asked,)
+        finally:
+            self._asked.discard(node)
+        if isinstance(outcome, PicError):
+            raise outcome
+        if is_deterministic(node):
+            self._known[node] = outcome
+        return self._output(outcome)
 
-    def _input(self, node: Generate | nodes.Chat, path: Path, shared: Path | None) -> Query:
-        """What is below a call. That of a repeat is run once."""
-        if shared is None:
-            return self.evaluate(node.input, (*path, node.kind, "input"))
-        if shared not in self._inputs:
-            self._inputs[shared] = self.evaluate(node.input, (*shared, node.kind, "input"))
-        return self._inputs[shared]
+    def _perform(self, wave: Sequence[_Asked]) -> list[Done | PicError]:
+        """Run calls that are ready, side by side where the engine can.
 
-    def _answer(self, engine: Engine, spec: Spec, prompt: Prompt, node: Generate | nodes.Chat, path: Path) -> Done:
-        """Run one call, and keep its output's KV if an outer call can link it."""
-        on_text = self._hooks.on_text if node is self._query else None
-        keeps = self._options.keeps_outputs and spec.policy.needs.objects
-        if keeps:
-            engine.require("trace", "to link outputs as they were generated")
-        if not keeps:
-            answer = engine.answer(spec, on_text=on_text)
+        Outputs that are kept, and a budget of tokens, take one call after the other, until one fails.
+        """
+        keeps = self._options.keeps_outputs and self._options.policy.needs.objects
+        outcomes: dict[int, Done | PicError] = {}
+        if keeps or self._options.budget.tokens is not None or len(wave) == 1:
+            for index, asked in enumerate(wave):
+                outcomes[index] = self._run_one(asked, keeps)
+                if isinstance(outcomes[index], PicError):
+                    break
         else:
-            plain = [object_key(engine.model, chunk, spec.objects) for chunk in prompt.documents]
-            generated = {key: own for key, own in zip(plain, prompt.generated, strict=True) if own}
-            answer = answer_and_keep(engine, spec, generated, on_text)
+            for engine in dict.fromkeys(asked.engine for asked in wave):
+                indices = [index for index, asked in enumerate(wave) if asked.engine is engine]
+                outcomes |= zip(indices, self._run_all(engine, [wave[index] for index in indices]), strict=True)
+        return [outcomes[index] for index in range(len(outcomes))]
+
+    def _run_all(self, engine: Engine, wave: Sequence[_Asked]) -> list[Done | PicError]:
+        """Run calls on one engine side by side."""
+        started = time.monotonic()
+        try:
+            self._require_budget(wave[0].at)
+        except QueryError as error:
+            return [error] * len(wave)
+        ended: dict[int, Done | PicError] = {}
+        for index, answer in engine.answer_all([self._spec(asked) for asked in wave]):
+            if isinstance(answer, PicError):
+                ended[index] = QueryError(wave[index].at, str(answer))
+            else:
+                ended[index] = self._ended(wave[index], answer, started)
+        return [ended[index] for index in range(len(wave))]
+
+    def _run_one(self, asked: _Asked, keeps: bool) -> Done | PicError:
+        """Run one call, and keep its output's KV if an outer call can link it."""
+        engine, started = asked.engine, time.monotonic()
+        on_text = self._hooks.on_text if asked.node is self._query else None
+        try:
+            with _Failing(asked.at):
+                self._require_budget(asked.at)
+                if not keeps:
+                    return self._ended(asked, engine.answer(self._spec(asked), on_text=on_text), started)
+                engine.require("trace", "to link outputs as they were generated")
+                spec = self._spec(asked)
+                return self._ended(asked, answer_and_keep(engine, spec, on_text), started, spec.codec)
+        except QueryError as error:
+            return error
+
+    def _ended(self, asked: _Asked, answer: Answer, started: float, codec: str | None = None) -> Done:
+        """The record of a call; with `codec` its output's KV is kept, if there is an outer call."""
         self._tokens += len(answer.generated.tokens)
-        self._hooks.on_answer(path, answer)
-        done = Done.of(path, answer)
-        if keeps and path:
+        self._hooks.on_answer(asked.path, answer)
+        done = Done.of(asked.path, answer)
+        if codec is not None and asked.path:
+            engine, text = asked.engine, done.text + seam_after(done.text)
             seam = engine.model.encode(seam_after(done.text))
-            text = done.text + seam_after(done.text)
-            key = keep_output(engine.store, answer, done.tokens, seam, text, spec.codec, prompt.generated)
+            key = keep_output(engine.store, answer, done.tokens, seam, text, codec)
             done = replace(done, object=key or "")
+        done = replace(done, seconds=time.monotonic() - started)
+        self._finish(done)
         return done
 
-    def _spec(self, prompt: Prompt, call: Call, seed: int) -> Spec:
-        options = self._options
+    def _finish(self, done: Done) -> None:
+        self.done.append(done)
+        self._hooks.on_done(done)
+
+    def _spec(self, asked: _Asked) -> Spec:
+        options, call, prompt = self._options, asked.node.call, asked.prompt
         limit = call.max_tokens or options.max_new_tokens
         if options.budget.tokens is not None:
             limit = min(limit, options.budget.tokens - self._tokens)
-        sampling = Sampling(call.temperature or 0.0, options.top_p, seed)
+        sampling = Sampling(call.temperature or 0.0, options.top_p, node_seed(options.seed, asked.at))
         spec = Spec.raw(prompt.documents, prompt.tail, options.policy, prompt.head)
         return replace(spec, max_new_tokens=limit, sampling=sampling, codec=options.codec)
 
     def _output(self, done: Done) -> Output:
-        self.done.append(done)
-        self._hooks.on_done(done)
         tokens = done.tokens if self._options.keeps_outputs else ()
         return Output("assistant", done.text, tokens, path_text(done.path), done.object)
 
     def _require_budget(self, at: Path) -> None:
         budget = self._options.budget
         if budget.tokens is not None and self._tokens >= budget.tokens:
-            raise QueryError(at, f"the budget of {budget.tokens} tokens is used up; allow more", self.done)
+            raise QueryError(at, f"the budget of {budget.tokens} tokens is used up; allow more")
         if budget.seconds is not None and time.monotonic() - self._started >= budget.seconds:
-            raise QueryError(at, f"the budget of {budget.seconds:g} s is used up; allow more", self.done)
+            raise QueryError(at, f"the budget of {budget.seconds:g} s is used up; allow more")
 
     def _failing(self, node: Query, path: Path) -> _Failing:
-        return _Failing(_written(node, path), self.done)
+        return _Failing(_written(node, path))
 
 
 class _Failing:
     """Gives errors the path of the node that they belong to."""
 
-    def __init__(self, path: Path, done: Sequence[Done]) -> None:
-        self._path, self._done = path, done
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, PicError) and not isinstance(error, QueryError):
-            raise QueryError(self._path, str(error), self._done) from error
+            raise QueryError(self._path, str(error)) from error
+
+
+def _leaves(node: Query, path: Path) -> Iterator[tuple[Query, Path]]:
+    """What is below joins, each with its path."""
+    if not isinstance(node, Join):
+        yield node, path
+        return
+    for step, child in node.steps():
+        yield from _leaves(child, path + step)
 
 
 def _written(node: Query, path: Path, *index: str | int) -> Path:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -22,43 +22,22 @@ from torch import Tensor
 
 from pictool.core import Identity
 from pictool.engines.base import Answer, Engine, LinkResult
-from pictool.errors import ObjectError
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate
 from pictool.runtime.image import Image
 from pictool.runtime.tensors import require_finite, to_bytes
-from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
+from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
-from pictool.store.upkeep import find_problem, take_out
 
 
-class GeneratedView(Store):
-    """A store in which the objects of some chunks are generated ones; all else is as in the store underneath.
-
-    Args:
-        generated: the keys of generated objects, by the keys of the chunks whose place they take. One that was evicted
-            meanwhile is compiled as a chunk.
-    """
-
-    def __init__(self, store: Store, generated: Mapping[str, str]) -> None:
-        vars(self).update(vars(store))
-        self._generated = generated
-
-    def open(self, key: str) -> ObjectFile:
-        return super().open(self._generated.get(key, key))
-
-
-def answer_and_keep(
-    engine: Engine, spec: Spec, generated: Mapping[str, str], on_text: Callable[[str], None] | None = None
-) -> Answer:
-    """Link with generated objects and decode; the image keeps the output's keys before rotation.
+def answer_and_keep(engine: Engine, spec: Spec, on_text: Callable[[str], None] | None = None) -> Answer:
+    """Link and decode; the image keeps the output's keys before rotation.
 
     Args:
         engine: one that shows the image of a link.
-        generated: as of `GeneratedView`.
     """
     engine.require_supported(spec)
-    result = _link(engine, spec, generated)
+    result = engine.link(spec)
     image = _image(result)
     image.keep_keys()
     started = time.perf_counter()
@@ -73,14 +52,12 @@ def keep_output(
     seam: Sequence[int],
     text: str,
     codec: str,
-    spans: Sequence[str],
 ) -> str | None:
     """Store an output's KV as a generated object.
 
     Args:
         tokens: what was generated, less the end token. seam: what is read after it; computed here, in its place.
         text: of both.
-        spans: the keys of the generated objects in the prompt, in its order.
 
     Returns:
         its key; None if the model has no position left for its last tokens, or these are not those of the image.
@@ -97,7 +74,7 @@ def keep_output(
     require_finite(f"an output of {model.name}", model.dtype, *keys, *values)
     pairs = [(to_bytes(key), to_bytes(value)) for key, value in zip(keys, values, strict=True)]
     ids = np.asarray(own, dtype=np.int32)
-    parent, rotation = _parent(answer, spans), model.stack.rotation_id(image.layout.num_tokens)
+    parent, rotation = _parent(answer), model.stack.rotation_id(image.layout.num_tokens)
     identity = model.target.identify_block(ids, parent, rotation, model.salt)
     meta = ObjectMeta(
         identity.key, model.target, len(own), 0, codec, parent=parent, rotation=rotation or None,
@@ -105,19 +82,6 @@ def keep_output(
     )  # fmt: skip
     store.put(CompiledChunk(meta, text, ids, pairs))
     return identity.key
-
-
-def _link(engine: Engine, spec: Spec, generated: Mapping[str, str]) -> LinkResult:
-    """Link; a generated object that turns out damaged is taken out, and its chunk is compiled."""
-    while True:
-        try:
-            return type(engine)(engine.model, GeneratedView(engine.store, generated)).link(spec)
-        except ObjectError as error:
-            damaged = {own for own in generated.values() if isinstance(find_problem(engine.store, own), ObjectError)}
-            if not any(take_out(engine.store, own) for own in sorted(damaged)):
-                raise
-            engine.store.warn_of_damage(error)
-            generated = {key: own for key, own in generated.items() if own not in damaged}
 
 
 def _image(result: LinkResult) -> Image:
@@ -133,10 +97,11 @@ def _fresh_keys(image: Image, count: int) -> list[Tensor]:
     return [torch.cat([key[0] for key in steps[layer::layers]], dim=1) for layer in range(layers)]
 
 
-def _parent(answer: Answer, spans: Sequence[str]) -> str:
+def _parent(answer: Answer) -> str:
     """Names all that determines the KV after which an output was generated."""
+    spans = [part.generated for part in answer.linked.parts]
     layout, policy, model = answer.link.layout, answer.link.policy, answer.loaded
-    identity = [asdict(model.target), policy.name, policy.params, list(layout.starts), list(spans)]
+    identity = [asdict(model.target), policy.name, policy.params, list(layout.starts), spans]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     digest.update(layout.tokens.astype("<i4").tobytes())
     return Identity.of(digest.hexdigest(), model.salt).key

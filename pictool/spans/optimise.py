@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pictool.errors import InputError, PicError
-from pictool.spans.query import Call, Chat, Generate, Map, Path, Query, attributes, nodes, path_text, shape
+from pictool.spans.query import (
+    DEFAULT_MODEL,
+    Call,
+    Chat,
+    Generate,
+    Map,
+    Path,
+    Query,
+    Repeat,
+    attributes,
+    nodes,
+    path_text,
+    shape,
+)
 from pictool.spans.rules import RULES, Effect, Options, Rule, Site, is_deterministic
 
 _SHOWN = 60  # characters of a text, in trees
@@ -79,12 +92,27 @@ def shared_calls(query: Query) -> dict[Path, Path]:
 
 def tree_text(query: Query) -> str:
     """A tree as lines, with the beginnings of its texts."""
-    return "\n".join(_lines(query, "", ""))
+    return "\n".join(line.lead + line.label for line in tree_lines(query))
+
+
+@dataclass(frozen=True)
+class TreeLine:
+    """A node as a line of a drawn tree. `lead` is the drawing before the label."""
+
+    lead: str
+    label: str
+    path: Path
+
+
+def tree_lines(query: Query, has_outputs: bool = False) -> Iterator[TreeLine]:
+    """The lines of a tree; with `has_outputs`, each output of a repeat or a map has one below it."""
+    yield from _lines(query, (), has_outputs, "", "")
 
 
 def label(query: Query) -> str:
-    """A node in a few words: its symbol, and its fields."""
-    values = [f"{name}={value}" for name, value in attributes(query).items() if name not in ("text", "role", "source")]
+    """A node in a few words: its symbol, and its fields. The default model is not named."""
+    fields = {name: value for name, value in attributes(query).items() if (name, value) != ("model", DEFAULT_MODEL)}
+    values = [f"{name}={value}" for name, value in fields.items() if name not in ("text", "role", "source")]
     texts = [str(getattr(query, name)) for name in ("source", "text") if getattr(query, name, None) is not None]
     return " ".join([query.symbol, *values, *(_shortened(text) for text in texts)])
 
@@ -94,12 +122,21 @@ def _shortened(text: str) -> str:
     return f'"{flat}"' if len(flat) <= _SHOWN else f'"{flat[:_SHOWN]}…"'
 
 
-def _lines(query: Query, first: str, rest: str) -> list[str]:
-    lines = [first + label(query)]
-    for index, child in enumerate(query.children):
-        is_last = index == len(query.children) - 1
-        lines += _lines(child, rest + ("└─ " if is_last else "├─ "), rest + ("   " if is_last else "│  "))
-    return lines
+def _lines(query: Query, path: Path, has_outputs: bool, lead: str, rest: str) -> Iterator[TreeLine]:
+    yield TreeLine(lead, label(query), path)
+    count = 0 if not has_outputs else query.n if isinstance(query, Repeat) else _num_inputs(query)
+    below = [*range(count), *query.steps()]
+    for number, entry in enumerate(below, 1):
+        own, more = ("└─ ", "   ") if number == len(below) else ("├─ ", "│  ")
+        if isinstance(entry, int):
+            yield TreeLine(rest + own, f"output {entry + 1}", (*path, query.kind, entry))
+        else:
+            step, child = entry
+            yield from _lines(child, path + step, has_outputs, rest + own, rest + more)
+
+
+def _num_inputs(query: Query) -> int:
+    return len(query.inputs) if isinstance(query, Map) else 0
 
 
 def _rewrite(node: Query, path: Path, site: Site, rules: Sequence[Rule], steps: list[Step]) -> Query:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pictool.core import Chunk
+from pictool.core import Chunk, GeneratedChunk
 from pictool.errors import InputError, ModelError
 from pictool.runtime.template import CHAT_QUERY, PLAIN_QUERY
 from pictool.spans.query import Fragment, Join, Message, Par, Plus, Query, Role
@@ -60,15 +60,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Head, documents and tail, each tokenized on its own.
-
-    `generated` has for each document the key of the generated object that it is; empty if it is none.
-    """
+    """Head, documents and tail, each tokenized on its own."""
 
     head: str
     documents: tuple[Chunk, ...]
     tail: str
-    generated: tuple[str, ...]
 
 
 def spans_of(query: Query) -> list[Span]:
@@ -98,14 +94,14 @@ def make_prompt(model: Model, query: Query) -> Prompt:
     render = _render_chat if model.tokenizer.chat_template else _render_plain
     head, between, tail = render(model, spans)
     objects = [span for span in spans if span.is_object]
-    documents: list[tuple[Chunk, str]] = []
+    documents: list[Chunk] = []
     for index, span in enumerate(objects):
-        documents.append((_chunk(model, span), _generated_key(span)))
+        documents.append(_chunk(model, span))
         if index < len(between) and between[index]:
-            documents.append((Chunk(between[index], model.encode(between[index]), "between spans"), ""))
+            documents.append(Chunk(between[index], model.encode(between[index]), "between spans"))
     if not tail and documents:  # the last span is what is answered
-        tail = documents.pop()[0].text
-    return Prompt(head, tuple(chunk for chunk, _ in documents), tail, tuple(key for _, key in documents))
+        tail = documents.pop().text
+    return Prompt(head, tuple(documents), tail)
 
 
 def span_text(span: Span) -> str:
@@ -149,18 +145,14 @@ def _source(messages: Sequence[Message]) -> str:
     return first.source if isinstance(first, Output | FileText) else first.role
 
 
-def _generated_key(span: Span) -> str:
-    (first, *more) = span.messages
-    return first.object if isinstance(first, Output) and not more else ""
-
-
 def _chunk(model: Model, span: Span) -> Chunk:
     """A span as a chunk; of a single output the tokens are those that were generated."""
     text = span_text(span)
     first = span.messages[0]
-    if len(span.messages) == 1 and isinstance(first, Output) and first.tokens:
-        return Chunk(text, first.tokens + model.encode(text[len(first.text) :]), span.source)
-    return Chunk(text, model.encode(text), span.source)
+    if len(span.messages) > 1 or not isinstance(first, Output) or not first.tokens:
+        return Chunk(text, model.encode(text), span.source)
+    tokens = first.tokens + model.encode(text[len(first.text) :])
+    return GeneratedChunk(text, tokens, span.source, first.object)
 
 
 def _render_plain(model: Model, spans: Sequence[Span]) -> tuple[str, list[str], str]:

@@ -187,16 +187,22 @@ class ObjectFile:
 
         `into` is memory of at least `layer_bytes` that they are read (and decoded) to.
         """
+        return self.layer_of_heads(index, slice(0, self.meta.shape.kv_heads), into)
+
+    def layer_of_heads(self, index: int, heads: slice, into: memoryview | None = None) -> tuple[memoryview, memoryview]:
+        """As `layer`, of heads [start, stop) alone. All of the layer is read and checked, since its checksum is one."""
+        shape = self.meta.shape
         if self.meta.codec == "none":
-            data = self.stored_layer(index, into)
-        else:
-            coded = self.stored_layer(index)
-            data = memoryview(bytearray(self.layer_bytes)) if into is None else into[: self.layer_bytes]
-            try:
-                codecs()[self.meta.codec].decode(coded, self.meta.shape, data)
-            except CodingError as error:
-                raise self.undecodable(index, error) from error
-        return data[: len(data) // 2], data[len(data) // 2 :]
+            first, last = heads.start * shape.head_bytes, heads.stop * shape.head_bytes
+            key, value = shape.split(self.stored_layer(index, into))
+            return key[first:last], value[first:last]
+        coded, own = self.stored_layer(index), shape.of_heads(heads)
+        data = memoryview(bytearray(own.num_bytes)) if into is None else into[: own.num_bytes]
+        try:
+            codecs()[self.meta.codec].decode_heads(coded, shape, heads, data)
+        except CodingError as error:
+            raise self.undecodable(index, error) from error
+        return own.split(data)
 
     def undecodable(self, layer: int, error: CodingError) -> ObjectError:
         """The error for a layer whose checksum holds, but which no encoder wrote."""

@@ -85,10 +85,13 @@ class ContentIndex:
         self._known: dict[str, _Document | None] = {}  # None: in the store, but of no use here
         self._unsound: dict[str, _Unsound] = {}
 
-    def find(self, tokens: TokenIds, sinks: int, salt: str = "") -> list[Match]:
+    def find(self, tokens: TokenIds, sinks: int, salt: str = "", codec: str | None = None) -> list[Match]:
         """The documents of this salt and `sinks` that are in a prompt, in its order, without overlaps.
 
         Longer documents are chosen before shorter ones.
+
+        Args:
+            codec: that of the objects; None: any, of several of a document a lossless one.
         """
         listing = self._listings.get(sinks)
         if listing is None:
@@ -96,7 +99,7 @@ class ContentIndex:
         candidates = listing.table.candidates(HashedTokens(tokens))
         is_own = np.zeros(len(listing.documents), dtype=bool)
         is_own[candidates.which] = True
-        keys = {which: self._key_of(listing.documents[which], salt) for which in np.flatnonzero(is_own).tolist()}
+        keys = {which: self._key_of(listing.documents[which], salt, codec) for which in np.flatnonzero(is_own).tolist()}
         is_own[[which for which, key in keys.items() if key is None]] = False
 
         def place(which: int, shift: int, low: int, high: int) -> Run | None:
@@ -132,10 +135,13 @@ class ContentIndex:
         if problems:
             raise StoreError(f"{'; '.join(problems)}; what is there is not recognised until it can be read")
 
-    def _key_of(self, document: _Document, salt: str) -> str | None:
-        """The key under which a tenant has a document; None if it has not. Lossless codecs are preferred."""
-        for codec in sorted(document.unsalted, key=lambda name: (not codecs()[name].is_lossless, name)):
-            key = Identity.of(document.unsalted[codec], salt).key
+    def _key_of(self, document: _Document, salt: str, codec: str | None) -> str | None:
+        """The key under which a tenant has a document in a codec; None if it has not. Lossless ones are preferred."""
+        names = sorted(document.unsalted, key=lambda name: (not codecs()[name].is_lossless, name))
+        for name in names if codec is None else [codec]:
+            if name not in document.unsalted:
+                continue
+            key = Identity.of(document.unsalted[name], salt).key
             if key in document.keys:
                 return key
         return None
@@ -234,6 +240,7 @@ class IndexThread:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._has_read, self._wakes, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._is_late = False  # somebody went on without the first reading
         self._problem: str | None = None
 
     @property
@@ -248,8 +255,10 @@ class IndexThread:
                 self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the store has been read once; False if that takes longer."""
-        return self._has_read.wait(timeout_s)
+        """Wait until the store has been read once; False if that takes longer. Its end is then told to `warn`."""
+        has_read = self._has_read.wait(timeout_s)
+        self._is_late |= not has_read
+        return has_read
 
     def wake(self) -> None:
         """Read the store soon: at most once a second."""
@@ -264,7 +273,10 @@ class IndexThread:
         while not self._closing.is_set():
             self._wakes.clear()
             self._refresh()
-            self._has_read.set()
+            if not self._has_read.is_set():
+                self._has_read.set()
+                if self._is_late:
+                    self._warn("the index of stored documents: all of the store has been read")
             pause_s = min(_LEAST_PAUSE_S, self._interval_s)
             if not self._closing.wait(pause_s):
                 self._wakes.wait(self._interval_s - pause_s)

@@ -7,6 +7,7 @@
 .pic/leases.sqlite3             names that servers gave objects until an expiry (leases.py)
 .pic/stats/…, hits.sqlite3      counts of use, in all and of each object (usage.py)
 .pic/index.sqlite3              a cache of what the headers say (index.py)
+.pic/sources.sqlite3            what the files and models were called that objects were made of (sources.py)
 """
 
 from __future__ import annotations
@@ -294,10 +295,11 @@ class Store:
             raise StoreError(str(error)) from error
         return self.resolve(name, salt)
 
-    def resolve(self, prefix: str, salt: str | None = None) -> str:
+    def resolve(self, prefix: str, salt: str | None = None, listed: dict[str, list[str]] | None = None) -> str:
         """The whole key for an abbreviation of at least 4 hex digits, as in git; the remote is not asked.
 
         Args:
+            listed: the keys of directories that were listed for other abbreviations, by name; this one's is added.
             salt: that of the objects which are found ("": those without one). All others are as good as absent, and so
                 are damaged ones and blocks of chains. None: all are found.
 
@@ -306,7 +308,10 @@ class Store:
         """
         if not re.fullmatch(rf"[0-9a-f]{{{_MIN_PREFIX},64}}", prefix):
             raise StoreError(f"{prefix!r}: neither a file nor a key (at least {_MIN_PREFIX} hex digits)")
-        found = [key for key in keys_of(self.root, prefix[:2]) if key.startswith(prefix)]
+        listed = {} if listed is None else listed
+        if prefix[:2] not in listed:
+            listed[prefix[:2]] = keys_of(self.root, prefix[:2])
+        found = [key for key in listed[prefix[:2]] if key.startswith(prefix)]
         matches = found if salt is None else [key for key in found if self._is_of(key, salt)]
         if len(matches) != 1:
             what = "no object" if not matches else f"{len(matches)} objects"

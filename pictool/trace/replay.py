@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from pictool.compiler.compile import Compiled, compile_chunks, object_key
-from pictool.core import Chunk, CompileOptions, RowMask
-from pictool.errors import TraceError
+from pictool.core import Chunk, CompileOptions, GeneratedChunk, RowMask
+from pictool.errors import PicError, TraceError
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Deviation, Policy, Prompt, Selection
-from pictool.linker.spec import Spec
+from pictool.linker.spec import Document, Spec
 from pictool.runtime.decode import Generated
 from pictool.runtime.pieces import pieces_of
 from pictool.store.codecs import codecs
@@ -38,7 +38,8 @@ def record_trace(
     layout = linked.image.layout
     parts = pairwise([*layout.starts, layout.num_tokens])
     chunks = [
-        TracedChunk(part.chunk.source, part.key(model), part.options.sinks, part.options.codec) for part in linked.parts
+        TracedChunk(part.chunk.source, part.generated or part.key(model), part.options.sinks, part.options.codec)
+        for part in linked.parts
     ]
     texts = pieces_of(model.tokenizer, generated.tokens)
     top = logits.topk(min(NUM_CANDIDATES, len(logits))).indices.tolist()
@@ -115,9 +116,9 @@ def _link(
 
 def _objects(
     model: Model, store: Store, trace: Trace, name: str, on_compile: Callable[[Compiled], None] | None
-) -> Sequence[str]:
-    """Return the paths of the chunks' objects, in order."""
-    paths = []
+) -> Sequence[Document]:
+    """Return the chunks' objects, in order."""
+    objects: list[Document] = []
     for traced, text, (start, end) in zip(trace.chunks, trace.texts[1:-1], trace.layout.chunks, strict=True):
         if traced.codec not in codecs():
             raise TraceError(
@@ -126,15 +127,32 @@ def _objects(
         chunk = Chunk(text, tuple(trace.layout.tokens[start:end].tolist()), traced.source)
         options = CompileOptions(traced.sinks, traced.codec)
         if object_key(model, chunk, options) != traced.key:  # nothing is compiled under another key
+            if _is_generated(model, store, chunk, traced.key):
+                objects.append(GeneratedChunk(text, chunk.tokens, traced.source, traced.key))
+                continue
             raise TraceError(
                 f"{name}: {traced.source} was linked from the object {traced.key[:12]}, which is not that of its "
-                "tokens and this salt; give the salt that it was linked with (--salt-file), or link again with --trace"
+                "tokens and this salt, nor a generated one that the store has; give the salt that it was linked with "
+                "(--salt-file), or link again with --trace"
             )
         (done,) = compile_chunks(model, store, [chunk], options)
         if done.is_new and on_compile:
             on_compile(done)
-        paths.append(str(done.path))
-    return paths
+        objects.append(str(done.path))
+    return objects
+
+
+def _is_generated(model: Model, store: Store, chunk: Chunk, key: str) -> bool:
+    """Whether the store has a generated object of this key, chunk and salt."""
+    try:
+        with store.peek(key) as file:
+            meta = file.meta
+    except PicError:
+        return False
+    ids = np.asarray(chunk.tokens, dtype=np.int32)
+    return meta.parent is not None and key == (
+        model.target.identify_block(ids, meta.parent, meta.rotation or "", model.salt).key
+    )
 
 
 def _require_same_logits(linked: Linked, trace: Trace, name: str) -> None:

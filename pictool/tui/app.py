@@ -20,9 +20,10 @@ from pictool.errors import PicError
 from pictool.escapes import visible
 from pictool.store.store import Store
 from pictool.tui.home_screen import HomeScreen
-from pictool.tui.services import LoadedTrace, Services
+from pictool.tui.services import LoadedTrace, Services, is_run_path
 
 if TYPE_CHECKING:
+    from pictool.spans.runs import QueryRun
     from pictool.trace.attention_sinks import AttentionSinks
 
 
@@ -60,12 +61,14 @@ class PicApp(App[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "quit", show=False, priority=True)]
 
-    def __init__(self, store: Store, traces: Sequence[LoadedTrace], services: Services) -> None:
+    def __init__(
+        self, store: Store, traces: Sequence[LoadedTrace], services: Services, run: QueryRun | None = None
+    ) -> None:
         # Without colour: attributes take the place of colours, and text and background are the terminal's own.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self._control_filter = ControlFilter()
         self.store, self.services = store, services
-        self.traces = list(traces)
+        self.traces, self._first_run = list(traces), run
         self.home = HomeScreen(store)
         self.attention_sinks: dict[str, AttentionSinks] = {}  # of objects, by key
         self._is_job_running = False
@@ -75,7 +78,9 @@ class PicApp(App[None]):
 
     def on_mount(self) -> None:
         self.push_screen(self.home)
-        if len(self.traces) == 1:
+        if self._first_run is not None:
+            self.show_run(self._first_run)
+        elif len(self.traces) == 1:
             self.show_trace(self.traces[0])
         elif self.traces:
             self.show_compare(self.traces)
@@ -93,9 +98,26 @@ class PicApp(App[None]):
         self.call_later(self.run_action, action, node)
 
     def open_path(self, name: str | None) -> None:
-        """Open the trace that was named in the dialog."""
-        if name:
+        """Open the trace, or the query's run, that was named in the dialog."""
+        if name and is_run_path(Path(name)):
+            self.run_worker(partial(self._read_run, Path(name)), thread=True, group="open")
+        elif name:
             self.open_paths([Path(name)])
+
+    def _read_run(self, path: Path) -> None:
+        from pictool.spans.runs import read_run
+
+        try:
+            run = read_run(path)
+        except PicError as error:
+            self.call_from_thread(self.tell_error, error)
+        else:
+            self.call_from_thread(self.show_run, run)
+
+    def show_run(self, run: QueryRun) -> None:
+        from pictool.tui.query_screen import QueryScreen
+
+        self.push_screen(QueryScreen(run))
 
     def open_paths(self, paths: Sequence[Path]) -> None:
         """Read traces in a thread; then show the trace, or compare several."""

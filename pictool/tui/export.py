@@ -54,13 +54,16 @@ def screen_lines(app: App[Any]) -> list[Strip]:
 
 
 def draw_png(lines: Sequence[Strip]) -> bytes:
-    """Draw text on coloured cells, with a font that comes with matplotlib."""
+    """Draw text on coloured cells, with a font that comes with matplotlib; what it lacks, with another."""
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise InputError("PNG: needs Pillow; install it with: pip install 'pictool[tui]'") from error
     fonts = [ImageFont.truetype(str(_fonts() / f"DejaVuSansMono{kind}.ttf"), _FONT_SIZE) for kind in ("", "-Bold")]
-    cell = round(fonts[0].getlength("M"))
+    other = ImageFont.truetype(str(_fonts() / "DejaVuSans.ttf"), _FONT_SIZE)
+    cell, unknown = round(fonts[0].getlength("M")), bytes(fonts[0].getmask("\uffff"))
+    uneven = {char for line in lines for text, *_ in line for char in text
+              if not char.isascii() and bytes(fonts[0].getmask(char)) == unknown}  # fmt: skip
     picture = Image.new("RGB", (max(line.cell_length for line in lines) * cell, len(lines) * _LINE_HEIGHT))
     draw = ImageDraw.Draw(picture)
     for y, line in enumerate(lines):
@@ -73,7 +76,8 @@ def draw_png(lines: Sequence[Strip]) -> bytes:
             draw.rectangle((x, top, end - 1, bottom - 1), fill=background)
             for index, character in enumerate(text):
                 left = x + cell_len(text[:index]) * cell
-                draw.text((left, top), character, font=fonts[bool(style and style.bold)], fill=foreground)
+                font = other if character in uneven else fonts[bool(style and style.bold)]
+                draw.text((left, top), character, font=font, fill=foreground)
             if style and style.underline:
                 draw.line((x, bottom - 2, end - 1, bottom - 2), fill=foreground)
             x = end

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+RUN_FILE = "run.json"  # of pictool.spans.runs, which imports more
+
 if TYPE_CHECKING:
     from pictool.store.format import ObjectFile
     from pictool.store.store import StoredObject
@@ -14,6 +16,11 @@ if TYPE_CHECKING:
     from pictool.trace.attention_sinks import AttentionSinks
     from pictool.trace.counts import TraceCounts
     from pictool.trace.format import Trace
+
+
+def is_run_path(path: Path) -> bool:
+    """Whether a path is the file of a query's run, or its folder."""
+    return path.name == RUN_FILE or (path / RUN_FILE).is_file()
 
 
 @dataclass(frozen=True)

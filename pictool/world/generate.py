@@ -156,7 +156,8 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _filler(rng: random.Random) -> str:
+def filler(rng: random.Random) -> str:
+    """A sentence that tells no fact."""
     parts = (rng.choice(_FILLER_SUBJECTS), rng.choice(_FILLER_VERBS), rng.choice(_FILLER_ENDS))
     return _sentence(" ".join(parts) + ".")
 
@@ -211,7 +212,7 @@ class _Writer:
 
     def page(self, number: int, carried: tuple[Kind, str] | None, following: str | None) -> str:
         rng = self.rng
-        middle = [_filler(rng) for _ in range(rng.randint(0, self.shape.max_filler_sentences))]
+        middle = [filler(rng) for _ in range(rng.randint(0, self.shape.max_filler_sentences))]
         for _ in range(rng.randint(0 if carried else 1, self.shape.max_locals)):
             kind = rng.choice(self.kinds)
             told = self.tell(kind, self.subject(kind), number, number, pronoun_first=False)

@@ -88,7 +88,7 @@ def test_the_table_says_the_same(plan: Any) -> None:
     outcome = plan("a.txt", "b.txt", "--tiers", write("t.yaml", TIERS))
     lines = outcome.out.splitlines()
     assert lines[0].startswith("prompt ") and "3 objects" in lines[0]
-    assert re.split(r"  +", lines[4].strip()) == ["tier", "load", "recompute", "TTFT", "ratio", "cost/month"]
+    assert re.split(r"  +", lines[4].strip()) == ["tier", "load", "recompute", "TTFT", "ratio", "$/month"]
     assert [line.split()[0] for line in lines[5:9]] == ["fast", "slow", "disk", "store"]
     assert len({len(line) for line in lines[4:9]}) == 1
     assert lines[-3].startswith("ratio     0.15 on store: loading (")
@@ -266,6 +266,15 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(
     assert "512 positions" in outcome.err and "fewer or shorter" in outcome.err
 
 
+def test_a_policy_without_a_ratio_is_planned_by_the_rows_that_it_chooses(plan: Any) -> None:
+    found = plan("--tokens", 400, "--chunk-tokens", 100, "--algo", "legolink-16", "--json").json
+    assert found["algo"] == "legolink" and found["ratio"] == pytest.approx(4 * 16 / 400)
+    shares = [plan("--tokens", 400, "--algo", name, "--json").json["ratio"] for name in ("naive", "full")]
+    assert shares == [0, 1]
+    shown = plan("a.txt", "b.txt", "--algo", "legolink-16", "--check").out
+    assert "as legolink chooses its rows" in shown
+
+
 def test_a_policy_without_a_ratio_refuses_auto(model: Path, texts: tuple[Path, Path], machine: Machine) -> None:
     outcome = auto(model, "--algo", "legolink", "--ratio", "auto")
     assert outcome.code == 2 and outcome.err == "pic: error: legolink has no field 'ratio'; its fields are k\n"
@@ -285,7 +294,7 @@ def test_a_policy_without_a_ratio_refuses_auto(model: Path, texts: tuple[Path, P
         (("nosuch.txt",), ("nosuch.txt", "no such file"), 1),
         (("a.txt", "-q", " "), ("query is empty",), 1),
         (("a.txt", "--algo", "nosuch"), ("nosuch", "cacheblend"), 2),
-        (("a.txt", "--algo", "legolink"), ("legolink", "ratio"), 2),
+        (("a.txt", "--algo", "legolink", "--ratio", 0.2), ("legolink", "ratio"), 2),
         (("a.txt", "--ratio", 2), ("ratio", "from 0 to 1"), 2),
         (("a.txt", "-p", "ratio"), ("-p ratio", "FIELD=VALUE"), 2),
         (("a.txt", "--codec", "int9"), ("int9", "int8"), 2),

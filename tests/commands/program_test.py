@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import shutil
 import signal
@@ -141,3 +142,27 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped(objects: Objects) -> No
 def test_python_m_pictool_is_the_program() -> None:
     done = subprocess.run([sys.executable, "-m", "pictool", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"pic {pictool.__version__}\n")
+
+
+def test_on_a_terminal_nothing_is_said_but_by_pic(model: Path) -> None:
+    """The libraries underneath warn on a terminal of what they do not without one; lines that wait go."""
+    write("a.txt", TEXT)
+    shown = on_a_terminal(*PIC, "link", "a.txt", "-q", "why?", "-m", model, "--max-new-tokens", 2)
+    lines = [line.split("\r\x1b[K")[-1].rstrip("\r") for line in shown.split("\n")]
+    notes = [line for line in lines if line.startswith("pic: ")]
+    assert [line for line in notes if "rows recomputed" in line] and "pic: compiled a.txt first (40 tokens)" in notes
+    assert len(lines) <= len(notes) + 3  # the answer, and ends of lines
+
+
+def on_a_terminal(*command: object) -> str:
+    """What a command shows on a terminal of its own."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(str(command[0]), [str(word) for word in command])
+    shown = b""
+    with suppress(OSError):  # the end of a terminal is an error
+        while piece := os.read(terminal, 1 << 16):
+            shown += piece
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown.decode()
+    return shown.decode()

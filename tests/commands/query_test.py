@@ -85,9 +85,27 @@ def test_yaml_stdin_and_files_beside_the_query(query: Any, model: Path, monkeypa
 def test_traces_of_every_call(query: Any) -> None:
     assert query(JUDGE, "--trace", "traces").code == 0
     files = sorted(Path("traces").iterdir())
-    assert [file.name for file in files] == ["0001.trace", "0002.trace", "0003.trace"]
+    assert [file.name for file in files] == ["0001.trace", "0002.trace", "0003.trace", "run.json"]
     assert pic("inspect", files[2]).code == 0
     assert query(JUDGE, "--trace", "traces").err.startswith("pic: error: --trace traces: has to be an empty")
+
+
+def test_a_run_is_inspected(query: Any) -> None:
+    report = query(JUDGE, "--trace", "traces", "--json").json
+    shown = pic("inspect", "traces")
+    assert shown.code == 0
+    table = shown.out[shown.out.index("node ") :].splitlines()[1:]
+    assert [line.split()[-1] for line in table if " 000" in line] == ["0003", "0001", "0002"]  # the judge is the root
+    for call, number in zip(report["calls"], ("0001", "0002", "0003"), strict=True):
+        (line,) = [line for line in table if line.endswith(number)]
+        assert f" {call['tokens']['context']} " in line and f" {call['tokens']['recomputed']:.1f} " in line
+    data = pic("inspect", "traces/run.json", "--json").json
+    assert data["answer"] == report["answer"] and data["optimised"] == report["optimised"]
+    assert pic("inspect", "traces", "--text").err.startswith("pic: error: traces: is a query's run, which has --json")
+    assert pic("inspect", "traces", "traces").code == 2
+    failing = g({"plus": [g(user("a")), {"file": "no.txt"}]}, user("b"))
+    assert query(failing, "--trace", "failed").code == 1
+    assert "none: g.input[0].plus[1]: no.txt: cannot be read" in pic("inspect", "failed").out
 
 
 def test_outputs_are_linked_as_generated_or_compiled(query: Any) -> None:
@@ -158,6 +176,11 @@ def test_wrong_options(query: Any, options: list[str], code: int, message: str) 
     [
         ({"plus": [{"x": 1}]}, "q.json: plus[0]: unknown operator 'x'; known are system, user"),
         ("{", "q.json: is not JSON (line 1, column 2"),
+        (g({"plus": []}), "the query: the input is empty; there is nothing to answer"),
+        (
+            g({"plus": [g({"cross": []}), user("b")]}),
+            "g.input[0].plus[0]: the input is empty; there is nothing to answer",
+        ),
         (g({"ask": "Who?"}), "g.input[0]: asks 'Who?', but stdin is no terminal; run it from one"),
         ('{"seq":[' * 10_000 + "]}" * 10_000, "q.json: seq[0].seq[0].seq[0].seq[0] … "),
     ],

@@ -5,7 +5,10 @@
    Nothing happens before fault_arm(plan). From then on every call of a counted kind that touches a path below
    plan->root (by name, or by descriptor) is counted; at the plan->nth of those whose kind is in plan->kinds the
    plan's action is done. The plan is in memory that the parent process shares, so that what was counted, and where
-   the fault was, is known even of a process that was killed. `shim.py` has the same structure. */
+   the fault was, is known even of a process that was killed. `shim.py` has the same structure.
+
+   A process that has FAULT_PLAN in its environment is armed from the start, with the plan in the file of this name; so
+   are the processes that it starts. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -15,6 +18,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -243,3 +247,12 @@ static int is_lock(int command) {
     ON(is_lock(command) ? on_fd(LOCK, "fcntl", fd) : PASS, -1, real(fd, command, argument)); } while (0)
 int fcntl(int fd, int command, ...) { CONTROL(REAL(fcntl)); }
 int fcntl64(int fd, int command, ...) { CONTROL(REAL(fcntl64)); }
+
+__attribute__((constructor)) static void arm_from_file(void) {
+    const char *name = getenv("FAULT_PLAN");
+    int fd = name ? REAL(open64)(name, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0) return;
+    void *shared = REAL(mmap64)(NULL, sizeof(struct plan), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (shared != MAP_FAILED) fault_arm(shared);
+}

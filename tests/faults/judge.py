@@ -20,7 +20,9 @@ from pictool.store.store import Store
 from pictool.store.upkeep import gc, verify
 
 STORES = ("st", "new", "far", "chained", "damaged")
-_CACHES = re.compile(r"(^|/)(stats/\d\d|hits\.sqlite3|index\.sqlite3|lock)$|^cache(/[a-z]+)*(/[0-9a-z-]+\.json)?$")
+_CACHES = re.compile(
+    r"(^|/)(stats/\d\d|(hits|index|sources)\.sqlite3|lock)$|^cache(/[a-z]+)*(/([0-9a-z-]+\.json|compiled\.sqlite3))?$"
+)
 _OBJECT = re.compile(r"[a-z]+(/eval/[^/]+)?/objects/[0-9a-f]{2}/[0-9a-f]{64}\.kvo")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("fault.c")
 VARIABLE = "FAULT_LIBRARY"  # names the library in the process that was started with it
+PLAN_VARIABLE = "FAULT_PLAN"  # names the file of the plan with which a process, and all that it starts, is armed
 
 
 class Kind(IntEnum):
@@ -105,22 +106,25 @@ class Fault:
         return f"{what} at {kinds} #{self.nth}"
 
 
-class Shim:
-    """The library in this process, and memory that it shares with the children that it forks."""
+class SharedPlan:
+    """A plan that other processes follow: forked ones that arm it, or, if it is in a file, those that find it there."""
 
-    def __init__(self) -> None:
-        self._library = ctypes.CDLL(os.environ[VARIABLE])
-        self.plan = Plan.from_buffer(mmap.mmap(-1, ctypes.sizeof(Plan)))
+    def __init__(self, file: Path | None = None) -> None:
+        size = ctypes.sizeof(Plan)
+        if file is None:
+            memory = mmap.mmap(-1, size)
+        else:
+            file.write_bytes(bytes(size))
+            with file.open("r+b") as opened:
+                memory = mmap.mmap(opened.fileno(), size)
+        self.plan = Plan.from_buffer(memory)
 
     def set(self, root: Path, fault: Fault) -> None:
-        """Write the plan, with its results empty. The children that arm it follow it."""
+        """Write the plan, with its results empty."""
         ctypes.memset(ctypes.addressof(self.plan), 0, ctypes.sizeof(Plan))
         self.plan.root = os.fsencode(root)
         self.plan.kinds = sum(1 << kind for kind in fault.kinds)
         self.plan.action, self.plan.number, self.plan.nth = fault.action, fault.number, fault.nth
-
-    def arm(self) -> None:
-        self._library.fault_arm(ctypes.byref(self.plan))
 
     @property
     def counts(self) -> dict[Kind, int]:
@@ -131,6 +135,17 @@ class Shim:
     def hit(self) -> str:
         """The call that was acted on; "" if there was none."""
         return os.fsdecode(self.plan.hit)
+
+
+class Shim(SharedPlan):
+    """The library in this process, and memory that it shares with the children that it forks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._library = ctypes.CDLL(os.environ[VARIABLE])
+
+    def arm(self) -> None:
+        self._library.fault_arm(ctypes.byref(self.plan))
 
 
 def compiler() -> str | None:

@@ -30,7 +30,7 @@ from hostile.judge import Problem
 
 KEPT_OF_A_KIND = 3  # directories of failed cases
 _BATCH = 50
-_SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where an fsync costs nothing
+SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where an fsync costs nothing
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Pool:
 
     def run(self, jobs: int) -> Iterator[Result]:
         """Results as they come."""
-        with tempfile.TemporaryDirectory(prefix="hostile-", dir=_SCRATCH) as root:
+        with tempfile.TemporaryDirectory(prefix="hostile-", dir=SCRATCH) as root:
             for _ in range(min(jobs, len(self._queue))):
                 self._start(Path(root).resolve())
             while self._running:
@@ -187,7 +187,7 @@ class Pool:
 
 def run_here(batches: Sequence[tuple[str, Sequence[int]]], seed: int, keep: Path | None) -> Iterator[Result]:
     """Results of cases that run in this process, which one of them may kill."""
-    with tempfile.TemporaryDirectory(prefix="hostile-", dir=_SCRATCH) as root:
+    with tempfile.TemporaryDirectory(prefix="hostile-", dir=SCRATCH) as root:
         worker = Worker(Path(root).resolve(), keep)
         for surface, numbers in batches:
             for number in numbers:
@@ -251,7 +251,7 @@ def main() -> None:
     names, keep = options.surfaces or list(SURFACES), options.keep.absolute()
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if options.case is not None:
-        with tempfile.TemporaryDirectory(prefix="hostile-", dir=_SCRATCH) as root:
+        with tempfile.TemporaryDirectory(prefix="hostile-", dir=SCRATCH) as root:
             result = Worker(Path(root).resolve(), keep).run(names[0], options.seed, options.case)
         show(result, options.seed)
         raise SystemExit(bool(result.problems))

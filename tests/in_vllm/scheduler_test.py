@@ -11,6 +11,9 @@ import pytest
 import torch
 import vllm_rig as rig
 
+from pictool.engines.vllm.forward import RowForward
+from pictool.engines.vllm.worker import WorkerSide
+
 LONG = " Numbers such as 1,024 or 3.14 stand here too, and words." * 4  # a tail of more than 64 tokens
 SPECS = ("naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15")
 
@@ -124,6 +127,30 @@ def test_preemption_and_resume(tmp_path_factory: pytest.TempPathFactory, start: 
         answers = engine.ask(*cases, num_tokens=90)
         assert engine.metric("num_preemptions") > 0
         require_same(cases, answers)
+
+
+def test_passes_that_are_cut_between_and_within_layers(
+    tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that has other work does one piece of a link: a few rows of a layer, or a part of a layer's bytes."""
+    world = rig.make_world(tmp_path_factory.mktemp("cut"), "llama")
+    engine = start(world, {"step_ms": 1e-6, "step_rows": 3, "step_bytes": 5000}, enable_prefix_caching=True)
+    cases = [world.case(spec, (33, 37, 5), seed=seed) for seed, spec in enumerate(SPECS)] + [world.exact(seed=9)]
+    num_rows: list[int] = []
+    run, step = RowForward._run_layer, WorkerSide.step
+
+    def counted(self: RowForward, batch: Any, micro_batch: Any, *rest: Any) -> Any:
+        num_rows.append(len(micro_batch.index))
+        return run(self, batch, micro_batch, *rest)
+
+    def never_idle(self: WorkerSide, jobs: Any, target: Any, _: bool) -> Any:
+        return step(self, jobs, target, False)
+
+    monkeypatch.setattr(RowForward, "_run_layer", counted)
+    monkeypatch.setattr(WorkerSide, "step", never_idle)
+    answers = engine.ask(*cases, num_tokens=3)
+    assert max(num_rows) <= 3 * 4 and len(num_rows) > 50
+    require_same(cases, answers)
 
 
 def test_more_requests_than_can_run(pair: tuple[rig.World, rig.Engine]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +119,17 @@ def test_models_that_are_refused(world: rig.World, field: str, message: str, mon
         make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
 
 
-def test_other_versions_are_refused(world: rig.World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm.__version__", "0.33.0")
-    with pytest.raises(InputError, match=r"vLLM 0\.33\.0"):
-        make_setup(config_of(world), _Caches(full_attention()))  # type: ignore[arg-type]
+@pytest.mark.parametrize("version", ["0.31.1", "0.33.0", "1.0.0"])
+def test_other_versions_are_refused(world: rig.World, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before the connector imports what another version may not have."""
+    config, message = config_of(world), rf"vLLM {re.escape(version)} is not supported.*pip install 'vllm==0\.32\.\*'"
+    monkeypatch.setattr("vllm.__version__", version)
+    with pytest.raises(InputError, match=message):
+        make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
+    monkeypatch.delitem(sys.modules, rig.MODULE, raising=False)
+    monkeypatch.setitem(sys.modules, "vllm.v1.metrics.cache_hit_source", None)  # as if it had none
+    with pytest.raises(InputError, match=message):
+        importlib.import_module(rig.MODULE)
 
 
 def test_kinds_of_caches_that_are_refused(world: rig.World) -> None:
@@ -148,3 +158,16 @@ def test_an_engine_does_not_start_with_them(tmp_path: Path) -> None:
     """Refused where it matters: the sliding window of every layer, whose blocks vLLM frees."""
     with pytest.raises(Exception, match="SlidingWindowSpec"):
         rig.Engine(rig.make_world(tmp_path, "mistral-window"))
+
+
+def test_the_hybrid_manager_of_kv_caches_is_off(world: rig.World) -> None:
+    """So that Gemma 2 and 3 have one group of full caches, as on a CPU; where it is forced on, vLLM refuses by name."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+
+    config = config_of(world)
+    assert not KVConnectorFactory.supports_hma_config(config.kv_transfer_config)
+    assert config.scheduler_config.disable_hybrid_kv_cache_manager
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False
+    with pytest.raises(ValueError, match="--disable-hybrid-kv-cache-manager"):
+        KVConnectorFactory.create_connector(config, KVConnectorRole.SCHEDULER, None)  # type: ignore[arg-type]

@@ -225,7 +225,9 @@ def test_a_verified_answer_says_how_far_it_is_from_full(live: Live) -> None:
     assert checked["answer"] == text_of(full).strip() and checked["kl"] > 0
     exact = live.chat(QUESTION, verify=True)["pic"]["verify"]
     assert exact["kl"] == pytest.approx(0, abs=1e-9) and exact["same_answer"]
-    stream = events(live, "/v1/chat/completions", {"model": NAME, "messages": MESSAGES, "temperature": 0, "max_tokens": 4} | body)
+    stream = events(
+        live, "/v1/chat/completions", {"model": NAME, "messages": MESSAGES, "temperature": 0, "max_tokens": 4} | body
+    )
     assert stream[-1]["pic"]["verify"]["same_answer"]
 
 

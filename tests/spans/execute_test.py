@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -228,6 +228,35 @@ def test_equal_calls_at_temperature_0_run_once(run: Callable[..., Result]) -> No
     assert [done.is_shared for done in result.done] == [False, True, True, False]
 
 
+def test_calls_that_are_ready_at_once_reach_the_engine_together(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waves: list[int] = []
+    answer_all = engine.answer_all
+
+    def watched(specs: Sequence[Spec]) -> Any:
+        waves.append(len(specs))
+        return answer_all(specs)
+
+    monkeypatch.setattr(engine, "answer_all", watched)
+    inner = repeat(2, g0(plus(g0("a"), g0("b")), "c"))
+    query = g0(plus(inner, g0(plus(g0("d"), g0("a")), "e"), g0("f")), seq(g0("g"), g0("h")))
+    result = Executor(lambda name: engine, SHORT).run(query)
+    assert waves == [5, 3]  # a b d f g; c e h; then one is left, whose text streams
+    by_path = {path_text(done.path): done for done in result.done}
+    assert sum(done.is_shared for done in result.done) == 2 and len(by_path) == 11
+    alone = Executor(lambda name: engine, replace(SHORT, budget=Budget(tokens=999))).run(query)
+    assert {path_text(done.path): done.text for done in alone.done} == {path: by_path[path].text for path in by_path}
+    assert waves == [5, 3]
+
+
+def test_the_deepest_tree_runs(run: Callable[..., Result]) -> None:
+    query: Query = user("a")
+    while query.depth < nodes.MAX_DEPTH - 1:
+        query = g0(query, max_tokens=1)
+    assert len(run(query).done) > 40
+
+
 def test_a_retrieval_is_prepared_before_the_call(engine: Engine, files: Path) -> None:
     executor = Executor(lambda name: engine, RunOptions(LEGO, 3, base=files))
     query = chat(retrieve("Who asked?", ".", k=2), "Who asked?", temperature=0)
@@ -291,9 +320,38 @@ def test_an_optimised_query_is_one_of_the_permutations_where_something_does(run:
     assert run(optimised.after).text == answers[optimised.after.children[0].children[0].children]  # type: ignore[index]
 
 
-def test_a_policy_that_recomputes_all_answers_as_full(run: Callable[..., Result]) -> None:
+def orders(query: Query) -> list[Query]:
+    """The query with the children of every + in every order."""
+    below = [orders(child) for child in query.children]
+    chosen = [query.with_children(children) for children in itertools.product(*below)]
+    if not isinstance(query, nodes.Plus):
+        return chosen
+    return [each.with_children(order) for each in chosen for order in itertools.permutations(each.children)]
+
+
+def test_random_queries_answer_as_one_of_their_permutations(run: Callable[..., Result]) -> None:
+    """Under an exact policy; wherever nothing was reordered, as the query that was written."""
+    rng, reordered, moved = random.Random(23), 0, 0
+    while reordered < 12:
+        query = g0(random_query(rng, 1), "Well?", max_tokens=2)
+        variants = orders(query)
+        if len(variants) > 24:
+            continue
+        optimised = optimise(query, Options(is_exact=True))
+        answer = run(optimised.after).text
+        if "order +" not in {step.rule for step in optimised.steps}:
+            assert answer == run(query).text
+            continue
+        reordered += 1
+        moved += answer != run(query).text
+        assert answer in {run(variant).text for variant in variants}
+    assert moved
+
+
+@pytest.mark.parametrize("policy", [make_policy("legolink", {"k": 999}), make_policy("cacheblend", {"ratio": 1.0})])
+def test_a_policy_that_recomputes_all_answers_as_full(run: Callable[..., Result], policy: Any) -> None:
     query = g0(plus(g0("one two"), g0("three"), "the harbour "), "Which?")
-    everything = replace(SHORT, policy=make_policy("legolink", {"k": 999}))
+    everything = replace(SHORT, policy=policy)
     assert [done.text for done in run(query, everything).done] == [done.text for done in run(query).done]
 
 

@@ -9,19 +9,22 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from torch import Tensor
 
-from pictool.core import Chunk, Sampling
+from pictool.core import Chunk, GeneratedChunk, Sampling
 from pictool.engines.base import Answer
 from pictool.engines.torch import TorchEngine
-from pictool.errors import StoreError
+from pictool.errors import StoreError, TraceError
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
 from pictool.spans.dsl import g, plus, repeat
 from pictool.spans.execute import Executor, Hooks, RunOptions
-from pictool.spans.generated import GeneratedView, answer_and_keep, keep_output
+from pictool.spans.generated import answer_and_keep, keep_output
 from pictool.spans.query import Path as NodePath
 from pictool.store.store import Store
+from pictool.trace.format import read_trace
+from pictool.trace.replay import replay
 
 NAIVE, FULL = make_policy("naive"), make_policy("full")
 TAIL = "Question: the harbour?\nAnswer:"
@@ -38,28 +41,34 @@ def engine(model: Model, store: Store) -> TorchEngine:
     return TorchEngine(model, store)
 
 
-def generate(engine: TorchEngine, seam: str = "\n", count: int = 5) -> tuple[Answer, Chunk, str]:
-    """An answer of `count` tokens after `TAIL`, the chunk of it with its seam, and the key of its object."""
-    spec = Spec.raw((), TAIL, NAIVE, "<s>")
-    spec = replace(spec, max_new_tokens=count, sampling=Sampling(1.0, seed=4))
-    answer = answer_and_keep(engine, spec, {})
+def plain(chunk: Chunk) -> Chunk:
+    """A chunk of the same tokens that nobody generated."""
+    return Chunk(chunk.text, chunk.tokens, chunk.source)
+
+
+def generate(
+    engine: TorchEngine, seam: str = "\n", count: int = 5, tail: str = TAIL, temperature: float = 1.0
+) -> tuple[Answer, GeneratedChunk]:
+    """An answer of `count` tokens after `tail`, and the chunk of it with its seam."""
+    spec = Spec.raw((), tail, NAIVE, "<s>")
+    spec = replace(spec, max_new_tokens=count, sampling=Sampling(temperature, seed=4))
+    answer = answer_and_keep(engine, spec)
     tokens, after = answer.generated.tokens, engine.model.encode(seam)
     assert len(tokens) == count and tokens[-1] not in engine.model.eos_ids
     text = answer.generated.text + seam
-    key = keep_output(engine.store, answer, tokens, after, text, "none", ())
+    key = keep_output(engine.store, answer, tokens, after, text, "none")
     assert key is not None
-    return answer, Chunk(text, (*tokens, *after), "output"), key
+    return answer, GeneratedChunk(text, (*tokens, *after), "output", key)
 
 
 def test_at_its_own_place_after_its_own_input_it_is_exact(engine: TorchEngine) -> None:
-    _, chunk, key = generate(engine)
+    _, chunk = generate(engine)
     spec = Spec.raw([chunk], "the festival", NAIVE, "<s>" + TAIL)
     # The inner prompt was <s> and a tail; as one head it has to have the same tokens.
     assert engine.model.encode("<s>" + TAIL) == engine.model.encode("<s>") + engine.model.encode(TAIL)
     full = engine.link(replace(spec, policy=FULL))
-    plain_key = engine.model.key(chunk.tokens, 0, "none")
-    reused = TorchEngine(engine.model, GeneratedView(engine.store, {plain_key: key})).link(spec)
-    compiled = engine.link(spec)
+    reused = engine.link(spec)
+    compiled = engine.link(replace(spec, documents=[plain(chunk)]))
     assert full.logits is not None and reused.logits is not None and compiled.logits is not None
     assert reused.recomputed == 0
     assert (reused.logits - full.logits).abs().max() <= 1e-4
@@ -67,11 +76,12 @@ def test_at_its_own_place_after_its_own_input_it_is_exact(engine: TorchEngine) -
 
 
 def test_elsewhere_layer_0_is_exact(engine: TorchEngine) -> None:
-    _, chunk, key = generate(engine)
+    _, chunk = generate(engine)
     spec = Spec.raw([Chunk("a", tuple(range(5, 15)), "a"), chunk], "the festival", NAIVE, "<s>")
-    view = GeneratedView(engine.store, {engine.model.key(chunk.tokens, 0, "none"): key})
-    reused, full = TorchEngine(engine.model, view).link(spec).linked, engine.link(replace(spec, policy=FULL)).linked
+    reused, full = engine.link(spec).linked, engine.link(replace(spec, policy=FULL)).linked
     assert reused is not None and full is not None
+    assert [part.generated for part in reused.parts] == ["", chunk.object]
+    assert [part.generated for part in full.parts] == ["", ""]
     for side in ("key", "value"):
         torch.testing.assert_close(getattr(reused.image, side)(0), getattr(full.image, side)(0), rtol=0, atol=1e-4)
 
@@ -83,8 +93,9 @@ def llama() -> Model:
 
 def test_its_name_is_its_own(llama: Model, store: Store) -> None:
     engine = TorchEngine(llama, store)
-    _, chunk, key = generate(engine)
-    assert generate(engine)[2] == key != generate(engine, seam="")[2]
+    chunk = generate(engine)[1]
+    key = chunk.object
+    assert generate(engine)[1].object == key != generate(engine, seam="")[1].object
     (compiled,) = engine.compile([chunk])
     assert compiled.is_new and compiled.key != key
     with store.peek(key) as file:
@@ -97,34 +108,57 @@ def test_its_name_is_its_own(llama: Model, store: Store) -> None:
 
 def test_one_that_was_evicted_is_compiled(llama: Model, store: Store) -> None:
     engine = TorchEngine(llama, store)
-    _, chunk, key = generate(engine)
-    store.path(key).unlink()
+    _, chunk = generate(engine)
+    store.path(chunk.object).unlink()
     spec = Spec.raw([chunk], "x", NAIVE, "<s>")
-    view = GeneratedView(store, {llama.key(chunk.tokens, 0, "none"): key})
-    reused = TorchEngine(llama, view).link(spec).logits
-    want = engine.link(spec).logits
-    assert reused is not None and want is not None and torch.equal(reused, want)
+    reused = engine.link(spec)
+    want = engine.link(replace(spec, documents=[plain(chunk)])).logits
+    assert reused.logits is not None and want is not None and torch.equal(reused.logits, want)
+    assert reused.linked is not None and reused.linked.parts[0].generated == ""  # so that no output is named by it
+
+
+def test_equal_tokens_of_other_origin_keep_their_own_kv(llama: Model, store: Store) -> None:
+    """Outputs of the same tokens, and a document that says the same, are as many objects in one prompt."""
+    engine = TorchEngine(llama, store)
+    by_tokens: dict[tuple[int, ...], list[Chunk]] = {}
+    for word in "harbour festival numbers market winter tabs lines spring".split():
+        chunk = generate(engine, count=1, tail=f"the {word}", temperature=0)[1]
+        by_tokens.setdefault(chunk.tokens, []).append(chunk)
+    one, two, *_ = max(by_tokens.values(), key=len)
+    assert one.tokens == two.tokens
+
+    def values(*documents: Chunk) -> list[Tensor]:
+        linked = engine.link(Spec.raw(documents, "x", NAIVE, "<s>")).linked
+        assert linked is not None
+        return [linked.image.value(2)[0, :, start:end] for start, end in linked.image.layout.chunks]
+
+    together = values(one, two, plain(one), one)
+    alone = [value for document in (one, two, plain(one), one) for value in values(document)]
+    assert all(map(torch.equal, together, alone))
+    first, second, compiled, _ = alone
+    assert not torch.equal(first, second) and not torch.equal(first, compiled)
 
 
 def test_a_damaged_one_is_taken_out_and_its_tokens_are_compiled(llama: Model, tmp_path: Path) -> None:
     warnings: list[str] = []
     store = Store(tmp_path / "store", on_warning=warnings.append)
     engine = TorchEngine(llama, store)
-    _, chunk, key = generate(engine)
-    data = bytearray(store.path(key).read_bytes())
+    _, chunk = generate(engine)
+    path = store.path(chunk.object)
+    data = bytearray(path.read_bytes())
     data[-200] ^= 1
-    store.path(key).write_bytes(data)
+    path.write_bytes(data)
     spec = replace(Spec.raw([chunk], "x", NAIVE, "<s>"), max_new_tokens=3)
-    answer = answer_and_keep(engine, spec, {llama.key(chunk.tokens, 0, "none"): key})
-    assert answer.generated == engine.answer(spec).generated
+    answer = answer_and_keep(engine, spec)
+    assert answer.generated == engine.answer(replace(spec, documents=[plain(chunk)])).generated
     (warning,) = warnings
-    assert "is compiled again" in warning and not store.path(key).exists()
+    assert "is compiled again" in warning and not path.exists()
 
 
 def test_a_salt_is_part_of_its_name(store: Store) -> None:
     module = tiny.random_module(tiny.CONFIGS["llama"]())
     keys = {
-        generate(TorchEngine(wrap_model(module, tiny.tokenizer(), salt=salt), store))[2]
+        generate(TorchEngine(wrap_model(module, tiny.tokenizer(), salt=salt), store))[1].object
         for salt in ("", "b3b0c44298fc1c14", "9afbf4c8996fb924")
     }
     assert len(keys) == 3
@@ -138,7 +172,7 @@ def test_what_the_model_has_no_position_for_is_not_kept(store: Store) -> None:
     engine = TorchEngine(wrap_model(module, tiny.tokenizer(), "short"), store)
     with pytest.raises(AssertionError):
         generate(engine)
-    assert generate(engine, seam="")[2]
+    assert generate(engine, seam="")[1].object
 
 
 def outputs(model: Model, store: Store, policy: str) -> tuple[list[str], list[Answer]]:
@@ -151,6 +185,20 @@ def outputs(model: Model, store: Store, policy: str) -> tuple[list[str], list[An
     executor = Executor(lambda name: TorchEngine(model, store), options, Hooks(on_answer=keep))
     query = g(plus(repeat(2, g("candidate", temperature=1.5)), "the harbour\n"), "Which?", temperature=0)
     return [done.object for done in executor.run(query).done], answers
+
+
+def test_the_trace_of_an_outer_call_can_be_replayed(llama: Model, tmp_path: Path) -> None:
+    """While the store has what it linked: nothing else is linked in its place."""
+    store = Store(tmp_path / "own")
+    keys, answers = outputs(llama, store, "naive")
+    path = tmp_path / "judge.trace"
+    answers[2].write_trace(path)
+    trace = read_trace(path)
+    assert [chunk.key for chunk in trace.chunks][:2] == keys[:2]
+    assert np.array_equal(replay(llama, store, trace, "judge").rows, trace.rows)
+    store.path(keys[0]).unlink()
+    with pytest.raises(TraceError, match=f"was linked from the object {keys[0][:12]}, which is not that of its tokens"):
+        replay(llama, store, trace, "judge")
 
 
 def test_an_outer_call_links_the_generated_objects_of_inner_ones(llama: Model, store: Store) -> None:

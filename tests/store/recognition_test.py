@@ -177,6 +177,16 @@ def test_of_several_codecs_the_lossless_one_is_taken(store: Store) -> None:
     assert match.key == keys["zstd"]
 
 
+def test_a_codec_may_be_asked_for(store: Store) -> None:
+    keys = {codec: put_tokens(store, range(20), codec=codec) for codec in ("none", "int8")}
+    index, prompt = index_of(store), np.arange(25, dtype=np.int32)
+    for codec, found in {None: ["none"], "int8": ["int8"], "none": ["none"], "zstd": []}.items():
+        assert [match.key for match in index.find(prompt, 0, "", codec)] == [keys[name] for name in found]
+    store.path(keys["int8"]).unlink()
+    index.refresh()
+    assert index.find(prompt, 0, "", "int8") == [] != index.find(prompt, 0)
+
+
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The keys of the objects that are read from now on."""

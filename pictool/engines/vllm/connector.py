@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pictool.engines.vllm.setup import make_setup, require_version
+
+require_version()  # before anything is imported that another version may not have
+
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -21,7 +25,6 @@ from pictool.engines.vllm.messages import Job, Outcome
 from pictool.engines.vllm.metrics import PicPromMetrics, PicStats
 from pictool.engines.vllm.planning import Planner
 from pictool.engines.vllm.scheduler import SchedulerSide
-from pictool.engines.vllm.setup import make_setup
 from pictool.engines.vllm.worker import Budget, WorkerSide
 
 if TYPE_CHECKING:
@@ -112,7 +115,7 @@ class PicConnector(KVConnectorBase_V1):
         setup, rank = self._setup, TensorParallelRank(self._setup.model.geometry.kv_heads)
         model = WorkerModel(self._module, setup.config, setup.kv_cache_config, rank)
         forward, settings = RowForward(model), setup.settings
-        budget = Budget(settings.step_bytes, settings.step_rows or forward.max_rows)
+        budget = Budget(settings.step_bytes, settings.step_rows or forward.max_rows, settings.step_ms / 1e3)
         self._worker_side = WorkerSide(forward, setup.store, setup.model, budget)
 
     def start_load_kv(self, forward_context: ForwardContext, **_: Any) -> None:

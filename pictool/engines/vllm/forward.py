@@ -1,12 +1,16 @@
-"""Forwards of chosen rows through vLLM's model: all layers at once, or layer by layer with narrowing between them.
+"""Forwards of chosen rows through vLLM's model, layer by layer and piece by piece, with narrowing between layers.
 
 Rows are virtual sequences: every run of consecutive positions [a, b) of a prompt is a sequence of length b whose last
 b - a tokens are computed. Each of them attends to all earlier positions of its prompt: their K and V are in the blocks.
+
+A forward is a generator: it stops before each piece of a layer, and goes on, in a later step if need be, with as many
+rows as it is sent. In each layer rows go by position, so that whatever a row attends to is in place before it is
+computed, or is written with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +28,22 @@ from pictool.linker.policies.base import Prompt, Scores
 from pictool.runtime.model import Model
 
 Ints = NDArray[np.int64]
-Hidden = tuple[Tensor, Tensor | None]  # hidden states and residual, [rows, hidden]
 T = TypeVar("T")
-# Work that is done in parts: each part yields what it was worth, in rows that go through all layers.
-Work = Generator[float, None, T]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What comes next in a forward: at most so many rows, of a layer or of what comes before the first.
+
+    Pieces of the same kind cost about the same per row.
+    """
+
+    kind: Hashable
+    rows: int
+
+
+SeeKV = Callable[["MicroBatch", Tensor, Tensor], None]
+Work = Generator[Piece, int, T]  # before each piece it is sent how many rows this one has, 1 … `Piece.rows`
 
 
 @dataclass(frozen=True)
@@ -85,16 +101,13 @@ class RowSet:
         owner = np.repeat(np.arange(len(rows)), [len(positions) for positions in rows])
         return cls(owner, np.concatenate([np.zeros(0, dtype=np.int64), *rows]))
 
-    def micro_batches(self, limit: int) -> Iterator[MicroBatch]:
-        """The rows in forwards of at most `limit`.
-
-        Within a prompt they go by position, so that whatever a row attends to is in place before its forward, or is
-        computed in the same. Within a forward short runs come first, as some backends need.
-        """
+    def parts(self, limit: int) -> Iterator[RowSet]:
+        """The rows in sets of at most `limit`."""
         for first in range(0, len(self), limit):
-            yield self._micro_batch(first, min(first + limit, len(self)))
+            yield RowSet(self.owner[first : first + limit], self.position[first : first + limit])
 
-    def _micro_batch(self, first: int, last: int) -> MicroBatch:
+    def micro_batch(self, first: int, last: int) -> MicroBatch:
+        """Rows [first, last) as runs, the short ones first, as some backends want them."""
         owner, position = self.owner[first:last], self.position[first:last]
         is_new = np.concatenate([[True], (np.diff(owner) != 0) | (np.diff(position) != 1)])
         begin = np.flatnonzero(is_new)
@@ -105,6 +118,19 @@ class RowSet:
         return MicroBatch(index, owner[begin], position[begin], position[begin] + length)
 
 
+@dataclass(frozen=True)
+class Hidden:
+    """Hidden states between two layers, and the residual (None before the first layer): [rows, hidden] each."""
+
+    states: Tensor
+    residual: Tensor | None = None
+
+    def of(self, index: Ints) -> Hidden:
+        """A copy of some rows."""
+        at = torch.from_numpy(index).to(self.states.device)
+        return Hidden(self.states[at], None if self.residual is None else self.residual[at])
+
+
 class RowForward:
     """Computes rows of prompts with vLLM's model; their K and V replace those in the blocks.
 
@@ -113,44 +139,74 @@ class RowForward:
 
     def __init__(self, model: WorkerModel) -> None:
         self.model = model
-        self.max_rows = int(model.config.scheduler_config.max_num_batched_tokens)
-        self._builders = self._make_builders()
+        scheduling, backends = model.config.scheduler_config, {layer.backend for layer in model.layers}
+        self.max_rows = int(scheduling.max_num_batched_tokens)
+        if "FLASHINFER" in backends:  # its metadata have room for so many sequences, and each row may be one
+            self.max_rows = min(self.max_rows, int(scheduling.max_num_seqs))
+        self._builders = self._make_builders()  # by layer's name
 
     def run(self, batch: Batch, rows: RowSet, limit: int) -> Work[None]:
-        """Compute all layers of every row, at most `limit` rows in a forward. Yields the rows of each forward."""
-        for micro_batch in rows.micro_batches(min(limit, self.max_rows)):
-            self._run(batch, micro_batch)
-            yield len(micro_batch.index)
+        """Compute K and V of every row in all layers. The hidden states of `limit` rows are kept at a time."""
+        *layers, last = self.model.layers
+        for part in rows.parts(min(limit, self.max_rows)):
+            hidden = yield from self.embed(batch, part)
+            for layer in layers:
+                hidden = yield from self.run_layer(batch, part, layer, hidden)
+            yield from self.project(batch, part, last, hidden)
 
-    def embed(self, batch: Batch, rows: RowSet) -> Hidden:
+    def embed(self, batch: Batch, rows: RowSet) -> Work[Hidden]:
         """What the model calls its first decoder layer with."""
         first = self.model.layers[0].decoder
-        parts: list[tuple[MicroBatch, Tensor]] = []
-        for micro_batch in rows.micro_batches(self.max_rows):
+        parts: list[Tensor] = []
+
+        def embed(micro_batch: MicroBatch) -> None:
             _, hidden, residual = _inputs_of(first, partial(self._run, batch, micro_batch))
             assert residual is None
-            parts.append((micro_batch, hidden))
-        return _gather(parts, len(rows)), None
+            part = torch.empty_like(hidden)
+            part[torch.from_numpy(micro_batch.index - micro_batch.index.min()).to(hidden.device)] = hidden
+            parts.append(part)
 
-    def project(self, batch: Batch, rows: RowSet, layer: AttentionLayer, hidden: Hidden) -> tuple[Tensor, Tensor]:
-        """Fresh keys (rotated) and values of a layer, [rows, kv_heads, head_dim]; its attention is not computed."""
-        keys, values = [], []
-        for micro_batch in rows.micro_batches(self.max_rows):
-            run = partial(self._run_layer, batch, micro_batch, layer, _rows_of(hidden, micro_batch))
+        yield from self.in_pieces("embed", rows, embed)
+        return Hidden(torch.cat(parts))
+
+    def run_layer(self, batch: Batch, rows: RowSet, layer: AttentionLayer, hidden: Hidden) -> Work[Hidden]:
+        """Compute one decoder layer of every row; `hidden` is overwritten."""
+        states = hidden.states
+        residual = torch.empty_like(states) if hidden.residual is None else hidden.residual
+
+        def run(micro_batch: MicroBatch) -> None:
+            index = torch.from_numpy(micro_batch.index).to(states.device)
+            states[index], residual[index] = self._run_layer(batch, micro_batch, layer, hidden)
+
+        alike, _ = self._builders[layer.name]  # a window is its builder's
+        yield from self.in_pieces(("layer", id(alike)), rows, run)
+        return Hidden(states, residual)
+
+    def project(
+        self, batch: Batch, rows: RowSet, layer: AttentionLayer, hidden: Hidden, see: SeeKV | None = None
+    ) -> Work[None]:
+        """Compute and write fresh K and V of a layer; its attention, and what follows, is not computed.
+
+        `see` is called with the rows of every piece, their keys (rotated) and values [rows, kv_heads, head_dim].
+        """
+
+        def project(micro_batch: MicroBatch) -> None:
+            run = partial(self._run_layer, batch, micro_batch, layer, hidden)
             _, key, value = _inputs_of(layer.attention, run)
-            keys.append((micro_batch, _by_head(layer, key)))
-            values.append((micro_batch, _by_head(layer, value)))
-        return _gather(keys, len(rows)), _gather(values, len(rows))
+            key, value = _by_head(layer, key), _by_head(layer, value)
+            self.model.write(layer, key, value, self._slots(batch, micro_batch))
+            if see is not None:
+                see(micro_batch, key, value)
 
-    def run_layer(self, batch: Batch, rows: RowSet, layer: AttentionLayer, hidden: Hidden, limit: int) -> Work[Hidden]:
-        """Compute one decoder layer of every row; yields after each forward, as `run`, what it is worth in rows."""
-        states, residuals = [], []
-        for micro_batch in rows.micro_batches(min(limit * len(self.model.layers), self.max_rows)):
-            state, residual = self._run_layer(batch, micro_batch, layer, _rows_of(hidden, micro_batch))
-            states.append((micro_batch, state))
-            residuals.append((micro_batch, residual))
-            yield len(micro_batch.index) / len(self.model.layers)
-        return _gather(states, len(rows)), _gather(residuals, len(rows))
+        yield from self.in_pieces(("project", see is None), rows, project)
+
+    def in_pieces(self, kind: Hashable, rows: RowSet, compute: Callable[[MicroBatch], None]) -> Work[None]:
+        """Call `compute` with the rows, piece by piece."""
+        first = 0
+        while first < len(rows):
+            last = first + (yield Piece((kind, len(rows)), min(len(rows) - first, self.max_rows)))
+            compute(rows.micro_batch(first, last))
+            first = last
 
     def _run(self, batch: Batch, micro_batch: MicroBatch) -> None:
         run, position = micro_batch.rows()
@@ -163,7 +219,8 @@ class RowForward:
     ) -> tuple[Tensor, Tensor]:
         positions = torch.from_numpy(micro_batch.rows()[1]).to(self.model.device)
         with self._context(batch, micro_batch):
-            return layer.decoder(positions, *hidden)  # type: ignore[no-any-return]
+            own = hidden.of(micro_batch.index)
+            return layer.decoder(positions, own.states, own.residual)  # type: ignore[no-any-return]
 
     @contextmanager
     def _context(self, batch: Batch, micro_batch: MicroBatch) -> Iterator[None]:
@@ -173,10 +230,10 @@ class RowForward:
         common = self._common_metadata(batch, micro_batch)
         built: dict[int, Any] = {}
         metadata = {}
-        for layer, (builder, ratio) in zip(self.model.layers, self._builders, strict=True):
+        for name, (builder, ratio) in self._builders.items():
             if id(builder) not in built:
                 built[id(builder)] = builder.build(0, _in_kernel_blocks(common, ratio), fast_build=True)
-            metadata[layer.name] = built[id(builder)]
+            metadata[name] = built[id(builder)]
         slots = {layer.name: common.slot_mapping for layer in self.model.layers}
         with set_forward_context(
             metadata, self.model.config, num_tokens=len(micro_batch.index), slot_mapping=slots, skip_compiled=True
@@ -189,9 +246,7 @@ class RowForward:
 
         device, block_size = self.model.device, self.model.cache_spec.block_size
         length, longest = micro_batch.end - micro_batch.start, int(micro_batch.end.max())
-        run, position = micro_batch.rows()
-        slots = batch.blocks[micro_batch.owner[run], position // block_size].astype(np.int64) * block_size
-        slots += position % block_size
+        _, position = micro_batch.rows()
         query_start = torch.from_numpy(np.concatenate([[0], np.cumsum(length)]).astype(np.int32))
         end = torch.from_numpy(micro_batch.end.astype(np.int32))
         table = torch.from_numpy(batch.blocks[:, : -(-longest // block_size)]).to(device)
@@ -200,18 +255,25 @@ class RowForward:
             seq_lens_cpu_upper_bound=end, num_reqs=len(length), num_actual_tokens=len(position),
             max_query_len=int(length.max()), max_seq_len=longest,
             block_table_tensor=table[torch.from_numpy(micro_batch.owner).to(device)],
-            slot_mapping=torch.from_numpy(slots).to(device), causal=True,
+            slot_mapping=self._slots(batch, micro_batch), causal=True,
             positions=torch.from_numpy(position).to(device),
             is_prefilling=torch.ones(len(length), dtype=torch.bool),
         )  # fmt: skip
 
-    def _make_builders(self) -> list[tuple[Any, int]]:
+    def _slots(self, batch: Batch, micro_batch: MicroBatch) -> Tensor:
+        """The slots of the rows in the KV cache, int64 on the device."""
+        run, position = micro_batch.rows()
+        block_size = self.model.cache_spec.block_size
+        slots = batch.blocks[micro_batch.owner[run], position // block_size].astype(np.int64) * block_size
+        return torch.from_numpy(slots + position % block_size).to(self.model.device)
+
+    def _make_builders(self) -> dict[str, tuple[Any, int]]:
         """The metadata builder of every layer, shared by layers alike; and the kernel's blocks per block."""
         from vllm.v1.worker.utils import select_common_block_size
 
         spec = self.model.cache_spec
         shared: dict[Any, tuple[Any, int]] = {}
-        builders = []
+        builders = {}
         for layer in self.model.layers:
             backend, attention = layer.attention.get_attn_backend(), layer.attention
             alike = (backend, attention.num_heads, str(getattr(attention.impl, "sliding_window", None)))
@@ -221,7 +283,7 @@ class RowForward:
                     spec.copy_with_new_block_size(kernel), [layer.name], self.model.config, self.model.device
                 )
                 shared[alike] = builder, spec.block_size // kernel
-            builders.append(shared[alike])
+            builders[layer.name] = shared[alike]
         return builders
 
 
@@ -236,62 +298,69 @@ class NarrowingForward:
         self._layers = forward.model.layers
         plans = [entry.job.plan for entry in loaded]
         self._checked = [plan.policy.check_layers(len(self._layers)) for plan in plans]
+        self._cached_index = [_cached_index(entry) for entry in loaded]
         self._narrowings = []
         for plan in plans:
             prompt = Prompt(model, plan.layout, ())
             self._narrowings.append(Narrowing(prompt, plan.policy, plan.policy.select(prompt), plan.required))
 
-    def run(self, limit: int) -> Work[list[float]]:
-        """Compute the rows; returns the mean number of them per layer, of each prompt. Yields as `RowForward.run`."""
+    def run(self) -> Work[list[float]]:
+        """Compute the rows; returns the mean number of them per layer, of each prompt."""
         rows, counts = self._rows(), []
-        hidden = self._forward.embed(self._batch, rows)
+        hidden = yield from self._forward.embed(self._batch, rows)
         for index, layer in enumerate(self._layers):
             counts.append([int(narrowing.on.sum()) for narrowing in self._narrowings])
             if any(index in checked for checked in self._checked):
-                kept = self._narrow(index, layer, rows, hidden)
-                hidden = hidden[0][kept], None if hidden[1] is None else hidden[1][kept]
+                hidden = hidden.of((yield from self._narrow(index, layer, rows, hidden)))
                 rows = self._rows()
             if not len(rows):
                 counts += [[0] * len(self._loaded)] * (len(self._layers) - len(counts))
                 break
-            hidden = yield from self._forward.run_layer(self._batch, rows, layer, hidden, limit)
+            if layer is self._layers[-1]:
+                yield from self._forward.project(self._batch, rows, layer, hidden)
+            else:
+                hidden = yield from self._forward.run_layer(self._batch, rows, layer, hidden)
         return [float(mean) for mean in np.mean(counts, axis=0)]
 
     def _rows(self) -> RowSet:
         return RowSet.of([narrowing.on for narrowing in self._narrowings])
 
-    def _narrow(self, index: int, layer: AttentionLayer, rows: RowSet, hidden: Hidden) -> Tensor:
+    def _narrow(self, index: int, layer: AttentionLayer, rows: RowSet, hidden: Hidden) -> Work[Ints]:
         """Keep all fresh K and V of a checked layer, and narrow the rows by them; returns which rows go on."""
-        model = self._forward.model
-        key, value = self._forward.project(self._batch, rows, layer, hidden)
+        of_key, of_value = (np.zeros(len(rows), dtype=np.float32) for _ in range(2))
+
+        def see(micro_batch: MicroBatch, key: Tensor, value: Tensor) -> None:
+            at = micro_batch.index
+            of_key[at], of_value[at] = self._deviation(index, layer, rows, at, key, value)
+
+        yield from self._forward.project(self._batch, rows, layer, hidden, see)
         kept = []
-        for owner, entry in enumerate(self._loaded):
+        for owner, narrowing in enumerate(self._narrowings):
             own = np.flatnonzero(rows.owner == owner)
-            own_key, own_value = (part[torch.from_numpy(own).to(part.device)] for part in (key, value))
-            slots = model.slots(entry.job.blocks, torch.from_numpy(rows.position[own]))
-            model.write(layer, own_key, own_value, slots)
             if index in self._checked[owner]:
-                deviation = self._deviation(index, layer, entry, rows.position[own], own_key, own_value)
-                own = own[self._narrowings[owner].narrow(index, *deviation)]
+                own = own[narrowing.narrow(index, of_key[own], of_value[own])]
             kept.append(own)
-        return torch.from_numpy(np.concatenate(kept)).to(key.device)
+        return np.concatenate(kept)
 
     def _deviation(
-        self, index: int, layer: AttentionLayer, entry: LoadedJob, positions: Ints, key: Tensor, value: Tensor
+        self, index: int, layer: AttentionLayer, rows: RowSet, at: Ints, key: Tensor, value: Tensor
     ) -> tuple[Scores, Scores]:
-        """Squared L2 between fresh and cached K and V over all heads, float32 [rows]; 0 where nothing is cached."""
+        """Squared L2 between fresh and cached K and V of the rows `at`, over all heads; 0 where nothing is cached."""
         model = self._forward.model
-        cached_key, cached_value = (part.to(model.device) for part in entry.cached[index])
-        cached_key = model.rotate(layer, cached_key, torch.from_numpy(entry.positions).to(model.device))
-        position_to_cached = np.full(entry.job.plan.num_context, -1)
-        position_to_cached[entry.positions] = np.arange(len(entry.positions))
-        cached_index = position_to_cached[positions]
-        is_cached = cached_index >= 0
-        rows = torch.from_numpy(np.flatnonzero(is_cached)).to(key.device)
-        cached_rows = torch.from_numpy(cached_index[is_cached]).to(key.device)
-        deviation = torch.zeros(2, len(key), device=key.device)
-        for i, (fresh, cached) in enumerate(((key, cached_key), (value, cached_value))):
-            deviation[i, rows] = (fresh[rows].float() - cached[cached_rows].float()).square().sum((1, 2))
+        deviation = torch.zeros(2, len(at), device=key.device)
+        for owner in np.unique(rows.owner[at]):
+            entry = self._loaded[owner]
+            if index not in self._checked[owner]:
+                continue
+            positions, is_own = rows.position[at], rows.owner[at] == owner
+            cached_index = self._cached_index[owner][np.where(is_own, positions, 0)]
+            is_cached = is_own & (cached_index >= 0)
+            of_cached = torch.from_numpy(cached_index[is_cached])
+            cached_key, cached_value = (part[of_cached].to(model.device) for part in entry.cached[index])
+            cached_key = model.rotate(layer, cached_key, torch.from_numpy(positions[is_cached]).to(model.device))
+            chosen = torch.from_numpy(np.flatnonzero(is_cached)).to(key.device)
+            for i, (fresh, cached) in enumerate(((key, cached_key), (value, cached_value))):
+                deviation[i, chosen] = (fresh[chosen].float() - cached.float()).square().sum((1, 2))
         of_key, of_value = model.rank.sum_over_heads(deviation).cpu().numpy()
         return of_key, of_value
 
@@ -320,17 +389,11 @@ def _inputs_of(module: nn.Module, run: Callable[[], object]) -> tuple[Tensor, ..
     raise AssertionError("a forward did not reach the module that it was to stop at")
 
 
-def _rows_of(hidden: Hidden, micro_batch: MicroBatch) -> Hidden:
-    index = torch.from_numpy(micro_batch.index).to(hidden[0].device)
-    return hidden[0][index], None if hidden[1] is None else hidden[1][index]
-
-
-def _gather(parts: Sequence[tuple[MicroBatch, Tensor]], count: int) -> Tensor:
-    """The rows of all micro-batches in the set's own order."""
-    out = parts[0][1].new_empty(count, *parts[0][1].shape[1:])
-    for micro_batch, tensor in parts:
-        out[torch.from_numpy(micro_batch.index).to(out.device)] = tensor
-    return out
+def _cached_index(entry: LoadedJob) -> Ints:
+    """[context]: where each position is among those that were loaded; -1 if it was not."""
+    index = np.full(entry.job.plan.num_context, -1)
+    index[entry.positions] = np.arange(len(entry.positions))
+    return index
 
 
 def _by_head(layer: AttentionLayer, flat: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from pictool.engines.vllm.messages import LinkJob
 from pictool.engines.vllm.request import Problem, UnusableObjectError
 from pictool.errors import ModelError, PicError
 from pictool.linker.plan import Span
-from pictool.runtime.tensors import from_bytes
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
+Bits = NDArray[Any]  # numbers of 2 or 4 bytes, as unsigned integers
+_scratch = threading.local()  # a layer of an object, by thread
 KV = tuple[Tensor, Tensor]  # un-rotated keys and values, [tokens, kv_heads, head_dim]
 
 
@@ -74,6 +76,15 @@ class TensorParallelRank:
             for job in zip(*of_ranks, strict=True)
         ]
 
+    def follow_first(self, number: int, has_failed: bool) -> tuple[int, bool]:
+        """The first rank's number, and whether any rank has failed."""
+        if self._group.world_size == 1:
+            return number, has_failed
+        own = torch.tensor([number, has_failed])
+        of_ranks = [torch.empty_like(own) for _ in range(self._group.world_size)]
+        torch.distributed.all_gather(of_ranks, own, group=self._group.cpu_group)
+        return int(of_ranks[0][0]), any(bool(of_rank[1]) for of_rank in of_ranks)
+
     def sum_over_heads(self, partial: Tensor) -> Tensor:
         """A sum over this rank's KV heads becomes one over all of them, each counted once."""
         if self._group.world_size == 1:
@@ -116,6 +127,11 @@ class AttentionLayer:
     rotary: nn.Module
     decoder: nn.Module
 
+    @property
+    def backend(self) -> str:
+        """The name of its attention backend."""
+        return str(self.attention.get_attn_backend().get_name())
+
 
 class WorkerModel:
     """vLLM's model on this worker: its attention layers, and their KV in blocks.
@@ -140,7 +156,7 @@ class WorkerModel:
 
     def rotate(self, layer: AttentionLayer, key: Tensor, positions: Tensor) -> Tensor:
         """Rotate keys [tokens, kv_heads, head_dim] to their positions, by the layer's own rotary embedding."""
-        flat = key.reshape(len(key), -1).clone()  # some backends rotate in place
+        flat = key.flatten(1).clone()  # some backends rotate in place
         rotated: Tensor = layer.rotary(positions, flat, None)[0].view_as(key)
         return rotated
 
@@ -231,18 +247,16 @@ class ObjectReader:
             UnusableObjectError: a damaged layer.
         """
         shape = (len(self.positions), len(self._heads), self._target.geometry.head_dim)
-        key, value = (torch.empty(shape, dtype=self._dtype, pin_memory=self._pinned) for _ in range(2))
+        dtype = getattr(torch, self._target.dtype)
+        key, value = (torch.empty(shape, dtype=dtype, pin_memory=self._pinned) for _ in range(2))
         start = 0
         for file, tokens in self._parts:
             end = start + tokens.stop - tokens.start
             for into, part in zip((key, value), self._of_heads(file, layer), strict=True):
-                into[start:end] = part[:, tokens].transpose(0, 1)
+                # By numpy: torch would use as many threads as the engine has
+                _bits(into)[start:end] = part[:, tokens].transpose(1, 0, 2)
             start = end
         return key, value
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return getattr(torch, self._target.dtype)  # type: ignore[no-any-return]
 
     def _open(self, store: Store, span: Span, job: LinkJob) -> ObjectFile:
         assert span.key is not None
@@ -250,21 +264,35 @@ class ObjectReader:
         file.touch()  # in the store of this machine; the planner has counted the hit
         return file
 
-    def _of_heads(self, file: ObjectFile, layer: int) -> KV:
-        """Keys and values of an object, of this rank's heads, [kv_heads, tokens, head_dim]; not to be written to."""
+    def _of_heads(self, file: ObjectFile, layer: int) -> tuple[Bits, Bits]:
+        """Keys and values of an object, of this rank's heads, [kv_heads, tokens, head_dim]; not to be written to.
+
+        They are valid until the next call on this thread, unless they are kept in memory.
+        """
         if self._memory is None:
             return self._read(file, layer)
         heads = slice(self._heads.first, self._heads.last)
         content = (file.checksums["layers"][layer], file.meta.codec, file.meta.shape, heads.start, heads.stop)
         num_bytes = file.layer_bytes * len(self._heads) // self._target.geometry.kv_heads
-        kept: KV = self._memory.get(content, num_bytes, lambda: tuple(part.clone() for part in self._read(file, layer)))
+        kept: tuple[Bits, Bits] = self._memory.get(
+            content, num_bytes, lambda: tuple(part.copy() for part in self._read(file, layer))
+        )
         return kept
 
-    def _read(self, file: ObjectFile, layer: int) -> KV:
-        geometry, heads = self._target.geometry, slice(self._heads.first, self._heads.last)
-        shape = (geometry.kv_heads, file.meta.num_tokens, geometry.head_dim)
+    def _read(self, file: ObjectFile, layer: int) -> tuple[Bits, Bits]:
+        heads, stored = slice(self._heads.first, self._heads.last), file.meta.shape
+        buffer = getattr(_scratch, "buffer", None)
+        if buffer is None or len(buffer) < file.layer_bytes:
+            buffer = _scratch.buffer = memoryview(bytearray(file.layer_bytes))
         try:
-            key, value = (from_bytes(data, self._dtype, shape) for data in file.layer(layer))
+            key, value = file.layer_of_heads(layer, heads, buffer)
         except (PicError, OSError) as error:
             raise UnusableObjectError(file.meta.key, error) from error
-        return key[heads], value[heads]
+        shape, dtype = stored.of_heads(heads).dims, f"u{stored.width}"
+        return np.frombuffer(key, dtype).reshape(shape), np.frombuffer(value, dtype).reshape(shape)
+
+
+def _bits(tensor: Tensor) -> Bits:
+    """The tensor's numbers as integers: numpy has no bfloat16."""
+    bits: Bits = tensor.view(getattr(torch, f"int{8 * tensor.element_size()}")).numpy()
+    return bits.view(f"u{tensor.element_size()}")

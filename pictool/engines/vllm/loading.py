@@ -1,4 +1,4 @@
-"""Objects are read by threads, layer by layer, while the engine steps; a step copies what was read, within a budget."""
+"""Objects are read by threads, layer by layer, while the engine steps; steps copy what was read, piece by piece."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Loading:
         self.job, self._threads, self._checked = job, threads, checked
         self._opening = threads.submit(open_reader)
         self._reads: deque[Future[KV]] = deque()
-        self._num_submitted = self._num_copied = 0
+        self._num_submitted = self._num_copied = 0  # layers
+        self._num_tokens = 0  # of the next layer, that were copied
         self._cached: dict[int, KV] = {}
         self._place: tuple[torch.Tensor, torch.Tensor] | None = None  # positions and slots, on the device
         self._started, self.seconds = time.perf_counter(), 0.0
@@ -45,22 +46,29 @@ class Loading:
         self.problem: Problem | None = None
         self._is_closed = False
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether there is something to copy, or an error to raise."""
+        first: Future[Any] = self._reads[0] if self._reads else self._opening
+        return self.loaded is None and first.done()
+
     def copy(self, model: WorkerModel, max_bytes: float) -> int:
-        """Write layers that were read into the job's blocks, until `max_bytes` were written or none is ready.
+        """Write at most so much (but at least one token) of the next layer into the job's blocks, if it was read.
 
         Returns the bytes written. Once all layers are in place, `loaded` is set.
 
         Raises:
             Exception: what opening or reading raised; the job is over.
         """
-        if self.loaded is not None or not self._opening.done():
+        if not self.is_readable:
             return 0
-        reader, num_bytes = self._opening.result(), 0
-        self._read_ahead(reader, len(model.layers))
-        while self._reads and self._reads[0].done() and num_bytes < max_bytes:
-            num_bytes += self._write(model, reader, self._reads.popleft().result())
-            self._read_ahead(reader, len(model.layers))
-        if self._num_copied == len(model.layers):
+        reader, num_layers = self._opening.result(), len(model.layers)
+        self._read_ahead(reader, num_layers)
+        num_bytes = 0
+        if self._reads and self._reads[0].done():
+            num_bytes = self._write(model, reader, self._reads[0].result(), max_bytes)
+            self._read_ahead(reader, num_layers)
+        if self._num_copied == num_layers:
             self.loaded = LoadedJob(self.job, reader.positions, self._cached)
             self.close()
         return num_bytes
@@ -91,14 +99,21 @@ class Loading:
             self._reads.append(self._threads.submit(reader.read, self._num_submitted))
             self._num_submitted += 1
 
-    def _write(self, model: WorkerModel, reader: ObjectReader, kv: KV) -> int:
+    def _write(self, model: WorkerModel, reader: ObjectReader, kv: KV, max_bytes: float) -> int:
+        """Write the next tokens of a layer."""
         if self._place is None:
             positions = torch.from_numpy(reader.positions)
             self._place = positions.to(model.device), model.slots(self.job.blocks, positions)
-        index, (positions, slots) = self._num_copied, self._place
-        key, value = (part.to(model.device, non_blocking=True) for part in kv)
-        model.write(model.layers[index], model.rotate(model.layers[index], key, positions), value, slots)
-        if index in self._checked:
-            self._cached[index] = kv
-        self._num_copied += 1
-        return sum(part.nbytes for part in kv)
+        num_tokens, num_bytes = len(kv[0]), sum(part.nbytes for part in kv)
+        size = max(1, num_tokens if num_bytes <= max_bytes else int(num_tokens * max_bytes / num_bytes))
+        tokens = slice(self._num_tokens, min(num_tokens, self._num_tokens + size))
+        layer, (positions, slots) = model.layers[self._num_copied], self._place
+        key, value = (part[tokens].to(model.device, non_blocking=True) for part in kv)
+        model.write(layer, model.rotate(layer, key, positions[tokens]), value, slots[tokens])
+        self._num_tokens = tokens.stop
+        if self._num_tokens == num_tokens:
+            if self._num_copied in self._checked:
+                self._cached[self._num_copied] = kv
+            self._reads.popleft()
+            self._num_copied, self._num_tokens = self._num_copied + 1, 0
+        return key.nbytes + value.nbytes

@@ -13,8 +13,11 @@ from pictool.store.store import Store
 KEY_DIGITS = 64
 
 
-def full_key(store: Store, name: object, salt: str) -> str:
+def full_key(store: Store, name: object, salt: str, listed: dict[str, list[str]] | None = None) -> str:
     """The key that a request of a tenant names: in full, or abbreviated as in git.
+
+    Args:
+        listed: what was listed for the request's other keys (`Store.resolve`).
 
     Raises:
         RequestError: not a key.
@@ -23,7 +26,7 @@ def full_key(store: Store, name: object, salt: str) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[0-9a-f]+", name) or len(name) > KEY_DIGITS:
         raise RequestError(f"kv_transfer_params: {name!r} is no object key ({KEY_DIGITS} hex digits)")
     try:
-        return name if len(name) == KEY_DIGITS else store.resolve(name, salt)
+        return name if len(name) == KEY_DIGITS else store.resolve(name, salt, listed)
     except (PicError, OSError) as error:
         raise UnusableObjectError(name, error) from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,7 +18,8 @@ from pictool.compiler.compile import Compiled, object_key, sink_tokens
 from pictool.core import Chunk, CompileOptions, FixupTable, Layout, Sampling
 from pictool.engines.base import Answer, Engine, Feature, LinkResult
 from pictool.engines.vllm.request import FIELD
-from pictool.errors import InputError, ModelError, ObjectError, StoreError
+from pictool.engines.vllm.setup import require_version
+from pictool.errors import InputError, ModelError, ObjectError, PicError, StoreError
 from pictool.linker.link import Timing, lay_out
 from pictool.linker.policies.base import Policy, Prompt
 from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents
@@ -123,22 +124,25 @@ class VllmEngine(Engine):
         if wants_logits:
             output = self._first_token(prompt.layout, prompt.params, num_logprobs=-1)
             logprobs = _logprob_vector(output.outputs[0].logprobs[0])
-        stream, num_shown = TextStream(self.model.tokenizer, spec.sampling.stop), 0
-        show = on_text or (lambda _: None)
-        sampling_params = self._sampling_params(spec.sampling, spec.max_new_tokens, prompt.params, 0)
-        started = time.perf_counter()
-        for output in self._steps(prompt.layout.tokens.tolist(), sampling_params):
-            for token in output.outputs[0].token_ids[num_shown:]:
-                show("" if stream.is_stopped else stream.push(token))
-            num_shown = len(output.outputs[0].token_ids)
-        total_s = time.perf_counter() - started
-        show(stream.finish())
-        (last,) = output.outputs
-        generated = Generated(stream.text, tuple(last.token_ids), tuple(
-            float(entries[token].logprob) for token, entries in zip(last.token_ids, last.logprobs, strict=True)
-        ))  # fmt: skip
-        result = _link_result(spec.policy, prompt.layout, output, logprobs)
-        return Answer(generated, result, max(0.0, total_s - result.timing.ttft_s), self.model, self.name)
+        answering = _Answering(self, spec, prompt, on_text)
+        for output in self._steps(*answering.request):
+            answering.push(output)
+        return answering.answer(logprobs)
+
+    def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
+        """Answer specs side by side, in one batch of vLLM's. `decode_s` of an answer is that beside the others."""
+        prepared: dict[int, _Prepared] = {}
+        for index, spec in enumerate(specs):  # all before the first runs: vLLM may be started again for a longer one
+            try:
+                self.require_supported(spec)
+                prepared[index] = self._prepare(spec, None)
+            except PicError as error:
+                yield index, error
+        answering = {index: _Answering(self, specs[index], prompt, None) for index, prompt in prepared.items()}
+        for index, output in self._steps_together({index: own.request for index, own in answering.items()}):
+            answering[index].push(output)
+            if output.finished:
+                yield index, answering[index].outcome()
 
     def warm_up(self, spec: Spec, on_compile: OnCompile | None = None) -> None:
         """One token of the linked prompt, and one of vLLM's own full prefill."""
@@ -152,6 +156,7 @@ class VllmEngine(Engine):
             return
         self.close()
         self._length = self._length if self._is_length_fixed else max(length, self._length)
+        require_version()
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # no second process for one caller
         from vllm import LLM
         from vllm.config import KVTransferConfig
@@ -230,15 +235,27 @@ class VllmEngine(Engine):
 
     def _steps(self, tokens: Sequence[int], sampling_params: Any) -> Iterable[Any]:
         """The outputs of a request as they grow; the last is finished."""
-        engine, request_id = self._llm.llm_engine, next(self._request_ids)
+        for _, output in self._steps_together({0: (tokens, sampling_params)}):
+            yield output
+
+    def _steps_together(self, requests: Mapping[int, tuple[Sequence[int], Any]]) -> Iterator[tuple[int, Any]]:
+        """The outputs of requests (tokens and parameters) by their names as they grow; of each the last is finished."""
+        if not requests:
+            return
+        engine = self._llm.llm_engine
         salt = {"cache_salt": self.model.salt} if self.model.salt else {}
-        engine.add_request(request_id, {"prompt_token_ids": list(tokens), **salt}, sampling_params)
+        names: dict[str, int] = {}
         try:
+            for name, (tokens, sampling_params) in requests.items():
+                request_id = next(self._request_ids)
+                names[request_id] = name
+                engine.add_request(request_id, {"prompt_token_ids": list(tokens), **salt}, sampling_params)
             while engine.has_unfinished_requests():
-                yield from engine.step()
+                for output in engine.step():
+                    yield names[output.request_id], output
         finally:
             if engine.has_unfinished_requests():  # the caller ended it
-                engine.abort_request([request_id])
+                engine.abort_request(list(names))
 
     def _sampling_params(
         self, sampling: Sampling, count: int, params: Mapping[str, Any] | None, num_logprobs: int | None
@@ -250,6 +267,46 @@ class VllmEngine(Engine):
             stop=list(sampling.stop), stop_token_ids=sorted(self.model.eos_ids), logprobs=num_logprobs,
             extra_args=None if params is None else {"kv_transfer_params": dict(params)},
         )  # fmt: skip
+
+
+class _Answering:
+    """One request of an engine, and the answer that grows."""
+
+    def __init__(
+        self, engine: VllmEngine, spec: Spec, prompt: _Prepared, on_text: Callable[[str], None] | None
+    ) -> None:
+        self._engine, self._spec, self._prompt = engine, spec, prompt
+        self._show = on_text or (lambda _: None)
+        self._stream, self._num_shown = TextStream(engine.model.tokenizer, spec.sampling.stop), 0
+        self._started = time.perf_counter()
+        self._output: Any = None
+        sampling = engine._sampling_params(spec.sampling, spec.max_new_tokens, prompt.params, 0)
+        self.request = prompt.layout.tokens.tolist(), sampling
+
+    def push(self, output: Any) -> None:
+        """Go on with an output of vLLM's, which has all tokens so far."""
+        for token in output.outputs[0].token_ids[self._num_shown :]:
+            self._show("" if self._stream.is_stopped else self._stream.push(token))
+        self._num_shown, self._output = len(output.outputs[0].token_ids), output
+
+    def answer(self, logprobs: torch.Tensor | None = None) -> Answer:
+        """The answer, after the last output. Raises InputError as `_recomputed` does."""
+        total_s = time.perf_counter() - self._started
+        self._show(self._stream.finish())
+        (last,) = self._output.outputs
+        generated = Generated(self._stream.text, tuple(last.token_ids), tuple(
+            float(entries[token].logprob) for token, entries in zip(last.token_ids, last.logprobs, strict=True)
+        ))  # fmt: skip
+        result = _link_result(self._spec.policy, self._prompt.layout, self._output, logprobs)
+        decode_s = max(0.0, total_s - result.timing.ttft_s)
+        return Answer(generated, result, decode_s, self._engine.model, self._engine.name)
+
+    def outcome(self) -> Answer | PicError:
+        """The answer, or why there is none."""
+        try:
+            return self.answer()
+        except PicError as error:
+            return error
 
 
 def _link_result(policy: Policy, layout: Layout, output: Any, logprobs: torch.Tensor | None) -> LinkResult:

@@ -12,7 +12,14 @@ import numpy as np
 from pictool.compiler.compile import CODEC
 from pictool.core import FixupTable, RowMask, TokenIds
 from pictool.engines.vllm.matching import full_key, open_object
-from pictool.engines.vllm.request import CompileRequest, LinkRequest, ObjectRef, RequestError, UnusableObjectError
+from pictool.engines.vllm.request import (
+    CompileRequest,
+    Deadline,
+    LinkRequest,
+    ObjectRef,
+    RequestError,
+    UnusableObjectError,
+)
 from pictool.engines.vllm.setup import Settings
 from pictool.errors import InputError, PicError
 from pictool.linker.plan import LinkPlan, Span, make_plan
@@ -21,9 +28,11 @@ from pictool.runtime.model import Model
 from pictool.store.format import ObjectFile
 from pictool.store.matches import Match, NamedObject, locate
 from pictool.store.recognition import ContentIndex, IndexThread
+from pictool.store.search import MAX_EDGE
 from pictool.store.store import Store
 
 _FIRST_READ_S = 0.1  # how long the first request that has documents recognised waits for the store to be read
+_CHARACTERS_PER_TOKEN = 256  # of a text, at most
 _log = logging.getLogger("vllm.pictool")
 
 
@@ -39,29 +48,38 @@ class Planner:
         self._indexing = IndexThread(self._index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
         if settings.recognise:  # the server starts with all that is in the store
             self._indexing.start()
-            self._indexing.wait()
+            if not self._indexing.wait(settings.start_s):
+                _log.warning(
+                    "pic: the store %s has not been read after %g s; the server starts, and links what it finds in "
+                    "prompts once that is done",
+                    store.root, settings.start_s,
+                )  # fmt: skip
 
     def close(self) -> None:
         """Stop reading the store for new objects."""
         self._indexing.close()
 
-    def plan(self, request: LinkRequest, tokens: TokenIds, salt: str = "") -> LinkPlan | None:
+    def plan(
+        self, request: LinkRequest, tokens: TokenIds, salt: str = "", deadline: Deadline | None = None
+    ) -> LinkPlan | None:
         """Plan a request with the objects of its salt; None if it leaves them to be recognised and there are none.
 
         Raises:
-            PicError: an object that is missing, damaged or foreign, or whose tokens are not where the request says.
+            PicError: an object that is missing, damaged or foreign, or whose tokens are not where the request says; or
+                the deadline, by default `plan_s` from now on, is over.
         """
+        deadline = deadline or Deadline.after(self._settings.plan_s)
         self._require_allowed(request.policy)
         try:
             request.policy.check_layers(self._model.geometry.layers)
         except InputError as error:
             raise RequestError(f"policy: {error}") from error
         if request.objects is None:
-            matches = self._recognise(request.policy, tokens, salt)
+            matches = self._recognise(request, tokens, salt, deadline)
             if not matches or matches[0].start >= len(tokens) - 1:
                 return None
         else:
-            matches = self._match(request.objects, tokens, salt)
+            matches = self._match(request.objects, tokens, salt, deadline)
         try:
             return make_plan(request.policy, tokens, matches, self._head_key(tokens[: matches[0].start], salt), salt)
         except InputError as error:
@@ -95,8 +113,12 @@ class Planner:
         bos = self._model.bos_id
         if request.sinks and (bos is None or any(token != bos for token in prompt[: request.sinks])):
             raise RequestError(f"compile: the prompt does not begin with {request.sinks} BOS tokens")
+        if len(request.text) > _CHARACTERS_PER_TOKEN * len(prompt):  # encoding it would take long for nothing
+            raise RequestError(f"compile: the prompt's {len(prompt)} tokens are not those of so long a text")
         with self._models:
             tokens = self._model.encode(request.text)
+        if not tokens:
+            raise RequestError("compile: the text has no tokens; there is nothing to compile")
         if tuple(prompt[request.sinks : -1]) != tokens:
             raise RequestError("compile: the prompt is not sinks, the text's tokens and one token more")
 
@@ -113,17 +135,23 @@ class Planner:
                 '(kv_connector_extra_config "policy", or "any_model")'
             )
 
-    def _match(self, objects: Sequence[ObjectRef], tokens: TokenIds, salt: str) -> list[Match]:
+    def _match(self, objects: Sequence[ObjectRef], tokens: TokenIds, salt: str, deadline: Deadline) -> list[Match]:
         """The objects that a request names, in the prompt."""
         opened: dict[str, TokenIds] = {}  # by the name in the request
         keys: dict[str, str] = {}
+        listed: dict[str, list[str]] = {}
+        num_tokens = 0  # of all objects, less those that may be missing at their edges
         for ref in objects:
+            deadline.check()
             if ref.key not in keys:
-                keys[ref.key] = full_key(self._store, ref.key, salt)
+                keys[ref.key] = full_key(self._store, ref.key, salt, listed)
                 with open_object(self._store, self._target, keys[ref.key], salt) as file:
                     self._require_dummy(file, ref.key)
                     opened[ref.key] = file.tokens()
                     self._store.mark_used(file)
+            num_tokens += max(1, len(opened[ref.key]) - 2 * MAX_EDGE)
+            if num_tokens > len(tokens):
+                raise RequestError(f"the objects that it names have more tokens than the prompt ({len(tokens)})")
         named = [NamedObject(keys[ref.key], opened[ref.key], ref.start) for ref in objects]
         try:
             return locate(named, tokens, self._decode)
@@ -136,13 +164,16 @@ class Planner:
         except PicError as error:
             raise UnusableObjectError(file.meta.key, error) from error
 
-    def _recognise(self, policy: Policy, tokens: TokenIds, salt: str) -> list[Match]:
+    def _recognise(self, request: LinkRequest, tokens: TokenIds, salt: str, deadline: Deadline) -> list[Match]:
         """Stored documents in the prompt whose objects can be opened; the others are computed."""
         if not self._indexing.is_started:
             self._indexing.start()
             self._indexing.wait(_FIRST_READ_S)
-        matches = self._index.find(tokens, policy.needs.sinks, salt)
-        usable = {key: self._is_usable(key, salt) for key in dict.fromkeys(match.key for match in matches)}
+        matches = self._index.find(tokens, request.policy.needs.sinks, salt, request.codec)
+        usable: dict[str, bool] = {}
+        for key in dict.fromkeys(match.key for match in matches):
+            deadline.check()
+            usable[key] = self._is_usable(key, salt)
         return [match for match in matches if usable[match.key]]
 
     def _is_usable(self, key: str, salt: str) -> bool:

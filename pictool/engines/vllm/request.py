@@ -2,13 +2,14 @@
 
 {"pic": {"chunks": [{"key": K, "start": 12}, …], "policy": "legolink-16"}}   objects, and where each one starts
 {"pic": {"keys": [K, …], "policy": {"algo": "legolink", "k": 16}}}           objects to locate in the prompt, in order
-{"pic": {"recognise": true}}                                                 all stored chunks that are in the prompt
+{"pic": {"recognise": true, "codec": "int8"}}                                all stored chunks that are in the prompt
 {"pic": {"compile": {"text": "…", "sinks": 4}}}                              write the prompt's KV to the store
 {"pic": false}                                                               nothing: an ordinary request
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from pictool.errors import InputError, ObjectError, PicError
 from pictool.linker.grid import parse_policy as parse_spec
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
+from pictool.store.codecs import codecs
 
 FIELD = "pic"
 MAX_OBJECTS = 1024  # that a request may name: each is opened to plan the request
@@ -65,6 +67,23 @@ def _clip(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class Deadline:
+    """Until when a request may be planned, on the clock of `time.monotonic`."""
+
+    limit_s: float
+    end_s: float
+
+    @classmethod
+    def after(cls, limit_s: float) -> Deadline:
+        return cls(limit_s, time.monotonic() + limit_s)
+
+    def check(self) -> None:
+        """Raise a RequestError once the time is over."""
+        if time.monotonic() > self.end_s:
+            raise RequestError(f'it was not planned within {self.limit_s:g} s (kv_connector_extra_config "plan_s")')
+
+
+@dataclass(frozen=True)
 class ObjectRef:
     """An object that a request names. `start` is its first token in the prompt; None: to be located."""
 
@@ -74,10 +93,11 @@ class ObjectRef:
 
 @dataclass(frozen=True)
 class LinkRequest:
-    """A request to link the prompt. `objects` is None if the chunks in it are to be recognised."""
+    """A request to link the prompt. `objects` is None if the chunks in it are to be recognised, those of a codec."""
 
     policy: Policy
     objects: tuple[ObjectRef, ...] | None
+    codec: str | None = None  # None: any
 
 
 @dataclass(frozen=True)
@@ -89,11 +109,13 @@ class CompileRequest:
     sinks: int
 
 
-def parse_request(params: object, policy: Policy, recognise: bool) -> LinkRequest | CompileRequest | None:
+def parse_request(
+    params: object, policy: Policy, recognise: bool, codec: str | None = None
+) -> LinkRequest | CompileRequest | None:
     """Parse a request's `kv_transfer_params`; None for an ordinary request.
 
     Args:
-        policy: the policy of requests that name none.
+        policy, codec: those of requests that name none.
         recognise: whether the server recognises chunks in requests that have no field `pic`.
 
     Raises:
@@ -103,19 +125,24 @@ def parse_request(params: object, policy: Policy, recognise: bool) -> LinkReques
         raise RequestError(f"kv_transfer_params: must be an object, not {type(params).__name__}")
     fields = None if params is None else params.get(FIELD)
     if fields is None:
-        return LinkRequest(policy, None) if recognise else None
+        return LinkRequest(policy, None, codec) if recognise else None
     if fields is False:
         return None
     if not isinstance(fields, Mapping):
         raise RequestError(f"kv_transfer_params: {FIELD} must be an object with chunks, keys or recognise, or false")
-    if unknown := sorted(set(fields) - {*_WAYS, "policy"}):
+    if unknown := sorted(set(fields) - {*_WAYS, "policy", "codec"}):
         raise RequestError(
-            f"kv_transfer_params: {FIELD} has no field {unknown[0]!r}; it has {', '.join(_WAYS)}, policy"
+            f"kv_transfer_params: {FIELD} has no field {unknown[0]!r}; it has {', '.join(_WAYS)}, policy, codec"
         )
     ways = [way for way in _WAYS if way in fields]
     if len(ways) != 1:
         raise RequestError(f"kv_transfer_params: {FIELD} needs one of {', '.join(_WAYS)}, not {len(ways)}")
-    return _parse_way(ways[0], fields[ways[0]], parse_policy(fields["policy"]) if "policy" in fields else policy)
+    policy = parse_policy(fields["policy"]) if "policy" in fields else policy
+    if "codec" not in fields:
+        return _parse_way(ways[0], fields[ways[0]], policy, codec)
+    if ways[0] != "recognise":
+        raise RequestError(f"kv_transfer_params: codec is a field of recognise; {ways[0]} say which objects they mean")
+    return _parse_way(ways[0], fields[ways[0]], policy, parse_codec(fields["codec"]))
 
 
 def parse_policy(value: object) -> Policy:
@@ -135,17 +162,28 @@ def parse_policy(value: object) -> Policy:
     raise RequestError("policy: must be a specification as legolink-16, or an object with algo and its fields")
 
 
+def parse_codec(value: object) -> str | None:
+    """Parse the codec of the objects that are recognised; None for any.
+
+    Raises:
+        RequestError: no such codec.
+    """
+    if value is None or (isinstance(value, str) and value in codecs()):
+        return value
+    raise RequestError(f"codec {_clip(repr(value))}: must be one of {', '.join(codecs())}")
+
+
 def _require_linking(policy: Policy) -> Policy:
     if policy.needs.chain_block:
         raise RequestError(f"{policy.name!r}: vLLM has a prefix cache of its own, for requests that link nothing")
     return policy
 
 
-def _parse_way(way: str, value: object, policy: Policy) -> LinkRequest | CompileRequest | None:
+def _parse_way(way: str, value: object, policy: Policy, codec: str | None) -> LinkRequest | CompileRequest | None:
     if way == "recognise":
         if not isinstance(value, bool):
             raise RequestError(f"kv_transfer_params: recognise={value!r} must be true or false")
-        return LinkRequest(policy, None) if value else None
+        return LinkRequest(policy, None, codec) if value else None
     if way == "compile":
         return _parse_compile(value, policy)
     if not isinstance(value, list) or not 0 < len(value) <= MAX_OBJECTS:

@@ -18,7 +18,7 @@ import numpy as np
 from pictool.core import RowMask, TokenIds
 from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
 from pictool.engines.vllm.planning import Planner
-from pictool.engines.vllm.request import FIELD, CompileRequest, LinkRequest, Problem, parse_request
+from pictool.engines.vllm.request import FIELD, CompileRequest, Deadline, LinkRequest, Problem, parse_request
 from pictool.engines.vllm.setup import Settings
 from pictool.errors import PicError
 from pictool.linker.grid import label_of
@@ -27,10 +27,10 @@ from pictool.linker.plan import LinkPlan
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-PLAN_WAIT_S = 0.002  # how long the arrival of a request waits for its plan
-PLAN_POLL_S = 0.001  # how long a scheduling step waits for the plan of a request
+PLAN_WAIT_S = 0.002  # how long a scheduling step waits for plans, those of requests that arrive before it among them
 PREFIX = "pic:"  # of the salts that are ours
-_THREADS = 4
+_MANY = 64  # objects that a request names: it is planned in threads of its own kind, and delays no other one
+_THREADS, _THREADS_FOR_MANY = 4, 1
 _log = logging.getLogger("vllm.pictool")
 
 
@@ -81,6 +81,7 @@ class _Link:
     client_salt: str = field(repr=False)
     own_salt: str | None = field(repr=False)
     planning: Future[_Planned | None]
+    deadline: Deadline | None  # until when it must be planned
     report: Report
     started: float
     planned: _Planned | None = None  # once it has the salt of its plan
@@ -97,13 +98,15 @@ class _Compile:
     report: Report
     salt: str = field(repr=False)
     checking: Future[None]
+    deadline: Deadline
 
 
 class SchedulerSide:
     """The connector in the scheduler's process.
 
-    Requests are planned in threads: whatever a client asks for, no step of the scheduler waits for it longer than
-    `PLAN_WAIT_S`. An exception, whatever it is, makes its request an ordinary one.
+    Requests are planned in threads: whatever clients ask for, no step of the scheduler waits for all of it longer than
+    `PLAN_WAIT_S`. An exception, whatever it is, makes its request an ordinary one, and so does a plan that is not made
+    in time.
     """
 
     def __init__(self, planner: Planner, settings: Settings) -> None:
@@ -114,6 +117,8 @@ class SchedulerSide:
         self._reports: dict[str, Report] = {}  # of requests that are neither any more
         self._jobs: list[Job] = []
         self._threads = ThreadPoolExecutor(_THREADS, "pic-plan")
+        self._threads_for_many = ThreadPoolExecutor(_THREADS_FOR_MANY, "pic-plan-many")
+        self._patience_s = PLAN_WAIT_S  # that is left of this step's
 
     def add_request(self, request: Request) -> None:
         """Begin to plan a new request. A plan that is made at once has its salt before vLLM looks for its blocks."""
@@ -124,7 +129,8 @@ class SchedulerSide:
             params = request.kv_transfer_params
             if not isinstance(params, Mapping):  # vLLM itself reads from what is true
                 request.kv_transfer_params = None
-            parsed = parse_request(params, self._settings.policy, self._settings.recognise)
+            settings = self._settings
+            parsed = parse_request(params, settings.policy, settings.recognise, settings.codec)
             if parsed is None:
                 return
             if problem := _unlinkable(request):
@@ -158,7 +164,8 @@ class SchedulerSide:
             self._jobs.append(FailedJob(request.request_id, Problem.of(error)))
 
     def take_jobs(self) -> list[Job]:
-        """The jobs of this step."""
+        """The jobs of this step, which is over."""
+        self._patience_s = PLAN_WAIT_S
         jobs, self._jobs = self._jobs, []
         return jobs
 
@@ -188,21 +195,38 @@ class SchedulerSide:
         return counts if counts != Counts() else None
 
     def shutdown(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._threads_for_many):
+            threads.shutdown(wait=False, cancel_futures=True)
         self._planner.close()
 
     def _add_link(self, request: Request, parsed: LinkRequest, client_salt: str) -> None:
         tokens = np.asarray(request.prompt_token_ids, dtype=np.int32)
-        planning = self._threads.submit(self._plan, parsed, tokens, client_salt)
+        deadline = Deadline.after(self._settings.plan_s)
+        threads = self._threads_for_many if len(parsed.objects or ()) > _MANY else self._threads
+        planning = threads.submit(self._plan, parsed, tokens, client_salt, deadline)
+        limit = None if parsed.policy.needs.runs_model else deadline  # a second model takes the time that it takes
         report, own_salt = Report(label_of(parsed.policy)), request.cache_salt
-        link = _Link(request, client_salt, own_salt, planning, report, time.perf_counter())
+        link = _Link(request, client_salt, own_salt, planning, limit, report, time.perf_counter())
         self._links[request.request_id] = link
-        if _is_done(planning, PLAN_WAIT_S):
+        if self._is_done(planning):
             self._take_plan(link)
 
-    def _plan(self, parsed: LinkRequest, tokens: TokenIds, salt: str) -> _Planned | None:
+    def _is_done(self, future: Future[Any], deadline: Deadline | None = None) -> bool:
+        """Whether a future has ended, or ends while this step has patience.
+
+        Raises:
+            RequestError: it has not, and its deadline is over.
+        """
+        started = time.monotonic()
+        is_done = bool(wait([future], self._patience_s).done)
+        self._patience_s = max(0.0, self._patience_s - (time.monotonic() - started))
+        if not is_done and deadline is not None:
+            deadline.check()
+        return is_done
+
+    def _plan(self, parsed: LinkRequest, tokens: TokenIds, salt: str, deadline: Deadline) -> _Planned | None:
         """In a thread: the plan and its rows; None if nothing was recognised."""
-        plan = self._planner.plan(parsed, tokens, salt)
+        plan = self._planner.plan(parsed, tokens, salt, deadline)
         return None if plan is None else _Planned(plan, self._planner.select(plan))
 
     def _take_plan(self, link: _Link) -> None:
@@ -220,7 +244,7 @@ class SchedulerSide:
 
     def _num_to_link(self, link: _Link, num_computed: int) -> int | None:
         if link.planned is None:
-            if not _is_done(link.planning, PLAN_POLL_S):
+            if not self._is_done(link.planning, link.deadline):
                 return None
             self._take_plan(link)
             return None if link.planned else 0  # blocks must be looked for again, under the salt of the plan
@@ -234,7 +258,7 @@ class SchedulerSide:
         return plan.num_context - num_computed
 
     def _num_to_compile(self, job: _Compile, num_computed: int) -> int | None:
-        if not _is_done(job.checking, PLAN_POLL_S):
+        if not self._is_done(job.checking, job.deadline):
             return None
         job.checking.result()
         return int(job.request.num_prompt_tokens) - 1 - num_computed
@@ -257,7 +281,8 @@ class SchedulerSide:
             return
         checking = self._threads.submit(self._planner.require_compilable, request.prompt_token_ids or [], parsed)
         report = Report(label_of(parsed.policy))
-        self._compiles[request.request_id] = _Compile(request, parsed, report, salt, checking)
+        deadline = Deadline.after(self._settings.plan_s)
+        self._compiles[request.request_id] = _Compile(request, parsed, report, salt, checking, deadline)
         _set_salt(request, self._salter.unique())
 
     def _finish_link(self, link: _Link, outcome: Outcome) -> None:
@@ -338,11 +363,6 @@ class Salter:
 
     def _salt(self, value: object) -> str:
         return PREFIX + hashlib.sha256(json.dumps([self._secret, value], sort_keys=True).encode()).hexdigest()
-
-
-def _is_done(future: Future[Any], timeout_s: float) -> bool:
-    """Whether a future has ended, or ends in time."""
-    return bool(wait([future], timeout_s).done)
 
 
 def _set_salt(request: Request, salt: str | None) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pictool.core import Target
-from pictool.engines.vllm.request import parse_policy
+from pictool.engines.vllm.request import parse_codec, parse_policy
 from pictool.errors import InputError
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("vllm.pictool")
 VERSION = "0.32."
 _DEFAULTS: dict[str, Any] = {
-    "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0, "compile": False,
+    "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0,
+    "start_s": 60.0, "plan_s": 5.0, "codec": None, "compile": False,
     "device": "cpu", "any_model": False, "policies": None, "show_problems": False,
-    "step_bytes": 32 << 20, "step_rows": 0, "memory_bytes": 0, "max_bytes": None, "remote": None,
+    "step_bytes": 32 << 20, "step_rows": 0, "step_ms": 0, "memory_bytes": 0, "max_bytes": None, "remote": None,
 }  # fmt: skip
 _TYPES: dict[str, type | tuple[type, ...]] = {
-    "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float), "compile": bool, "device": str,
+    "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float),
+    "start_s": (int, float), "plan_s": (int, float), "codec": (str, type(None)), "compile": bool, "device": str,
     "any_model": bool, "policies": (list, type(None)), "show_problems": bool,
-    "step_bytes": int, "step_rows": int, "memory_bytes": int, "max_bytes": (int, type(None)),
+    "step_bytes": int, "step_rows": int, "step_ms": (int, float), "memory_bytes": int, "max_bytes": (int, type(None)),
     "remote": (str, type(None)),
 }  # fmt: skip
 
@@ -46,6 +49,9 @@ class Settings:
         recognise: recognise stored chunks in requests that have no field `pic`.
         min_tokens: the shortest chunk that is recognised.
         refresh_s: seconds between two readings of the store for new objects to recognise.
+        start_s: seconds that the server's start waits until the store has been read to recognise documents.
+        plan_s: seconds within which a request must be planned; then it is computed exactly.
+        codec: of the objects that are recognised; None: any, of several of a document a lossless one.
         compile: let requests write objects.
         device: device of a policy's second model.
         any_model: let requests name a policy's second model; else only that of `policy` is loaded.
@@ -53,6 +59,7 @@ class Settings:
         show_problems: tell clients in full why a request was not linked: paths, and whether a key exists, among it.
         step_bytes: bytes of objects that a step with other work copies at most.
         step_rows: rows that a step computes for links at most; 0: as many as an ordinary prefill chunk has.
+        step_ms: milliseconds that a step with other work spends on links at most; 0: half of an ordinary step.
         memory_bytes: host memory of a worker for layers that it read.
         max_bytes: size of the store; None: no limit.
         remote: address of a remote store, from which missing objects come.
@@ -63,6 +70,9 @@ class Settings:
     recognise: bool
     min_tokens: int
     refresh_s: float
+    start_s: float
+    plan_s: float
+    codec: str | None
     compile: bool
     device: str
     any_model: bool
@@ -70,6 +80,7 @@ class Settings:
     show_problems: bool
     step_bytes: int
     step_rows: int
+    step_ms: float
     memory_bytes: int
     max_bytes: int | None
     remote: str | None
@@ -91,11 +102,15 @@ def parse_settings(extra_config: Mapping[str, Any]) -> Settings:
     for field, kind in _TYPES.items():
         if not isinstance(values[field], kind) or (isinstance(values[field], bool) and kind is not bool):
             raise InputError(f"kv_connector_extra_config: {field}={values[field]!r} has the wrong type")
-    for field, least in (("step_bytes", 1), ("step_rows", 0), ("memory_bytes", 0), ("max_bytes", 0)):
+    for field, least in (("step_bytes", 1), ("step_rows", 0), ("step_ms", 0), ("memory_bytes", 0), ("max_bytes", 0)):
         if values[field] is not None and values[field] < least:
             raise InputError(f"kv_connector_extra_config: {field}={values[field]} must be {least} or more")
-    if values["min_tokens"] < 1 or values["refresh_s"] <= 0:
-        raise InputError("kv_connector_extra_config: min_tokens must be 1 or more, refresh_s above 0")
+    if values["min_tokens"] < 1:
+        raise InputError("kv_connector_extra_config: min_tokens must be 1 or more")
+    for field in ("refresh_s", "start_s", "plan_s"):
+        if not 0 < values[field] <= threading.TIMEOUT_MAX:
+            raise InputError(f"kv_connector_extra_config: {field}={values[field]} must be above 0")
+    parse_codec(values["codec"])
     if values["policies"] is not None:
         for name in values["policies"]:
             parse_policy({"algo": name})
@@ -129,6 +144,21 @@ class Setup:
         )  # fmt: skip
 
 
+def require_version() -> None:
+    """Refuse a vLLM of another version: its connectors are not those of this one.
+
+    Raises:
+        InputError: says which one to install.
+    """
+    import vllm
+
+    if not vllm.__version__.startswith(VERSION):
+        raise InputError(
+            f"vLLM {vllm.__version__} is not supported: PicConnector works with the classes of {VERSION}*; "
+            f"pip install 'vllm=={VERSION}*'"
+        )
+
+
 def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
     """Check a vLLM configuration.
 
@@ -136,6 +166,7 @@ def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
         InputError: names every option that linking does not support.
         ModelError: an architecture that is not supported.
     """
+    require_version()
     if problems := [*_unsupported_options(config), *_unsupported_caches(kv_cache_config)]:
         raise InputError(f"PicConnector: {'; '.join(problems)}")
     assert config.kv_transfer_config is not None
@@ -150,13 +181,10 @@ def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
 
 def _unsupported_options(config: VllmConfig) -> Iterator[str]:
     """The options with which linking does not work, and what to do."""
-    import vllm
-
     model, parallel, transfer = config.model_config, config.parallel_config, config.kv_transfer_config
     cache_dtype = config.cache_config.cache_dtype
     assert transfer is not None
     refused = {
-        f"vLLM {vllm.__version__} (install vllm=={VERSION}*)": not vllm.__version__.startswith(VERSION),
         'kv_load_failure_policy other than "recompute"': transfer.kv_load_failure_policy != "recompute",
         'kv_role other than "kv_both"': transfer.kv_role != "kv_both",
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
@@ -197,7 +225,7 @@ def _unsupported_caches(kv_cache_config: KVCacheConfig) -> Iterator[str]:
 
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
-        yield f"{len(groups)} groups of KV caches (hybrid models) are not supported"
+        yield f"{len(groups)} groups of KV caches (hybrid models; --disable-hybrid-kv-cache-manager) are not supported"
     elif not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
         yield f"a KV cache of kind {type(groups[0].kv_cache_spec).__name__} is not supported"
 

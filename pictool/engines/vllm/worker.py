@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,47 +17,104 @@ from torch import Tensor, nn
 
 from pictool.compiler.compile import CODEC
 from pictool.core import Target
-from pictool.engines.vllm.forward import Batch, Ints, NarrowingForward, RowForward, RowSet, Work
+from pictool.engines.vllm.forward import Batch, NarrowingForward, Piece, RowForward, RowSet, Work
 from pictool.engines.vllm.kv import LoadedJob, ObjectReader, WorkerModel
 from pictool.engines.vllm.loading import Loading
 from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
+from pictool.engines.vllm.pace import Clock, Deadline, Pace, PieceSize
 from pictool.engines.vllm.request import Problem
+from pictool.engines.vllm.threads import background_threads
 from pictool.errors import PicError
 from pictool.runtime.model import Model
 from pictool.runtime.tensors import to_bytes
 from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 
-THREADS = 4  # that read objects and write compiled ones
-IDLE_S = 0.01  # how long a step without other work waits for objects that are being read
+THREADS = 4  # that read objects and write compiled ones, at most
+FIRST_BYTES, FIRST_ROWS = 1 << 20, 16  # of the first piece that is copied, and of a forward
 _log = logging.getLogger("vllm.pictool")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a step does for links at most: bytes of KV that are copied, rows that are computed through all layers.
+    """What a step that has other work does for links at most.
 
-    A step without other work copies for `IDLE_S` whatever it finds.
+    Attributes:
+        max_bytes: of KV that are copied.
+        max_rows: that are computed through all layers (or as much work); a step without other work keeps to it, too.
+        step_s: seconds; 0: a share of what an ordinary step takes.
     """
 
     max_bytes: int
     max_rows: int
+    step_s: float = 0.0
 
 
-@dataclass
 class _Computing:
-    """Jobs whose rows are computed together, part by part; `work` returns the mean of rows per layer of each."""
+    """Jobs whose rows are computed together, piece by piece; `work` returns the mean of rows per layer of each.
 
-    outcomes: dict[str, Outcome]
-    work: Work[Sequence[float]]
-    seconds: float = 0.0
+    Attributes:
+        counts: what `work` returned, once it is done.
+        problem: what it raised.
+    """
+
+    def __init__(self, outcomes: dict[str, Outcome], work: Work[Sequence[float]]) -> None:
+        self._outcomes, self._work = outcomes, work
+        self._sizes: dict[Hashable, PieceSize] = {}
+        self._piece: Piece | None = None
+        self._seconds = 0.0
+        self.counts: Sequence[float] | None = None
+        self.problem: Problem | None = None
+        self._go_on(None)
+
+    @property
+    def is_over(self) -> bool:
+        return self.counts is not None or self.problem is not None
+
+    def next_rows(self, left_s: float) -> int:
+        """How many rows of the next piece fit in the time that is left."""
+        assert self._piece is not None
+        return min(self._piece.rows, self._size.within(left_s))
+
+    def compute(self, rows: int, clock: Clock) -> None:
+        """Compute the next piece, of so many rows."""
+        size, started = self._size, clock.now()
+        self._go_on(rows)
+        seconds = clock.now() - started
+        size.took(rows, seconds)
+        self._seconds += seconds
+
+    def results(self) -> dict[str, Outcome]:
+        """The outcomes of the jobs; they share the seconds by their rows."""
+        if self.counts is None:
+            return {name: replace(outcome, problem=self.problem) for name, outcome in self._outcomes.items()}
+        seconds_per_row = self._seconds / max(1.0, sum(self.counts))
+        return {
+            name: replace(outcome, recomputed=count, recompute_s=seconds_per_row * count)
+            for (name, outcome), count in zip(self._outcomes.items(), self.counts, strict=True)
+        }
+
+    @property
+    def _size(self) -> PieceSize:
+        assert self._piece is not None
+        return self._sizes.setdefault(self._piece.kind, PieceSize(FIRST_ROWS))
+
+    def _go_on(self, rows: int | None) -> None:
+        """Let the work go on to its next piece, or its end."""
+        try:
+            self._piece = next(self._work) if rows is None else self._work.send(rows)
+        except StopIteration as done:
+            self.counts = done.value
+        except Exception as error:
+            self.problem = _problem(error)
 
 
 class WorkerSide:
     """The connector on one rank.
 
-    Jobs go on from step to step: objects are read by threads, and a step copies and computes no more than its budget,
-    so that no request waits for the links of others. An exception, whatever it is, is the outcome of its jobs.
+    Jobs go on from step to step: objects are read by threads, and a step copies and computes piece by piece while its
+    time lasts, so that no request waits for the links of others. An exception, whatever it is, is the outcome of its
+    jobs.
 
     Args:
         forward: of vLLM's model.
@@ -68,28 +124,36 @@ class WorkerSide:
 
     def __init__(self, forward: RowForward, store: Store, model: Model, budget: Budget) -> None:
         self._forward, self._store, self._model, self._budget = forward, store, model, budget
-        self._threads = ThreadPoolExecutor(THREADS, "pic-read")
+        self._clock = Clock(forward.model.device)
+        self._pace, self._copy_size = Pace(budget.step_s), PieceSize(FIRST_BYTES)
+        self._threads = background_threads(THREADS, "pic-read")
         self._loading: dict[str, Loading] = {}  # by request id
-        self._computing: deque[_Computing] = deque()
+        self._short: deque[_Computing] = deque()  # rows of static policies
+        self._long: deque[_Computing] = deque()  # of those that narrow them, and of what is compiled
+        self._turns = deque([self._short, self._long])
         self._writing: dict[str, Future[None]] = {}
 
     def step(self, jobs: Sequence[Job], target: Target, is_idle: bool) -> dict[str, Outcome]:
         """Go on with the jobs of earlier steps and with these; returns the outcomes of those that ended.
 
-        Every rank does the same. They agree on what is loaded and what failed before they compute rows, and after it.
+        Every rank does the same. They agree on what is loaded and what failed before they compute rows, and on each
+        piece of the computation.
 
         Args:
             is_idle: the step has no other work: nobody waits for its end.
         """
+        deadline = self._pace.begin(is_idle)
         outcomes = {job.request_id: Outcome(job.problem) for job in jobs if isinstance(job, FailedJob)}
         self._loading |= {job.request_id: self._start(job, target) for job in jobs if isinstance(job, LinkJob)}
-        self._copy(*((math.inf, IDLE_S) if is_idle else (self._budget.max_bytes, 0.0)))
+        has_copied = self._copy(deadline.half() if self._short or self._long else deadline, is_idle)
         outcomes |= self._take_loaded()
         for job in jobs:
             if isinstance(job, CompileJob):
-                self._computing.append(_Computing({job.request_id: Outcome()}, self._compile(job, target)))
-        outcomes |= self._compute(self._budget.max_rows)
-        return outcomes | self._take_written(IDLE_S if is_idle else 0.0)
+                self._long.append(_Computing({job.request_id: Outcome()}, self._compile(job, target)))
+        outcomes |= self._compute(deadline, has_copied)
+        outcomes |= self._take_written(deadline.left_s if is_idle else 0.0)
+        self._pace.end(is_idle)
+        return outcomes
 
     def shutdown(self) -> None:
         """Read no more."""
@@ -105,22 +169,34 @@ class WorkerSide:
         checked = job.plan.policy.check_layers(len(model.layers)) if job.rows is None else ()
         return Loading(job, self._threads, reader, checked)
 
-    def _copy(self, max_bytes: float, wait_s: float) -> None:
-        """Copy what was read, job by job in their order; wait for what is being read no longer than `wait_s`."""
-        deadline = time.perf_counter() + wait_s
+    def _copy(self, deadline: Deadline, is_idle: bool) -> bool:
+        """Copy what was read, job by job in their order; returns whether anything was.
+
+        A step that is idle, and has nothing to compute, waits for what is being read.
+        """
+        max_bytes = math.inf if is_idle else self._budget.max_bytes
+        has_copied = False
         for loading in self._loading.values():
-            while loading.loaded is None and loading.problem is None and max_bytes > 0:
-                try:
-                    copied = loading.copy(self._forward.model, max_bytes)
-                except Exception as error:
-                    loading.problem = _problem(error)
+            while loading.loaded is None and loading.problem is None:
+                if not loading.is_readable and is_idle and not (self._short or self._long):
+                    loading.wait(max(0.0, deadline.left_s))
+                if not loading.is_readable or max_bytes <= 0 or (has_copied and deadline.is_near):
                     break
-                max_bytes -= copied
-                left = deadline - time.perf_counter()
-                if left <= 0 and (wait_s or not copied):
-                    break
-                if not copied:
-                    loading.wait(left)
+                max_bytes -= self._copy_piece(loading, min(max_bytes, self._copy_size.within(deadline.left_s)))
+                has_copied = True
+        return has_copied
+
+    def _copy_piece(self, loading: Loading, max_bytes: float) -> int:
+        """Copy at most so many bytes of a layer; returns how many."""
+        started = self._clock.now()
+        try:
+            num_bytes = loading.copy(self._forward.model, max_bytes)
+        except Exception as error:
+            loading.problem = _problem(error)
+            return 0
+        if num_bytes:
+            self._copy_size.took(num_bytes, self._clock.now() - started)
+        return num_bytes
 
     def _take_loaded(self) -> dict[str, Outcome]:
         """What every rank has loaded goes on to be computed; returns the outcomes of what failed on any."""
@@ -139,35 +215,39 @@ class WorkerSide:
                 else:
                     assert loading.loaded is not None
                     ready.append((outcome, loading.loaded))
-        for is_narrowing, compute in ((False, self._static), (True, self._narrowing)):
+        for is_narrowing, compute, queue in ((False, self._static, self._short), (True, self._narrowing, self._long)):
             chosen = [(outcome, entry) for outcome, entry in ready if (entry.job.rows is None) is is_narrowing]
             if chosen:
                 before = {entry.job.request_id: outcome for outcome, entry in chosen}
-                self._computing.append(_Computing(before, compute([entry for _, entry in chosen])))
+                queue.append(_Computing(before, compute([entry for _, entry in chosen])))
         return outcomes
 
     # Computing
 
-    def _compute(self, max_rows: float) -> dict[str, Outcome]:
-        """Go on with what is being computed, in its order, until `max_rows` are spent; returns the outcomes."""
-        outcomes: dict[str, Outcome] = {}
-        while self._computing and max_rows > 0:
-            current, started = self._computing[0], time.perf_counter()
-            try:
-                max_rows -= next(current.work)
-            except StopIteration as done:
-                self._computing.popleft()
-                current.seconds += time.perf_counter() - started
-                outcomes |= _share(current, done.value)
-            except Exception as error:
-                self._computing.popleft()
-                problem = _problem(error)
-                outcomes |= {name: replace(outcome, problem=problem) for name, outcome in current.outcomes.items()}
-            else:
-                current.seconds += time.perf_counter() - started
-        agreed = self._forward.model.rank.agree(
-            [outcome.problem for outcome in outcomes.values()], [True] * len(outcomes)
-        )
+    def _compute(self, deadline: Deadline, has_copied: bool) -> dict[str, Outcome]:
+        """Go on with what is being computed while there is time; returns the outcomes.
+
+        The two queues take turns to be first, so that no long pass holds the short ones. The first rank decides how
+        many rows the next piece has, and when the step has done enough.
+        """
+        rank, outcomes = self._forward.model.rank, dict[str, Outcome]()
+        left, has_begun = self._budget.max_rows * len(self._forward.model.layers), has_copied
+        self._turns.rotate()
+        for queue in self._turns:
+            while queue:
+                current = queue[0]
+                is_enough = current.is_over or left <= 0 or (has_begun and deadline.is_near)
+                rows = 0 if is_enough else min(left, current.next_rows(deadline.left_s))
+                rows, has_failed = rank.follow_first(rows, current.problem is not None)
+                if has_failed or current.is_over:
+                    queue.popleft()
+                    outcomes |= current.results()
+                elif rows:
+                    current.compute(rows, self._clock)
+                    left, has_begun = left - rows, True
+                else:
+                    break
+        agreed = rank.agree([outcome.problem for outcome in outcomes.values()], [True] * len(outcomes))
         return {
             name: replace(outcome, problem=problem)
             for (name, outcome), (problem, _) in zip(outcomes.items(), agreed, strict=True)
@@ -185,7 +265,7 @@ class WorkerSide:
 
     def _narrowing(self, loaded: Sequence[LoadedJob]) -> Work[Sequence[float]]:
         """Compute the rows of policies that narrow them, layer by layer."""
-        return (yield from NarrowingForward(self._forward, self._model, loaded).run(self._budget.max_rows))
+        return (yield from NarrowingForward(self._forward, self._model, loaded).run())
 
     # Compiling
 
@@ -194,17 +274,15 @@ class WorkerSide:
         forward, rank = self._forward, self._forward.model.rank
         rows, capture = RowSet.of([np.ones(len(job.tokens), dtype=bool)]), _KVCapture(forward.model)
         work = forward.run(Batch.of([job.tokens], [job.blocks]), rows, self._budget.max_rows)
-        while True:
-            with capture.hooks():  # not between two parts: there vLLM computes other requests
-                num_rows = next(work, None)
-            if num_rows is None:
-                break
-            yield num_rows
-        limit = min(self._budget.max_rows, forward.max_rows)
-        order = np.concatenate([micro_batch.index for micro_batch in rows.micro_batches(limit)])
+        piece: Piece | None = next(work)
+        while piece is not None:
+            count = yield piece
+            with capture.hooks():  # not between two pieces: there vLLM computes other requests
+                piece = _send(work, count)
         layers = []
         for keys_and_values in zip(capture.keys, capture.values, strict=True):
-            parts = (_in_order(part, order, len(rank.heads)) for part in keys_and_values)
+            yield Piece("gather", 1)
+            parts = (torch.cat(part).reshape(len(job.tokens), len(rank.heads), -1) for part in keys_and_values)
             layers.append([rank.gather_heads(part)[job.sinks :].transpose(0, 1).contiguous() for part in parts])
         write = partial(self._write, job, target, layers) if rank.is_first else _nothing
         self._writing[job.request_id] = self._threads.submit(write)
@@ -234,17 +312,16 @@ class WorkerSide:
         return outcomes
 
 
-def _share(computed: _Computing, counts: Sequence[float]) -> dict[str, Outcome]:
-    """The outcomes of jobs that were computed together; they share the seconds by their rows."""
-    seconds_per_row = computed.seconds / max(1.0, sum(counts))
-    return {
-        name: replace(outcome, recomputed=count, recompute_s=seconds_per_row * count)
-        for (name, outcome), count in zip(computed.outcomes.items(), counts, strict=True)
-    }
+def _send(work: Work[None], rows: int) -> Piece | None:
+    """Let a forward go on; None at its end."""
+    try:
+        return work.send(rows)
+    except StopIteration:
+        return None
 
 
 class _KVCapture:
-    """Un-rotated keys, and values, of a forward by layer; one entry per micro-batch."""
+    """Un-rotated keys, and values, of a forward of one run by layer; one entry per piece, by position."""
 
     def __init__(self, model: WorkerModel) -> None:
         self._model, self._rotary_key = model, torch.empty(0)
@@ -273,14 +350,6 @@ class _KVCapture:
             self.values[index].append(inputs[2].clone())
 
         return keep
-
-
-def _in_order(parts: list[Tensor], order: Ints, num_heads: int) -> Tensor:
-    """[tokens, kv_heads, head_dim] by position, of parts that hold the rows in `order`."""
-    flat = torch.cat([part.reshape(len(part), num_heads, -1) for part in parts])
-    out = torch.empty_like(flat)
-    out[torch.from_numpy(order).to(flat.device)] = flat
-    return out
 
 
 def _nothing() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pictool.core import Geometry
@@ -47,6 +47,20 @@ class LayerShape:
         """Of keys and values together, not coded."""
         return 2 * self.count * self.width
 
+    @property
+    def head_bytes(self) -> int:
+        """Of the keys of one head, not coded."""
+        return self.tokens * self.head_dim * self.width
+
+    def of_heads(self, heads: slice) -> LayerShape:
+        """The shape of heads [start, stop) alone."""
+        return replace(self, kv_heads=heads.stop - heads.start)
+
+    def split(self, data: memoryview) -> tuple[memoryview, memoryview]:
+        """The keys and the values in the bytes of a layer."""
+        middle = self.num_bytes // 2
+        return data[:middle], data[middle : self.num_bytes]
+
 
 class Codec(ABC):
     """One way to code a layer. Without state: the same layer gives the same bytes."""
@@ -61,3 +75,13 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, data: memoryview, shape: LayerShape, out: memoryview) -> None:
         """Write keys, then values, to `out` of `shape.num_bytes`. Raises CodingError for what was never encoded."""
+
+    def decode_heads(self, data: memoryview, shape: LayerShape, heads: slice, out: memoryview) -> None:
+        """Write keys, then values, of heads [start, stop) to `out`, which has room for them. Raises CodingError.
+
+        A codec that can decode some heads alone does so; otherwise all are decoded.
+        """
+        whole = memoryview(bytearray(shape.num_bytes))
+        self.decode(data, shape, whole)
+        for part, target in zip(shape.split(whole), shape.of_heads(heads).split(out), strict=True):
+            target[:] = part[shape.head_bytes * heads.start : shape.head_bytes * heads.stop]

@@ -54,6 +54,10 @@ class Piece:
     scale: Floats
     offset: Floats | None
 
+    def of_heads(self, heads: slice) -> Piece:
+        offset = None if self.offset is None else self.offset[heads]
+        return Piece(self.start, self.end, self.codes[heads], self.scale[heads], offset)
+
 
 def piece_layouts(shape: LayerShape) -> Iterator[PieceLayout]:
     """The pieces of a layer, in the order in which they are stored: whole groups of keys, the last keys, all values."""
@@ -129,13 +133,17 @@ class Quantizing(Codec):
             first_code, first_group = last_code, last_group
 
     def decode(self, data: memoryview, shape: LayerShape, out: memoryview) -> None:
-        numbers = np.frombuffer(out, dtype=array_dtype(shape.dtype)).reshape(2, *shape.dims)
-        for part, piece in self.pieces(data, shape):
+        self.decode_heads(data, shape, slice(0, shape.kv_heads), out)
+
+    def decode_heads(self, data: memoryview, shape: LayerShape, heads: slice, out: memoryview) -> None:
+        numbers = np.frombuffer(out, dtype=array_dtype(shape.dtype)).reshape(2, *shape.of_heads(heads).dims)
+        for part, whole in self.pieces(data, shape):
+            piece = whole.of_heads(heads)
             target = numbers["kv".index(part)][:, piece.start : piece.end].reshape(piece.codes.shape)
-            heads, rows, *group = piece.codes.shape
+            num_heads, rows, *group = piece.codes.shape
             head_step = max(1, _BLOCK // (rows * math.prod(group)))
             step = max(1, _BLOCK // math.prod(group))
-            for head, start in itertools.product(range(0, heads, head_step), range(0, rows, step)):
+            for head, start in itertools.product(range(0, num_heads, head_step), range(0, rows, step)):
                 self._fill(target, piece, (slice(head, head + head_step), slice(start, start + step)))
 
     def _fill(self, target: NDArray[Any], piece: Piece, index: tuple[slice, slice]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -19,14 +20,18 @@ from pictool.core import Chunk, TokenIds
 from pictool.engines.vllm.kv import KVHeads, ObjectReader
 from pictool.engines.vllm.messages import LinkJob
 from pictool.engines.vllm.planning import Planner
-from pictool.engines.vllm.request import LinkRequest, ObjectRef
+from pictool.engines.vllm.request import CompileRequest, Deadline, LinkRequest, ObjectRef, RequestError
 from pictool.engines.vllm.setup import parse_settings
 from pictool.errors import InputError
 from pictool.linker.plan import LinkPlan, Span, make_plan
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model
+from pictool.store import store as store_module
+from pictool.store.entries import keys_of
+from pictool.store.format import ObjectFile
 from pictool.store.matches import Match
+from pictool.store.recognition import ContentIndex
 from pictool.store.store import Store
 
 NAIVE = make_policy("naive", {})
@@ -81,7 +86,7 @@ HEAD, TAIL = (1, 70, 71), (80, 81)
 FIXUP = make_policy("fixup", {"ratio": 0.2})
 
 
-def request_of(policy: Policy, *objects: tuple[str, int]) -> LinkRequest:
+def request_of(policy: Policy, *objects: tuple[str, int | None]) -> LinkRequest:
     return LinkRequest(policy, tuple(ObjectRef(key, start) for key, start in objects))
 
 
@@ -260,3 +265,85 @@ def test_objects_of_a_plan_that_failed_are_recognised_again_if_they_are_whole(
                 break
             time.sleep(0.02)
         assert again is not None and [span.key for span in again.object_spans] == [pasted.key]
+
+
+# Work that a request can ask for
+
+
+def test_each_directory_is_listed_once_for_all_abbreviated_keys(
+    model: Model, store: Store, planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [compiled.key for compiled in compile(model, store, [rig.chunk(5, 6, i) for i in range(7, 27)])]
+    listed: list[str] = []
+
+    def list_keys(root: Path, shard: str) -> list[str]:
+        listed.append(shard)
+        return keys_of(root, shard)
+
+    monkeypatch.setattr(store_module, "keys_of", list_keys)
+    named = [(key[:digits], None) for digits in (12, 20, 30) for key in keys]
+    with pytest.raises(RequestError, match="not in the prompt"):
+        planner.plan(request_of(NAIVE, *named), rig.ids(*range(5, 90)))
+    assert sorted(listed) == sorted({key[:2] for key in keys})
+
+
+def test_objects_of_more_tokens_than_the_prompt_are_refused_before_they_are_all_opened(
+    model: Model, store: Store, planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [compiled.key for compiled in compile(model, store, [rig.chunk(5, i) for i in range(7, 27)])]
+    opened: list[str] = []
+
+    def peek(key: str) -> ObjectFile:
+        opened.append(key)
+        return Store.peek(store, key)
+
+    monkeypatch.setattr(store, "peek", peek)
+    with pytest.raises(RequestError, match=r"more tokens than the prompt \(4\)"):
+        planner.plan(request_of(NAIVE, *((key, None) for key in keys)), rig.ids(5, 7, 5, 8))
+    assert len(opened) == 5
+
+
+def test_a_deadline_ends_the_planning(model: Model, store: Store, planner: Planner, pasted: Pasted) -> None:
+    with closing(recognising(model, store)) as other:
+        for request in (request_of(NAIVE, (pasted.key, 3)), LinkRequest(NAIVE, None)):
+            with pytest.raises(RequestError, match="not planned within 5 s"):
+                other.plan(request, pasted.prompt(HEAD, TAIL), "", Deadline(5, time.monotonic() - 1))
+
+
+def test_a_text_without_tokens_is_not_compiled(planner: Planner) -> None:
+    with pytest.raises(RequestError, match="there is nothing to compile"):
+        planner.require_compilable([5], CompileRequest(NAIVE, "", 0))
+
+
+def test_a_text_that_its_tokens_cannot_be_is_not_encoded(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Model, "encode", lambda *_: pytest.fail("it was encoded"))
+    with pytest.raises(RequestError, match="so long a text"):
+        planner.require_compilable([5, 6, 7], CompileRequest(NAIVE, "x" * 10_000, 0))
+
+
+def test_a_server_starts_though_its_store_takes_long_to_read(
+    model: Model, store: Store, pasted: Pasted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Prompts are computed until then, and linked from then on."""
+    is_read, refresh = threading.Event(), ContentIndex.refresh
+    monkeypatch.setattr(ContentIndex, "refresh", lambda index: (is_read.wait(), refresh(index)))
+    settings = parse_settings({"store": str(store.root), "recognise": True, "start_s": 0.01})
+    with closing(Planner(settings, store, model)) as planner:
+        request, prompt = LinkRequest(NAIVE, None), pasted.prompt(HEAD, TAIL)
+        assert "has not been read after 0.01 s" in caplog.messages[-1] and str(store.root) in caplog.messages[-1]
+        assert planner.plan(request, prompt) is None
+        is_read.set()
+        while planner.plan(request, prompt) is None:
+            time.sleep(0.01)
+        while "has been read" not in caplog.messages[-1]:
+            time.sleep(0.01)
+
+
+def test_of_several_objects_of_a_document_the_request_says_which(model: Model, store: Store) -> None:
+    keys = {codec: compile(model, store, [FIRST], codec=codec)[0].key for codec in ("none", "int8")}
+    prompt = rig.ids(*HEAD, *FIRST.tokens, *TAIL)
+    with closing(recognising(model, store)) as planner:
+        for codec, key in ((None, keys["none"]), *keys.items()):
+            plan = planner.plan(LinkRequest(NAIVE, None, codec), prompt)
+            assert plan is not None and [span.key for span in plan.object_spans] == [key]
+        assert planner.plan(LinkRequest(NAIVE, None, "zstd"), prompt) is None

@@ -31,6 +31,23 @@ def test_what_a_request_may_say() -> None:
     assert said.policy == make_policy("cacheblend", {})
 
 
+def test_the_codec_of_what_is_recognised() -> None:
+    """A request's own, or the server's; requests that name objects say it by their keys."""
+    said: tuple[tuple[Any, str | None], ...] = (
+        ({"pic": {"recognise": True, "codec": "int8"}}, "int8"), ({"pic": {"recognise": True, "codec": None}}, None),
+        ({"pic": {"recognise": True}}, "zstd"), (None, "zstd"),
+    )  # fmt: skip
+    for params, codec in said:
+        parsed = parse_request(params, NAIVE, True, "zstd")
+        assert isinstance(parsed, LinkRequest) and parsed.codec == codec
+    wrongs: tuple[Any, ...] = ("nosuch", 3, [])
+    for wrong in wrongs:
+        with pytest.raises(RequestError, match="must be one of fp8, int4"):
+            parse_request({"pic": {"recognise": True, "codec": wrong}}, NAIVE, True)
+    with pytest.raises(RequestError, match="keys say which objects"):
+        parse_request({"pic": {"keys": ["ab"], "codec": "int8"}}, NAIVE, True)
+
+
 def test_what_a_policy_may_be() -> None:
     assert parse_policy({"algo": "legolink", "k": 3}) == parse_policy("legolink-3")
     for wrong in (3, {"k": 3}, "legolink:k=1,2", {"algo": "legolink", "z": 1}, ""):

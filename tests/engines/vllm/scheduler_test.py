@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import vllm_rig as rig
 
+from pictool.engines.vllm import scheduler
+from pictool.engines.vllm.request import LinkRequest
 from pictool.engines.vllm.scheduler import Salter, SchedulerSide
 from pictool.engines.vllm.setup import parse_settings
 from pictool.linker.plan import make_plan
@@ -86,6 +90,73 @@ def test_an_error_makes_its_request_exact_and_ends_nothing(params: object) -> No
     assert counts is not None and counts.failed == 1
     assert report is not None and report["pic"]["state"] == "exact"
     assert "a path of the server's" not in report["pic"]["problem"]
+
+
+class Slow:
+    """A planner that makes no plan until it is released, but for requests of few objects: in those it finds nothing."""
+
+    def __init__(self) -> None:
+        self.released, self.num_planned = threading.Event(), 0
+
+    def plan(self, parsed: LinkRequest, *_: object) -> None:
+        if len(parsed.objects or ()) > 1:
+            self.released.wait()
+        self.num_planned += 1
+
+    def close(self) -> None:
+        self.released.set()
+
+
+def asked(number: int, num_objects: int) -> Any:
+    return Asked({"pic": {"keys": ["ab"] * num_objects}}, request_id=f"{number} of {num_objects}")
+
+
+def test_requests_of_many_objects_keep_nobody_from_being_planned() -> None:
+    side = SchedulerSide(Slow(), parse_settings({"store": "x"}))  # type: ignore[arg-type]
+    many, few = [asked(i, 1000) for i in range(8)], asked(0, 1)
+    for request in (*many, few):
+        side.add_request(request)
+    while side.num_matched_tokens(few, 0) is None:
+        side.take_jobs()
+    assert [side.num_matched_tokens(request, 0) for request in many] == [None] * 8
+    side.shutdown()
+
+
+def test_a_request_that_is_not_planned_in_time_is_exact() -> None:
+    """Also if a disk that hangs keeps every thread: nobody waits for it for ever."""
+    side = SchedulerSide(Slow(), parse_settings({"store": "x", "plan_s": 0.05}))  # type: ignore[arg-type]
+    requests = [asked(i, 2) for i in range(6)]
+    for request in requests:
+        side.add_request(request)
+    for request in requests:
+        while side.num_matched_tokens(request, 0) is None:
+            side.take_jobs()
+        report = side.finish_request(request)
+        assert report is not None and report["pic"]["state"] == "exact"
+        assert "within 0.05 s" in report["pic"]["problem"]
+    side.shutdown()
+
+
+def test_a_step_waits_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, waits = [100.0], list[float]()
+
+    def wait(futures: Sequence[object], timeout_s: float) -> Any:
+        waits.append(timeout_s)
+        clock[0] += timeout_s
+        return SimpleNamespace(done=())
+
+    monkeypatch.setattr(scheduler, "wait", wait)
+    monkeypatch.setattr("pictool.engines.vllm.scheduler.time.monotonic", lambda: clock[0])
+    side = SchedulerSide(Slow(), parse_settings({"store": "x"}))  # type: ignore[arg-type]
+    requests = [asked(i, 2) for i in range(5)]
+    for _ in range(2):
+        waits.clear()
+        for request in requests:
+            side.add_request(request)
+            assert side.num_matched_tokens(request, 0) is None
+        side.take_jobs()
+        assert sum(waits) == pytest.approx(scheduler.PLAN_WAIT_S)
+    side.shutdown()
 
 
 def test_a_client_s_salt_is_never_one_of_ours() -> None:

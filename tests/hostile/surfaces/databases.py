@@ -39,14 +39,19 @@ SQL = (
     "DROP TABLE {table}; CREATE TABLE {table} (key BLOB, count TEXT)",
     "PRAGMA encoding = 'UTF-16'",
 )
+TABLES = {  # of each database: its table, and that one's columns
+    "index": ("objects", "key", "inode", "bytes", "used", "meta", "text"),
+    "hits": ("hits", "key", "count"),
+    "sources": ("sources", "key", "source", "model"),
+    "compiled": ("compiled", "name", "objects", "used"),
+}
 PROFILES = {"compute": [[62.0, 2.0, 1.0, 0.064], [510.0, 2.0, 1.0, 0.512], [510.0, 2.0, 64.0, 0.066]],
             "loads": [[2e6, 1.0, 0.3, 0.03, 0.1, 0.01], [2e6, 2.0, 0.4, 0.06, 0.1, 0.02]]}  # fmt: skip
 
 
 def hostile_rows(path: Path, draw: random.Random) -> str:
     """Values of other types in a table's rows."""
-    table = "objects" if path.name.startswith("index") else "hits"
-    columns = ("key", "inode", "bytes", "used", "meta", "text") if table == "objects" else ("key", "count")
+    table, *columns = TABLES[path.stem]
     column = draw.choice(columns[1:])
     new = draw.choice(
         (None, -1, 2**63 - 1, 0.5, float("inf"), b"\xff\xfe", "x", "{}", "[]", dumps(value(draw)), "é" * 9)
@@ -73,7 +78,7 @@ def hostile_meta(path: Path, draw: random.Random) -> str:
 
 
 def hostile_schema(path: Path, draw: random.Random) -> str:
-    table, script = "objects" if path.name.startswith("index") else "hits", draw.choice(SQL)
+    table, script = TABLES[path.stem][0], draw.choice(SQL)
     with closing(sqlite3.connect(path)) as db:
         try:
             db.executescript(script.format(table=table))

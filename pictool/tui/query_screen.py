@@ -1,0 +1,121 @@
+"""The query screen: the tree of a query's run; for each call what was reused and recomputed. Enter opens its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import Footer, Static
+
+from pictool.escapes import visible
+from pictool.spans.optimise import TreeLine
+from pictool.spans.query import path_text
+from pictool.spans.runs import CallRun, QueryRun
+from pictool.tui.base import PicScreen
+from pictool.tui.widgets.table import Column, RowTable
+
+_COLUMNS = (
+    Column("node", 0), Column("context", 7, True), Column("computed", 8, True), Column("reused", 6, True),
+    Column("TTFT ms", 8, True), Column("answer", 14),
+)  # fmt: skip
+
+
+class QueryScreen(PicScreen):
+    """A run. The cursor begins at the first line; below the table is what the line under it did."""
+
+    DEFAULT_CSS = """
+    QueryScreen #facts { height: 3; padding: 0 1; background: $boost; text-wrap: nowrap; text-overflow: ellipsis; }
+    QueryScreen #node { height: 3; padding: 0 1; background: $boost; text-wrap: nowrap; text-overflow: ellipsis; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("n", "next_call(1)", "next call"),
+        Binding("N", "next_call(-1)", "call before", show=False),
+        Binding("q", "app.quit", "quit"),
+    ]
+    export_name = "run"
+
+    def __init__(self, run: QueryRun) -> None:
+        super().__init__()
+        self.run = run
+
+    def compose(self) -> ComposeResult:
+        yield Static(_facts(self.run), id="facts")
+        yield RowTable(_COLUMNS, id="tree")
+        yield Static(id="node")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        table = self.query_one("#tree", RowTable)
+        table.show(len(self.run.nodes), self._cells)
+        table.focus()
+        self._show_node(0)
+
+    def _call(self, index: int) -> CallRun | None:
+        return self.run.calls.get(self.run.nodes[index].path)
+
+    def _cells(self, index: int) -> tuple[str, ...]:
+        node, call = self.run.nodes[index], self._call(index)
+        line = visible(node.lead + node.label)
+        if call is None:
+            return (line, "", "", "", "", "")
+        answer = visible(" ".join(call.answer.split()))
+        if call.is_shared:
+            return (line, "", "shared", "", "", answer)
+        return (
+            line, str(call.context), f"{call.recomputed:.1f}", f"{call.share:.0%}", f"{1e3 * call.ttft_s:.1f}", answer,
+        )  # fmt: skip
+
+    def on_row_table_moved(self, event: RowTable.Moved) -> None:
+        self._show_node(event.row)
+
+    def _show_node(self, index: int) -> None:
+        if index < len(self.run.nodes):
+            self.query_one("#node", Static).update(_node_text(self.run.nodes[index], self._call(index)))
+
+    def on_row_table_selected(self, event: RowTable.Selected) -> None:
+        call = self._call(event.row)
+        if call is None:
+            self.pic.tell("this node is no call; n goes to the next one")
+        elif call.trace is None:
+            self.pic.tell("this call has no trace")
+        else:
+            self.pic.open_paths([call.trace])
+
+    def action_next_call(self, by: int) -> None:
+        """Move the cursor to the next call, or to the one before."""
+        table = self.query_one("#tree", RowTable)
+        index = table.cursor + by
+        while 0 <= index < len(self.run.nodes):
+            if self._call(index) is not None:
+                table.cursor = index
+                return
+            index += by
+
+    def export_data(self) -> Mapping[str, Any]:
+        return self.run.data
+
+
+def _facts(run: QueryRun) -> Text:
+    ran = [call for call in run.calls.values() if not call.is_shared]
+    context, reused = sum(call.context for call in ran), sum(call.reused for call in ran)
+    answer = run.answer if run.error is None else f"none: {run.error}"
+    lines = [
+        f"run {run.path}",
+        f"answer {' '.join(str(answer).split())}",
+        f"{len(ran)} calls, {len(run.calls) - len(ran)} shared; {reused:,.0f} of {context:,} tokens of context reused "
+        f"({reused / (context or 1):.0%})",
+    ]
+    return Text("\n".join(map(visible, lines)))
+
+
+def _node_text(node: TreeLine, call: CallRun | None) -> Text:
+    """The line under the cursor, as long as it is."""
+    lines = [node.label, path_text(node.path), "no call"]
+    if call is not None:
+        trace = "no trace" if call.trace is None else f"enter opens {call.trace.name}"
+        shared = "; as an equal call before" if call.is_shared else ""
+        lines[2] = f"{call.algo}: prompt of {call.prompt} tokens, {call.generated} generated{shared}; {trace}"
+    return Text("\n".join(map(visible, lines)))
