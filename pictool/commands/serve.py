@@ -61,12 +61,11 @@ class ServeOptions:
 
 @command(app, "serve", "model", "device", "dtype", "store", "remote", *SALT)
 def run_serve(options: ServeOptions, settings: Settings) -> None:
-    """Serve a model over HTTP: OpenAI's API, with caches that requests name or that are recognised.
+    """Serve a model over HTTP: OpenAI's API with explicit caches.
 
     \b
       pic serve
-      curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
-        -d '{"model": "embedded", "messages": [{"role": "user", "content": "Who holds a festival?"}]}'
+      pic serve -m MODEL --store /data/pic --keys keys --host 0.0.0.0
     """
     require_installed()
     from pictool.serve.app import make_app as make_application

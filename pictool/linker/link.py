@@ -135,7 +135,7 @@ def _link(model: Model, store: Store, spec: Spec, context: Context, clock: _Cloc
         context.keep(image, fusor.rows)
         linked = {part.file.meta.key for part in reused.placed}
         return Linked(
-            image, policy, tuple(part.after(linked) for part in parts), prompt.texts, fusor.rows, fusor.scores,
+            image, policy, tuple(part.after(linked) for part in parts[1:]), prompt.texts, fusor.rows, fusor.scores,
             timing, loader.bytes_read,
         )  # fmt: skip
 
