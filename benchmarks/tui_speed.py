@@ -148,12 +148,13 @@ def start(store: Path, checkout: Path = Path()) -> tuple[float, float, float]:
     command = [sys.executable, "-c", f"from {module} import {function}; {function}()", "tui", str(store)]
     began, seen, first = time.perf_counter(), b"", 0.0
     process = subprocess.Popen(
-        command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True, cwd=checkout
-    )
+        command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True, cwd=checkout,
+        env={**os.environ, "COLORFGBG": "15;0"},
+    )  # fmt: skip
     while key not in seen and time.perf_counter() - began < 60:
         if select.select([leader], [], [], 0.05)[0]:
             seen += os.read(leader, 1 << 16)
-            first = first or (b"palette" in seen) * (time.perf_counter() - began)
+            first = first or (b"help" in seen) * (time.perf_counter() - began)
     took, cpu = time.perf_counter() - began, _cpu_seconds(process.pid)
     process.kill()
     process.wait()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -16,10 +18,11 @@ from pictool.errors import InputError
 if TYPE_CHECKING:
     from pictool.spans.runs import QueryRun
     from pictool.store.format import ObjectFile
-    from pictool.store.store import StoredObject
+    from pictool.store.store import Store, StoredObject
     from pictool.trace.analysis import TraceAnalysis
     from pictool.trace.attention_sinks import AttentionSinks
     from pictool.tui.app import PicApp
+    from pictool.tui.preferences import Preferences
     from pictool.tui.services import Exports, Job, LoadedTrace
 
 app = make_app()
@@ -49,12 +52,13 @@ def run_tui(
 
 
 def open_app(names: Sequence[str], settings: Settings, job: Job) -> PicApp:
-    """Make the app; every trace that is named is read first.
+    """Make the app; every trace that is named is read first, before the terminal is asked anything.
 
     Raises:
         PicError: a trace that cannot be read, or a directory that is no store.
     """
-    from pictool.tui.app import PicApp
+    from pictool.tui.background import BackgroundQuestion
+    from pictool.tui.preferences import Preferences, preferences_path
     from pictool.tui.services import LoadedTrace, Services, is_run_path
 
     store = open_store(settings)
@@ -62,7 +66,19 @@ def open_app(names: Sequence[str], settings: Settings, job: Job) -> PicApp:
     traces = [LoadedTrace.read(Path(name)) for name in names if not Path(name).is_dir() and Path(name) not in runs]
     if runs and (len(runs) > 1 or traces):
         raise UsageError(f"{runs[0]}: a query's run is shown alone; its calls open their traces")
-    return PicApp(store, traces, Services(job, make_exports()), _read_run(runs))
+    run = _read_run(runs)
+    preferences = Preferences.read(preferences_path())
+    with BackgroundQuestion() if _asks_for_background(preferences) else nullcontext() as question:
+        from pictool.tui.app import PicApp
+
+        is_light = question is not None and question.is_light()
+    return PicApp(store, traces, Services(job, make_exports()), run, preferences, is_light)
+
+
+def _asks_for_background(preferences: Preferences) -> bool:
+    """Whether the terminal's background decides the theme: none was chosen, colours are drawn, and it can be asked."""
+    is_chosen = preferences.theme is not None or "TEXTUAL_THEME" in os.environ or "NO_COLOR" in os.environ
+    return not is_chosen and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _read_run(runs: Sequence[Path]) -> QueryRun | None:
@@ -123,7 +139,10 @@ def _object(file: ObjectFile, sinks: AttentionSinks | None) -> Mapping[str, Any]
     return of_object if sinks is None else of_object | {"sink_profile": sinks_json(sinks)}
 
 
-def _listing(objects: Sequence[StoredObject]) -> Sequence[Mapping[str, Any]]:
+def _listing(store: Store, objects: Sequence[StoredObject]) -> Sequence[Mapping[str, Any]]:
     from pictool.commands.store import object_json
+    from pictool.store.eviction import pinned
+    from pictool.store.sources import read_sources
 
-    return [object_json(stored) for stored in objects]
+    sources, pins = read_sources(store.root), pinned(store.root)
+    return [object_json(stored, sources.get(stored.key), stored.key in pins) for stored in objects]

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
-from pictool.errors import PicError
+from pictool.errors import ForeignObjectError, PicError
 from pictool.tui.services import LinkForm, PolicyChoice
 
 if TYPE_CHECKING:
@@ -75,6 +75,21 @@ class Worker:
             model = self._open(None, self._settings.option("dtype") or file.meta.target.dtype)
             self._say("note", f"reading its {file.meta.num_tokens} tokens alone")
             return sinks_of(file, model, NUM_INITIAL)
+
+    def pieces(self, key: str) -> tuple[str, ...]:
+        """Decode an object's tokens. Any model with its tokenizer will do, and no weights are loaded.
+
+        Raises:
+            ForeignObjectError: another tokenizer's object.
+        """
+        from pictool.runtime.fingerprint import tokenizer_fingerprint
+        from pictool.runtime.pieces import pieces_of
+
+        with self._store.peek(key) as file:
+            tokenizer = self._open(None, self._settings.option("dtype") or file.meta.target.dtype).tokenizer
+            if tokenizer_fingerprint(tokenizer) != file.meta.target.tokenizer:
+                raise ForeignObjectError(f"{key[:12]}: its tokens are another tokenizer's; name its model with -m")
+            return pieces_of(tokenizer, file.tokens().tolist())
 
     def _open(self, name: str | None, dtype: str | None = None) -> Model:
         """The model of the settings, or that of this name and dtype."""

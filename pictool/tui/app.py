@@ -15,16 +15,21 @@ from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.filter import LineFilter
 from textual.screen import Screen
+from textual.theme import Theme
 
 from pictool.errors import PicError
 from pictool.escapes import visible
-from pictool.store.store import Store
+from pictool.store.store import Store, StoredObject
 from pictool.tui.home_screen import HomeScreen
+from pictool.tui.preferences import Preferences
 from pictool.tui.services import LoadedTrace, Services, is_run_path
 
 if TYPE_CHECKING:
     from pictool.spans.runs import QueryRun
     from pictool.trace.attention_sinks import AttentionSinks
+
+_NAME_LENGTH = 60  # characters of a text that name an object
+LIGHT_THEME = "textual-light"
 
 
 def _is_ours(node: object, binding: Binding) -> bool:
@@ -62,8 +67,16 @@ class PicApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "quit", show=False, priority=True)]
 
     def __init__(
-        self, store: Store, traces: Sequence[LoadedTrace], services: Services, run: QueryRun | None = None
-    ) -> None:
+        self, store: Store, traces: Sequence[LoadedTrace], services: Services, run: QueryRun | None = None,
+        preferences: Preferences | None = None, is_light: bool = False,
+    ) -> None:  # fmt: skip
+        """Make the app.
+
+        Args:
+            run: that of a query, which is shown first.
+            preferences: the theme that the user chose; where another one is kept.
+            is_light: whether the terminal's background is light; the theme is, too, if none was chosen.
+        """
         # Without colour: attributes take the place of colours, and text and background are the terminal's own.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self._control_filter = ControlFilter()
@@ -72,12 +85,39 @@ class PicApp(App[None]):
         self.home = HomeScreen(store)
         self.attention_sinks: dict[str, AttentionSinks] = {}  # of objects, by key
         self._is_job_running = False
+        self._preferences = Preferences() if preferences is None else preferences
+        self._first_theme = self._choose_theme(is_light)
+
+    def _choose_theme(self, is_light: bool) -> str:
+        """Set the theme: the environment's (TEXTUAL_THEME), else the chosen one, else one as light as the terminal."""
+        chosen = self._preferences.theme
+        if chosen is not None and chosen not in self.available_themes:
+            where = self._preferences.path
+            self._preferences.problem = f"{where}: there is no theme {chosen!r}; choose one with ctrl+p"
+        if "TEXTUAL_THEME" not in os.environ:
+            if chosen in self.available_themes:
+                self.theme = chosen
+            elif is_light:
+                self.theme = LIGHT_THEME
+        return self.theme
+
+    def _remember_theme(self, theme: Theme) -> None:
+        """Keep the theme that the user chose."""
+        if theme.name != self._first_theme:
+            self._first_theme = ""
+            try:
+                self._preferences.remember_theme(theme.name)
+            except PicError as error:
+                self.tell_error(error)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         return [*super().get_line_filters(), self._control_filter]
 
     def on_mount(self) -> None:
+        self.theme_changed_signal.subscribe(self, self._remember_theme)
         self.push_screen(self.home)
+        if self._preferences.problem:
+            self.tell(self._preferences.problem, is_error=True)
         if self._first_run is not None:
             self.show_run(self._first_run)
         elif len(self.traces) == 1:
@@ -159,6 +199,38 @@ class PicApp(App[None]):
             self.tell_error(error)
         else:
             self.push_screen(screen)
+
+    def show_object_diff(self, store: Store, first: str, second: str) -> None:
+        from pictool.tui.object_diff_screen import ObjectDiffScreen
+
+        try:
+            screen = ObjectDiffScreen(store, first, second)
+        except PicError as error:
+            self.tell_error(error)
+        else:
+            self.push_screen(screen)
+
+    def source_of(self, key: str) -> str | None:
+        """The document that an object came from, as far as the store or an open trace tells."""
+        known = self.home.listing.sources.get(key)
+        if known is not None:
+            return known.source
+        chunks = (chunk for loaded in self.traces for chunk in loaded.trace.chunks)
+        return next((chunk.source for chunk in chunks if chunk.key == key), None)
+
+    def object_name(self, key: str, stored: StoredObject | None) -> str:
+        """An object's name for people: the document that it came from, else the beginning of its text."""
+        source = self.source_of(key)
+        if source is not None:
+            return source
+        if stored is not None and stored.meta is None:
+            return "DAMAGED"
+        words = " ".join(stored.text.split()) if stored is not None else ""
+        return f"«{words[:_NAME_LENGTH]}{'…' * (len(words) > _NAME_LENGTH)}»" if words else key[:12]
+
+    def name_of(self, key: str) -> str:
+        """The name of an object of the listing."""
+        return self.object_name(key, self.home.listing.described.get(key))
 
     def show_link(self, documents: Sequence[str]) -> None:
         from pictool.tui.link_screen import LinkScreen

@@ -25,9 +25,10 @@ class PicScreen(Screen[None]):
     """A screen of the app with a view that can be exported."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "back", "back"),
-        Binding("e", "export", "export"),
+        Binding("escape,q", "back", "back"),
         Binding("question_mark", "help", "help", key_display="?"),
+        Binding("f1", "help", "help"),  # where ? is typed
+        Binding("e", "export", "export", show=False),
     ]
     export_name = "view"
 
@@ -48,15 +49,42 @@ class PicScreen(Screen[None]):
 
         self.app.push_screen(HelpScreen(self))
 
+    def ask(self, question: str, yes: str, on_yes: Callable[[], None], details: Sequence[str] = ()) -> None:
+        """Ask before something is lost; `on_yes` is called once the user agreed."""
+        from pictool.tui.dialogs import ConfirmDialog
+
+        def answered(is_yes: bool | None) -> None:
+            if is_yes:
+                self.call_after_refresh(on_yes)
+
+        self.app.push_screen(ConfirmDialog(question, yes, details), answered)
+
     def action_export(self) -> None:
         from pictool.tui.dialogs import PathDialog
+        from pictool.tui.export import free_path
 
-        self.app.push_screen(PathDialog("export to (.svg, .png, .json)", f"{self.export_name}.svg"), self._export)
+        name = str(free_path(Path(f"{self.export_name}.svg")))
+        self.app.push_screen(PathDialog("export to (.svg, .png, .json)", name), self._export)
 
     def _export(self, name: str | None) -> None:
-        """Export after the dialog is closed and the view is drawn again."""
-        if name is not None:
-            self.call_after_refresh(self._write, Path(name))
+        """Export after the dialogs are closed and the view is drawn again."""
+        if name is None:
+            return
+        path = Path(name)
+        if path.is_file():
+            self.ask(f"{path} exists. Write over it?", "write over it", partial(self._hide_toasts, path))
+        else:
+            self.call_after_refresh(self._hide_toasts, path)
+
+    def _hide_toasts(self, path: Path) -> None:
+        """Export once the view is drawn without what the app has told meanwhile."""
+        self._show_toasts(False)
+        self.call_after_refresh(self._write, path)
+
+    def _show_toasts(self, is_shown: bool) -> None:
+        """Give notices room, or none. The app itself shows them again (`display`) whenever it has told something."""
+        for rack in self.query("ToastRack"):
+            rack.styles.max_height = None if is_shown else 0
 
     def _write(self, path: Path) -> None:
         from pictool.tui.export import export_view
@@ -68,6 +96,8 @@ class PicScreen(Screen[None]):
             self.pic.tell_error(error)
         else:
             self.pic.tell(f"wrote {path}")
+        finally:
+            self._show_toasts(True)
 
 
 class SearchInput(Input):
@@ -79,6 +109,7 @@ class SearchInput(Input):
     SearchInput.-open { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "leave the search", show=False)]
+    help_title = "search line"
 
     def open(self) -> None:
         self.add_class("-open")

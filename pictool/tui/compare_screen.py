@@ -13,7 +13,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, Vertical
-from textual.widgets import Footer, Static, TabbedContent, TabPane
+from textual.widgets import Static, TabbedContent, TabPane
 
 from pictool.escapes import visible
 from pictool.trace.counts import log_softmax
@@ -25,6 +25,7 @@ from pictool.tui.services import LoadedTrace
 from pictool.tui.text_screen import TextScreen
 from pictool.tui.token_colors import ColorBy, legend, token_colors
 from pictool.tui.widgets.heatmap import HeatMap
+from pictool.tui.widgets.key_footer import KeyFooter
 from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.styles import BY_ALL, ELSEWHERE, HERE, token_style
 from pictool.tui.widgets.table import Column, RowTable
@@ -32,10 +33,11 @@ from pictool.tui.widgets.token_text import TokensView, TokenText
 
 MODES = ("computed", "overlap")  # at how many layers a token was computed; by which of the links
 _MIN_COLUMN = 36  # width of a text beside another one
+_MIN_HEIGHT = 8  # lines of a text below another one, its frame and its answer among them
 _ONE_LINE = 104  # width that sliders and legend need on one line
 _MARK_NAMES = {BY_ALL: "by all", HERE: "here", ELSEWHERE: "elsewhere"}
 _POLICY_COLUMNS = (
-    Column("policy", 18), Column("computed", 9, True), Column("Jaccard", 7, True), Column("common", 6, True),
+    Column("policy", 18), Column("computed", 8, True), Column("Jaccard", 7, True), Column("common", 6, True),
     Column("KL", 8, True), Column("|logit|", 7, True), Column("answer", 0),
 )  # fmt: skip
 
@@ -44,29 +46,32 @@ class CompareScreen(TextScreen):
     """Compares every other trace with the first."""
 
     DEFAULT_CSS = """
-    CompareScreen #texts { layout: horizontal; height: 1fr; }
-    CompareScreen #texts.-narrow { layout: vertical; }
-    CompareScreen #texts > Vertical { width: 1fr; height: 1fr; border: round $panel-lighten-2; }
+    CompareScreen #texts { layout: grid; height: 1fr; }
+    CompareScreen #texts > Vertical { height: 1fr; border: round $panel-lighten-2; }
     CompareScreen #texts > Vertical { border-title-color: $text; border-subtitle-color: $text; }
     CompareScreen #texts > Vertical:focus-within { border: round $primary; }
     CompareScreen .answer { height: 1; }
     CompareScreen #top { layout: horizontal; height: 1; }
-    CompareScreen #top.-narrow { layout: vertical; height: 2; }
-    CompareScreen #pickers { width: 46; height: 1; }
-    CompareScreen .-narrow #pickers { width: 1fr; }
+    CompareScreen.-narrow #top { layout: vertical; height: 2; }
+    CompareScreen #pickers { width: auto; min-width: 46; height: 1; }
+    CompareScreen.-narrow #pickers { width: 1fr; }
     CompareScreen #legend { width: 1fr; height: 1; padding: 0 1; }
     CompareScreen TabbedContent { height: 10; max-height: 35%; }
+    CompareScreen.-folded TabbedContent { display: none; }
     CompareScreen TabPane { padding: 0; }
     CompareScreen HeatMap { height: 1fr; }
     CompareScreen #status { height: 1; padding: 0 1; background: $boost; }
+    CompareScreen.-narrow #status { height: 2; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("d", "difference(1)", "next difference"),
+        Binding("d", "difference(1)", "difference"),
         Binding("D", "difference(-1)", "difference before", show=False),
         Binding("m", "mode", "show"),
         Binding("l", "layer(1)", "layer"),
         Binding("L", "layer(-1)", "layer before", show=False),
-        Binding("t", "next_tab", "next tab", show=False),
+        Binding("v", "texts(1)", "texts"),
+        Binding("V", "texts(-1)", "texts before", show=False),
+        Binding("t", "next_tab", "tab"),
     ]
     export_name = "compare"
 
@@ -82,12 +87,14 @@ class CompareScreen(TextScreen):
         self.diffs = tuple(diff_traces(first.trace, other.trace, (first.name, other.name)) for other in others)
         self.shown_layer: int | None = None
         self.mode = MODES[0]
+        self._first_shown, self._num_shown = 0, len(self.loaded)  # texts
 
     def compose(self) -> ComposeResult:
         with Container(id="top"):
             with Horizontal(id="pickers"):
                 yield Picker("show", none=None, id="mode")
                 yield Picker("layer", none="all", id="layer")
+                yield Picker("texts", none=None, id="shown")
             yield Static(id="legend")
         with Container(id="texts"):
             for loaded in self.loaded:
@@ -109,7 +116,7 @@ class CompareScreen(TextScreen):
                 yield RowTable(answer_columns(self.loaded), id="answers")
         yield Static(id="status")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
-        yield Footer()
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         num_layers = len(self.loaded[0].trace.rows)
@@ -124,8 +131,45 @@ class CompareScreen(TextScreen):
 
     def on_resize(self, event: events.Resize) -> None:
         super().on_resize(event)
-        self.query_one("#texts").set_class(event.size.width < _MIN_COLUMN * len(self.loaded), "-narrow")
-        self.query_one("#top").set_class(event.size.width < _ONE_LINE, "-narrow")
+        self.set_class(event.size.width < _ONE_LINE, "-narrow")
+        self.call_after_refresh(self._lay_out)
+
+    def on_folded(self) -> None:
+        self.call_after_refresh(self._lay_out)
+
+    def _lay_out(self) -> None:
+        """Show as many texts as there is room for, side by side and below each other; `v` shows the next ones."""
+        texts = self.query_one("#texts")
+        num_columns, num_rows = grid_of(len(self.loaded), texts.size.width, texts.size.height)
+        texts.styles.grid_size_columns, texts.styles.grid_size_rows = num_columns, num_rows
+        self._num_shown = min(len(self.loaded), num_columns * num_rows)
+        self._show_texts(self._first_shown)
+
+    def _show_texts(self, first: int) -> None:
+        """Show the texts from this one on, and the last ones at most."""
+        self._first_shown = first = max(0, min(first, len(self.loaded) - self._num_shown))
+        for index, view in enumerate(self.views):
+            assert view.parent is not None
+            view.parent.display = first <= index < first + self._num_shown
+        starts = range(len(self.loaded) - self._num_shown + 1)
+        labels = [f"{start + 1}-{start + self._num_shown}/{len(self.loaded)}" for start in starts]
+        if self._num_shown == 1:
+            labels = [f"{start + 1}/{len(self.loaded)}" for start in starts]
+        self.query_one("#shown", Picker).choose_from(labels, first)
+        if isinstance(self.focused, TokensView) and self.focused not in self.shown_views:
+            self.shown_views[0].focus()
+        self.refresh_bindings()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """There are no other texts while all are shown."""
+        return action != "texts" or self._num_shown < len(self.loaded)
+
+    def action_texts(self, by: int) -> None:
+        """Show the next texts; after the last ones come the first."""
+        last, first = len(self.loaded) - self._num_shown, self._first_shown
+        step = by * self._num_shown
+        is_end = first == last if by > 0 else first == 0
+        self._show_texts((0 if by > 0 else last) if is_end else first + step)
 
     def show_layer(self) -> None:
         """Show the tokens of the chosen mode and layer."""
@@ -141,6 +185,8 @@ class CompareScreen(TextScreen):
         values = np.stack([colors.values[:num_prompt] for colors in all_colors])
         self.query_one(HeatMap).show(values, [trace.label for trace in traces], 0.0, all_colors[0].high)
         words = overlap_legend(has_color) if is_overlap else legend(all_colors[0], has_color)
+        if not is_overlap and not any(colors.steps[: traces[0].layout.num_context].any() for colors in all_colors):
+            words = Text(f"no link computed a context token{'' if by.layer is None else f' at layer {by.layer}'}")
         self.query_one("#legend", Static).update(words)
         self.show_token()
 
@@ -166,6 +212,9 @@ class CompareScreen(TextScreen):
     def on_picker_picked(self, event: Picker.Picked) -> None:
         if event.picker.id == "mode":
             self.mode = MODES[event.value or 0]
+        elif event.picker.id == "shown":
+            self._show_texts(event.value or 0)
+            return
         else:
             self.shown_layer = event.value
         self.show_layer()
@@ -193,6 +242,14 @@ class CompareScreen(TextScreen):
         return [self.pic.services.exports.diff(first, other) for other in others]
 
 
+def grid_of(num_texts: int, width: int, height: int) -> tuple[int, int]:
+    """Return how many columns and rows of texts have room: at least one of each, and none that stays empty."""
+    columns = min(num_texts, max(1, width // _MIN_COLUMN))
+    rows = min(-(-num_texts // columns), max(1, height // _MIN_HEIGHT))
+    columns = min(columns, -(-num_texts // rows))
+    return columns, rows
+
+
 def policy_rows(traces: Sequence[LoadedTrace], diffs: Sequence[TraceDiff]) -> list[tuple[str, ...]]:
     """Compare each link with the first: overlap, tokens in common, KL(first ‖ this), largest difference of a logit."""
     rows = []
@@ -202,7 +259,7 @@ def policy_rows(traces: Sequence[LoadedTrace], diffs: Sequence[TraceDiff]) -> li
             numbers = [f"{diff.selection.overall:.3f}", str(diff.common), f"{diff.kl[0]:.3g}", f"{diff.max_logit:.3g}"]
         trace = loaded.trace
         computed = f"{trace.report['tokens']['recomputed']:.1f}"
-        rows.append((short(trace.label, 18), computed, *numbers, visible(trace.answer)))
+        rows.append((visible(trace.label), computed, *numbers, visible(trace.answer)))
     return rows
 
 

@@ -1,18 +1,24 @@
-"""Dialogs over another screen: the path of a file, and help."""
+"""Dialogs over another screen: the path of a file, a question before something is lost, and help."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from rich.table import Table
 from rich.text import Text
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import Container, Horizontal, Vertical, VerticalScroll
 from textual.keys import format_key
 from textual.screen import ModalScreen, Screen
-from textual.widgets import Input, Label, Static
+from textual.widgets import Button, Input, Label, Static
 
+from pictool.escapes import visible
+from pictool.tui.base import PicScreen
+
+_TWO_COLUMNS = 76  # width that two columns of keys need
 _NOTES = """\
 Positions read 5+11: token 11 of chunk 5 (chunks from 1, tokens from 0); head+0, tail+2, answer+0.
 A cell of a map shows the largest of its tokens; a token is plain under a tenth of the largest number
@@ -47,15 +53,64 @@ class PathDialog(ModalScreen[str | None]):
         self.dismiss(None)
 
 
+class ConfirmDialog(ModalScreen[bool]):
+    """A question with two answers. Enter answers no, since something may be lost."""
+
+    DEFAULT_CSS = """
+    ConfirmDialog { align: center middle; }
+    ConfirmDialog > Vertical { width: 90%; max-width: 90; height: auto; max-height: 90%; }
+    ConfirmDialog > Vertical { border: round $error; padding: 0 1; background: $surface; }
+    ConfirmDialog Label { width: 1fr; }
+    ConfirmDialog #details { color: $text-muted; text-wrap: nowrap; text-overflow: ellipsis; height: auto; }
+    ConfirmDialog Horizontal { height: auto; margin-top: 1; }
+    ConfirmDialog Button { margin-right: 2; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "yes"),
+        Binding("n,escape,q", "answer(False)", "no"),
+        Binding("left,right", "other_button", "other button", show=False),
+    ]
+
+    def __init__(self, question: str, yes: str, details: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._question, self._yes = visible(question), visible(yes)
+        self._details = [visible(detail) for detail in details]
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Label(self._question, markup=False)
+            if self._details:
+                yield Static(Text("\n".join(self._details)), id="details")
+            with Horizontal():
+                yield Button(Text(f"{self._yes} (y)"), variant="error", id="yes", compact=True)
+                yield Button(Text("no (n)"), id="no", compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one("#no").focus()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.id == "yes")
+
+    def action_answer(self, is_yes: bool) -> None:
+        self.dismiss(is_yes)
+
+    def action_other_button(self) -> None:
+        self.focus_next()
+
+
 class HelpScreen(ModalScreen[None]):
-    """The keys of the screen below, and notes on what is shown."""
+    """The keys of the screen below and of its panes, and notes on what is shown."""
 
     DEFAULT_CSS = """
     HelpScreen { align: center middle; }
-    HelpScreen > VerticalScroll { width: 94%; max-width: 100; height: 90%; }
+    HelpScreen > VerticalScroll { width: 94%; max-width: 110; height: 90%; }
     HelpScreen > VerticalScroll { border: round $primary; padding: 0 1; background: $surface; }
+    HelpScreen #keys { height: auto; layout: horizontal; }
+    HelpScreen.-narrow #keys { layout: vertical; }
+    HelpScreen #keys > Vertical { width: 1fr; height: auto; }
+    HelpScreen .pane { height: auto; margin-bottom: 1; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "dismiss", "close")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,f1", "dismiss", "close")]
 
     def __init__(self, below: Screen[Any]) -> None:
         super().__init__()
@@ -63,22 +118,52 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
-            yield Static(Text("keys", style="bold"))
-            yield Static(keys_of(self._below), id="keys")
-            yield Static(Text("\nwhat is shown", style="bold"))
+            own, *others = [
+                Static(pane_table(title, keys), classes="pane") for title, keys in keys_of(self._below).items()
+            ]
+            yield Container(Vertical(own), Vertical(*others), id="keys")
             yield Static(Text(_NOTES))
 
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.width < _TWO_COLUMNS, "-narrow")
 
-def keys_of(screen: Screen[Any]) -> Table:
-    """Return a table of the keys of a screen, of its widgets and of the app."""
+
+def pane_table(title: str, keys: Mapping[str, str]) -> Table:
+    """Return a table of the keys of a pane, with its title above."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
+    table.title, table.title_justify, table.title_style = Text(title, style="bold underline"), "left", ""
+    table.add_column(no_wrap=True, min_width=8)
     table.add_column()
-    seen = set()
-    for node in (screen, *screen.query("*").results(), screen.app):
-        for binding in type(node).__dict__.get("BINDINGS", ()):
-            if isinstance(binding, Binding) and binding.description and (binding.key, binding.description) not in seen:
-                seen.add((binding.key, binding.description))
-                keys = ", ".join(map(format_key, binding.key.split(",")))
-                table.add_row(Text(keys, style="bold"), Text(binding.description))
+    for key, description in keys.items():
+        table.add_row(Text(key, style="bold"), Text(description))
     return table
+
+
+def keys_of(screen: Screen[Any]) -> dict[str, dict[str, str]]:
+    """Return what the keys do on a screen, in each kind of pane that it has, and on every screen; by pane, by key."""
+    bound: set[str] = set()  # by the screen, before its base
+    panes: dict[str, dict[str, str]] = {"on this screen": {}}
+    everywhere: dict[str, str] = {}
+    for cls in type(screen).__mro__:
+        of_class = _keys_of_class(cls, bound)
+        (everywhere if cls is PicScreen else panes["on this screen"]).update(of_class if _is_ours(cls) else {})
+    for node in screen.query("*").results():
+        if title := getattr(node, "help_title", ""):
+            panes[f"in a {title}"] = _keys_of_class(type(node), set())
+    everywhere |= {"ctrl+p": "every action by name, and the theme"} | _keys_of_class(type(screen.app), bound)
+    return {title: keys for title, keys in (panes | {"on every screen": everywhere}).items() if keys}
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.startswith("pictool.")
+
+
+def _keys_of_class(cls: type, bound: set[str]) -> dict[str, str]:
+    """Return the keys that a class binds, but for those that are bound already; they are then."""
+    keys = {}
+    for binding in cls.__dict__.get("BINDINGS", ()):
+        names = [] if not isinstance(binding, Binding) else [key for key in binding.key.split(",") if key not in bound]
+        if names and binding.description:
+            keys[", ".join(map(format_key, names))] = binding.description
+        bound.update(names)
+    return keys

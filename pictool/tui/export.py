@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -46,6 +47,12 @@ def export_view(app: App[Any], path: Path, data: Mapping[str, Any] | Sequence[An
         content = draw_png(screen_lines(app))
     with atomic_write(path) as file:
         file.write(content)
+
+
+def free_path(path: Path) -> Path:
+    """Return a path at which there is nothing: this one, or with -2, -3 … after its stem."""
+    names = (path.with_stem(f"{path.stem}-{number}") for number in range(2, 1_000_000))
+    return path if not os.path.lexists(path) else next(name for name in names if not os.path.lexists(name))
 
 
 def screen_lines(app: App[Any]) -> list[Strip]:

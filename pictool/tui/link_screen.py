@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -14,21 +15,25 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
-from textual.widgets import Button, Footer, Input, Label, ProgressBar, Select, Static
+from textual.widgets import Button, Input, Label, ProgressBar, Select, Static
+from textual.worker import get_current_worker
 
 from pictool.errors import PicError
 from pictool.escapes import visible, visible_lines
 from pictool.linker.policies import DEFAULT
 from pictool.tui.base import PicScreen
+from pictool.tui.documents import describe_documents, split_documents
 from pictool.tui.services import Cancelled, LinkForm, PolicyChoice
+from pictool.tui.widgets.key_footer import KeyFooter
 
 _FIELDS = (
-    ("documents", "documents: files, .kvo objects or keys, as in a shell"), ("query", "query"),
+    ("documents", "documents: files (docs/*.txt), .kvo objects or keys, as in a shell"), ("query", "query"),
     ("params", "fields of the policy: FIELD=VALUE …"),
     ("others", "compare with: POLICY [FIELD=VALUE …]; POLICY …"),
     ("trace", "trace to write (the others: -2, -3 …)"), ("max", "tokens of the answer"),
     ("model", "model (empty: the default)"),
 )  # fmt: skip
+_NAMED = 6  # documents that are named below their field
 
 
 class LinkScreen(PicScreen):
@@ -38,8 +43,9 @@ class LinkScreen(PicScreen):
     LinkScreen VerticalScroll { height: 1fr; padding: 0 1; }
     LinkScreen Label { color: $text-muted; }
     LinkScreen Input, LinkScreen Select { margin-bottom: 0; }
-    LinkScreen #buttons { height: 3; }
+    LinkScreen #buttons { height: 1; margin-top: 1; }
     LinkScreen #progress { height: 1; }
+    LinkScreen #names { height: auto; color: $text-muted; text-wrap: nowrap; text-overflow: ellipsis; }
     LinkScreen #note { height: auto; max-height: 3; }
     LinkScreen #answer { height: auto; min-height: 2; background: $boost; padding: 0 1; }
     """
@@ -65,17 +71,20 @@ class LinkScreen(PicScreen):
                     yield Select([(DEFAULT, DEFAULT)], value=DEFAULT, allow_blank=False, id="algo", compact=True)
                 yield Label(label, markup=False)
                 yield Input(values.get(name, ""), id=name, compact=True)
+                if name == "documents":
+                    yield Static(id="names")
             with Horizontal(id="buttons"):
-                yield Button("Link", variant="primary", id="start")
-                yield Button("Cancel", id="stop", disabled=True)
+                yield Button("Link", variant="primary", id="start", compact=True)
+                yield Button("Cancel", id="stop", disabled=True, compact=True)
             yield ProgressBar(id="progress", show_eta=False)
             yield Static(id="note")
             yield Static(id="answer")
-        yield Footer()
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self.query_one("#progress").display = False
         self.query_one("#documents" if not self._documents else "#query").focus()
+        self._name_documents()
         self.run_worker(self._read_policies, thread=True, group="policies")
         self.set_interval(0.5, self._tick)
 
@@ -102,6 +111,33 @@ class LinkScreen(PicScreen):
         select.value = chosen if chosen in self._policies else next(iter(self._policies))
         self._show_fields(str(select.value))
 
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if event.input.id == "documents":
+            self._name_documents()
+
+    def _name_documents(self) -> None:
+        """Say what each document is, in a thread: a glob may go through a large directory."""
+        text = self.query_one("#documents", Input).value
+        self.run_worker(partial(self._find_documents, text), thread=True, exclusive=True, group="documents")
+
+    def _find_documents(self, text: str) -> None:
+        worker, objects = get_current_worker(), self.pic.home.listing.described
+
+        def name_of(prefix: str) -> str | None:
+            key = next((key for key in objects if key.startswith(prefix)), None)
+            return None if key is None else self.pic.object_name(key, objects[key])
+
+        try:
+            lines = describe_documents(split_documents(text), name_of, _NAMED)
+        except ValueError as error:
+            lines = [str(error)]
+        if not worker.is_cancelled:
+            self.app.call_from_thread(self._show_documents, lines)
+
+    def _show_documents(self, lines: Sequence[str]) -> None:
+        if self.is_attached:
+            self.query_one("#names", Static).update(Text("\n".join(map(visible, lines))))
+
     def on_select_changed(self, event: Select.Changed) -> None:
         self._show_fields(str(event.value))
 
@@ -122,7 +158,7 @@ class LinkScreen(PicScreen):
         """Return a request for each policy, the chosen one first.
 
         Raises:
-            ValueError: an open quote, no number, or no such policy.
+            ValueError: an open quote, a glob without files, no number, or no such policy.
         """
         value = {name: self.query_one(f"#{name}", Input).value.strip() for name, _ in _FIELDS}
         algo = str(self.query_one("#algo", Select).value)
@@ -130,7 +166,7 @@ class LinkScreen(PicScreen):
             raise ValueError("a query and a trace to write are needed")
         if not value["max"].isdecimal() or int(value["max"]) < 1:
             raise ValueError("tokens of the answer: must be a number from 1")
-        documents, fields = tuple(shlex.split(value["documents"])), tuple(shlex.split(value["params"]))
+        documents, fields = tuple(split_documents(value["documents"])), tuple(shlex.split(value["params"]))
         first = LinkForm(
             documents, value["query"], algo, fields, value["trace"], int(value["max"]), value["model"] or None
         )
@@ -152,6 +188,15 @@ class LinkScreen(PicScreen):
         except ValueError as error:
             self._note(str(error))
             return
+        existing = [form.trace for form in forms if os.path.lexists(form.trace)]
+        if existing and not self.is_linking:
+            verb = "exists" if len(existing) == 1 else "exist"
+            question = f"{', '.join(existing)} {verb}. Write over {'it' if len(existing) == 1 else 'them'}?"
+            self.ask(question, "write over", partial(self._link, forms))
+        else:
+            self._link(forms)
+
+    def _link(self, forms: Sequence[LinkForm]) -> None:
         if self.is_linking or not self.pic.acquire_job():
             return
         self._algo, self._note_text = "", ""
@@ -159,6 +204,7 @@ class LinkScreen(PicScreen):
         self.query_one("#answer", Static).update("")
         self._set_running(True)
         self._note("starting")
+        self.query_one("#answer").scroll_visible(animate=False)
         self.run_worker(partial(self._run, forms), thread=True, group="link")
 
     def action_cancel(self) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pictool.store.entries import Entry
+from pictool.store.eviction import pinned
+from pictool.store.sources import SOURCES_FILE, Source, read_sources
 from pictool.store.store import Store, StoredObject
 
 BATCH = 1024
-SORTS = ("key", "tokens", "bytes", "hits", "used", "sinks", "links", "text")
+SHORT = 12  # digits of an abbreviated key
+SORTS = ("key", "tokens", "size", "hits", "used", "sinks", "links", "text")
 
 
 @dataclass(frozen=True)
@@ -20,12 +25,21 @@ class ListedObject:
         stored: what its header says; None until that is read.
         hits: how often it was opened to be used; None if that cannot be read.
         links: how many open traces link it.
+        is_pinned: whether it is kept from being evicted.
+        verified: the problem that reading all of it has found; "" if none was found or looked for.
     """
 
     key: str
     stored: StoredObject | None
     hits: int | None
     links: int
+    is_pinned: bool = False
+    verified: str = ""
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be used, as far as that is known; else ""."""
+        return self.verified or ("" if self.stored is None else self.stored.problem or "")
 
 
 @dataclass
@@ -38,6 +52,9 @@ class Listing:
     store: Store
     described: dict[str, StoredObject | None] = field(default_factory=dict)
     hits: Mapping[str, int] | None = None
+    pins: frozenset[str] = frozenset()
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)  # that verifying has found, by key
     _stamp: tuple[object, ...] | None = None
 
     def refresh(self) -> bool:
@@ -45,7 +62,8 @@ class Listing:
 
         Returns whether anything was read.
         """
-        stamp = (self.store.stamp(), self.store.use_stamp())
+        pins = pinned(self.store.root)
+        stamp = (self.store.stamp(), self.store.use_stamp(), pins, _changed_ns(self.store.root / SOURCES_FILE))
         if stamp == self._stamp:
             return False
         if any(self.described.values()):
@@ -53,8 +71,15 @@ class Listing:
             self.described = {key: _if_unchanged(self.described.get(key), entry) for key, entry in files}
         else:  # keys alone are faster
             self.described = dict.fromkeys(self.store.keys())
-        self.hits, self._stamp = self.store.hits(), stamp
+        self.hits, self.pins, self._stamp = self.store.hits(), pins, stamp
+        self.sources = read_sources(self.store.root)
+        self.problems = {key: problem for key, problem in self.problems.items() if self.described.get(key) is not None}
         return True
+
+    def set_verified(self, found: Mapping[str, str]) -> None:
+        """Take over what verifying found: of each key its problem, or "" if there is none."""
+        problems = {**self.problems, **found}
+        self.problems = {key: problem for key, problem in problems.items() if problem}
 
     def read_headers(
         self, on_batch: Callable[[], None], is_cancelled: Callable[[], bool], first: Sequence[str] = ()
@@ -78,15 +103,23 @@ class Listing:
             self.described[key] = stored
 
     def objects(self, text: str, sort: str, is_reversed: bool, links: dict[str, int]) -> list[ListedObject]:
-        """List the objects whose key or text contains `text`, sorted, without blocks of chains.
+        """List the objects whose key, source or text contains `text`, sorted, without blocks of chains.
 
         Objects whose sort key is not known yet come last.
         """
         text, hits = text.casefold(), self.hits
         listed = [
-            ListedObject(key, stored, None if hits is None else hits.get(key, 0), links.get(key, 0))
+            ListedObject(
+                key,
+                stored,
+                None if hits is None else hits.get(key, 0),
+                links.get(key, 0),
+                key in self.pins,
+                self.problems.get(key, ""),
+            )
             for key, stored in self.described.items()
-            if (stored is None or not stored.is_block) and (not text or text in _search_text(key, stored))
+            if (stored is None or not stored.is_block)
+            and (not text or text in _search_text(key, stored, self.sources.get(key)))
         ]
         if sort == "key":  # the order of the store
             return listed[::-1] if is_reversed else listed
@@ -112,8 +145,17 @@ def ago(used_ns: int, now_ns: int) -> str:
     return f"{seconds} s"
 
 
-def _search_text(key: str, stored: StoredObject | None) -> str:
-    return key if stored is None else f"{key} {stored.text} {stored.problem or ''}".casefold()
+def _search_text(key: str, stored: StoredObject | None, source: Source | None) -> str:
+    known = "" if stored is None else f"{stored.text} {stored.problem or ''}"
+    return f"{key} {'' if source is None else source.source} {known}".casefold()
+
+
+def _changed_ns(path: Path) -> int:
+    """When a file was last changed; 0 if it is not there."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _sort_key(entry: ListedObject, sort: str) -> tuple[int | str, str] | None:
@@ -127,13 +169,34 @@ def _sort_key(entry: ListedObject, sort: str) -> tuple[int | str, str] | None:
         return None
     if sort == "used":
         return stored.used_ns, entry.key
-    if sort == "bytes":
+    if sort == "size":
         return stored.num_bytes, entry.key
     if stored.meta is None:
         return None
     if sort == "text":
         return stored.text.casefold(), entry.key
     return (stored.meta.num_tokens if sort == "tokens" else stored.meta.sinks), entry.key
+
+
+def short_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Abbreviate keys to 12 digits, as everywhere; one that another key begins with as well is not abbreviated."""
+    counts = Counter(key[:SHORT] for key in others)
+    return [key[:SHORT] if counts[key[:SHORT]] <= 1 else key for key in keys]
+
+
+def readable(num_bytes: int) -> str:
+    """Return a size of three digits or so with its unit, as `117 KB`."""
+    size = float(num_bytes)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} TB"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun in the right number."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def count_links(keys_by_trace: Sequence[Sequence[str]]) -> dict[str, int]:

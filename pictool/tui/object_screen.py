@@ -5,33 +5,44 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Footer, Static, TabbedContent, TabPane
+from textual.widgets import Static, TabbedContent, TabPane
 
+from pictool.core import FixupTable, TokenIds
 from pictool.errors import PicError
 from pictool.escapes import visible
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
+from pictool.trace.labels import short
 from pictool.trace.object_stats import LayerStats, object_stats
 from pictool.tui.base import BackgroundRequest, SearchInput
+from pictool.tui.listing import counted
 from pictool.tui.text_screen import TextScreen
+from pictool.tui.token_colors import TokenColors, legend, scale
+from pictool.tui.widgets.heatmap import HeatMap
+from pictool.tui.widgets.key_footer import KeyFooter
 from pictool.tui.widgets.table import Column, RowTable
 from pictool.tui.widgets.token_text import TokensView, TokenText
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from pictool.trace.attention_sinks import AttentionSinks
 
+_NO_FIXUPS = "no table of fixups; pic compile --probes 4 FILE measures one"
+_PLAIN = "no table of fixups to colour it by (pic compile --probes 4); a: attention sinks"
+_FIXUP_COLUMNS = (
+    Column("token", 6, True), Column("fixup", 7, True), Column("", 10), Column("id", 7, True), Column("text", 0),
+)  # fmt: skip
 _NO_SINKS = "a asks the model what share of its attention the first tokens draw, when the chunk is read alone"
 _LAYER_COLUMNS = (
     Column("layer", 5, True), Column("", 1), Column("norm", 9, True), Column("first", 9, True), Column("min", 9, True),
     Column("max", 9, True),
 )  # fmt: skip
+_FINGERPRINT = 18  # characters of a fingerprint that are shown
 _NUM_OFFSETS = 12  # first tokens of a chunk that have a column
 _BAR_WIDTH = 10
 
@@ -43,11 +54,16 @@ class ObjectScreen(TextScreen):
     ObjectScreen TabbedContent { height: 1fr; }
     ObjectScreen TabPane { padding: 0; }
     ObjectScreen #facts { height: auto; max-height: 11; padding: 0 1; }
+    ObjectScreen.-folded #facts { display: none; }
+    ObjectScreen #text-note { height: 1; padding: 0 1; }
+    ObjectScreen #fixups-note { height: auto; padding: 0 1; }
+    ObjectScreen HeatMap { height: 4; }
     ObjectScreen #sinks-note { height: auto; padding: 0 1; }
     ObjectScreen #problem { height: auto; padding: 0 1; color: $text-error; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("t", "next_tab", "next tab"),
+        Binding("t", "next_tab", "tab"),
+        Binding("h", "heat", "heat of fixups"),
         Binding("a", "attention_sinks", "sinks"),
     ]
     export_name = "object"
@@ -63,15 +79,22 @@ class ObjectScreen(TextScreen):
         with store.peek(key) as file:
             self._facts, self._text, self._checksums = facts_of(file), file.text(), file.checksums
             self._has_dummies = file.meta.sinks > 0
+            self._fixups, self._how = file.fixups(), file.meta.fixups
+            self._tokens = file.tokens()
+        self.pieces: tuple[str, ...] | None = None  # of its tokens, once the text is coloured by them
         self._are_layers_read = False
         self.request: BackgroundRequest[AttentionSinks] = BackgroundRequest(
             self, self._note, self._set_sinks, self.show_sinks
+        )
+        self.pieces_request: BackgroundRequest[tuple[str, ...]] = BackgroundRequest(
+            self, self._note_text, self._set_pieces, self._show_text_note
         )
 
     def compose(self) -> ComposeResult:
         yield Static(facts_table(self._facts), id="facts")
         with TabbedContent():
             with TabPane("text", id="tab-text"):
+                yield Static(id="text-note")
                 yield TokensView(TokenText.of_text(self._text, "source text"))
             with TabPane("layers", id="tab-layers"):
                 yield Static(id="problem")
@@ -81,14 +104,96 @@ class ObjectScreen(TextScreen):
             with TabPane("sinks", id="tab-sinks"):
                 yield Static(id="sinks-note")
                 yield RowTable(sink_columns(self._has_dummies), id="sinks")
+            with TabPane("fixups", id="tab-fixups"):
+                yield Static(id="fixups-note")
+                yield HeatMap((0,))
+                yield RowTable(_FIXUP_COLUMNS, can_open=True, id="fixups")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
-        yield Footer()
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self.query_one("#checksums", RowTable).show_rows(checksum_rows(self._checksums))
         self.query_one("#problem", Static).display = False
+        self._show_fixups()
+        self._show_text_note()
         self.show_sinks()
         self.views[0].focus()
+
+    def _show_fixups(self) -> None:
+        """Show the table of fixups as a map, and its highest tokens."""
+        heat_map, note = self.query_one(HeatMap), self.query_one("#fixups-note", Static)
+        if self._fixups is None:
+            heat_map.display = False
+            note.update(_NO_FIXUPS)
+            return
+        values = self._fixups.astype(np.float64)
+        heat_map.show(values[None], ["fixup"], 0.0, float(values.max()))
+        note.update(Text(f"how much a token's KV depends on what precedes its chunk ({visible(self._how or '')})"))
+        self.query_one("#fixups", RowTable).show_rows(fixup_rows(values, self._tokens, self.pieces))
+
+    def _show_text_note(self) -> None:
+        """Say what the colours of the text mean, or how it gets some."""
+        if self._fixups is None or self.pieces is None:
+            self._note_text(_PLAIN if self._fixups is None else "press h to colour the text by its table of fixups")
+            return
+        colors, token = fixup_colors(self._fixups), self.views[0].cursor
+        line = legend(colors, not self.app.no_color)
+        line.append(f"   token {token} «{short(self.pieces[token], 16)}» {colors.values[token]:.3g}")
+        self.query_one("#text-note", Static).update(line, layout=False)
+
+    def _note_text(self, text: str) -> None:
+        self.query_one("#text-note", Static).update(Text(text, style="dim"), layout=False)
+
+    def action_heat(self) -> None:
+        """Colour the text by the table of fixups, or show it plain again; the model's tokenizer cuts it into tokens."""
+        if self._fixups is None:
+            self.pic.tell(_NO_FIXUPS)
+            return
+        self._show_text_tab()
+        if self.pieces is not None:
+            self.pieces = None
+            self.views[0].set_text(TokenText.of_text(self._text, "source text"))
+            self._show_text_note()
+        else:
+            self.pieces_request.start(lambda listener: self.pic.services.job.pieces(self.key, listener))
+
+    def _show_text_tab(self) -> None:
+        """Show the text, and give it the focus: it would else stay in the hidden tab, which would be shown again."""
+        self.set_focus(None)
+        self.query_one(TabbedContent).active = "tab-text"
+        self.call_after_refresh(self.views[0].focus)
+
+    def action_search(self) -> None:
+        self.query_one(TabbedContent).active = "tab-text"
+        super().action_search()
+
+    def _set_pieces(self, pieces: tuple[str, ...]) -> None:
+        assert self._fixups is not None
+        self.pieces = pieces
+        self.views[0].set_text(TokenText(pieces, (0,), ("── tokens",)))
+        self.views[0].set_steps(fixup_colors(self._fixups).steps)
+        self._show_fixups()
+        self._show_text_note()
+
+    def on_tokens_view_moved(self, event: TokensView.Moved) -> None:
+        if self.pieces is not None:
+            self.query_one(HeatMap).column = event.token
+            self._show_text_note()
+
+    def on_heat_map_moved(self, event: HeatMap.Moved) -> None:
+        self._point_at(event.column)
+
+    def on_row_table_selected(self, event: RowTable.Selected) -> None:
+        if event.table.id == "fixups":
+            self._point_at(int(event.table.texts(event.row)[0]))
+
+    def _point_at(self, token: int) -> None:
+        """Move the cursors of map and table, and of the text if it is cut into tokens."""
+        table = self.query_one("#fixups", RowTable)
+        self.query_one(HeatMap).column = token
+        table.cursor = next(row for row in range(table.count) if int(table.texts(row)[0]) == token)
+        if self.pieces is not None:
+            self.go_to(token)
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
         if event.pane.id == "tab-layers" and not self._are_layers_read:
@@ -121,7 +226,7 @@ class ObjectScreen(TextScreen):
             self.request.start(lambda listener: self.pic.services.job.attention_sinks(self.key, listener))
 
     def action_back(self) -> None:
-        if not self.request.cancel():
+        if not (self.request.cancel() or self.pieces_request.cancel()):
             super().action_back()
 
     def _note(self, text: str) -> None:
@@ -156,10 +261,12 @@ def facts_of(file: ObjectFile) -> list[tuple[str, str]]:
     """Return the fields of the header."""
     meta, target = file.meta, file.meta.target
     geometry = target.geometry
-    shape = f"{geometry.layers} layers, {geometry.kv_heads} KV heads of {geometry.head_dim}, {target.dtype}"
+    heads = f"{counted(geometry.kv_heads, 'KV head')} of {geometry.head_dim}"
+    shape = f"{counted(geometry.layers, 'layer')}, {heads}, {target.dtype}"
     return [
-        ("key", meta.key), ("tokens", f"{meta.num_tokens} (compiled behind {meta.sinks} dummy tokens)"),
-        ("geometry", shape), ("model", f"{target.architecture} {target.model}"), ("tokenizer", target.tokenizer),
+        ("key", meta.key), ("tokens", f"{meta.num_tokens} (compiled behind {counted(meta.sinks, 'dummy token')})"),
+        ("geometry", shape), ("model", f"{target.architecture} {short(target.model, _FINGERPRINT)}"),
+        ("tokenizer", short(target.tokenizer, _FINGERPRINT)),
         ("size", f"{file.num_bytes:,d} bytes, {file.layer_bytes:,d} a layer, codec {meta.codec}"),
         ("file", str(file.path)),
     ]  # fmt: skip
@@ -178,6 +285,24 @@ def layer_rows(layers: tuple[LayerStats, ...]) -> list[tuple[str, ...]]:
 def checksum_rows(checksums: Mapping[str, Any]) -> list[tuple[str, ...]]:
     layers = [(f"layer {index}", checksum) for index, checksum in enumerate(checksums["layers"])]
     return [*((name, str(checksum)) for name, checksum in checksums.items() if name != "layers"), *layers]
+
+
+def fixup_colors(table: FixupTable) -> TokenColors:
+    """Return the colours of an object's tokens by its table of fixups, float16 [n]."""
+    values = table.astype(np.float64)
+    return scale(values, values[None], ("fixup",), None, "fixup")
+
+
+def fixup_rows(values: NDArray[np.float64], tokens: TokenIds, pieces: tuple[str, ...] | None) -> list[tuple[str, ...]]:
+    """Return every token's position, fixup, id and text (if it is known), the highest first."""
+    high = float(values.max()) or 1.0
+    return [
+        (
+            str(token), f"{values[token]:.3f}", "█" * round(values[token] / high * _BAR_WIDTH), str(tokens[token]),
+            "" if pieces is None else visible(pieces[token]),
+        )
+        for token in np.argsort(-values, kind="stable").tolist()
+    ]  # fmt: skip
 
 
 def sink_columns(has_dummies: bool) -> list[Column]:

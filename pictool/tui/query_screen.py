@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from pictool.escapes import visible
 from pictool.spans.optimise import TreeLine
 from pictool.spans.query import path_text
 from pictool.spans.runs import CallRun, QueryRun
 from pictool.tui.base import PicScreen
+from pictool.tui.widgets.key_footer import KeyFooter
 from pictool.tui.widgets.table import Column, RowTable
 
 _COLUMNS = (
@@ -33,7 +34,6 @@ class QueryScreen(PicScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "next_call(1)", "next call"),
         Binding("N", "next_call(-1)", "call before", show=False),
-        Binding("q", "app.quit", "quit"),
     ]
     export_name = "run"
 
@@ -43,9 +43,9 @@ class QueryScreen(PicScreen):
 
     def compose(self) -> ComposeResult:
         yield Static(_facts(self.run), id="facts")
-        yield RowTable(_COLUMNS, id="tree")
+        yield RowTable(_COLUMNS, can_open=True, id="tree")
         yield Static(id="node")
-        yield Footer()
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         table = self.query_one("#tree", RowTable)

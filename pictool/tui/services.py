@@ -11,7 +11,7 @@ RUN_FILE = "run.json"  # of pictool.spans.runs, which imports more
 
 if TYPE_CHECKING:
     from pictool.store.format import ObjectFile
-    from pictool.store.store import StoredObject
+    from pictool.store.store import Store, StoredObject
     from pictool.trace.analysis import TraceAnalysis
     from pictool.trace.attention_sinks import AttentionSinks
     from pictool.trace.counts import TraceCounts
@@ -98,6 +98,9 @@ class Job(Protocol):
     def attention_sinks(self, key: str, listener: Listener) -> AttentionSinks:
         """Measure the attention that the initial tokens of an object draw when it is compiled alone."""
 
+    def pieces(self, key: str, listener: Listener) -> tuple[str, ...]:
+        """Decode the tokens of an object; joined, they are its text."""
+
     def cancel(self) -> None:
         """End the running call now."""
 
@@ -113,7 +116,7 @@ class Exports:
     trace: Callable[[LoadedTrace, TraceAnalysis | None], Mapping[str, Any]]
     diff: Callable[[LoadedTrace, LoadedTrace], Mapping[str, Any]]
     object: Callable[[ObjectFile, AttentionSinks | None], Mapping[str, Any]]
-    listing: Callable[[Sequence[StoredObject]], Sequence[Mapping[str, Any]]]
+    listing: Callable[[Store, Sequence[StoredObject]], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)

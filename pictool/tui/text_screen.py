@@ -24,12 +24,18 @@ class TextScreen(PicScreen):
         Binding("N", "match(-1)", "match before", show=False),
         Binding("right_square_bracket", "part(1)", "next part", show=False, key_display="]"),
         Binding("left_square_bracket", "part(-1)", "part before", show=False, key_display="["),
+        Binding("f", "fold", "fold"),
     ]
     _matches: NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # the first token of each
 
     @property
     def views(self) -> list[TokensView]:
         return list(self.query(TokensView))
+
+    @property
+    def shown_views(self) -> list[TokensView]:
+        """The views that are not hidden for want of room."""
+        return [view for view in self.views if view.parent is None or all(node.display for node in view.ancestors)]
 
     @property
     def search(self) -> SearchInput:
@@ -55,7 +61,8 @@ class TextScreen(PicScreen):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         if event.input is self.search:
-            self.views[0].focus()
+            for view in self.shown_views[:1]:
+                view.focus()
             if self.views[0].cursor not in self._matches:
                 self.action_match(1)
 
@@ -83,6 +90,14 @@ class TextScreen(PicScreen):
         tabs = self.query_one(TabbedContent)
         names = [str(pane.id) for pane in tabs.query(TabPane)]
         tabs.active = names[(names.index(tabs.active) + 1) % len(names)]
+
+    def action_fold(self) -> None:
+        """Hide or show the pane with tabs, so that the text takes its room."""
+        self.toggle_class("-folded")
+        self.on_folded()
+
+    def on_folded(self) -> None:
+        """Lay out what depends on the room for texts."""
 
     def go_to(self, token: int) -> None:
         """Move the cursor of every view to a token."""

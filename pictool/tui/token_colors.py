@@ -105,7 +105,7 @@ def _by_score(trace: Trace) -> TokenColors:
     values = _pad(trace, np.where(np.isfinite(trace.scores), trace.scores, np.nan).astype(np.float64))
     known = values[np.isfinite(values)]
     low = float(known.min()) if len(known) else 0.0
-    return _scale(values, values[None], ("score",), None, "the policy's score", low=low)
+    return scale(values, values[None], ("score",), None, "the policy's score", low=low)
 
 
 def _by_attention(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> TokenColors:
@@ -116,7 +116,7 @@ def _by_attention(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> 
     unit = "share of attention" if is_share else "QK, 0..1 by row"
     high = None if is_share else 1.0
     labels = tuple(row_labels(trace, attention))
-    return _scale(_pad(trace, values), _pad(trace, rows), labels, by.row, unit, high=high)
+    return scale(_pad(trace, values), _pad(trace, rows), labels, by.row, unit, high=high)
 
 
 def _by_deviation(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> TokenColors:
@@ -125,10 +125,10 @@ def _by_deviation(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> 
     rows = (deviation.kv.both if is_kv else deviation.attention.tokens).astype(np.float64)
     values = rows.mean(0) if by.layer is None else rows[by.layer]
     unit = "|d(K,V)| from full" if is_kv else "|d attention| from full"
-    return _scale(_pad(trace, values), _pad(trace, rows), _layer_labels(trace), by.layer, unit)
+    return scale(_pad(trace, values), _pad(trace, rows), _layer_labels(trace), by.layer, unit)
 
 
-def _scale(
+def scale(
     values: NDArray[np.float64], rows: NDArray[np.float64], labels: tuple[str, ...], row: int | None, unit: str,
     low: float = 0.0, high: float | None = None,
 ) -> TokenColors:  # fmt: skip

@@ -13,7 +13,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
-from textual.widgets import Footer, Static, TabbedContent, TabPane
+from textual.widgets import Static, TabbedContent, TabPane
 from textual.worker import get_current_worker
 
 from pictool.escapes import visible
@@ -25,6 +25,7 @@ from pictool.tui.base import BackgroundRequest, SearchInput
 from pictool.tui.text_screen import TextScreen
 from pictool.tui.token_colors import ATTENTION_MODES, ColorBy, TokenColors, color_modes, legend, token_colors
 from pictool.tui.widgets.heatmap import HeatMap
+from pictool.tui.widgets.key_footer import KeyFooter
 from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.table import Column, RowTable
 from pictool.tui.widgets.token_text import TokensView, TokenText
@@ -57,6 +58,7 @@ class TraceScreen(TextScreen):
     TraceScreen #legend { height: 1; padding: 0 1; }
     TraceScreen TokensView { padding: 0 1; }
     TraceScreen TabbedContent { height: 13; max-height: 45%; }
+    TraceScreen.-folded TabbedContent { display: none; }
     TraceScreen TabPane { padding: 0; }
     TraceScreen HeatMap { height: 1fr; }
     TraceScreen #status { height: 2; padding: 0 1; background: $boost; }
@@ -65,13 +67,13 @@ class TraceScreen(TextScreen):
         Binding("m", "pick('mode',1)", "show"),
         Binding("l", "pick('layer',1)", "layer"),
         Binding("L", "pick('layer',-1)", "layer before", show=False),
-        Binding("h", "pick('head',1)", "head"),
+        Binding("h", "pick('head',1)", "head", show=False),
         Binding("H", "pick('head',-1)", "head before", show=False),
         Binding("r", "pick('row',1)", "row", show=False),
         Binding("R", "pick('row',-1)", "row before", show=False),
-        Binding("a", "analyse", "ask the model"),
-        Binding("A", "analyse_layer", "ask the model, attention of this layer only", show=False),
-        Binding("t", "next_tab", "next tab", show=False),
+        Binding("a", "analyse", "attention"),
+        Binding("A", "analyse_layer", "attention of this layer only", show=False),
+        Binding("t", "next_tab", "tab"),
     ]
     export_name = "trace"
 
@@ -106,7 +108,7 @@ class TraceScreen(TextScreen):
                 yield RowTable(_ANSWER_COLUMNS, id="answers")
         yield Static(id="status")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
-        yield Footer()
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self.views[0].focus()
@@ -151,11 +153,23 @@ class TraceScreen(TextScreen):
         heat_map = self.query_one(HeatMap)
         heat_map.show(colors.map, colors.labels, colors.low, self._map_high(colors))
         heat_map.row = colors.row
-        self.query_one("#legend", Static).update(legend(colors, not self.app.no_color))
+        self.query_one("#legend", Static).update(self._legend(colors))
         self.query_one("#parts", RowTable).show_rows(parts)
         self.query_one("#layers", RowTable).show_rows(layer_rows(self.loaded.trace, self.loaded.counts, analysis))
         self.query_one("#answers", RowTable).show_rows(answer_rows(self.loaded.trace, self.loaded.counts))
         self.show_token()
+
+    def _legend(self, colors: TokenColors) -> Text:
+        """Say what the colours mean, or that there are none; and how to ask the model, if it was not asked yet."""
+        is_plain = not colors.steps[: self.loaded.trace.layout.num_context].any()
+        line = (
+            Text(f"no context token has a colour ({colors.unit})")
+            if is_plain
+            else legend(colors, not self.app.no_color)
+        )
+        if self.analysis is None:
+            line.append("; press a for attention" if is_plain else "   a: attention")
+        return line
 
     def _map_high(self, colors: TokenColors) -> float:
         """Return the map's maximum, which may exceed that of the row, or of the mean, that colours the text."""

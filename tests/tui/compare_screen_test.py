@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +17,14 @@ from pictool.core import Layout
 from pictool.store.store import Store
 from pictool.trace.diff import diff_traces
 from pictool.trace.format import GeneratedToken
-from pictool.tui.compare_screen import CompareScreen, overlap_counts, overlap_marks
+from pictool.tui.compare_screen import CompareScreen, grid_of, overlap_counts, overlap_marks
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.styles import BY_ALL, ELSEWHERE, HERE
 from pictool.tui.widgets.table import RowTable
 from pictool.tui.widgets.token_text import TokensView
-from tui.drive import drive, load, make_app, press, screen_text, settle
+from tui.drive import drive, load, make_app, press, screen_text, settle, told
 
 ROWS = [((2, 3), (2,), ()), ((2, 5, 6), (5,), ()), ((), (), ())]
 TRACES = [make_trace(rows, logits=np.array([0, 1, 2, 3, i, 0, -1], dtype=np.float32)) for i, rows in enumerate(ROWS)]
@@ -46,9 +47,7 @@ def test_all_cursors_move_together(store: Store) -> None:
         await press(pilot, "d")
         assert cursors(pilot) == [3, 3, 3]  # by the first alone
         await press(pilot, "d", "d", "d")
-        assert cursors(pilot) == [6, 6, 6] and any(
-            "no further" in notice.message for notice in pilot.app._notifications
-        )
+        assert cursors(pilot) == [6, 6, 6] and "no further" in told(pilot)
         await press(pilot, "D")
         assert cursors(pilot) == [5, 5, 5]
         await pilot.click(list(screen(pilot).query(TokensView))[1], offset=(0, 1))
@@ -145,7 +144,7 @@ def test_other_prompts_are_refused(store: Store) -> None:
 
     async def scenario(pilot: Pilot[None]) -> None:
         assert isinstance(pilot.app.screen, HomeScreen)
-        assert any("different prompts" in notice.message for notice in pilot.app._notifications)
+        assert "different prompts" in told(pilot)
         await press(pilot, "c")
         assert isinstance(pilot.app.screen, HomeScreen)
 
@@ -155,13 +154,70 @@ def test_other_prompts_are_refused(store: Store) -> None:
 @pytest.mark.parametrize(("width", "is_narrow"), [(60, True), (120, False)])
 def test_what_does_not_fit_side_by_side_stands_below(store: Store, width: int, is_narrow: bool) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
-        pickers = [picker.region for picker in screen(pilot).query(Picker)]
+        pickers = [picker.region for picker in screen(pilot).query(Picker) if picker.display]
         assert all(picker.right <= width and picker.width > 12 for picker in pickers)
         assert screen(pilot).query_one("#legend").region.width > 40
         tops = {view.region.y for view in screen(pilot).views}
         assert (len(tops) == 2) == is_narrow
 
     drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES[:2])]), scenario, (width, 40))
+
+
+def test_four_traces_in_80_columns_show_text(store: Store) -> None:
+    """Two at a time, side by side; all four once the pane below is folded. Every name and number is there."""
+    policies = ["legolink", "cacheblend", "naive", "fixup"]
+    traces = [replace(TRACES[i % 3], report={**TRACES[i % 3].report, "algo": algo}) for i, algo in enumerate(policies)]
+
+    def shown(pilot: Pilot[None]) -> list[int]:
+        views = screen(pilot).shown_views
+        assert all(view.size.width > 30 and view.size.height >= 4 for view in views)
+        assert all(view.region.bottom <= 24 and view.region.right <= 80 for view in views)
+        return [screen(pilot).views.index(view) for view in views]
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        assert shown(pilot) == [0, 1] and screen_text(screen(pilot).pic).count("a bc") == 2
+        assert "texts ‹ 1-2/4 ›" in screen_text(screen(pilot).pic)
+        table = screen(pilot).query_one("#policies", RowTable)
+        assert all(policy in screen_text(screen(pilot).pic) for policy in policies) and table.region.right <= 80
+        await press(pilot, "right", "v")
+        assert shown(pilot) == [2, 3] and pilot.app.focused is screen(pilot).views[2]
+        assert cursors(pilot) == [1] * 4  # the hidden ones follow
+        await pilot.click("#shown", offset=(2, 0))  # the left half: back
+        await settle(pilot)
+        assert shown(pilot) == [1, 2]
+        await press(pilot, "f")
+        assert shown(pilot) == [0, 1, 2, 3] and "texts ‹" not in screen_text(screen(pilot).pic)
+        await press(pilot, "slash", *"e", "enter")
+        assert cursors(pilot) == [5] * 4
+        await pilot.resize_terminal(60, 20)
+        await settle(pilot)
+        assert shown(pilot)
+
+    drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(traces)]), scenario, (80, 24))
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((4, 80, 11), (2, 1)), ((4, 80, 19), (2, 2)), ((4, 200, 20), (4, 1)), ((3, 80, 40), (2, 2)),
+        ((2, 60, 12), (1, 1)), ((2, 60, 16), (1, 2)), ((4, 20, 3), (1, 1)), ((5, 120, 40), (3, 2)),
+        ((4, 120, 20), (2, 2)),
+    ],
+)  # fmt: skip
+def test_the_grid_of_texts(size: tuple[int, int, int], expected: tuple[int, int]) -> None:
+    """As many as have room, in rows that are as full as they can be."""
+    assert grid_of(*size) == expected
+
+
+def test_links_that_compute_nothing_are_said_to(store: Store) -> None:
+    plain = make_trace([(), (), ()])
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        assert "no link computed a context token" in screen_text(screen(pilot).pic)
+        await press(pilot, "l")
+        assert "no link computed a context token at layer 0" in screen_text(screen(pilot).pic)
+
+    drive(make_app(store, [load(plain, f"{i}.trace") for i in range(2)]), scenario)
 
 
 def test_json_is_that_of_diff(store: Store) -> None:

@@ -15,6 +15,7 @@ from traces import make_trace
 
 from pictool.commands.tui import make_exports
 from pictool.core import Geometry, Target
+from pictool.spans.runs import QueryRun
 from pictool.store.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 from pictool.trace.analysis import TraceAnalysis
@@ -75,6 +76,14 @@ class FakeJob:
         assert isinstance(sinks, AttentionSinks)
         return sinks
 
+    def pieces(self, key: str, listener: Listener) -> tuple[str, ...]:
+        self.requests.append(("pieces", key))
+        listener.note("loading the tokenizer")
+        self._wait()
+        pieces = self._answer()
+        assert isinstance(pieces, tuple)
+        return pieces
+
     def cancel(self) -> None:
         self._is_cancelled = True
         self._go.set()
@@ -97,15 +106,27 @@ def load(trace: Trace, name: str = "hand.trace") -> LoadedTrace:
     return LoadedTrace.read(Path(name))
 
 
-def make_app(store: Store, traces: Sequence[LoadedTrace] = (), job: FakeJob | None = None) -> PicApp:
-    return PicApp(store, traces, Services(job or FakeJob(), make_exports()))
+class DrivenApp(PicApp):
+    """The app, which remembers what it has told: a notice is gone after some seconds."""
+
+    told: list[str]
+
+    def tell(self, text: str, is_error: bool = False) -> None:
+        self.told = [*getattr(self, "told", []), text]
+        super().tell(text, is_error)
 
 
-def drive(app: PicApp, scenario: Scenario, size: tuple[int, int] = SIZE) -> None:
+def make_app(
+    store: Store, traces: Sequence[LoadedTrace] = (), job: FakeJob | None = None, run: QueryRun | None = None
+) -> DrivenApp:
+    return DrivenApp(store, traces, Services(job or FakeJob(), make_exports()), run)
+
+
+def drive(app: PicApp, scenario: Scenario, size: tuple[int, int] = SIZE, shows_notices: bool = False) -> None:
     """Run the app without a terminal, and let it settle first."""
 
     async def run() -> None:
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=size, notifications=shows_notices) as pilot:
             await settle(pilot)
             await scenario(pilot)
 
@@ -123,6 +144,11 @@ async def settle(pilot: Pilot[None]) -> None:
 async def press(pilot: Pilot[None], *keys: str) -> None:
     await pilot.press(*keys)
     await settle(pilot)
+
+
+def told(pilot: Pilot[None]) -> str:
+    """All that the app has told, line by line."""
+    return "\n".join(getattr(pilot.app, "told", []))
 
 
 def screen_text(app: PicApp) -> str:
@@ -154,12 +180,25 @@ def make_sinks(seed: int = 0) -> AttentionSinks:
     return AttentionSinks(2, 3, by_offset[..., :2].sum(-1), by_offset[..., 5], by_offset[..., :5], 0.4)
 
 
-def put_object(store: Store, text: str, num_tokens: int, sinks: int = 0) -> str:
-    """An object of this text, with numbers from 0 up; returns its key."""
-    tokens = np.arange(num_tokens, dtype=np.int32) + len(text)
+def put_object(
+    store: Store,
+    text: str,
+    num_tokens: int,
+    sinks: int = 0,
+    fixups: Sequence[float] | None = None,
+    first: int | None = None,
+) -> str:
+    """An object of this text, with numbers from 0 up; returns its key.
+
+    Args:
+        fixups: its table.
+        first: the first token's id, which the others follow; by default the text's length.
+    """
+    tokens = np.arange(num_tokens, dtype=np.int32) + (len(text) if first is None else first)
     numbers = np.arange(4 * num_tokens, dtype="<f4").tobytes()
-    meta = ObjectMeta(TARGET.key(tokens, sinks, "none"), TARGET, num_tokens, sinks, "none")
-    store.put(CompiledChunk(meta, text, tokens, [(numbers, numbers)] * 2))
+    how, table = (None, None) if fixups is None else ("self-8x60", np.asarray(fixups, dtype="<f2").tobytes())
+    meta = ObjectMeta(TARGET.key(tokens, sinks, "none"), TARGET, num_tokens, sinks, "none", how)
+    store.put(CompiledChunk(meta, text, tokens, [(numbers, numbers)] * 2, table))
     return meta.key
 
 

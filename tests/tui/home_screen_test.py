@@ -10,19 +10,21 @@ from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import Input
+from textual.widgets import Input, Static
 from traces import make_trace
 
+from pictool.store.sources import Source, add_sources
 from pictool.store.store import Store
 from pictool.tui.app import PicApp
 from pictool.tui.compare_screen import CompareScreen
 from pictool.tui.dialogs import HelpScreen
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.link_screen import LinkScreen
+from pictool.tui.listing import readable
 from pictool.tui.object_screen import ObjectScreen
 from pictool.tui.trace_screen import TraceScreen
 from pictool.tui.widgets.table import RowTable
-from tui.drive import drive, load, make_app, press, put_object, screen_text, settle
+from tui.drive import drive, load, make_app, press, put_object, screen_text, settle, told
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def test_the_list_says_what_the_files_say(store: Store, keys: dict[str, str]) ->
         for index, key in enumerate(sorted(keys.values())):
             stored = store.describe(key)
             assert stored is not None and stored.meta is not None
-            row = ("", key[:12], str(stored.meta.num_tokens), stored.text, f"{stored.num_bytes:,d}", "0")
+            row = ("  ", key[:12], str(stored.meta.num_tokens), stored.text, readable(stored.num_bytes), "0")
             assert objects(app).texts(index)[:6] == row and objects(app).texts(index)[7:] == ("0", "")
             assert re.fullmatch(r"\d+ (s|min)", objects(app).texts(index)[6])
         assert "3 objects" in screen_text(app)
@@ -64,6 +66,27 @@ def test_the_list_says_what_the_files_say(store: Store, keys: dict[str, str]) ->
 def make_app_of(pilot: Pilot[None]) -> PicApp:
     assert isinstance(pilot.app, PicApp)
     return pilot.app
+
+
+def test_objects_are_named_by_the_files_that_they_came_from(store: Store, keys: dict[str, str]) -> None:
+    add_sources(store.root, {keys["fig"]: Source("docs/of fruit.txt", "models/tiny")})
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        await press(pilot, "slash", *"OF FRUIT", "enter")
+        assert shown_keys(app) == [keys["fig"]] and objects(app).texts(0)[3] == "of fruit.txt: fig is here."
+        preview = str(app.home.query_one("#preview", Static).render())
+        assert preview.startswith(f"{keys['fig'][:12]}  docs/of fruit.txt  models/tiny  float32")
+        await press(pilot, "e", "ctrl+u", *"out.json", "enter", "space", "l")
+        assert f"1  {keys['fig'][:12]}  docs/of fruit.txt" in screen_text(app)
+        add_sources(store.root, {keys["fig"]: Source("other.txt", "m")})  # by another process
+        app.home.refresh_store()
+        await settle(pilot)
+        assert app.source_of(keys["fig"]) == "other.txt"
+
+    drive(make_app(store), scenario)
+    exported = json.loads(Path("out.json").read_text())
+    assert [(row["source"], row["pinned"]) for row in exported] == [("docs/of fruit.txt", False)]
 
 
 def test_filter_sort_and_reverse(store: Store, keys: dict[str, str]) -> None:
@@ -106,7 +129,7 @@ def test_hits_and_last_use_are_seen_as_they_are_written_down(store: Store, keys:
         app.home.refresh_store()
         await settle(pilot)
         assert shown_keys(app)[0] == keys["pear"] and objects(app).texts(0)[5] == "2"
-        assert objects(app).texts(0)[6] in ("0 s", "1 s", "2 s")
+        assert re.fullmatch(r"\d+ s", objects(app).texts(0)[6])
         (store.root / "hits.sqlite3").write_bytes(b"no database")
         app.home.refresh_store()
         await settle(pilot)
@@ -153,10 +176,10 @@ def test_an_object_that_is_gone_or_damaged_is_said_and_not_shown(store: Store, k
         data[40] ^= 1
         store.path(second).write_bytes(data)  # in place: nothing tells, until it is opened
         await press(pilot, "enter")
-        assert app.screen is home(app) and any("no such object" in notice.message for notice in app._notifications)
+        assert app.screen is home(app) and "no such object" in told(pilot)
         assert first not in shown_keys(app)
         await press(pilot, "enter")
-        assert app.screen is home(app) and any("damaged" in notice.message for notice in app._notifications)
+        assert app.screen is home(app) and "damaged" in told(pilot)
 
     drive(make_app(store), scenario)
 
@@ -210,7 +233,7 @@ def test_a_trace_opens_by_its_path_and_a_corrupt_one_does_not(store: Store) -> N
         app = make_app_of(pilot)
         await press(pilot, "o", *"bad.trace", "enter")
         assert app.screen is home(app) and not app.traces
-        assert any("bad.trace: does not match its checksum" in notice.message for notice in app._notifications)
+        assert "bad.trace: does not match its checksum" in told(pilot)
         await press(pilot, "o", *"good.trace", "enter")
         assert isinstance(app.screen, TraceScreen) and len(app.traces) == 1
 
@@ -222,7 +245,10 @@ def test_marked_objects_go_into_the_link_form(store: Store, keys: dict[str, str]
         app = make_app_of(pilot)
         await press(pilot, "space", "space", "l")
         assert isinstance(app.screen, LinkScreen)
-        assert app.screen.query_one("#documents", Input).value == " ".join(sorted(keys.values())[:2])
+        first, second = sorted(keys.values())[:2]
+        assert app.screen.query_one("#documents", Input).value == f"{first[:12]} {second[:12]}"
+        names = [f"«{name} is here.»" for key, name in sorted((key, name) for name, key in keys.items())]
+        assert f"1  {first[:12]}  {names[0]}" in screen_text(app) and names[1] in screen_text(app)
 
     drive(make_app(store), scenario)
 

@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from pictool.errors import PicError
+from pictool.store.sources import Source, add_sources
 from pictool.store.store import Store
 from pictool.tui.app import PicApp
 from pictool.tui.home_screen import HomeScreen
@@ -53,7 +54,8 @@ async def walk(pilot: Pilot[None], *keys: str) -> None:
 
 def test_the_store_s_objects() -> None:
     store = Store(NAME)
-    key = put_hostile(store)
+    key, other = put_hostile(store), put_object(store, TEXT, 3, fixups=[0.0, 1.0, 2.0])
+    add_sources(store.root, {key: Source(HOSTILE, HOSTILE)})
     shutil.copy(store.path(key), store.path(key).with_name(key[:-1] + ("0" if key[-1] != "0" else "1") + ".kvo"))
 
     async def scenario(pilot: Pilot[None]) -> None:
@@ -64,6 +66,10 @@ def test_the_store_s_objects() -> None:
         assert isinstance(app, PicApp) and isinstance(app.screen, HomeScreen)
         row = next(i for i, entry in enumerate(app.screen.listed) if entry.key == key)
         app.screen.query_one("#objects").cursor = row  # type: ignore[attr-defined]
+        app.screen.marked = {key, other}
+        await walk(pilot, "d", "t", "t", "escape", "x")
+        assert check(pilot).count("[red]a[/]") > 1  # the names of what would be deleted
+        await walk(pilot, "n", "l", "escape", "escape")
         await walk(pilot, "enter", "t")
         assert "[red]a[/]" in check(pilot)  # the architecture and the tokenizer are any text
         store.path(key).write_bytes(store.path(key).read_bytes()[:-1] + b"x")
@@ -114,6 +120,7 @@ def test_the_link_form(store: Store, answer: object) -> None:
             pilot.app.screen.query_one(f"#{name}", Input).value = value
         await settle(pilot)
         assert MARKUP[:9] in check(pilot)
+        pilot.app.screen.query_one("#documents", Input).value = "a.txt"  # the other one is a glob without files
         await walk(pilot, "ctrl+s")
         if isinstance(answer, PicError):
             assert "c[/][/nope]" in check(pilot) and "\\x1b]52" in check(pilot)

@@ -13,6 +13,7 @@ from commands.run import write
 
 from pictool.commands.settings import Settings
 from pictool.commands.tui_job import WorkerJob
+from pictool.commands.tui_worker import Worker
 from pictool.errors import ForeignObjectError, PicError, TraceError
 from pictool.runtime.model import load_model
 from pictool.store.store import Store
@@ -20,6 +21,7 @@ from pictool.trace.analysis import analyse_trace
 from pictool.trace.attention_sinks import attention_sinks
 from pictool.trace.format import read_trace
 from pictool.tui.services import Cancelled, LinkForm
+from tui.drive import put_object
 
 
 class Heard:
@@ -77,6 +79,8 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
             sinks.initial_share, expected_sinks.initial_share, atol=1e-5
         )
         assert np.allclose(sinks.share_by_offset, expected_sinks.share_by_offset, atol=1e-5)
+        pieces = job.pieces(trace.chunks[0].key, heard)
+        assert "".join(pieces) == Path("a.txt").read_text() and len(pieces) == trace.layout.starts[2] - 1
         with pytest.raises(PicError, match="has no field 'x'"):
             job.link(form(fields=("x=1",)), heard)
         with pytest.raises(PicError, match=r"out\.trace"):
@@ -91,6 +95,12 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         pytest.raises(ForeignObjectError, match="made for model"),
     ):
         job.attention_sinks(trace.chunks[0].key, heard)
+
+
+def test_an_object_of_another_tokenizer_is_not_cut_into_its_tokens() -> None:
+    key = put_object(Store("st"), "text", 3)
+    with pytest.raises(ForeignObjectError, match="another tokenizer's"):
+        Worker(lambda *_: None, Settings().override(store="st", device="cpu")).pieces(key)
 
 
 def test_a_run_is_cancelled_or_dies_and_the_next_one_works() -> None:

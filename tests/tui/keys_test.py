@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,20 @@ from traces import make_trace, recounted
 
 import pictool.tui
 from pictool.core import Layout
+from pictool.spans.runs import read_run
 from pictool.store.store import Store
 from pictool.trace.format import Trace
 from pictool.tui.app import PicApp
+from pictool.tui.compare_screen import CompareScreen
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.table import RowTable
 from tui.drive import FakeJob, drive, load, make_analysis, make_app, make_sinks, press, put_object, settle
+from tui.query_screen_test import write_example
 
 TRACE = make_trace([(1, 2, 5), (2, 5), (5,)], scores=np.arange(10, dtype=np.float32))
 OTHER = make_trace([(2, 3), (2,), ()])
+PIECES = ("a", "b", "c", "d", "e")
 Probe = Callable[[PicApp], Any]
 Step = tuple[str, Any]  # a key, and what the probe says then
 
@@ -76,6 +81,10 @@ def row_at(app: PicApp) -> int:
     return app.screen.query_one("#objects", RowTable).cursor
 
 
+def row_of_tree(app: PicApp) -> int:
+    return app.screen.query_one("#tree", RowTable).cursor
+
+
 def at_cell(app: PicApp) -> tuple[int, int | None]:
     heat = app.screen.query_one(HeatMap)
     return heat.column, heat.row
@@ -98,6 +107,24 @@ def is_ended(app: PicApp) -> bool:
     return bool(app._exit)
 
 
+def focused(app: PicApp) -> str | None:
+    return app.focused.id if app.focused else None
+
+
+def told(app: PicApp) -> str:
+    return str(getattr(app, "told", [""])[-1])
+
+
+def is_folded(app: PicApp) -> bool:
+    return app.screen.has_class("-folded")
+
+
+def shown(app: PicApp) -> list[int]:
+    screen = app.screen
+    assert isinstance(screen, CompareScreen)
+    return [index for index, view in enumerate(screen.views) if view in screen.shown_views]
+
+
 def waiting() -> FakeJob:
     return FakeJob(TRACE, waits=True)
 
@@ -117,21 +144,42 @@ SCRIPTS = [
     Script("HelpScreen", top, [("escape", "TraceScreen"), ("then question_mark", "")], first=["question_mark"]),
     Script("HelpScreen", top, [("question_mark", "TraceScreen")], first=["question_mark"]),
     Script("HelpScreen", top, [("q", "TraceScreen")], first=["question_mark"]),
+    Script("HelpScreen", top, [("f1", "TraceScreen")], first=["question_mark"]),
+    Script("PicScreen", top, [("f1", "HelpScreen"), ("then escape", ""), ("q", "HomeScreen")]),
+    Script("PicScreen", top, [("q", "HomeScreen")], "compare"),
+    Script("PicScreen", top, [("q", "HomeScreen")], "home", ["enter"]),
+    Script("PicScreen", top, [("f1", "HelpScreen")], "home", ["l"]),  # where ? is typed
+    Script("PicScreen", top, [("q", "HomeScreen")], "home", ["l"], "#algo"),
+    Script("PicScreen", top, [("q", "HomeScreen")], "home", ["space", "d"]),
+    *(Script("ConfirmDialog", top, [(key, "HomeScreen")], "home", ["x"]) for key in ("y", "n", "escape", "q")),
+    Script("ConfirmDialog", focused, [("left", "yes"), ("right", "no")], "home", ["x"]),
     Script("HomeScreen", is_searching, [("slash", True)], "home"),
-    Script("HomeScreen", of_home("sort"), [("s", "tokens"), ("s", "bytes")], "home"),
+    Script("HomeScreen", of_home("sort"), [("s", "tokens"), ("s", "size")], "home"),
     Script("HomeScreen", of_home("is_reversed"), [("S", True), ("S", False)], "home"),
     Script("HomeScreen", lambda app: len(app.home.marked), [("space", 1), ("space", 2)], "home"),
     Script("HomeScreen", top, [("l", "LinkScreen"), ("then escape", "")], "home"),
     Script("HomeScreen", top, [("o", "PathDialog"), ("then escape", "")], "home"),
     Script("HomeScreen", top, [("c", "CompareScreen")], "compare", ["escape"]),
     Script("HomeScreen", is_ended, [("q", True)], "home"),
+    Script("HomeScreen", top, [("x", "ConfirmDialog"), ("then n", ""), ("delete", "ConfirmDialog")], "home"),
+    Script("HomeScreen", lambda app: len(app.home.listing.pins), [("p", 1), ("p", 0)], "home"),
+    Script("HomeScreen", told, [("v", "verified 1 object: all are whole")], "home"),
+    Script("HomeScreen", told, [("V", "verified 3 objects: all are whole")], "home"),
+    Script("HomeScreen", lambda app: len(app.home.marked), [("escape", 0)], "home", ["space", "space"]),
+    Script("HomeScreen", top, [("d", "ObjectDiffScreen")], "home", ["space"]),
+    Script("HomeScreen", is_folded, [("f", True), ("f", False)], "home"),
+    Script("ObjectDiffScreen", tab, [("t", "tab-text"), ("t", "tab-layers"), ("t", "tab-header")],
+           "home", ["space", "d"]),
     Script("LinkScreen", of_screen("is_linking"), [("ctrl+s", True), ("ctrl+g", False)], "link",
            job=waiting),
-    Script("ObjectScreen", tab, [("t", "tab-layers"), ("t", "tab-checksums"), ("t", "tab-sinks"), ("t", "tab-text")],
+    Script("ObjectScreen", tab, [("t", "tab-layers"), ("t", "tab-checksums"), ("t", "tab-sinks"), ("t", "tab-fixups")],
            "home", ["enter"]),
+    Script("ObjectScreen", of_screen("pieces"), [("h", PIECES), ("h", None)], "one", ["enter"],
+           job=lambda: FakeJob(PIECES)),
     Script("ObjectScreen", lambda app: len(app.attention_sinks), [("a", 1)], "home", ["enter"],
            job=lambda: FakeJob(make_sinks())),
     Script("TextScreen", is_searching, [("slash", True)]),
+    Script("TextScreen", is_folded, [("f", True), ("f", False)]),
     Script("TextScreen", cursor, [("n", 10), ("n", 5), ("N", 10)], first=["slash", "e", "enter"]),
     Script("TextScreen", cursor, [(NEXT, 1), (NEXT, 4), (BEFORE, 1)]),
     Script("TextScreen", cursor, [(NEXT, 1), (BEFORE, 0)], "compare"),
@@ -144,13 +192,16 @@ SCRIPTS = [
     Script("CompareScreen", cursor, [("d", 1), ("d", 3), ("D", 1)], "compare"),
     Script("CompareScreen", of_screen("mode"), [("m", "overlap"), ("m", "computed")], "compare"),
     Script("CompareScreen", of_screen("shown_layer"), [("l", 0), ("l", 1), ("L", 0)], "compare"),
+    Script("CompareScreen", shown, [("v", [2, 3, 4, 5]), ("v", [0, 1, 2, 3]), ("V", [2, 3, 4, 5])], "many"),
     Script("CompareScreen", tab, [("t", "tab-map"), ("t", "tab-layers")], "compare"),
+    Script("QueryScreen", row_of_tree, [("n", 4), ("n", 5), ("N", 4)], "run"),
+    Script("PicScreen", top, [("q", "HomeScreen")], "run"),
     Script("HeatMap", at_cell, [("right", (1, None)), ("down", (1, 0)), ("down", (1, 1))], focus="HeatMap"),
     Script("HeatMap", at_cell, [("up", (2, 0)), ("left", (1, 0))], first=["right", "right", "l", "l"], focus="HeatMap"),
     Script("HeatMap", window, [("plus", 201), ("equals_sign", 100), ("minus", 201)], "long", focus="HeatMap"),
     Script("Picker", choice("layer"), [("right", 0), ("up", 1), ("left", 0), ("down", None)], focus="#layer"),
     Script("RowTable", row_at, [("down", 1), ("up", 0), ("end", 39), ("home", 0)], "full"),
-    Script("RowTable", row_at, [("pagedown", 29), ("pageup", 0)], "full"),
+    Script("RowTable", row_at, [("pagedown", 25), ("pageup", 0)], "full"),
     Script("RowTable", top, [("enter", "ObjectScreen")], "home"),
     Script("TokensView", cursor, [("right", 1), ("left", 0), ("end", 11), ("home", 0)]),
     Script("TokensView", cursor, [("down", 1), ("down", 4), ("up", 1), ("pagedown", 10), ("pageup", 0)]),
@@ -184,10 +235,12 @@ def long_trace() -> Trace:
 
 
 def make(script: Script, store: Store) -> PicApp:
-    for index in range({"full": 40, "link": 0}.get(script.screen, 3)):
-        put_object(store, f"text {index}", 5 + index)
-    traces = {"trace": [TRACE], "compare": [TRACE, OTHER], "long": [long_trace()]}.get(script.screen, [])
-    return make_app(store, [load(trace, f"{index}.trace") for index, trace in enumerate(traces)], script.job())
+    for index in range({"full": 40, "link": 0, "one": 1}.get(script.screen, 3)):
+        put_object(store, f"text {index}", 5 + index, fixups=[0.5] * (5 + index))
+    by_screen = {"trace": [TRACE], "compare": [TRACE, OTHER], "many": [TRACE, OTHER] * 3, "long": [long_trace()]}
+    traces = by_screen.get(script.screen, [])
+    run = read_run(write_example(Path("run"))) if script.screen == "run" else None
+    return make_app(store, [load(trace, f"{index}.trace") for index, trace in enumerate(traces)], script.job(), run)
 
 
 @pytest.mark.parametrize(

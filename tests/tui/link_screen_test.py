@@ -11,11 +11,12 @@ from traces import make_trace
 from pictool.errors import InputError
 from pictool.store.store import Store
 from pictool.tui.compare_screen import CompareScreen
+from pictool.tui.dialogs import ConfirmDialog
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.link_screen import LinkScreen
 from pictool.tui.services import LinkForm, Listener
 from pictool.tui.trace_screen import TraceScreen
-from tui.drive import FakeJob, drive, make_app, press, screen_text, settle
+from tui.drive import FakeJob, drive, load, make_app, press, put_object, screen_text, settle
 
 SIZE = (90, 44)
 
@@ -44,6 +45,7 @@ def test_a_link_streams_writes_its_trace_and_opens_it(store: Store) -> None:
         await settle(pilot)
         assert screen(pilot).query_one("#params", Input).value == "ratio=0.15 on=v"
         fill(pilot, documents="a.txt 'b c.txt'", query="Does it?", max="7")
+        await settle(pilot)  # what the documents are is named below them
         await pilot.click("#start")
         await pilot.pause(0.3)
         assert screen(pilot).query_one("#progress").display and screen(pilot).query_one("#start", Button).disabled
@@ -152,3 +154,47 @@ def test_what_goes_wrong_is_said_and_the_form_stays(store: Store) -> None:
         assert "a.txt: no such file" in note(pilot) and not screen(pilot).is_linking
 
     drive(make_app(store, job=job), scenario, SIZE)
+
+
+def test_globs_are_expanded_and_every_document_is_named(store: Store) -> None:
+    job = FakeJob(make_trace())
+    for name in ("p2.txt", "p1.txt"):
+        Path(name).write_text(name)
+    key = put_object(store, "The harbour was quiet.", 5)
+    app = make_app(store, [load(make_trace(), "0.trace")], job)
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "escape", "l")
+        fill(pilot, documents=f"p*.txt {key[:12]} beef", query="Does it?", trace="0.trace")
+        await settle(pilot)
+        shown = screen_text(app)
+        assert "1  p1.txt" in shown and "2  p2.txt" in shown and f"3  {key[:12]}  «The harbour was quiet.»" in shown
+        assert "4  beef: neither a file nor an object here" in shown
+        fill(pilot, documents="q*.txt")
+        await press(pilot, "ctrl+s")
+        assert "q*.txt: no file matches" in note(pilot) and not job.requests
+        fill(pilot, documents=f"p*.txt {key[:12]}")
+        await press(pilot, "ctrl+s")
+        assert isinstance(pilot.app.screen, ConfirmDialog) and "0.trace exists. Write over it?" in screen_text(app)
+        await press(pilot, "n")
+        assert not job.requests and isinstance(pilot.app.screen, LinkScreen)
+        await press(pilot, "ctrl+s", "y")
+        await settle(pilot)
+
+    drive(app, scenario, SIZE)
+    assert [form.documents for form in job.requests] == [("p1.txt", "p2.txt", key[:12])]
+
+
+def test_an_object_is_named_by_the_document_that_it_came_from(store: Store) -> None:
+    key = put_object(store, "The harbour was quiet.", 5)
+    trace = make_trace()
+    trace = make_trace(chunks=(trace.chunks[0].__class__("docs/harbour.txt", key, 0), trace.chunks[1]))
+    app = make_app(store, [load(trace, "0.trace")])
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "escape")
+        assert f"{key[:12]}  docs/harbour.txt" in screen_text(app)  # the preview
+        await press(pilot, "space", "l")
+        assert f"1  {key[:12]}  docs/harbour.txt" in screen_text(app)
+
+    drive(app, scenario, SIZE)

@@ -13,9 +13,10 @@ from textual.widgets import TabbedContent
 
 from pictool.errors import ForeignObjectError, StoreError
 from pictool.store.store import Store
-from pictool.tui.object_screen import ObjectScreen
+from pictool.tui.object_screen import ObjectScreen, fixup_colors
+from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.table import RowTable
-from tui.drive import FakeJob, drive, make_app, make_sinks, press, put_object, screen_text
+from tui.drive import FakeJob, drive, make_app, make_sinks, press, put_object, screen_text, told
 
 
 def screen(pilot: Pilot[None]) -> ObjectScreen:
@@ -30,7 +31,7 @@ def test_header_text_and_search(store: Store) -> None:
         await press(pilot, "enter")
         shown = screen_text(screen(pilot).pic)
         assert key in shown and "5 (compiled behind 4 dummy tokens)" in shown
-        assert "2 layers, 1 KV heads of 4, float32" in shown and "quiet. It holds" in shown
+        assert "2 layers, 1 KV head of 4, float32" in shown and "quiet. It holds" in shown
         await press(pilot, "slash", *"it holds", "enter")
         assert screen(pilot).views[0].cursor == 4
 
@@ -75,7 +76,7 @@ def test_layers_of_an_object_that_changed_meanwhile(store: Store, what: str) -> 
             screen(pilot).query_one("#problem").render()
         )
         await press(pilot, "e", "ctrl+u", *"out.json", "enter")
-        assert not Path("out.json").exists() and pilot.app._notifications
+        assert not Path("out.json").exists() and told(pilot)
 
     drive(make_app(store), scenario)
 
@@ -122,7 +123,7 @@ def test_asking_for_sinks_is_cancelled_or_refused(store: Store) -> None:
         assert screen(pilot).query_one("#sinks", RowTable).count == 0 and "a asks" in screen_text(screen(pilot).pic)
         job.answer, job.waits, job._is_cancelled = ForeignObjectError("x: made for model aaaa"), False, False
         await press(pilot, "a")
-        assert any("made for model aaaa" in notice.message for notice in pilot.app._notifications)
+        assert "made for model aaaa" in told(pilot)
         await press(pilot, "escape")
         assert not isinstance(pilot.app.screen, ObjectScreen)
 
@@ -151,6 +152,68 @@ def test_json(store: Store) -> None:
     drive(make_app(store), scenario)
     exported = json.loads(Path("out.json").read_text())
     assert (exported["tokens"], exported["text"], exported["layer_stats"][0]["key"]["max"]) == (3, "text", 11)
+
+
+TABLE = [0.0, 0.5, 2.0, 0.25]
+PIECES = ("A", " tame", " ferret", ".")
+
+
+def test_the_table_of_fixups_as_heat(store: Store) -> None:
+    """The map needs no model; the text is coloured once the tokenizer has cut it."""
+    key = put_object(store, "A tame ferret.", 4, fixups=TABLE)
+    job = FakeJob(PIECES)
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter")
+        app = screen(pilot).pic
+        assert "press h to colour the text by its table of fixups" in screen_text(app)
+        heat_map, table = screen(pilot).query_one(HeatMap), screen(pilot).query_one("#fixups", RowTable)
+        assert heat_map._values.tolist() == [TABLE] and not job.requests
+        assert [table.texts(row)[:2] for row in range(4)] == [
+            ("2", "2.000"), ("1", "0.500"), ("3", "0.250"), ("0", "0.000")
+        ]  # fmt: skip
+        assert [table.texts(row)[2] for row in (0, 1, 3)] == ["█" * 10, "█" * 2, ""]
+        await press(pilot, "h")
+        assert job.requests == [("pieces", key)] and screen(pilot).views[0].token_text.pieces == PIECES
+        assert screen(pilot).views[0]._steps.tolist() == fixup_colors(np.asarray(TABLE, dtype="<f2")).steps.tolist()
+        assert screen(pilot).views[0]._steps.tolist() == [0, 2, 9, 1] and table.texts(0)[4] == " ferret"
+        await press(pilot, "right", "right")
+        assert heat_map.column == 2 and "token 2 « ferret» 2" in screen_text(app)
+        screen(pilot).query_one(TabbedContent).active = "tab-fixups"
+        table.focus()
+        await press(pilot, "down", "enter")
+        assert screen(pilot).views[0].cursor == 1 and heat_map.column == 1
+        heat_map.focus()
+        await press(pilot, "left")
+        assert screen(pilot).views[0].cursor == 0 and table.cursor == 3
+        await press(pilot, "h")
+        assert (
+            screen(pilot).query_one(TabbedContent).active == "tab-text" and pilot.app.focused is screen(pilot).views[0]
+        )
+        await press(pilot, "slash", *"ferret", "enter")  # words again, which are searched
+        assert screen(pilot).pieces is None and screen(pilot).views[0].cursor == 2
+        job.answer = ForeignObjectError("x: its tokens are another tokenizer's")
+        await press(pilot, "h")
+        assert "another tokenizer's" in told(pilot)
+        assert "press h" in screen_text(app)
+        screen(pilot).query_one(TabbedContent).active = "tab-layers"
+        screen(pilot).query_one("#layers").focus()
+        await press(pilot, "slash", *"tame", "enter")  # the text is shown
+        assert screen(pilot).views[0].cursor == 1 and pilot.app.focused is screen(pilot).views[0]
+
+    drive(make_app(store, job=job), scenario, (80, 24))
+
+
+def test_an_object_without_a_table_says_how_it_gets_one(store: Store) -> None:
+    put_object(store, "text", 3)
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "enter")
+        assert "no table of fixups to colour it by (pic compile --probes 4)" in screen_text(screen(pilot).pic)
+        await press(pilot, "h")
+        assert "pic compile --probes 4 FILE" in told(pilot)
+
+    drive(make_app(store), scenario, (80, 24))
 
 
 def test_an_object_that_is_not_there(store: Store) -> None:

@@ -36,7 +36,7 @@ def in_terminal(source: str, *arguments: str, steps: Sequence[tuple[bytes, bytes
     ioctl(follower, TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-c", source, "tui", *arguments], stdin=follower, stdout=follower, stderr=follower,
-        env={"TERM": "xterm-256color", **os.environ, **env}, start_new_session=True,
+        env={"TERM": "xterm-256color", "COLORFGBG": "15;0", **os.environ, **env}, start_new_session=True,
     )  # fmt: skip
     os.close(follower)
     seen, done, began = b"", 0, time.monotonic()
@@ -71,7 +71,7 @@ finally:
 
 def test_the_browser_loads_no_torch_and_not_even_numpy(store: Store) -> None:
     store.root.mkdir(exist_ok=True)
-    in_terminal(REPORTS, str(store.root), steps=[(b"palette", b"q")])
+    in_terminal(REPORTS, str(store.root), steps=[(b"help", b"q")])
     loaded = set(Path("loaded").read_text().split())
     assert "textual.app" in loaded and not loaded & {*HEAVY, "numpy", "matplotlib"}
 
@@ -80,10 +80,10 @@ def test_no_screen_loads_torch(store: Store) -> None:
     put_object(store, "The harbour was quiet.", 5)
     for name in ("a.trace", "b.trace"):
         write_trace(Path(name), make_trace())
-    in_terminal(REPORTS, str(store.root), "a.trace", "b.trace", steps=[(b"palette", b"dmlt\x11")])
+    in_terminal(REPORTS, str(store.root), "a.trace", "b.trace", steps=[(b"help", b"dmlt\x11")])
     loaded = set(Path("loaded").read_text().split())
     assert "pictool.tui.compare_screen" in loaded and not loaded & set(HEAVY)
-    in_terminal(REPORTS, str(store.root), "a.trace", steps=[(b"palette", b"mlt\x11")])
+    in_terminal(REPORTS, str(store.root), "a.trace", steps=[(b"help", b"mlt\x11")])
     loaded = set(Path("loaded").read_text().split())
     assert "pictool.tui.trace_screen" in loaded and not loaded & set(HEAVY)
     in_terminal(REPORTS, str(store.root), steps=[(b"harbour", b"\r"), (b"source text", b"tt\x11")])
@@ -95,9 +95,9 @@ def test_no_screen_loads_torch(store: Store) -> None:
 def test_without_colour_no_colour_is_sent(name: str) -> None:
     put_object(Store("st"), "The harbour was quiet.", 5)
     write_trace(Path("a.trace"), make_trace())
-    with_colour = in_terminal(MAIN, name, steps=[(b"palette", b"\x11")])
+    with_colour = in_terminal(MAIN, name, steps=[(b"help", b"\x11")])
     assert COLOUR.search(with_colour)  # the pattern finds what is there
-    without = in_terminal(MAIN, name, steps=[(b"palette", b"\x11")], NO_COLOR="1")
+    without = in_terminal(MAIN, name, steps=[(b"help", b"\x11")], NO_COLOR="1")
     assert not COLOUR.search(without) and b"\x1b[" in without
 
 

@@ -33,6 +33,11 @@ INNER = ("g", "input", "cross", 0, "plus", 0, "repeat")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
+    return write_example(tmp_path / "run")
+
+
+def write_example(folder: Path) -> Path:
+    """The run of a query of three calls, one of them shared."""
     first = Done((*INNER, 0), "it does", (), dict(OWN), ())
     calls = [
         first,
@@ -40,7 +45,6 @@ def run(tmp_path: Path) -> Path:
         Done((), "no\x1b[2J", (), dict(OWN), ()),
     ]
     query = g(plus(repeat(2, g("Does it?", temperature=0))), "Which one?")
-    folder = tmp_path / "run"
     folder.mkdir()
     write_trace(folder / "0001.trace", make_trace([(1, 2), (2,), ()]))
     write_run(folder, query, calls, {first.path: "0001.trace"}, {"answer": "no\x1b[2J", "error": None})

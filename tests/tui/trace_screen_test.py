@@ -10,19 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import TabbedContent
+from textual.widgets import Input, TabbedContent
 from traces import make_trace
 
 from pictool.errors import TraceError
 from pictool.store.store import Store
 from pictool.trace.counts import count_rows
+from pictool.tui.dialogs import ConfirmDialog
 from pictool.tui.token_colors import ColorBy, token_colors
 from pictool.tui.trace_screen import TraceScreen, initial_shares, part_rows, token_line
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.table import RowTable
 from pictool.tui.widgets.token_text import TokensView
-from tui.drive import FakeJob, drive, load, make_analysis, make_app, press, screen_text, settle
+from tui.drive import FakeJob, drive, load, make_analysis, make_app, press, screen_text, settle, told
 
 TRACE = make_trace([(1, 2, 5), (2, 5), (5,)], scores=np.arange(10, dtype=np.float32))
 ANALYSIS = make_analysis(TRACE)
@@ -108,7 +109,7 @@ def test_layers_and_modes_by_key(store: Store) -> None:
         assert screen(pilot).color_by.mode == "score" and "the policy's score" in screen_text(screen(pilot).pic)
         await press(pilot, "m", "h")
         assert screen(pilot).color_by.mode == "computed"
-        assert any("no head to choose here" in notice.message for notice in pilot.app._notifications)
+        assert "no head to choose here" in told(pilot)
 
     drive(make_app(store, [load(TRACE)]), scenario)
 
@@ -141,7 +142,7 @@ def test_search(store: Store) -> None:
         assert tokens(pilot).cursor == 10
         await press(pilot, "slash", "escape", "n")
         assert not tokens(pilot)._is_match.any()
-        assert any("search with /" in notice.message for notice in pilot.app._notifications)
+        assert "search with /" in told(pilot)
 
     drive(make_app(store, [load(TRACE)]), scenario)
 
@@ -183,7 +184,7 @@ def test_the_attention_of_one_layer_is_not_shown_as_another_s(store: Store) -> N
         assert job.requests == [("hand.trace", 1)] and screen(pilot).color_by == ColorBy("attention")
         await press(pilot, "l")  # layer 0
         assert screen(pilot).color_by.layer is None and screen(pilot).query_one("#layer", Picker).value is None
-        assert any("was not asked for" in notice.message for notice in pilot.app._notifications)
+        assert "was not asked for" in told(pilot)
 
     drive(make_app(store, [load(TRACE)], job), scenario)
 
@@ -194,7 +195,7 @@ def test_another_model_is_refused_in_words(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "a")
         assert screen(pilot).analysis is None and screen(pilot).color_by.mode == "computed"
-        assert any("traced with model aaaa" in notice.message for notice in pilot.app._notifications)
+        assert "traced with model aaaa" in told(pilot)
         job.answer = ANALYSIS
         await press(pilot, "a")
         assert screen(pilot).analysis is ANALYSIS or screen(pilot).analysis is not None
@@ -257,12 +258,60 @@ def test_export(store: Store, suffix: str) -> None:
         assert np.allclose(exported["against"]["key"], ANALYSIS.deviation.kv.key)
 
 
+def test_an_export_shows_no_notice_and_asks_before_it_writes_over_a_file(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = screen(pilot).pic
+        app.notify("something was said", timeout=600)
+        await settle(pilot)
+        assert "something was said" in screen_text(app)
+        await press(pilot, "e")
+        assert pilot.app.screen.query_one(Input).value == "trace-2.svg"  # trace.svg is taken
+        await press(pilot, "ctrl+u", *"new.svg", "enter")
+        await settle(pilot)
+        words = Path("new.svg").read_text().replace("&#160;", " ")
+        assert "layers that computed it" in words and "something was said" not in words
+        assert "something was said" in screen_text(app)  # here it still is
+        await press(pilot, "e", "ctrl+u", *"trace.svg", "enter")
+        assert isinstance(pilot.app.screen, ConfirmDialog) and "trace.svg exists" in screen_text(app)
+        await press(pilot, "n")
+        assert Path("trace.svg").read_text() == "mine"
+        await press(pilot, "e", "ctrl+u", *"trace.svg", "enter", "y")
+        await settle(pilot)
+        assert Path("trace.svg").read_text().startswith("<svg") and "exists" not in Path("trace.svg").read_text()
+
+    Path("trace.svg").write_text("mine")
+    drive(make_app(store, [load(TRACE)]), scenario, shows_notices=True)
+
+
+def test_where_nothing_is_coloured_it_says_what_colours(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        hint = "no context token has a colour (layers that computed it); press a for attention"
+        assert hint in screen_text(screen(pilot).pic)
+        await press(pilot, "a")
+        assert "press a" not in screen_text(screen(pilot).pic)
+
+    plain = make_trace([(), (), ()])
+    drive(make_app(store, [load(plain)], FakeJob(make_analysis(plain))), scenario)
+
+
+def test_the_pane_below_folds_and_the_text_takes_its_room(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        assert "a: attention" in screen_text(screen(pilot).pic)
+        before = tokens(pilot).size.height
+        await press(pilot, "f")
+        assert tokens(pilot).size.height >= before + 8 and not screen(pilot).query_one(HeatMap).region.height
+        await press(pilot, "f")
+        assert tokens(pilot).size.height == before
+
+    drive(make_app(store, [load(TRACE)]), scenario, (80, 24))
+
+
 @pytest.mark.parametrize("name", ["out.pdf", "no/such\0", "."])
 def test_what_cannot_be_written_is_said(store: Store, name: str) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         screen(pilot)._write(Path(name.replace("\0", "") + "/x.svg" if "no" in name else name))
         await settle(pilot)
-        assert pilot.app._notifications
+        assert told(pilot)
 
     Path("no").write_text("a file, and no directory")
     drive(make_app(store, [load(TRACE)]), scenario)

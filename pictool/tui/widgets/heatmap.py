@@ -21,7 +21,7 @@ from pictool.trace.heatmap import VIRIDIS, BinnedColumns, bin_columns, tick_labe
 from pictool.trace.labels import short
 from pictool.tui.widgets.styles import BOLD, DIM, map_cell
 
-_INDENT = 9
+_INDENT = 9  # columns of the labels, at least
 _TICK_LINES = 2  # below the rows
 _CURSOR = "┼"
 
@@ -30,6 +30,7 @@ class HeatMap(ScrollView, can_focus=True):
     """Rows × tokens. `column` is the token under the cursor, `row` its row, or None if it is on no row."""
 
     DEFAULT_CSS = "HeatMap { height: 10; overflow-x: hidden; } HeatMap:focus { background: $surface; }"
+    help_title = "map"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "move(-1)", "cell to the left", show=False),
         Binding("right", "move(1)", "cell to the right", show=False),
@@ -75,7 +76,13 @@ class HeatMap(ScrollView, can_focus=True):
 
     @property
     def _room(self) -> int:
-        return max(1, self.scrollable_content_region.width - _INDENT - 1)
+        return max(1, self.scrollable_content_region.width - self._indent - 1)
+
+    @property
+    def _indent(self) -> int:
+        """Columns of the labels: what the longest one needs, but at most a quarter of the width."""
+        needed = max(map(len, self._labels)) + 2
+        return max(_INDENT, min(needed, self.scrollable_content_region.width // 4))
 
     def _rebin(self) -> None:
         total = self._values.shape[1]
@@ -94,11 +101,12 @@ class HeatMap(ScrollView, can_focus=True):
         if row < len(self._values):
             return Strip(self._cells(row)).adjust_cell_length(width, base)
         line = "" if row >= len(self._values) + _TICK_LINES else self._ticks(row - len(self._values))
-        return Strip([Segment(" " * _INDENT + line, base + DIM)]).adjust_cell_length(width, base)
+        return Strip([Segment(" " * self._indent + line, base + DIM)]).adjust_cell_length(width, base)
 
     def _cells(self, row: int) -> list[Segment]:
         base, has_color = self.rich_style, not self.app.no_color
-        label = short(self._labels[row], _INDENT - 1).rjust(_INDENT - 1) + " "
+        width = self._indent - 1
+        label = short(self._labels[row], width).rjust(width) + " "
         segments = [Segment(label, base + BOLD if row == self.row else base + DIM)]
         cursor = self._cursor_cell()
         steps = self._steps(self.bins.values[row]).tolist()
@@ -168,7 +176,7 @@ class HeatMap(ScrollView, can_focus=True):
         offset = event.get_content_offset(self)
         if offset is None:
             return
-        row, cell = self.scroll_offset.y + offset.y, offset.x - _INDENT
+        row, cell = self.scroll_offset.y + offset.y, offset.x - self._indent
         if row < len(self._values) and 0 <= cell < len(self.bins.edges) - 1:
             self.column, self.row = self._window[0] + int(self.bins.edges[cell]), row
             self.post_message(self.Moved(self, self.column, self.row))

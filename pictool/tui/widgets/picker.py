@@ -32,6 +32,7 @@ class Picker(Widget, can_focus=True):
         Binding("left,down", "step(-1)", "less", show=False),
         Binding("right,up", "step(1)", "more", show=False),
     ]
+    help_title = "slider"
     value: reactive[int | None] = reactive(None, layout=True)
 
     class Picked(Message):

@@ -22,9 +22,16 @@ from pictool.tui.widgets.styles import BOLD, CURSOR, DIM, cell_width
 _GAP = "  "
 
 
+_ANY = 1 << 20  # columns that cells of unknown length may need
+_FLEXIBLE_SHARE = 1 / 3  # of a table's width, that a column of width 0 has before others are left out
+
+
 @dataclass(frozen=True)
 class Column:
-    """A column; `is_right` aligns it to the right. A column of width 0 takes the space that is left."""
+    """A column; `is_right` aligns it to the right. A column of width 0 takes the space that is left.
+
+    Where all rows are known (`RowTable.show_rows`), one may grow to the width of its cells.
+    """
 
     title: str
     width: int
@@ -34,7 +41,13 @@ class Column:
 class RowTable(ScrollView, can_focus=True):
     """A table that calls for the cells of one row at a time, so that 10,000 rows cost as much as 50."""
 
-    DEFAULT_CSS = "RowTable { height: 1fr; overflow-x: hidden; padding: 0 1; } RowTable:focus { background: $surface; }"
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"row-table--marked"}
+    DEFAULT_CSS = """
+    RowTable { height: 1fr; overflow-x: hidden; padding: 0 1; }
+    RowTable:focus { background: $surface; }
+    RowTable > .row-table--marked { color: $text-error; }
+    """
+    help_title = "table"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", "up", show=False),
         Binding("down", "move(1)", "down", show=False),
@@ -67,11 +80,16 @@ class RowTable(ScrollView, can_focus=True):
             super().__init__()
             self.table, self.column = table, column
 
-    def __init__(self, columns: Sequence[Column], *, id: str | None = None) -> None:
+    def __init__(self, columns: Sequence[Column], *, can_open: bool = False, id: str | None = None) -> None:
+        """Make an empty table; `can_open`: Enter on a row does something."""
         super().__init__(id=id)
+        self._can_open = can_open
         self._columns = tuple(columns)
         self._count = 0
         self._row: Callable[[int], Sequence[str]] = lambda _: ()
+        self._is_marked: Callable[[int], bool] = lambda _: False
+        self._needed = tuple(column.width or _ANY for column in columns)  # widths, by the cells that are known
+        self._empty = ""
 
     @property
     def _width(self) -> int:
@@ -81,16 +99,33 @@ class RowTable(ScrollView, can_focus=True):
     def count(self) -> int:
         return self._count
 
-    def show(self, count: int, row: Callable[[int], Sequence[str]]) -> None:
-        """Show `count` rows; `row` returns the cells of one, as texts without control characters."""
-        self._count, self._row = count, row
+    def show(
+        self, count: int, row: Callable[[int], Sequence[str]], is_marked: Callable[[int], bool] = lambda _: False,
+        empty: str = "",
+    ) -> None:  # fmt: skip
+        """Show `count` rows.
+
+        Args:
+            row: returns the cells of one, as texts without control characters.
+            is_marked: whether a row is drawn in the colour of errors; without colour it is bold.
+            empty: lines that are shown in place of rows if there are none.
+        """
+        self._count, self._row, self._is_marked, self._empty = count, row, is_marked, empty
+        self._needed = tuple(column.width or _ANY for column in self._columns)
         self.virtual_size = Size(0, count + 1)
         self.cursor = min(self.cursor, max(0, count - 1))
         self.refresh()
 
-    def show_rows(self, rows: Sequence[Sequence[str]]) -> None:
-        """Show rows whose cells are known."""
-        self.show(len(rows), rows.__getitem__)
+    def show_rows(
+        self, rows: Sequence[Sequence[str]], is_marked: Callable[[int], bool] = lambda _: False, empty: str = ""
+    ) -> None:
+        """Show rows whose cells are known: a column is as wide as its cells, if there is room."""
+        self.show(len(rows), rows.__getitem__, is_marked, empty)
+        if rows:
+            self._needed = tuple(
+                max(column.width, *(cell_width(row[index]) for row in rows))
+                for index, column in enumerate(self._columns)
+            )
 
     def texts(self, index: int) -> tuple[str, ...]:
         """Return the cells of a row."""
@@ -101,10 +136,21 @@ class RowTable(ScrollView, can_focus=True):
         if y == 0:
             return self._strip([column.title for column in self._columns], base + BOLD + DIM, width)
         index = self.scroll_offset.y + y - 1
+        if not self._count:
+            lines = self._empty.splitlines()
+            return Strip([Segment(lines[index] if index < len(lines) else "", base)]).adjust_cell_length(width, base)
         if not 0 <= index < self._count:
             return Strip.blank(width, base)
-        style = base if index != self.cursor else base + (CURSOR if self.has_focus else BOLD)
+        style = base + self._marked_style if self._is_marked(index) else base
+        if index == self.cursor:
+            style += CURSOR if self.has_focus else BOLD
         return self._strip(self._row(index), style, width)
+
+    @property
+    def _marked_style(self) -> Style:
+        if self.app.no_color:
+            return BOLD
+        return Style(color=self.get_component_rich_style("row-table--marked").color)
 
     def _strip(self, texts: Sequence[str], style: Style, width: int) -> Strip:
         widths = self._widths(width)
@@ -113,19 +159,29 @@ class RowTable(ScrollView, can_focus=True):
         return Strip([Segment(line, style)]).adjust_cell_length(width, self.rich_style)
 
     def _widths(self, width: int) -> list[int]:
-        """Return the width of each column; those that do not fit are left out (0), the last fixed one first."""
+        """Return the width of each column; those that do not fit are left out (0), the last fixed one first.
+
+        Where there is room beside them, columns grow to what their cells need, the first one first.
+        """
         fixed = [column.width for column in self._columns]
-        reserved = 10 if 0 in fixed else 0
+        reserved = 0
+        if 0 in fixed:
+            reserved = min(self._needed[fixed.index(0)], max(10, int(width * _FLEXIBLE_SHARE)))
         for index in range(len(fixed) - 1, 0, -1):
-            if sum(size + len(_GAP) for size in fixed if size > 0) + reserved <= width:
+            if _total(fixed) + reserved <= width:
                 break
             if self._columns[index].width:
                 fixed[index] = -1
-        used = sum(size + len(_GAP) for size in fixed if size > 0)
+        for index, needed in enumerate(self._needed):
+            if fixed[index] > 0:
+                fixed[index] += max(0, min(needed - fixed[index], width - reserved - _total(fixed)))
         return [
-            max(4, width - used) if column.width == 0 else max(0, size)
+            max(4, width - _total(fixed)) if column.width == 0 else max(0, size)
             for column, size in zip(self._columns, fixed, strict=True)
         ]
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "open" or self._can_open
 
     def watch_cursor(self) -> None:
         self._scroll_to_cursor()
@@ -172,6 +228,11 @@ class RowTable(ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         self.virtual_size = Size(0, self._count + 1)
+
+
+def _total(widths: Sequence[int]) -> int:
+    """The width of columns of fixed width, each with the gap after it."""
+    return sum(size + len(_GAP) for size in widths if size > 0)
 
 
 def _fit(text: str, size: int, is_right: bool) -> str:

@@ -182,6 +182,7 @@ class TokensView(ScrollView, can_focus=True):
         Binding("home", "step(-1000000000)", "first token", show=False),
         Binding("end", "step(1000000000)", "last token", show=False),
     ]
+    help_title = "text"
     cursor = reactive(0)
 
     class Moved(Message):
@@ -210,6 +211,13 @@ class TokensView(ScrollView, can_focus=True):
             self._wrapped = self.token_text.wrap(width)
             self.virtual_size = Size(0, len(self._wrapped.lines))
         return self._wrapped
+
+    def set_text(self, token_text: TokenText) -> None:
+        """Show another text, without colours; the cursor is on its first token."""
+        self.cursor, count = 0, len(token_text.pieces)
+        self.token_text, self._wrapped = token_text, None
+        self._steps, self._is_match = np.zeros(count, dtype=np.int8), np.zeros(count, dtype=bool)
+        self.refresh()
 
     def set_steps(self, steps: NDArray[np.int8]) -> None:
         """Colour the tokens by steps or marks [tokens] (see `token_style`)."""
@@ -255,6 +263,8 @@ class TokensView(ScrollView, can_focus=True):
 
     def _refresh_token(self, token: int) -> None:
         """Draw the line where a token starts, and the next one."""
+        if not self.size.width:  # hidden
+            return
         y = int(self.wrapped.line_of[token]) - self.scroll_offset.y
         self.refresh(Region(0, max(0, y), self.size.width, 2 if y >= 0 else 1))
 
