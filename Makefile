@@ -28,9 +28,10 @@ fuzz-vllm: $(VLLM)/.ready
 faults: $(READY)
 	PYTHONPATH=tests:. $(BIN)/python -P -m faults --most $(or $(MOST),14) --seed $(or $(SEED),22)
 
-# Hostile input of every kind, each case through the command line: `make fuzz SURFACE=objects CASES=500 SEED=2`.
+# Hostile input of every kind, each case through the command line, then requests to the server: `make fuzz SURFACE=objects CASES=500 SEED=2`.
 fuzz: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m hostile.fuzz $(SURFACE) --cases $(or $(CASES),20000) --seed $(or $(SEED),1)
+	PIC_SCHEMA_CASES=100 $(BIN)/python -m pytest tests/serve/schema_test.py
 
 $(VLLM)/.ready: pyproject.toml tests/in_vllm/install.py
 	$(PYTHON) tests/in_vllm/install.py $(VLLM)

@@ -33,12 +33,14 @@ RANKS = {
     "linker": 3,
     "controller": 4, "trace": 4,
     "engines": 5,
-    "api": 6, "eval": 6, "spans": 6, "serve": 6,
+    "api": 6, "eval": 6, "spans": 6,
     "bench": 7,  # goodput needs datasets and metrics
+    "serve": 7,
     "commands": 8, "tui": 8,
     "__main__": 9,
 }  # fmt: skip
 VLLM = "engines.vllm"  # the only package that imports vllm
+HTTP = {"fastapi", "starlette", "uvicorn"}  # of `serve` alone
 BESIDE = {("core", "errors"), ("plugins", "errors"), ("commands", "tui")}
 HEAVY = {"torch", "transformers", "tokenizers", "vllm"}
 LIGHT = ("core", "errors", "escapes", "store", "world")
@@ -69,6 +71,8 @@ def is_allowed(importer: str, module: str) -> bool:
     if top == "vllm":
         return importer == VLLM
     importer = importer.split(".")[0]
+    if top in HTTP:
+        return importer == "serve"
     if top != "pictool":
         return top != "" and not (importer in LIGHT and top in HEAVY)  # "": a relative import, which nothing here uses
     if part == importer or (importer, part) in BESIDE:
@@ -104,6 +108,10 @@ def test_arrows_go_down_only(module: str) -> None:
         ("linker", "from pictool.engines.torch import answer", False),
         ("linker", "import vllm", False),
         ("engines", "from vllm.v1 import x", False),
+        ("serve", "from fastapi import Request", True),
+        ("commands", "import uvicorn", False),
+        ("serve", "from pictool.spans.execute import Executor", True),
+        ("spans", "from pictool.serve.work import Work", False),
         ("engines.vllm", "from vllm.v1 import x", True),
         ("engines.vllm", "from pictool.linker.link import link", True),
         ("engines.vllm", "from pictool.eval.datasets.base import Case", False),
@@ -186,6 +194,7 @@ def test_commands_that_need_no_model_load_no_torch(path: Path, trace: Path, stor
 
 LIGHT_MODULES = [
     "pictool.commands.app", "pictool.store.store", "pictool.store.bundles", "pictool",
+    "pictool.serve.app",  # the router knows no engine
     "pictool.trace.analysis", "pictool.trace.attention_sinks",  # what they find is read by the TUI
 ]  # fmt: skip
 

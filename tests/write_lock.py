@@ -12,7 +12,7 @@ from pathlib import Path
 
 def main(path: Path) -> None:
     comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    freeze = [sys.executable, "-m", "pip", "freeze", "--all", "--exclude-editable", "--exclude", "pip"]
+    freeze = [sys.executable, "-m", "pip", "freeze", "--all", "--exclude-editable"]
     installed = subprocess.run(freeze, check=True, capture_output=True, text=True).stdout.splitlines()
     pins = [line.partition("+")[0] for line in installed]
     path.write_text("\n".join([*comment, *pins]) + "\n")

@@ -27,6 +27,7 @@ COMMANDS = {
     "store": "List, check, prune and move the objects of a store.",
     "eval": "Ask a dataset's questions under several policies.",
     "bench": "Measure speed, on models of any shape with random weights.",
+    "serve": "Serve a model over HTTP: OpenAI's API with explicit caches.",
     "tui": "Browse objects and traces on the terminal.",
     "config": "Show the settings, and who says each.",
 }

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from pictool.store.store import Store
     from pictool.trace.format import Trace
 
-Feature = Literal["trace", "auto_ratio", "codecs", "tables", "chains"]
+Feature = Literal["trace", "auto_ratio", "codecs", "tables", "chains", "plans"]
 _FEATURES: dict[Feature, str] = {
     "trace": "shows no trace; use the torch engine",
     "auto_ratio": "measures no speed to choose a ratio by; use the torch engine",
     "codecs": "compiles without one; compile with the torch engine first",
     "tables": "measures no tables; compile with the torch engine first",
+    "plans": "lays out its prompts itself; give documents and a query",
     "chains": "has a prefix cache of its own; ask for full, or --engine torch",
 }
 
@@ -197,6 +198,8 @@ class Engine(ABC):
 
     def require_supported(self, spec: Spec) -> None:
         """Refuse a spec that needs what this engine cannot do. Raises InputError as `require` does."""
+        if spec.plan is not None:
+            self.require("plans", "a prompt of token ids")
         if spec.policy.needs.chain_block:
             self.require("chains", f"--algo {spec.policy.name}")
         self.require_options(CompileOptions(codec=spec.codec))

@@ -24,7 +24,7 @@ class TorchEngine(Engine):
 
     name: ClassVar[str] = "torch"
     title: ClassVar[str] = "the torch engine"
-    supports: ClassVar[frozenset[Feature]] = frozenset({"trace", "auto_ratio", "codecs", "tables", "chains"})
+    supports: ClassVar[frozenset[Feature]] = frozenset({"trace", "auto_ratio", "codecs", "tables", "chains", "plans"})
 
     def compile(
         self,

@@ -85,13 +85,17 @@ class ObjectContext:
         needed = [
             (part, start)
             for part, (start, end) in zip(parts, [prompt.layout.head, *prompt.layout.chunks], strict=True)
-            if start < end and (may_be_any or (selection is not None and not selection.rows[start:end].all()))
+            if start < end
+            and part.has_object
+            and (may_be_any or (selection is not None and not selection.rows[start:end].all()))
         ]
         objects = [part for part, _ in needed]
         self._texts = {key for part in objects if part.file is None for key in part.keys(prompt.model)}
         self._files = [part.file.path for part in objects if part.file is not None]
         files, compile_s = open_objects(prompt.model, self._store, objects, opened, self._on_compile, self._stuck)
-        placed = [Placed(file, start) for file, (_, start) in zip(files, needed, strict=True)]
+        placed = [
+            Placed(file, start, part.offset, len(part.chunk)) for file, (part, start) in zip(files, needed, strict=True)
+        ]
         if policy.needs.tables:
             prompt = replace(prompt, tables=_tables(placed, prompt.layout))
         return Reused(placed, prompt, compile_s)
@@ -146,9 +150,16 @@ class ObjectContext:
 
 
 def _tables(placed: Sequence[Placed], layout: Layout) -> tuple[FixupTable | None, ...]:
-    """The table of every chunk's object, in prompt order."""
-    files = {part.start: part.file for part in placed}
-    return tuple(files[start].fixups() for start, end in layout.chunks if start < end)
+    """The table of every chunk's object, in prompt order; 0 for tokens that have none, since they are computed."""
+    objects = {part.start: part for part in placed}
+    return tuple(_table(objects.get(start), end - start) for start, end in layout.chunks if start < end)
+
+
+def _table(part: Placed | None, length: int) -> FixupTable | None:
+    if part is None:
+        return np.zeros(length, dtype=np.float16)
+    table = part.file.fixups()
+    return None if table is None else table[part.offset : part.offset + length]
 
 
 class ChainContext:

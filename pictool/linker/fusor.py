@@ -19,13 +19,20 @@ class Fusor:
     Attributes:
         rows: bool [layers, n], whose K and V were computed at each layer.
         scores: float32 [n], what the policy chose by, or None; 0 where it has none.
+
+    `required`, bool [N], are rows that are computed whatever the policy selects.
     """
 
-    def __init__(self, image: Image, prompt: Prompt, policy: Policy, selection: Selection) -> None:
+    def __init__(
+        self, image: Image, prompt: Prompt, policy: Policy, selection: Selection, required: RowMask | None = None
+    ) -> None:
         self._image, self._stage, self._model = image, prompt.stage, prompt.model
-        self._narrowing = Narrowing(prompt, policy, selection, self._required(prompt))
+        self._narrowing = Narrowing(prompt, policy, selection, self._always(prompt, required))
         self._checked = policy.check_layers(image.stack.num_layers)
         self.rows = np.zeros((image.stack.num_layers, prompt.layout.num_tokens), dtype=bool)
+        self._required: RowMask | None = None  # [n]
+        if required is not None:
+            self._required = np.concatenate([required, np.zeros(prompt.layout.num_tokens - len(required), dtype=bool)])
         on = self._narrowing.on
         self._rows = _rows_of(on, image)
         tokens = torch.from_numpy(prompt.layout.tokens[on].astype(np.int64)).to(image.stack.device)
@@ -36,10 +43,12 @@ class Fusor:
         return self._narrowing.scores
 
     @staticmethod
-    def _required(prompt: Prompt) -> RowMask:
-        """The tail; and the head, where its rotation depends on the length of the prompt (else it is exact)."""
+    def _always(prompt: Prompt, required: RowMask | None) -> RowMask:
+        """The tail, what no object has (`required` [N]), and a head whose rotation depends on the prompt's length."""
         layout, always = prompt.layout, np.zeros(prompt.layout.num_tokens, dtype=bool)
         always[layout.tail[0] :] = True
+        if required is not None:
+            always[: layout.num_context] |= required
         if prompt.model.stack.is_length_dependent(layout.head[1], layout.num_tokens):
             always[: layout.head[1]] = True
         return always
@@ -62,7 +71,11 @@ class Fusor:
         key, value = self._image.project(layer, self._hidden, self._rows)
         deviation = self._image.deviation(layer, key, value, self._rows)
         self._image.write(layer, key, value, self._rows)
-        stay = self._narrowing.narrow(layer, *(part.cpu().numpy() for part in deviation))
+        of_key, of_value = (part.cpu().numpy() for part in deviation)
+        if self._required is not None:  # nothing is cached of these
+            none = self._required[self._narrowing.on]
+            of_key, of_value = np.where(none, 0, of_key), np.where(none, 0, of_value)
+        stay = self._narrowing.narrow(layer, of_key, of_value)
         self._hidden = self._hidden[:, torch.from_numpy(stay).to(self._hidden.device)]
         self._rows = _rows_of(self._narrowing.on, self._image)
 

@@ -16,12 +16,13 @@ from pictool.linker.context import Context, context_of
 from pictool.linker.fusor import Fusor
 from pictool.linker.loader import Loader
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stage, no_stage
-from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents
+from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents, resolve_plan
 from pictool.linker.spec import Spec
 from pictool.runtime.image import Image
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
+    from pictool.linker.plan import LinkPlan
     from pictool.runtime.model import Model
 
 
@@ -97,13 +98,10 @@ def _link(model: Model, store: Store, spec: Spec, context: Context, clock: _Cloc
     policy = spec.policy
     with ExitStack() as opened:
         # Resolve: every document is parts with tokens; objects that documents name are open from here on.
-        frame = spec.frame(model)
-        parts = resolve_documents(model, store, spec, opened)
-        head = head_part(model, spec, frame.head)
-
         # Lay out: where everything is in the prompt.
-        layout = lay_out(model, head.chunk, [part.chunk for part in parts], model.encode(frame.tail))
-        prompt = Prompt(model, layout, (frame.head, *(part.chunk.text for part in parts), frame.tail), stage=stage)
+        laid = _lay_out(model, store, spec, opened)
+        parts, layout = laid.parts, laid.layout
+        prompt = Prompt(model, layout, laid.texts, stage=stage)
 
         # Select: the rows, so that only objects of which something is reused are opened. A policy that reads from
         # objects, or is slow, selects below, once the first layers are on their way.
@@ -111,14 +109,14 @@ def _link(model: Model, store: Store, spec: Spec, context: Context, clock: _Cloc
         clock.select_s += clock.lap()
 
         # Open: what there is to reuse, each object where it is in the prompt.
-        reused = context.open(prompt, [head, *parts], policy, selection, opened)
+        reused = context.open(prompt, parts, policy, selection, opened)
         clock.exclude(reused.compile_s)
         image = Image(model.stack, layout)
         context.prepare(image)
         first = _first_layer(policy, model.stack.num_layers, selection)
         with Loader(image, reused.placed, first, overlaps=policy.needs.runs_model, memory=store.memory) as loader:
             clock.load_s += clock.lap()
-            fusor = Fusor(image, reused.prompt, policy, selection or policy.select(reused.prompt))
+            fusor = Fusor(image, reused.prompt, policy, selection or policy.select(reused.prompt), laid.required)
             clock.select_s += clock.lap()
 
             # Each layer: load and relocate what is reused, compute the rows, narrow them. All fresh K and V of a layer
@@ -137,9 +135,41 @@ def _link(model: Model, store: Store, spec: Spec, context: Context, clock: _Cloc
         context.keep(image, fusor.rows)
         linked = {part.file.meta.key for part in reused.placed}
         return Linked(
-            image, policy, tuple(part.after(linked) for part in parts), prompt.texts, fusor.rows, fusor.scores,
+            image, policy, tuple(part.after(linked) for part in parts[1:]), prompt.texts, fusor.rows, fusor.scores,
             timing, loader.bytes_read,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Laid:
+    """A prompt that is laid out. `parts` are head and chunks; `required` [N] are the rows that no object has."""
+
+    layout: Layout
+    texts: tuple[str, ...]  # of head, chunks and tail
+    parts: tuple[Part, ...]
+    required: RowMask | None = None
+
+
+def _lay_out(model: Model, store: Store, spec: Spec, opened: ExitStack) -> _Laid:
+    if spec.plan is not None:
+        return _lay_out_plan(model, store, spec.plan, opened)
+    return _lay_out_texts(model, store, spec, opened)
+
+
+def _lay_out_texts(model: Model, store: Store, spec: Spec, opened: ExitStack) -> _Laid:
+    frame = spec.frame(model)
+    parts = resolve_documents(model, store, spec, opened)
+    head = head_part(model, spec, frame.head)
+    layout = lay_out(model, head.chunk, [part.chunk for part in parts], model.encode(frame.tail))
+    return _Laid(layout, (frame.head, *(part.chunk.text for part in parts), frame.tail), (head, *parts))
+
+
+def _lay_out_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) -> _Laid:
+    require_room(model, plan.layout.num_tokens)
+    parts, tail = resolve_plan(model, store, plan, opened), plan.layout.tokens[plan.layout.tail[0] :]
+    last = str(model.tokenizer.decode(tail.tolist())) if plan.policy.needs.runs_model else ""
+    required = None if plan.policy.needs.chain_block else plan.required  # a chain says itself what it has
+    return _Laid(plan.layout, (*(part.chunk.text for part in parts), last), tuple(parts), required)
 
 
 class _Clock:
@@ -182,9 +212,14 @@ def lay_out(model: Model, head: Chunk, chunks: Sequence[Chunk], tail: Sequence[i
             f"the query and its template have no tokens under the tokenizer of {model.name}; there is nothing to answer"
         )
     layout = Layout.of(head.tokens, [chunk.tokens for chunk in chunks], tail)
-    if layout.num_tokens > model.max_positions:
+    require_room(model, layout.num_tokens)
+    return layout
+
+
+def require_room(model: Model, num_tokens: int) -> None:
+    """Refuse a prompt that is longer than the model's positions. Raises InputError."""
+    if num_tokens > model.max_positions:
         raise InputError(
-            f"the prompt has {layout.num_tokens} tokens, but {model.name} takes {model.max_positions} positions; "
+            f"the prompt has {num_tokens} tokens, but {model.name} takes {model.max_positions} positions; "
             "link fewer or shorter documents"
         )
-    return layout

@@ -30,10 +30,22 @@ PATIENCE_S = 0.002
 
 @dataclass(frozen=True)
 class Placed:
-    """An object file that is linked at position `start`."""
+    """An object file that is linked at position `start`: `length` of its tokens from `offset` on, or all (-1)."""
 
     file: ObjectFile
     start: int
+    offset: int = 0
+    length: int = -1
+
+    @property
+    def tokens(self) -> slice:
+        """Which of the object's tokens these are."""
+        end = self.file.meta.num_tokens if self.length < 0 else self.offset + self.length
+        return slice(self.offset, end)
+
+    @property
+    def end(self) -> int:
+        return self.start + int(self.tokens.stop) - int(self.tokens.start)
 
 
 class Loader:
@@ -125,11 +137,10 @@ class Loader:
 
     def _place(self, layer: int) -> None:
         for part in self._placed:
-            self._image.place(layer, part.start, *self._numbers(part.file, layer))
+            self._image.place(layer, part.start, *self._numbers(part.file, layer)[:, :, part.tokens])
             if self._stream is not None and self._memory is None and not is_quantized(part.file):
                 self._staging.events[0].record(self._stream)
-        last = self._placed[-1]
-        self._image.relocate(layer, self._placed[0].start, last.start + last.file.meta.num_tokens)
+        self._image.relocate(layer, self._placed[0].start, self._placed[-1].end)
 
     def _numbers(self, file: ObjectFile, layer: int) -> torch.Tensor:
         """Keys and values of one object, [2, kv_heads, n, head_dim], on the image's device."""

@@ -21,6 +21,7 @@ from pictool.store.scratch import memory_directory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
+    from pictool.linker.plan import LinkPlan
     from pictool.runtime.model import Model
 
 OnCompile = Callable[[Compiled], None]
@@ -33,12 +34,15 @@ class Part:
 
     `file` is the object that the document was given as, open since it was read to see what it is; None for a text,
     whose object is opened, and compiled if need be, by `open_objects`. `generated` is the key of a generated object
-    that is linked in its place; empty if there is none.
+    that is linked in its place; empty if there is none. The part is the object's tokens from `offset` on. One that has
+    no object is computed.
     """
 
     chunk: Chunk
-    options: CompileOptions
+    options: CompileOptions = CompileOptions()
     file: ObjectFile | None = None
+    offset: int = 0
+    has_object: bool = True
     generated: str = ""
 
     @classmethod
@@ -47,7 +51,7 @@ class Part:
 
     def key(self, model: Model) -> str:
         """The key of what its tokens are, or would be, compiled to."""
-        return object_key(model, self.chunk, self.options)
+        return object_key(model, self.chunk, self.options) if self.file is None else self.file.meta.key
 
     def keys(self, model: Model) -> list[str]:
         """The objects in the store that may be linked, the best first."""
@@ -94,6 +98,28 @@ def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack)
     return parts
 
 
+def resolve_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) -> list[Part]:
+    """The parts of a prompt that is laid out already, head and chunks. They have texts if the policy reads them.
+
+    Raises:
+        PicError: an object that is missing, damaged, or not this model's and salt's.
+    """
+    parts = []
+    for span in plan.spans:
+        ids = tuple(plan.layout.tokens[span.start : span.end].tolist())
+        text = str(model.tokenizer.decode(ids)) if plan.policy.needs.runs_model else ""
+        if span.key is None:
+            parts.append(Part(Chunk(text, ids, "prompt"), has_object=False))
+            continue
+        file = opened.enter_context(store.peek(span.key))
+        tokens = _own_tokens(model, file, f"object {span.key[:12]}")
+        if tokens[span.part] != ids:
+            raise ForeignObjectError(f"object {span.key[:12]}: its tokens are not those of the prompt at {span.start}")
+        chunk = Chunk(file.text() if text and len(tokens) == len(ids) else text, ids, f"object {span.key[:12]}")
+        parts.append(Part(chunk, CompileOptions(file.meta.sinks, file.meta.codec), file, span.offset))
+    return parts
+
+
 def head_part(model: Model, spec: Spec, head: str) -> Part:
     """The part of a prompt's head, perhaps without tokens."""
     return Part(Chunk(head, model.encode(head), "head"), spec.head_object)
@@ -119,8 +145,14 @@ def _object_parts(model: Model, path: Path, opened: ExitStack) -> list[Part]:
     if is_object_list(path):
         return [part for member in read_object_list(path) for part in _object_parts(model, member, opened)]
     file = opened.enter_context(ObjectFile(path))
+    tokens, meta = _own_tokens(model, file, str(path)), file.meta
+    return [Part(Chunk(file.text(), tokens, str(path)), CompileOptions(meta.sinks, meta.codec), file)]
+
+
+def _own_tokens(model: Model, file: ObjectFile, path: str) -> tuple[int, ...]:
+    """The tokens of an object that a prompt of this model and salt can link; `path` is what messages call it."""
     meta = file.meta
-    meta.require(model.target, str(path))
+    meta.require(model.target, path)
     if meta.num_tokens > model.max_positions:
         raise InputError(
             f"{path}: {meta.num_tokens} tokens, but the model takes {model.max_positions} positions; cut the text with "
@@ -129,7 +161,7 @@ def _object_parts(model: Model, path: Path, opened: ExitStack) -> list[Part]:
     tokens = tuple(int(token) for token in file.tokens())
     if meta.parent is not None:
         raise InputError(f"{path}: is a block of a prefix chain, of use only after its own; name a document")
-    meta.require_dummy(model.bos_id, str(path))
+    meta.require_dummy(model.bos_id, path)
     if meta.key != model.key(tokens, meta.sinks, meta.codec):
         raise ForeignObjectError(
             f"{path}: its key {meta.key[:12]} is not that of its tokens and this salt; compile it again, or "
@@ -137,7 +169,7 @@ def _object_parts(model: Model, path: Path, opened: ExitStack) -> list[Part]:
         )
     if not max(tokens) < model.config.vocab_size:
         raise ObjectError(f"{path}: has the token {max(tokens)}, which the model does not know; compile the text again")
-    return [Part(Chunk(file.text(), tokens, str(path)), CompileOptions(meta.sinks, meta.codec), file)]
+    return tokens
 
 
 def open_objects(

@@ -15,6 +15,7 @@ from pictool.linker.policies.base import Policy
 from pictool.runtime.template import Frame, frame_messages, make_frame
 
 if TYPE_CHECKING:
+    from pictool.linker.plan import LinkPlan
     from pictool.runtime.model import Model
 
 Document = str | Path | Chunk | Text
@@ -37,6 +38,8 @@ class Spec:
         codec: how the KV of documents that are compiled is kept. The head's is always kept without loss.
         messages: a chat in place of a query; the documents come before the text of its last user message.
         is_raw: head and query are the prompt's texts as they are: no chat template, no BOS.
+        plan: a prompt whose token ids and objects are laid out already, in place of a query and documents; its policy
+            is the spec's.
     """
 
     query: str = ""
@@ -51,6 +54,7 @@ class Spec:
     codec: str = CODEC
     messages: tuple[Message, ...] = ()
     is_raw: bool = False
+    plan: LinkPlan | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.documents, str | Path | Chunk | Text):  # one document, not its letters
@@ -60,6 +64,11 @@ class Spec:
     def raw(cls, documents: Sequence[Document], tail: str, policy: Policy, head: str = "") -> Spec:
         """A prompt of these very texts: head + documents + tail."""
         return cls(tail, documents, policy, head, is_raw=True)
+
+    @classmethod
+    def planned(cls, plan: LinkPlan, max_new_tokens: int = MAX_NEW_TOKENS, sampling: Sampling = Sampling()) -> Spec:
+        """A prompt that is laid out already."""
+        return cls(policy=plan.policy, max_new_tokens=max_new_tokens, sampling=sampling, plan=plan)
 
     def frame(self, model: Model) -> Frame:
         """The prompt's head and tail.

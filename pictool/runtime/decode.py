@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,21 @@ class _Chooser:
             return int(logits.argmax())
         scores = self._warpers(None, logits[None].cpu())
         return int(torch.multinomial(scores[0].softmax(-1), 1, generator=self._generator))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One generated token. `text` has become certain with it; the last step of an answer, `token` -1, has the rest.
+
+    `logprob` and `top`, the most likely tokens with theirs, are of the model's own distribution, in nats. The last step
+    says whether the answer `is_complete`: it ended with an end token or at a stop string.
+    """
+
+    token: int
+    text: str
+    logprob: float = 0.0
+    top: tuple[tuple[int, float], ...] = ()
+    is_complete: bool = False
 
 
 class TextStream:
@@ -103,36 +118,61 @@ def generate(
         ModelError: logits that are not finite.
         InputError: the prompt and `max_new_tokens` cross the length at which long RoPE changes its frequencies.
     """
+    steps = []
+    for step in generate_steps(model, image, max_new_tokens, sampling):
+        steps.append(step)
+        if on_text is not None:
+            on_text(step.text)
+    return generated_of(steps)
+
+
+def generate_steps(
+    model: Model, image: Image, max_new_tokens: int, sampling: Sampling = Sampling(), num_top: int = 0
+) -> Iterator[Step]:
+    """As `generate`, a step at a time: the caller may do other work between two steps, or go no further.
+
+    Args:
+        num_top: how many of the most likely tokens each step has.
+    """
     _require_same_rope(model, image, max_new_tokens)
-    stream = TextStream(model.tokenizer, sampling.stop)
-    tokens, logprobs = [], []
-    show = on_text or (lambda _: None)
-    for token, logprob in _tokens(model, image, max_new_tokens, _Chooser(sampling)):
-        tokens.append(token)
-        logprobs.append(logprob)
-        show(stream.push(token))
+    stream, token = TextStream(model.tokenizer, sampling.stop), -1
+    for token, logits in _tokens(model, image, max_new_tokens, _Chooser(sampling)):
+        text = stream.push(token)
+        yield Step(token, text, *_logprobs(logits, token, num_top))
         if stream.is_stopped:
             break
-    show(stream.finish())
-    return Generated(stream.text, tuple(tokens), tuple(logprobs))
+    yield Step(-1, stream.finish(), is_complete=stream.is_stopped or token in model.eos_ids)
 
 
-def _tokens(model: Model, image: Image, max_new_tokens: int, choose: _Chooser) -> Iterator[tuple[int, float]]:
-    """Tokens and their log-probabilities."""
+def generated_of(steps: Sequence[Step]) -> Generated:
+    """The whole of an answer's steps."""
+    *tokens, _ = steps
+    text = "".join(step.text for step in steps)
+    return Generated(text, tuple(step.token for step in tokens), tuple(step.logprob for step in tokens))
+
+
+def _tokens(model: Model, image: Image, max_new_tokens: int, choose: _Chooser) -> Iterator[tuple[int, Tensor]]:
+    """Tokens and the logits that they were chosen by."""
     assert image.logits is not None, "the image is not linked"
     token = choose(image.logits)
-    yield token, _logprob(image.logits, token)
+    yield token, image.logits
     for _ in range(min(max_new_tokens - 1, model.max_positions - image.num_tokens)):
         if token in model.eos_ids:
             return
         logits = image.append(token)
         require_finite(model.name, model.dtype, logits)
         token = choose(logits)
-        yield token, _logprob(logits, token)
+        yield token, logits
 
 
-def _logprob(logits: Tensor, token: int) -> float:
-    return float(logits[token] - logits.logsumexp(-1))
+def _logprobs(logits: Tensor, token: int, num_top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """The log-probability of a token, and the most likely ones with theirs."""
+    total = logits.logsumexp(-1)
+    own = float(logits[token] - total)
+    if not num_top:
+        return own, ()
+    values, ids = logits.topk(min(num_top, len(logits)))
+    return own, tuple(zip(ids.tolist(), (values - total).tolist(), strict=True))
 
 
 def _require_same_rope(model: Model, image: Image, max_new_tokens: int) -> None:

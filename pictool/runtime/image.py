@@ -97,6 +97,10 @@ class Image:
             self._keys[layer][:, :, run.start : run.end] = key[:, :, fresh]
             self._values[layer][:, :, run.start : run.end] = value[:, :, fresh]
 
+    def rewind(self) -> None:
+        """Forget what was appended after the prompt, so that it can be continued another way."""
+        self.num_tokens = self.layout.num_tokens
+
     def append(self, token: int, on_scores: Callable[[Tensor], None] | None = None) -> Tensor:
         """Append one token and compute it through all layers; returns the logits after it, float32 [vocab].
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,13 @@ class Model:
         """What objects for this model are compiled for."""
         tokenizer = fingerprint.tokenizer_fingerprint(self.tokenizer)
         return Target(self.config.model_type, self.fingerprint, tokenizer, self.dtype, self.geometry)
+
+    def with_salt(self, salt: str) -> Model:
+        """The same model, with all that is loaded of it, for another tenant."""
+        _ = self.stack, self.target, self.eos_ids
+        other = copy(self)
+        other.salt = salt
+        return other
 
     def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str) -> str:
         """The key of an object for this model (`Target.key`), after its BOS as dummy token, in its salt."""

@@ -45,17 +45,21 @@ class Renderer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, template: str, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any]) -> str:
+    def render(
+        self, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:  # fmt: skip
         """The text of a chat, up to where its answer begins.
 
         Args:
             variables: what the template knows beside the messages (the special tokens).
+            tools: descriptions of the tools that the model may call.
 
         Raises:
             TemplateRefusal: the template does not take these messages.
             TemplateFailure: it is not valid, fails, or takes more than `limit_s` or `LIMIT_BYTES`.
         """
-        request = {"template": template, "messages": list(messages), "variables": dict(variables)}
+        request = {"template": template, "messages": list(messages), "variables": dict(variables), "tools": tools}
         with self._lock:
             reply = self._ask(json.dumps(request, default=str).encode() + b"\n")
         if "refusal" in reply:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pictool.core import Message
 from pictool.errors import InputError, ModelError
@@ -89,18 +89,34 @@ def _chat_frame(model: Model, messages: Sequence[Message], last: int) -> Frame:
         {"role": message.role, "content": _MARK + message.content if i == last else message.content}
         for i, message in enumerate(messages)
     ]
-    origin = f"{model.name}: its chat template ({_file(model)})"
+    head, mark, tail = render_chat(model, chat).partition(_MARK)
+    if not mark or _MARK in tail or not tail.startswith(ask.rstrip()):
+        raise ModelError(f"{_origin(model)} changes the user's message; it cannot be split into head and tail")
+    return Frame(head, tail)
+
+
+def render_chat(model: Model, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The text of a chat by the model's template, up to where the answer begins.
+
+    Args:
+        tools: what the model may call, as its template takes them.
+
+    Raises:
+        ModelError: the template fails, or does not take these messages.
+    """
     try:
         template = model.tokenizer.get_chat_template()
-        text = _renderer.render(template, chat, model.tokenizer.special_tokens_map)
+        return _renderer.render(template, messages, model.tokenizer.special_tokens_map, list(tools) or None)
     except TemplateRefusal as error:
-        raise ModelError(f"{origin} refuses these messages ({error}); leave --head out") from error
+        raise ModelError(
+            f"{_origin(model)} refuses these messages ({error}); leave --head, the system message, out"
+        ) from error
     except (TemplateFailure, ValueError) as error:  # ValueError: several templates, and none of them is the default
-        raise ModelError(f"{origin} fails: {error}; correct it, or use another model") from error
-    head, mark, tail = text.partition(_MARK)
-    if not mark or _MARK in tail or not tail.startswith(ask.rstrip()):
-        raise ModelError(f"{origin} changes the user's message; it cannot be split into head and tail")
-    return Frame(head, tail)
+        raise ModelError(f"{_origin(model)} fails: {error}; correct it, or use another model") from error
+
+
+def _origin(model: Model) -> str:
+    return f"{model.name}: its chat template ({_file(model)})"
 
 
 def _file(model: Model) -> str:

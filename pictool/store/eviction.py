@@ -18,6 +18,7 @@ from pathlib import Path
 from pictool.errors import StoreError
 from pictool.store.entries import Entry, entries
 from pictool.store.files import fsync_directory, locked, make_directory, make_file
+from pictool.store.leases import leased_keys
 
 LOCK = "lock"  # holds the bytes of all objects, as decimal text
 _DIGITS = 20
@@ -68,7 +69,7 @@ def publish(root: Path, temp: Path, target: Path, max_bytes: int | None, replace
             forget_total(fd)
             total, evicted = _evict(root, int(max_bytes * _LOW_WATER) - size, target)
         if max_bytes is not None and total + size > max_bytes:
-            raise StoreError(f"{target}: does not fit, pinned objects fill {root}; allow it more, or unpin some")
+            raise StoreError(f"{target}: does not fit, pinned or leased objects fill {root}; allow it more")
         _write_total(fd, total + size)
         os.replace(temp, target)
     return evicted
@@ -158,8 +159,8 @@ def _remove_together(objects: list[Entry]) -> Tally:
 
 
 def _least_recently_used(root: Path, objects: list[Entry]) -> list[Entry]:
-    """The unpinned ones, in the order in which they are evicted."""
-    pins = pinned(root)
+    """Those that neither a pin nor a lease keeps, in the order in which they are evicted."""
+    pins = kept(root)
     return sorted((entry for entry in objects if entry.key not in pins), key=lambda entry: (entry.used_ns, entry.key))
 
 
@@ -204,6 +205,15 @@ def pinned(root: Path) -> frozenset[str]:
     with suppress(FileNotFoundError, NotADirectoryError):
         return frozenset(os.listdir(root / "pins"))
     return frozenset()
+
+
+def kept(root: Path) -> frozenset[str]:
+    """The keys of all objects that are pinned or leased.
+
+    Raises:
+        StoreError: the leases cannot be read.
+    """
+    return pinned(root) | leased_keys(root)
 
 
 def pin(root: Path, key: str) -> None:

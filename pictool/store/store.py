@@ -4,6 +4,7 @@
 .pic/tmp/…                      being written; renamed into place after fsync
 .pic/lock                       held while objects appear and disappear (eviction.py)
 .pic/pins/KEY                   objects that are not evicted
+.pic/leases.sqlite3             names that servers gave objects until an expiry (leases.py)
 .pic/stats/…, hits.sqlite3      counts of use, in all and of each object (usage.py)
 .pic/index.sqlite3              a cache of what the headers say (index.py)
 .pic/sources.sqlite3            what the files and models were called that objects were made of (sources.py)

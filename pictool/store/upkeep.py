@@ -25,6 +25,7 @@ from pictool.store.eviction import Tally
 from pictool.store.files import is_litter, locked, make_directory, remove_litter, require_no_link
 from pictool.store.format import ObjectFile
 from pictool.store.index import INDEX_FILE
+from pictool.store.leases import LEASES_FILE, leased_keys
 from pictool.store.scratch import abandoned_scratch, remove_scratch
 from pictool.store.sources import SOURCES_FILE, forget_sources
 from pictool.store.store import Store
@@ -74,7 +75,7 @@ def _collect(root: Path) -> list[int]:
     """
     require_no_link(root / "tmp")
     files = [size for path in litter_candidates(root) if (size := remove_litter(path)) is not None]
-    for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE):
+    for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE, LEASES_FILE):
         roll_back(root / name)
     return files + remove_scratch(root)
 
@@ -83,7 +84,7 @@ def expire(store: Store, keys: Sequence[str], force: bool = False) -> Tally:
     """Remove these objects (EPIC appendix B, `expire_cache`).
 
     Raises:
-        StoreError: one is not there, or is pinned and `force` is not set; nothing was removed then.
+        StoreError: one is not there, or is pinned or leased and `force` is not set; nothing was removed then.
     """
     objects, pins = would_expire(store, keys, force), eviction.pinned(store.root)
     removed = _remove(store, objects)
@@ -100,17 +101,23 @@ def would_expire(store: Store, keys: Sequence[str], force: bool = False) -> list
     pinned = [entry.key for entry in objects if entry.key in pins]
     if pinned and not force:
         raise StoreError(f"{pinned[0][:12]}: is pinned, and stays; unpin it first, or use --force")
+    leased = [] if force else sorted(leased_keys(store.root) & {entry.key for entry in objects})
+    if leased:
+        raise StoreError(f"{leased[0][:12]}: is leased by a server, and stays; end the lease first, or use --force")
     return objects
 
 
 def expire_older(store: Store, seconds: float) -> Tally:
-    """Remove unpinned objects that were not used for so long. One that a wrong clock used in the future stays."""
+    """Remove objects without a pin or a lease that were not used for so long.
+
+    One that a wrong clock used in the future stays.
+    """
     return _remove(store, would_expire_older(store, seconds))
 
 
 def would_expire_older(store: Store, seconds: float) -> list[Entry]:
     """What `expire_older` would remove."""
-    limit, pins = time.time_ns() - int(seconds * 1e9), eviction.pinned(store.root)
+    limit, pins = time.time_ns() - int(seconds * 1e9), eviction.kept(store.root)
     return [entry for entry in entries(store.root) if entry.used_ns < limit and entry.key not in pins]
 
 

@@ -106,7 +106,7 @@ def test_a_store_full_of_pins_says_so(store: Store) -> None:
     keys = put_many(store, 2)
     for key in keys:
         upkeep.pin(store, key)
-    with pytest.raises(StoreError, match="pinned objects fill"):
+    with pytest.raises(StoreError, match="pinned or leased objects fill"):
         Store(store.root, max_bytes=2 * size_of_one(store)).put(make_chunk(9))
     assert set(store.keys()) == set(keys)
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from pictool.core import Target
 from pictool.engines.vllm.matching import open_object
 from pictool.engines.vllm.messages import LinkJob
-from pictool.engines.vllm.planning import Span
 from pictool.engines.vllm.request import Problem, UnusableObjectError
 from pictool.errors import ModelError, PicError
+from pictool.linker.plan import Span
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pictool.core import RowMask, TokenIds
-from pictool.engines.vllm.planning import LinkPlan
 from pictool.engines.vllm.request import Problem
+from pictool.linker.plan import LinkPlan
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The plan of a linked prompt: which spans objects give, which have none, and the rows that the policy selects."""
+"""The plans of a server's requests: the objects in their prompts, and the rows that the policy selects."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from pictool.compiler.compile import CODEC
-from pictool.core import FixupTable, Layout, RowMask, TokenIds
+from pictool.core import FixupTable, RowMask, TokenIds
 from pictool.engines.vllm.matching import full_key, open_object
 from pictool.engines.vllm.request import (
     CompileRequest,
@@ -23,6 +22,7 @@ from pictool.engines.vllm.request import (
 )
 from pictool.engines.vllm.setup import Settings
 from pictool.errors import InputError, PicError
+from pictool.linker.plan import LinkPlan, Span, make_plan
 from pictool.linker.policies.base import Policy, Prompt
 from pictool.runtime.model import Model
 from pictool.store.format import ObjectFile
@@ -34,90 +34,6 @@ from pictool.store.store import Store
 _FIRST_READ_S = 0.1  # how long the first request that has documents recognised waits for the store to be read
 _CHARACTERS_PER_TOKEN = 256  # of a text, at most
 _log = logging.getLogger("vllm.pictool")
-
-
-@dataclass(frozen=True)
-class Span:
-    """Tokens [start, end) of a prompt. Their KV comes from the object `key`, from its token `offset` on.
-
-    Without a key they are computed. An object may have more tokens, before its span and after it.
-    """
-
-    start: int
-    end: int
-    key: str | None
-    offset: int = 0
-
-    @property
-    def part(self) -> slice:
-        """Which of the object's tokens these are."""
-        return slice(self.offset, self.offset + self.end - self.start)
-
-
-@dataclass(frozen=True)
-class LinkPlan:
-    """How a prompt is linked. The spans go from 0 without gaps; the first is the head, perhaps empty.
-
-    `salt` is the request's own: its objects are those of this tenant.
-    """
-
-    policy: Policy
-    layout: Layout
-    spans: tuple[Span, ...]
-    salt: str = field(default="", repr=False)
-
-    @property
-    def num_context(self) -> int:
-        """Tokens that are linked; vLLM computes those after them."""
-        return self.layout.num_context
-
-    @property
-    def required(self) -> RowMask:
-        """bool [N], the rows without an object, which every policy computes."""
-        rows = np.zeros(self.num_context, dtype=bool)
-        for span in self.spans:
-            rows[span.start : span.end] |= span.key is None
-        return rows
-
-    @property
-    def object_spans(self) -> tuple[Span, ...]:
-        """The spans that have an object."""
-        return tuple(span for span in self.spans if span.key is not None)
-
-
-def make_plan(
-    policy: Policy, tokens: TokenIds, matches: Sequence[Match], head_key: str | None = None, salt: str = ""
-) -> LinkPlan:
-    """Lay out a prompt around the objects in it.
-
-    Args:
-        matches: in the order of the prompt.
-        head_key: the object of all tokens before the first match, if there is one.
-
-    Raises:
-        RequestError: tokens that are not the object's, objects that overlap, or nothing to link.
-    """
-    last = len(tokens) - 1
-    spans: list[Span] = []
-    end = 0
-    for match in matches:
-        _require_fit(match, tokens, end)
-        if match.start > end or not spans:
-            spans.append(Span(end, match.start, None if spans else head_key))
-        spans.append(Span(match.start, min(match.end, last), match.key, match.offset))
-        end = match.end
-    if not matches or matches[0].start >= last:
-        raise RequestError("kv_transfer_params: no object starts before the last token of the prompt")
-    spans = [spans[0], *(span for span in spans[1:] if span.start < span.end)]
-    starts = (0, *(span.end for span in spans))
-    return LinkPlan(policy, Layout(tokens, starts), tuple(spans), salt)
-
-
-def _require_fit(match: Match, tokens: TokenIds, end: int) -> None:
-    if match.start < end:
-        raise RequestError(f"object {match.key[:12]}: at token {match.start}, inside the object before it")
-    if not np.array_equal(tokens[match.start : match.end], match.tokens):
-        raise RequestError(f"object {match.key[:12]}: its tokens are not those of the prompt at token {match.start}")
 
 
 class Planner:
@@ -164,7 +80,10 @@ class Planner:
                 return None
         else:
             matches = self._match(request.objects, tokens, salt, deadline)
-        return make_plan(request.policy, tokens, matches, self._head_key(tokens[: matches[0].start], salt), salt)
+        try:
+            return make_plan(request.policy, tokens, matches, self._head_key(tokens[: matches[0].start], salt), salt)
+        except InputError as error:
+            raise RequestError(f"kv_transfer_params: {error}") from error
 
     def select(self, plan: LinkPlan) -> RowMask | None:
         """The rows [N] to compute, those without an object among them; None if the policy narrows them layer by layer.

@@ -17,11 +17,12 @@ import numpy as np
 
 from pictool.core import RowMask, TokenIds
 from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
-from pictool.engines.vllm.planning import LinkPlan, Planner
+from pictool.engines.vllm.planning import Planner
 from pictool.engines.vllm.request import FIELD, CompileRequest, Deadline, LinkRequest, Problem, parse_request
 from pictool.engines.vllm.setup import Settings
 from pictool.errors import PicError
 from pictool.linker.grid import label_of
+from pictool.linker.plan import LinkPlan
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

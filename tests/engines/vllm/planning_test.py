@@ -19,10 +19,11 @@ from pictool.compiler.chunking import make_chunk
 from pictool.core import Chunk, TokenIds
 from pictool.engines.vllm.kv import KVHeads, ObjectReader
 from pictool.engines.vllm.messages import LinkJob
-from pictool.engines.vllm.planning import LinkPlan, Planner, Span, make_plan
+from pictool.engines.vllm.planning import Planner
 from pictool.engines.vllm.request import CompileRequest, Deadline, LinkRequest, ObjectRef, RequestError
 from pictool.engines.vllm.setup import parse_settings
 from pictool.errors import InputError
+from pictool.linker.plan import LinkPlan, Span, make_plan
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model

@@ -13,10 +13,10 @@ import pytest
 import vllm_rig as rig
 
 from pictool.engines.vllm import scheduler
-from pictool.engines.vllm.planning import make_plan
 from pictool.engines.vllm.request import LinkRequest
 from pictool.engines.vllm.scheduler import Salter, SchedulerSide
 from pictool.engines.vllm.setup import parse_settings
+from pictool.linker.plan import make_plan
 from pictool.linker.policies import make_policy
 
 NAIVE = make_policy("naive", {})

@@ -21,10 +21,11 @@ from pictool.core import Chunk
 from pictool.engines.vllm.forward import Piece, Work
 from pictool.engines.vllm.kv import KVHeads
 from pictool.engines.vllm.messages import LinkJob, Outcome
-from pictool.engines.vllm.planning import LinkPlan, Planner
+from pictool.engines.vllm.planning import Planner
 from pictool.engines.vllm.request import LinkRequest, ObjectRef, Problem
 from pictool.engines.vllm.setup import parse_settings
 from pictool.engines.vllm.worker import Budget, WorkerSide
+from pictool.linker.plan import LinkPlan
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model
 from pictool.store.store import Store

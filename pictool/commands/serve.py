@@ -1,0 +1,157 @@
+"""`pic serve`: an OpenAI-compatible server with explicit caches."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from contextlib import closing
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+from pictool import __version__
+from pictool.commands.errors import UsageError
+from pictool.commands.options import ANSWER, COMPILING, POLICY, SALT, CodecOption, command, make_app, option
+from pictool.commands.resources import open_model, open_store
+from pictool.commands.settings import Settings
+from pictool.commands.verbosity import note
+from pictool.errors import InputError
+
+if TYPE_CHECKING:
+    from pictool.serve.tenants import Keys
+    from pictool.serve.torch_home import HomeSettings
+
+app = make_app()
+_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+_CHECKS = ("exact", "refuse", "off")
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What a command line says of a server."""
+
+    host: Annotated[str, option("--host", "ADDRESS", "Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, option("--port", "N", "Port; 0 takes a free one.", min=0, max=65535)] = 8000
+    keys: Annotated[
+        Optional[str], option("--keys", "FILE", "Bearer keys: lines of TENANT KEY SALT, for its owner alone.")
+    ] = None
+    name: Annotated[Optional[str], option("--name", "NAME", "What the API calls the model.")] = None
+    queue: Annotated[int, option("--queue", "N", "Requests that wait at most.", min=1)] = 256
+    active: Annotated[int, option("--active", "N", "Requests that take turns.", min=1)] = 8
+    policy: Annotated[str, option("--policy", "SPEC", "Of requests that name none; full: exact.", POLICY)] = (
+        "legolink-16"
+    )
+    allow: Annotated[
+        list[str], option("--allow", "NAME", "A policy that requests may name; repeatable (all).", POLICY)
+    ] = field(default_factory=list)
+    check: Annotated[
+        str, option("--check", "ACTION", "If linking fails the start-up check: exact, refuse; off.", POLICY)
+    ] = "exact"
+    check_limit: Annotated[
+        float, option("--check-limit", "NATS", "KL to full recompute that the check allows.", POLICY, min=0)
+    ] = 0.5
+    max_tokens: Annotated[Optional[int], option("--max-tokens", "N", "Of one answer at most.", ANSWER, min=1)] = None
+    min_tokens: Annotated[
+        int, option("--min-tokens", "N", "Least tokens of a document that is recognised.", ANSWER, min=1)
+    ] = 16
+    ttl: Annotated[float, option("--ttl", "S", "Of caches that name none.", COMPILING, min=1)] = 3600.0
+    codec: CodecOption = None
+
+
+@command(app, "serve", "model", "device", "dtype", "store", "remote", *SALT)
+def run_serve(options: ServeOptions, settings: Settings) -> None:
+    """Serve a model over HTTP: OpenAI's API with explicit caches.
+
+    \b
+      pic serve
+      pic serve -m MODEL --store /data/pic --keys keys --host 0.0.0.0
+    """
+    require_installed()
+    from pictool.serve.app import make_app as make_application
+    from pictool.serve.running import run
+    from pictool.serve.service import Service, ServiceSettings
+    from pictool.serve.start import start_home
+
+    if options.check not in _CHECKS:
+        raise UsageError(f"--check {options.check}: must be one of {', '.join(_CHECKS)}")
+    home_settings = make_home_settings(options, settings)
+    with closing(bind(options)) as listener:
+        keys = read_tenants(options, settings)
+        model, store = open_model(settings), open_store(settings)
+        limit = None if options.check == "off" else options.check_limit
+        with start_home(model, store, home_settings, limit, options.check == "refuse", note) as home:
+            service = Service(home, store.root, keys, ServiceSettings(default_ttl_s=options.ttl))
+            listener.listen()  # who reads the next line is not refused
+            host, port = listener.getsockname()[:2]
+            note(f"serving {home.model} on http://{_shown(host)}:{port}/v1 ({home.status().policy}); Ctrl-C ends it")
+            run(make_application(service, __version__), listener)
+    store.drain()
+
+
+def require_installed() -> None:
+    """Raise InputError, with the remedy, if a package that a server needs is not installed."""
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise InputError(f"pic serve needs {', '.join(missing)}, not installed here; pip install 'pictool[serve]'")
+
+
+def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
+    """Who may use the server. Without a file of keys everybody who reaches it may, as one tenant."""
+    from pictool.commands.salt import MAKE_ONE, is_weak
+    from pictool.serve.tenants import Keys, Tenant, read_keys
+
+    if options.keys is None:
+        if not _is_loopback(options.host):
+            note(f"--host {options.host}: whoever reaches it may use it; --keys FILE asks for keys")
+        return Keys(default=Tenant("default", settings.salt))
+    if settings.salt:
+        raise UsageError("--keys: has the salts of its tenants; leave --salt out")
+    keys = read_keys(Path(options.keys))
+    for tenant in sorted(keys.tenants, key=lambda tenant: tenant.name):
+        if is_weak(tenant.salt):
+            note(f"the salt of {tenant.name} is weak: who guesses it finds all that it compiles; {MAKE_ONE}")
+    return keys
+
+
+def make_home_settings(options: ServeOptions, settings: Settings) -> HomeSettings:
+    """How the home works. Raises InputError for a policy or codec that there is not."""
+    from pictool.linker.grid import parse_policy
+    from pictool.linker.policies import policies
+    from pictool.serve.torch_home import HomeSettings
+    from pictool.store.codecs import require_codec
+
+    codec = options.codec or settings.codec
+    require_codec(codec)
+    if unknown := sorted(set(options.allow) - set(policies())):
+        raise InputError(f"--allow {unknown[0]}: must be one of {', '.join(policies())}")
+    return HomeSettings(
+        parse_policy(options.policy), frozenset(options.allow) if options.allow else None, options.queue,
+        options.active, options.max_tokens, options.min_tokens, codec=codec, name=options.name,
+    )  # fmt: skip
+
+
+def bind(options: ServeOptions) -> socket.socket:
+    """The socket that the server listens on: taken before the model is loaded. Raises InputError."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+    except OSError as error:
+        listener.close()
+        raise InputError(
+            f"--host {options.host} --port {options.port}: cannot be listened on ({error.strerror}); name others"
+        ) from error
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,56 @@
+"""What a client did wrong, as OpenAI's API says it: {"error": {message, type, param, code}}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pictool.errors import InputError, ModelError, ObjectError, PicError, StoreError
+
+_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 409: "conflict_error", 413: "request_too_large", 422: "invalid_request_error",
+    429: "rate_limit_error", 499: "client_closed_request", 503: "service_unavailable",
+}  # fmt: skip
+_MAX_MESSAGE = 1000  # characters: a client's own words may be in it
+
+
+class ApiError(Exception):
+    """A request that is refused. `param` is the field that is wrong, `code` a word for programs."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, dict(headers or {})
+
+    @property
+    def message(self) -> str:
+        return " ".join(str(self).split())[:_MAX_MESSAGE]
+
+    @property
+    def type(self) -> str:
+        return _TYPES.get(self.status, "api_error")
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    @classmethod
+    def of(cls, error: BaseException) -> ApiError:
+        """What a client is told of an exception: no paths, and nothing of objects that are not its own."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, InputError | ModelError):
+            code = "context_length_exceeded" if "positions" in str(error) else None
+            return cls(400, str(error), code=code)
+        if isinstance(error, ObjectError | StoreError):
+            return cls(503, "the store cannot be used as it is; the server's log says why", code="store")
+        if isinstance(error, PicError):
+            return cls(400, str(error))
+        return cls(500, "the server failed; its log says why", code="internal")
+
+
+def not_found(what: str, param: str | None = None, code: str = "not_found") -> ApiError:
+    """The one answer for what does not exist and what is another tenant's."""
+    return ApiError(404, f"{what}: no such thing here", param=param, code=code)

@@ -1,0 +1,99 @@
+"""Uploaded texts of tenants, one file each beside the store: .pic/files/TENANT/FILE."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pictool.reading import read_file
+from pictool.serve.errors import ApiError
+from pictool.store.files import atomic_write
+
+MAX_BYTES = 32 << 20  # of a text
+MAX_FILES = 10_000  # of a tenant
+_ID = re.compile(r"file-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """An uploaded text."""
+
+    id: str
+    created_at: int
+    filename: str
+    purpose: str
+    num_bytes: int
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "id": self.id, "object": "file", "bytes": self.num_bytes, "created_at": self.created_at,
+            "filename": self.filename, "purpose": self.purpose, "status": "processed",
+        }  # fmt: skip
+
+
+class Files:
+    """The texts of all tenants of a store. A file's first line is what it is, and what follows is the text."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def add(self, tenant: str, filename: str, purpose: str, data: bytes) -> TextFile:
+        """Keep a text.
+
+        Raises:
+            ApiError: empty, no UTF-8 text, too large, or the tenant has too many. StoreError: it cannot be written.
+        """
+        if len(data) > MAX_BYTES:
+            raise ApiError(413, f"file: more than {MAX_BYTES >> 20} MiB; split it", param="file")
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ApiError(
+                400, f"file: not UTF-8 text at byte {error.start}; convert it first", param="file"
+            ) from error
+        if not text.strip() or "\0" in text:
+            raise ApiError(400, "file: is empty or binary; text documents are taken", param="file")
+        if sum(1 for _ in self._paths(tenant)) >= MAX_FILES:
+            raise ApiError(400, f"file: there are {MAX_FILES} already; delete some", param="file")
+        file = TextFile(f"file-{secrets.token_hex(16)}", int(time.time()), filename[:255], purpose[:64], len(data))
+        with atomic_write(self._path(tenant, file.id), self._root / "tmp") as out:
+            out.write(json.dumps(asdict(file)).encode() + b"\n" + text.encode())
+        return file
+
+    def find(self, tenant: str, name: str) -> tuple[TextFile, str] | None:
+        """A tenant's file and its text."""
+        if not _ID.fullmatch(name):
+            return None
+        with suppress(OSError, ValueError, TypeError):
+            first, _, text = read_file(self._path(tenant, name), MAX_BYTES + (1 << 16)).partition(b"\n")
+            return TextFile(**json.loads(first)), text.decode()
+        return None
+
+    def list(self, tenant: str) -> list[TextFile]:
+        """A tenant's files, the newest first."""
+        found = [self.find(tenant, path.name) for path in self._paths(tenant)]
+        files = [entry[0] for entry in found if entry is not None]
+        return sorted(files, key=lambda file: (file.created_at, file.id), reverse=True)
+
+    def remove(self, tenant: str, name: str) -> bool:
+        """Remove a file; False if there is none."""
+        if not _ID.fullmatch(name):
+            return False
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self._path(tenant, name).unlink()
+            return True
+        return False
+
+    def _path(self, tenant: str, name: str) -> Path:
+        return self._root / "files" / tenant / name
+
+    def _paths(self, tenant: str) -> Iterator[Path]:
+        with suppress(OSError):
+            yield from (self._root / "files" / tenant).iterdir()

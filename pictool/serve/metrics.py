@@ -1,0 +1,56 @@
+"""What a server counts, in Prometheus' form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from pictool.serve.work import Reuse, Status
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """The metrics of one server. `status` and `num_leases` are called when they are read."""
+
+    def __init__(self, status: Callable[[], Status], num_leases: Callable[[], int]) -> None:
+        self._registry, self._status, self._num_leases = CollectorRegistry(), status, num_leases
+        registry: dict[str, Any] = {"registry": self._registry}
+        times = registry | {"buckets": _SECONDS}
+        self.requests = Counter("pic_requests", "Requests by route and status.", ["route", "status"], **registry)
+        self.ttft = Histogram("pic_ttft_seconds", "From a request to its first text.", **times)
+        self.duration = Histogram(
+            "pic_request_seconds", "Of requests that were answered.", buckets=_SECONDS, **registry
+        )
+        self._tokens = Counter("pic_tokens", "Tokens of prompts by reuse, and generated.", ["kind"], **registry)
+        self._hits = Counter("pic_linked_chunks", "Documents linked, by how they were found.", ["source"], **registry)
+        self._waiting = Gauge("pic_waiting_requests", "Requests in the queue.", **registry)
+        self._active = Gauge("pic_active_requests", "Requests that take turns.", **registry)
+        self._leases = Gauge("pic_leases", "Caches that have not expired.", **registry)
+        self._kl = Gauge("pic_divergence_nats", "KL(full, linked) of the start-up check.", ["policy"], **registry)
+        self._exact = Gauge("pic_fell_back_to_exact", "1 if the start-up check turned linking off.", **registry)
+
+    def count_prompt(self, reuse: Reuse) -> None:
+        """Count what was done with a prompt."""
+        for kind in ("exact", "linked", "recomputed"):
+            self._tokens.labels(kind).inc(getattr(reuse, kind))
+        if reuse.chunks:
+            self._hits.labels(reuse.source).inc(reuse.chunks)
+
+    def count_generated(self, num_tokens: int) -> None:
+        self._tokens.labels("generated").inc(num_tokens)
+
+    def text(self) -> bytes:
+        """All of them, as Prometheus reads them."""
+        status = self._status()
+        self._waiting.set(status.waiting)
+        self._active.set(status.active)
+        self._leases.set(self._num_leases())
+        self._exact.set(status.problem is not None)
+        for policy, kl in status.divergence.items():
+            self._kl.labels(policy).set(kl)
+        text: bytes = generate_latest(self._registry)
+        return text

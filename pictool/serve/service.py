@@ -1,0 +1,131 @@
+"""What all routes share: the home, tenants, leases, files, metrics; and how a request meets them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fastapi import Request
+
+from pictool.serve.errors import ApiError, not_found
+from pictool.serve.files import Files
+from pictool.serve.metrics import Metrics
+from pictool.serve.tenants import Keys, Tenant
+from pictool.serve.work import Delta, Event, Finished, Home, Started, Work
+from pictool.store.leases import Lease, Leases
+
+T = TypeVar("T")
+DEFAULT_TTL_S = 3600.0
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """How a service works, whatever its home is.
+
+    Fields:
+        default_ttl_s: of caches that name none. max_ttl_s: that they may name.
+        max_body: bytes of a request at most.
+    """
+
+    default_ttl_s: float = DEFAULT_TTL_S
+    max_ttl_s: float = 30 * 86400.0
+    max_body: int = 33 << 20
+
+
+class Service:
+    """One server."""
+
+    def __init__(
+        self, home: Home, root: Path, keys: Keys, settings: ServiceSettings = ServiceSettings(),
+        clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self.home, self.keys, self.settings, self.clock = home, keys, settings, clock
+        self.leases, self.files = Leases(root, clock), Files(root)
+        self.metrics = Metrics(home.status, self.leases.count)
+
+    def tenant(self, request: Request) -> Tenant:
+        """Whose a request is, by its bearer key (or x-api-key, x-goog-api-key, ?key=, as other clients send it).
+
+        Raises:
+            ApiError: 401.
+        """
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        sent = bearer.strip() if scheme.lower() == "bearer" else None
+        key = sent or request.headers.get("x-api-key") or request.headers.get("x-goog-api-key")
+        tenant = self.keys.find(key or request.query_params.get("key"))
+        if tenant is None:
+            raise ApiError(
+                401, "no key, or one that nobody has; send Authorization: Bearer KEY", code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
+        return tenant
+
+    def require_model(self, name: str) -> None:
+        """Refuse another model's name. Raises ApiError 404."""
+        if name.removeprefix("models/") != self.home.model:
+            raise ApiError(
+                404, f"the model {name[:80]!r} is not served here; {self.home.model} is", param="model",
+                code="model_not_found",
+            )  # fmt: skip
+
+    def find_cache(self, tenant: Tenant) -> Callable[[str], Lease | None]:
+        """Finds a tenant's caches by their ids, to be used."""
+        return lambda name: self.leases.use(name, tenant.id)
+
+    def find_file(self, tenant: Tenant) -> Callable[[str], str]:
+        """Finds the texts of a tenant's files. What it returns raises ApiError 404."""
+
+        def find(name: str) -> str:
+            found = self.files.find(tenant.id, name)
+            if found is None:
+                raise not_found(f"file {name[:80]!r}", "file_id", "file_not_found")
+            return found[1]
+
+        return find
+
+    async def events(self, work: Work, started: float) -> AsyncGenerator[Event, None]:
+        """The events of an answer, counted. `started` is when the request came, by time.perf_counter."""
+        is_first = True
+        answer = self.home.answer(work)
+        try:
+            async for event in answer:
+                if isinstance(event, Started):
+                    self.metrics.count_prompt(event.reuse)
+                elif isinstance(event, Delta) and is_first:
+                    self.metrics.ttft.observe(time.perf_counter() - started)
+                    is_first = False
+                elif isinstance(event, Finished):
+                    self.metrics.count_generated(event.num_tokens)
+                yield event
+        finally:
+            await answer.aclose()
+        self.metrics.duration.observe(time.perf_counter() - started)
+
+
+async def unless_gone(request: Request, answer: Awaitable[T]) -> T:
+    """Await an answer, unless its client goes away before it is there.
+
+    Raises:
+        ApiError: 499, which nobody reads; and whatever the answer raises.
+    """
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(499, "the client closed the request")
+        return task.result()
+    finally:
+        for part in (task, leaving):
+            part.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await part

@@ -1,0 +1,448 @@
+"""The home on the torch engine: one process, one thread that computes, requests a step each in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pictool.compiler.chunking import make_chunk, make_chunks
+from pictool.compiler.compile import CODEC, Compiled, compile_chunks
+from pictool.core import TokenIds
+from pictool.engines.base import Answer, LinkResult, compare_answers
+from pictool.engines.torch import TorchEngine
+from pictool.errors import InputError, NotFiniteError, ObjectError, StoreError
+from pictool.linker.grid import label_of, parse_policy
+from pictool.linker.link import Linked, link, require_room
+from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
+from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.policies.base import Policy
+from pictool.linker.resolve import OnCompile
+from pictool.linker.spec import Spec
+from pictool.runtime.decode import Generated, Step, generate_steps, generated_of
+from pictool.serve.errors import ApiError, not_found
+from pictool.serve.layout import LaidOut, lay_out, pieces_of
+from pictool.serve.query import run_query
+from pictool.serve.tenants import Tenant
+from pictool.serve.turns import QueueFullError, Task, Turns
+from pictool.serve.work import (
+    Chat,
+    CompiledText,
+    Delta,
+    Event,
+    Finished,
+    Home,
+    Marked,
+    Reuse,
+    Started,
+    Status,
+    Stored,
+    TokenInfo,
+    Verified,
+    Work,
+)
+from pictool.store.matches import Match
+from pictool.store.recognition import ContentIndex, IndexThread
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+    from pictool.store.store import Store
+
+_log = logging.getLogger("pictool.serve")
+RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True)
+class HomeSettings:
+    """How a home works.
+
+    Fields:
+        policy: of requests that name none. allowed: names of the policies that they may name beside it; None: all.
+        max_waiting: requests that wait at most. max_active: that take turns.
+        max_tokens: of one answer at most; None: what the model has positions for.
+        min_tokens: least tokens of a document that is recognised, or compiled for a marker.
+        refresh_s: seconds between readings of the store for new objects.
+        codec: how KV is kept.
+        name: what the API calls the model; None: its own name.
+    """
+
+    policy: Policy
+    allowed: frozenset[str] | None = None
+    max_waiting: int = 256
+    max_active: int = 8
+    max_tokens: int | None = None
+    min_tokens: int = 16
+    refresh_s: float = 10.0
+    codec: str = CODEC
+    name: str | None = None
+
+
+class Gone(Exception):
+    """The client of a request went away."""
+
+
+@dataclass
+class Channel:
+    """What the engine's thread sends to a coroutine."""
+
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+
+    def send(self, value: object) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, value)
+
+
+@dataclass(frozen=True)
+class _End:
+    error: BaseException | None
+
+
+class TorchHome(Home):
+    """Answers on `transformers` models in this process. A context manager, of which `close` is the end."""
+
+    def __init__(self, model: Model, store: Store, settings: HomeSettings) -> None:
+        self._base, self._store, self._settings = model, store, settings
+        self._engines: dict[str, TorchEngine] = {}  # by salt
+        self.model, self.created = settings.name or model.name, int(time.time())
+        self.context_length = model.max_positions
+        self.policy = settings.policy
+        self.divergence: dict[str, float] = {}
+        self.problem: str | None = None
+        settings.policy.prepare(model)
+        self._tokenizer = model.tokenizer
+        self.index = ContentIndex(store, model.target, settings.min_tokens, self._decode, model.bos_id)
+        self._indexing = IndexThread(self.index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
+        self._indexing.start()
+        self._indexing.wait()
+        self._turns = Turns(settings.max_waiting, settings.max_active)
+        self._querying: asyncio.Lock | None = None
+
+    def __enter__(self) -> TorchHome:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._turns.close()
+        self._indexing.close()
+
+    def status(self) -> Status:
+        return Status(
+            self._turns.num_waiting, self._turns.num_active, label_of(self.policy), self.divergence, self.problem
+        )  # fmt: skip
+
+    # The home's contract
+
+    async def answer(self, work: Work) -> AsyncGenerator[Event, None]:
+        events = self._in_turn(work.tenant.name, lambda task, send: self._answer(work, task, send))
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()
+
+    async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
+        def steps(task: Task, send: Callable[[object], None]) -> Iterator[None]:
+            model = self.engine_of(tenant).model
+            options = Spec(policy=self.policy, codec=self._settings.codec).objects
+            for chunk in make_chunks(model, text, "text", chunk_tokens):
+                (done,) = compile_chunks(model, self._store, [chunk], options)
+                send(CompiledText(done.key, len(chunk)))
+                yield
+            self._indexing.wake()
+
+        return [done async for done in self._in_turn(tenant.name, steps)]
+
+    def has(self, key: str) -> bool:
+        return self._store.path(key).exists()
+
+    async def execute(self, query: str, tenant: Tenant) -> list[str]:
+        self._querying = self._querying or asyncio.Lock()
+        async with self._querying:  # one at a time: a query's own thread has the one copy of the tokenizer
+            engine = QueuedEngine(self.engine_of(tenant), self._turns, tenant.name)
+            return await asyncio.to_thread(run_query, query, engine, self.policy, self._settings.codec)
+
+    # Turns
+
+    async def _in_turn(
+        self, tenant: str, steps: Callable[[Task, Callable[[object], None]], Iterator[None]]
+    ) -> AsyncGenerator[Any, None]:
+        """What steps on the engine's thread send. A caller that goes no further ends them."""
+        channel = Channel()
+        task = Task(tenant, lambda task: steps(task, channel.send), lambda error: channel.send(_End(error)))
+        try:
+            self._turns.submit(task)
+        except QueueFullError as error:
+            raise _full() from error
+        try:
+            while not isinstance(event := await channel.queue.get(), _End):
+                yield event
+            if isinstance(event.error, QueueFullError):
+                raise _full()
+            if event.error is not None:
+                raise event.error
+        finally:
+            self._turns.cancel(task)
+
+    def engine_of(self, tenant: Tenant) -> TorchEngine:
+        """The engine over a tenant's objects: one model and one store for all."""
+        if tenant.salt not in self._engines:
+            self._engines[tenant.salt] = TorchEngine(self._base.with_salt(tenant.salt), self._store)
+        return self._engines[tenant.salt]
+
+    # Steps of one answer, on the engine's thread
+
+    def _answer(self, work: Work, task: Task, send: Callable[[object], None]) -> Iterator[None]:
+        model = self.engine_of(work.tenant).model
+        plan, laid = self._plan(work, model)
+        linked, problem = self._link(model, plan, laid, task)
+        send(Started(_reuse_of(linked, laid, plan, problem)))
+        yield
+        limit = self._num_tokens(work, plan)
+        image, first = linked.image, list[Step]()
+        is_plain = isinstance(work.prompt, Chat) and not model.tokenizer.chat_template  # "Answer:", then a blank
+        for index in range(work.n):
+            image.rewind()
+            seed = (work.sampling.seed + index) % (1 << 64)
+            steps, has_begun = list[Step](), not is_plain
+            for step in generate_steps(model, image, limit, replace(work.sampling, seed=seed), work.num_top or 0):
+                steps.append(step)
+                is_shown = work.num_top is not None and step.token >= 0 and step.token not in model.eos_ids
+                infos = (self._info(step),) if is_shown else ()
+                text = step.text if has_begun else step.text.lstrip()
+                has_begun = has_begun or bool(text)
+                if text or infos:
+                    send(Delta(index, text, infos))
+                yield
+            send(Finished(index, "stop" if steps[-1].is_complete else "length", len(steps) - 1))
+            first = first or steps
+        if work.linking.verifies:
+            yield from self._verify(model, work, plan, linked, generated_of(first), send)
+
+    def _num_tokens(self, work: Work, plan: LinkPlan) -> int:
+        """The most tokens of an answer."""
+        room = self.context_length - plan.layout.num_tokens + 1
+        limits = [room, work.max_tokens, self._settings.max_tokens]
+        return max(1, min(limit for limit in limits if limit is not None))
+
+    def _info(self, step: Step) -> TokenInfo:
+        top = tuple((self._decode([token]), logprob) for token, logprob in step.top)
+        return TokenInfo(self._decode([step.token]), step.logprob, top)
+
+    def _verify(
+        self, model: Model, work: Work, plan: LinkPlan, linked: Linked, generated: Generated,
+        send: Callable[[object], None],
+    ) -> Iterator[None]:  # fmt: skip
+        """Full recompute of the same prompt, and the same decoding."""
+        started = time.perf_counter()
+        full = link(model, self._store, Spec.planned(plan_without_objects(_FULL, plan.layout.tokens)))
+        yield
+        steps = []
+        for step in generate_steps(model, full.image, self._num_tokens(work, plan), work.sampling):
+            steps.append(step)
+            yield
+        seconds = time.perf_counter() - started
+        answers = [
+            Answer(text, _result(result), seconds, model, TorchEngine.name)
+            for text, result in ((generated, linked), (generated_of(steps), full))
+        ]
+        compared = compare_answers(*answers).report()
+        send(Verified({name: compared[name] for name in _VERIFIED}))
+
+    # Plans
+
+    def _plan(self, work: Work, model: Model) -> tuple[LinkPlan, LaidOut]:
+        policy = self._policy(work.linking.policy)
+
+        def recognise(tokens: TokenIds) -> list[Match]:
+            return self.index.find(tokens, policy.needs.sinks, model.salt)
+
+        recognises = work.linking.recognises and policy.needs.objects
+        laid = lay_out(
+            model, pieces_of(model, work.prompt), lambda piece: self._object(piece, model, policy),
+            recognise if recognises else None,
+        )  # fmt: skip
+        require_room(model, len(laid.tokens))
+        last = len(laid.tokens) - 1
+        kept = [i for i, match in enumerate(laid.matches) if match.start < last]
+        matches = tuple(laid.matches[i] for i in kept)
+        laid = LaidOut(laid.tokens, matches, tuple(laid.sources[i] for i in kept))
+        if not matches or not policy.needs.objects:
+            return plan_without_objects(policy, laid.tokens, model.salt), replace(laid, matches=(), sources=())
+        head_key = self._head_key(model, laid.tokens[: matches[0].start])
+        return make_plan(policy, laid.tokens, matches, head_key, model.salt), laid
+
+    def _policy(self, spec: str | None) -> Policy:
+        """The policy that a request names, if it may.
+
+        Raises:
+            ApiError: no such policy, or one that this server does not offer.
+        """
+        if spec is None:
+            return self.policy
+        try:
+            policy = parse_policy(spec)
+        except InputError as error:
+            raise ApiError(400, f"policy: {error}", param="pic.policy") from error
+        default, allowed = self._settings.policy, self._settings.allowed
+        if allowed is not None and policy.name not in {*allowed, default.name, BASELINE}:
+            raise ApiError(400, f"policy: {policy.name} is not one of this server's", param="pic.policy")
+        if policy.second_model and policy.second_model != default.second_model:
+            raise ApiError(400, "policy: its second model is not the one of this server", param="pic.policy")
+        return policy
+
+    def _object(self, piece: Stored | Marked, model: Model, policy: Policy) -> tuple[str, TokenIds]:
+        """The object of a piece; that of a marked text is compiled if need be. Under `full` its tokens are enough."""
+        if isinstance(piece, Marked):
+            return self._marked(piece.text, model, policy)
+        try:
+            with self._store.peek(piece.key) as file:
+                file.meta.require(model.target, "object")
+                tokens = file.tokens()
+                if file.meta.key != file.meta.key_of(tokens, model.salt):
+                    raise StoreError("another salt")
+                return piece.key, tokens
+        except (ObjectError, StoreError) as error:
+            _log.warning("pic: a leased object cannot be used: %s", error)
+            raise not_found("a cache's object; make the cache again", "cache_id", "cache_object_missing") from error
+
+    def _marked(self, text: str, model: Model, policy: Policy) -> tuple[str, TokenIds]:
+        chunk = make_chunk(model, text, "a marked part")
+        if not policy.needs.objects:
+            return "", np.asarray(chunk.tokens, dtype=np.int32)
+        options = Spec(policy=policy, codec=self._settings.codec).objects
+        (done,) = compile_chunks(model, self._store, [chunk], options, check=False)
+        return done.key, np.asarray(chunk.tokens, dtype=np.int32)
+
+    def _head_key(self, model: Model, head: TokenIds) -> str | None:
+        """The object of a head, if it was compiled: it is where it was compiled, so it is exact."""
+        key = model.key(head, 0, CODEC)
+        return key if len(head) and self._store.path(key).exists() and self._store.has(key) else None
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens)))
+
+    def _link(self, model: Model, plan: LinkPlan, laid: LaidOut, task: Task) -> tuple[Linked, str | None]:
+        """Link a prompt. If an object turns out damaged, it is computed exactly, and the reason returned."""
+
+        def stage(_: str) -> AbstractContextManager[None]:
+            if task.is_cancelled:
+                raise Gone
+            return nullcontext()
+
+        try:
+            return link(model, self._store, Spec.planned(plan), stage=stage), None
+        except (ObjectError, StoreError, NotFiniteError) as error:
+            if not plan.object_spans:
+                raise
+            for span in plan.object_spans:
+                assert span.key is not None
+                self.index.doubt(span.key)
+            self._indexing.wake()
+            _log.warning("pic: a request is computed exactly: %s", error)
+        exact = plan_without_objects(_FULL, laid.tokens, model.salt)
+        return link(model, self._store, Spec.planned(exact), stage=stage), "an object of it cannot be used"
+
+
+_FULL = make_policy(BASELINE)
+_VERIFIED = ("answer", "kl", "same_answer", "same_first_token", "common_prefix")
+
+
+def _full() -> ApiError:
+    return ApiError(
+        429, "the server has as many requests waiting as it takes; try again", code="queue_full",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )  # fmt: skip
+
+
+def _result(linked: Linked) -> LinkResult:
+    return LinkResult(
+        linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read, linked.image.logits
+    )  # fmt: skip
+
+
+def _reuse_of(linked: Linked, laid: LaidOut, plan: LinkPlan, problem: str | None) -> Reuse:
+    """What was done with a prompt, in whole tokens."""
+    layout = linked.image.layout
+    cached = math.floor(layout.num_context - linked.recomputed)
+    if problem is not None or not laid.matches:
+        return Reuse(label_of(linked.policy), exact=layout.num_tokens, cached=cached, problem=problem)
+    documents = [span for span in plan.spans[1:] if span.key is not None]
+    rows = [linked.rows[:, span.start : span.end].sum(1).mean() for span in documents]
+    total, recomputed = sum(span.end - span.start for span in documents), math.ceil(sum(rows))
+    sources = "+".join(sorted(set(laid.sources)))
+    return Reuse(
+        label_of(linked.policy), len(documents), layout.num_tokens - total, total - recomputed, recomputed, cached,
+        sources,
+    )  # fmt: skip
+
+
+class QueuedEngine(TorchEngine):
+    """The torch engine for a caller in another thread: each call waits for its turn on the engine's thread.
+
+    It has a tokenizer of its own, since one that encodes is used by one thread at a time.
+    """
+
+    def __init__(self, engine: TorchEngine, turns: Turns, tenant: str) -> None:
+        model = copy(engine.model)
+        model.tokenizer = deepcopy(engine.model.tokenizer)
+        super().__init__(model, engine.store)
+        self._turns, self._tenant = turns, tenant
+
+    def compile(self, *args: Any, **kwargs: Any) -> list[Compiled]:
+        compiled: list[Compiled] = self._in_turn(self._once(super().compile, *args, **kwargs))
+        return compiled
+
+    def link(self, *args: Any, **kwargs: Any) -> LinkResult:
+        linked: LinkResult = self._in_turn(self._once(super().link, *args, **kwargs))
+        return linked
+
+    def run(self, spec: Spec, **options: Any) -> Answer:
+        answer: Answer = self._in_turn(self._answer_steps(spec, options.get("on_compile")))
+        return answer
+
+    def _answer_steps(self, spec: Spec, on_compile: OnCompile | None) -> Generator[None, None, Answer]:
+        result = super().link(spec, on_compile=on_compile)
+        assert result.linked is not None
+        yield
+        steps, started = list[Step](), time.perf_counter()
+        for step in generate_steps(self.model, result.linked.image, spec.max_new_tokens, spec.sampling):
+            steps.append(step)
+            yield
+        return Answer(generated_of(steps), result, time.perf_counter() - started, self.model, self.name)
+
+    @staticmethod
+    def _once(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Generator[None, None, Any]:
+        result = work(*args, **kwargs)
+        yield
+        return result
+
+    def _in_turn(self, work: Generator[None, None, Any]) -> Any:
+        """Run these steps on the engine's thread; what they return, or raise."""
+        done: Future[Any] = Future()
+
+        def steps(_: Task) -> Iterator[None]:
+            done.set_result((yield from work))
+
+        def end(error: BaseException | None) -> None:
+            if error is not None:
+                done.set_exception(_full() if isinstance(error, QueueFullError) else error)
+            elif not done.done():
+                done.set_exception(ApiError(503, "the server ends"))
+
+        try:
+            self._turns.submit(Task(self._tenant, steps, end))
+        except QueueFullError as error:
+            raise _full() from error
+        return done.result()

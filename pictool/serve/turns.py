@@ -1,0 +1,157 @@
+"""The thread that one engine runs on: requests take turns, a step each, and wait in a bounded queue that is fair."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+_log = logging.getLogger("pictool.serve")
+
+
+class QueueFullError(Exception):
+    """There is no place left for a task of this tenant."""
+
+
+@dataclass(eq=False)
+class Task:
+    """Work in steps. `steps` is called, and its iterator advanced, on the thread; `on_end` with the error, if any."""
+
+    tenant: str
+    steps: Callable[[Task], Iterator[None]]
+    on_end: Callable[[BaseException | None], None]
+    is_cancelled: bool = False
+    _running: Iterator[None] | None = field(default=None, repr=False)
+
+
+class FairQueue:
+    """Tasks of tenants: the next one is of the tenant with the fewest running, then of whom waited longest for a turn.
+
+    At most `limit` tasks wait. Where all places are taken, a tenant that has fewer of them than another takes the last
+    one of that.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: OrderedDict[str, deque[Task]] = OrderedDict()  # the tenant of the next turn first
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def push(self, task: Task) -> Task | None:
+        """Add a task; returns the one that lost its place for it, if any. Raises QueueFullError."""
+        loser = None
+        if len(self) >= self._limit:
+            most = max(self._waiting.values(), key=len, default=deque[Task]())
+            if len(most) <= len(self._waiting.get(task.tenant, ())) + 1:
+                raise QueueFullError
+            loser = most.pop()
+        self._waiting.setdefault(task.tenant, deque()).append(task)
+        return loser
+
+    def pop(self, running: Counter[str]) -> Task:
+        """The next task. `running` counts those of each tenant that run."""
+        tenant = min(self._waiting, key=lambda name: running[name])  # of equals the first
+        task = self._waiting[tenant].popleft()
+        if self._waiting[tenant]:
+            self._waiting.move_to_end(tenant)
+        else:
+            del self._waiting[tenant]
+        return task
+
+    def remove(self, task: Task) -> bool:
+        """Take a task out that still waits; False if it does not."""
+        own = self._waiting.get(task.tenant, deque())
+        if task not in own:
+            return False
+        own.remove(task)
+        if not own:
+            del self._waiting[task.tenant]
+        return True
+
+
+class Turns:
+    """A thread that advances up to `most` tasks in turn; the others wait. Ends with `close`."""
+
+    def __init__(self, limit: int, most: int) -> None:
+        self._queue, self._most = FairQueue(limit), most
+        self._active: list[Task] = []
+        self._changed, self._is_closing = threading.Condition(), False
+        self._thread = threading.Thread(target=self._run, name="pic-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        with self._changed:
+            return len(self._queue)
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
+    def submit(self, task: Task) -> None:
+        """Let a task wait for its turn. Raises QueueFullError."""
+        with self._changed:
+            loser = self._queue.push(task)
+            self._changed.notify()
+        if loser is not None:
+            self._end(loser, QueueFullError())
+
+    def cancel(self, task: Task) -> None:
+        """End a task: at once if it waits, else before its next step. `on_end` is not called any more."""
+        with self._changed:
+            task.is_cancelled = True
+            self._queue.remove(task)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End the thread after the step that it is in."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._admit():
+            for task in [*self._active]:
+                if not self._advance(task):
+                    self._active.remove(task)
+        for task in self._active:
+            self._end(task, None)
+
+    def _admit(self) -> bool:
+        """Wait for tasks, and take in as many as may run; False at the end."""
+        with self._changed:
+            while not self._is_closing and not self._active and not len(self._queue):
+                self._changed.wait()
+            while len(self._queue) and len(self._active) < self._most:
+                running = Counter(task.tenant for task in self._active)
+                self._active.append(self._queue.pop(running))
+            return not self._is_closing
+
+    def _advance(self, task: Task) -> bool:
+        """One step of a task; False if it was the last one."""
+        try:
+            if not task.is_cancelled:
+                task._running = task._running or task.steps(task)
+                next(task._running)
+                return True
+            self._end(task, None)
+        except StopIteration:
+            self._end(task, None)
+        except BaseException as error:
+            self._end(task, error)
+        return False
+
+    def _end(self, task: Task, error: BaseException | None) -> None:
+        running, task._running = task._running, None
+        try:
+            close = getattr(running, "close", None)
+            if close is not None:
+                close()
+            if not task.is_cancelled:
+                task.on_end(error)
+        except Exception:
+            _log.exception("pic: a request could not be ended")

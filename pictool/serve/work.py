@@ -1,0 +1,239 @@
+"""The contract between the router and the home that it is mounted in: what a request asks for, and what it gives.
+
+The router knows HTTP, tenants, leases and the forms of several APIs. A home knows one engine. The router builds a
+`Work` from a request; the home answers with events. No module of the router imports an engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pictool.core import Sampling
+from pictool.serve.tenants import Tenant
+
+# What a prompt is made of
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text as it is; stored documents in it may be recognised."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class TokenText:
+    """Text as token ids."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object of the tenant that the request names by a lease."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A text whose borders the client marked: it is compiled, and linked."""
+
+    text: str
+
+
+Piece = Text | TokenText | Stored | Marked
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A message of a chat. `more` are fields that only its template reads (name, tool_calls, …)."""
+
+    role: str
+    pieces: tuple[Piece, ...]
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat to be laid out by the model's template."""
+
+    turns: tuple[Turn, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A prompt as it is."""
+
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Linking:
+    """How a prompt is linked.
+
+    Fields:
+        policy: a specification as legolink-16; None: the server's.
+        recognises: whether stored documents in its texts are linked.
+        verifies: whether full recompute is run beside it.
+    """
+
+    policy: str | None = None
+    recognises: bool = True
+    verifies: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """A request for answers. `sampling.seed` is that of the first of the `n` answers; the others have the next ones.
+
+    `num_top` is how many likely tokens are reported for each token; None: no log-probabilities are.
+    """
+
+    tenant: Tenant
+    prompt: Chat | Raw
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None
+    n: int = 1
+    num_top: int | None = None
+    linking: Linking = Linking()
+
+
+# What comes back
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What was done with a prompt. `exact`, `linked` and `recomputed` are tokens, and all of them.
+
+    Fields:
+        chunks: documents that were linked.
+        exact: tokens whose KV is that of full recompute as far as their own rows go: computed, or reused in place.
+        linked: tokens whose KV came from documents. recomputed: of documents, computed again.
+        cached: tokens that were not computed.
+        source: how the documents were found: "cache", "marker", "recognised", joined by "+"; "none".
+        problem: why a prompt was computed that should have been linked.
+    """
+
+    policy: str
+    chunks: int = 0
+    exact: int = 0
+    linked: int = 0
+    recomputed: int = 0
+    cached: int = 0
+    source: str = "none"
+    problem: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.exact + self.linked + self.recomputed
+
+    def report(self) -> dict[str, Any]:
+        """The field `pic` of a response."""
+        more = {} if self.problem is None else {"problem": self.problem}
+        return {
+            "policy": self.policy, "chunks": self.chunks, "exact_tokens": self.exact, "linked_tokens": self.linked,
+            "recomputed_tokens": self.recomputed, "source": self.source,
+        } | more  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TokenInfo:
+    """A token of an answer: its text, its bytes as far as they are known, its log-probability, and likely others."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Started:
+    """The prompt is laid out and linked; the answers come next."""
+
+    reuse: Reuse
+
+
+@dataclass(frozen=True)
+class Delta:
+    """More of answer `index`."""
+
+    index: int
+    text: str
+    tokens: tuple[TokenInfo, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end of answer `index`: "stop" or "length", and how many tokens it has."""
+
+    index: int
+    reason: str
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The first answer against full recompute of the same prompt."""
+
+    report: Mapping[str, Any]
+
+
+Event = Started | Delta | Finished | Verified
+
+
+@dataclass(frozen=True)
+class CompiledText:
+    """An object that a home compiled, or had."""
+
+    key: str
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a home is. `divergence` is KL(full ‖ linked) in nats by policy, of the start-up check."""
+
+    waiting: int
+    active: int
+    policy: str
+    divergence: Mapping[str, float] = field(default_factory=dict)
+    problem: str | None = None
+
+
+class Home(ABC):
+    """One engine with one model. `model` is the model's name in the API, `created` when it was started."""
+
+    model: str
+    created: int
+    context_length: int
+
+    @abstractmethod
+    def answer(self, work: Work) -> AsyncGenerator[Event, None]:
+        """Answer a request; the first event is `Started`. A caller that goes no further gives its place back.
+
+        Raises:
+            ApiError: the queue is full. PicError: a prompt that cannot be answered.
+        """
+
+    @abstractmethod
+    async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
+        """Compile a text to one object, or to pieces of at most `chunk_tokens` tokens. Raises as `answer` does."""
+
+    @abstractmethod
+    def has(self, key: str) -> bool:
+        """Whether an object is in the store."""
+
+    @abstractmethod
+    async def execute(self, query: str, tenant: Tenant) -> list[str]:
+        """Run a span query; the texts of its answer. Raises as `answer` does."""
+
+    @abstractmethod
+    def status(self) -> Status:
+        """How it is now."""
+
+    def close(self) -> None:  # noqa: B027 (a home may hold nothing)
+        """End what runs."""

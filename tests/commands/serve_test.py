@@ -1,0 +1,117 @@
+"""`pic serve`: what it refuses, and what a killed one leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import tiny
+
+from commands.run import pic, write
+from pictool.commands import serve
+from pictool.errors import InputError
+from pictool.serve.tenants import read_keys
+
+ROOT = Path(__file__).parents[2]
+KEY, SALT = "k" * 20, "0123456789abcdef" * 4
+
+
+def keys_file(content: str, mode: int = 0o600) -> Path:
+    path = write("keys", content)
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "word"),
+    [
+        (f"a {KEY} {SALT}", 0o644, "chmod 600"),
+        ("", 0o600, "no keys"),
+        ("a b", 0o600, "line 1: has 2 words"),
+        (f"# one\na short {SALT}", 0o600, "line 2: the key of a has fewer"),
+        (f"a {KEY} {SALT}\nb {KEY} -", 0o600, "line 2: the key of b is that of a"),
+        (f"a {KEY} {SALT}\na {KEY}2 other", 0o600, "another salt"),
+        ("a \xff", 0o600, "line 1"),
+    ],
+)
+def test_files_of_keys_that_are_refused(content: str, mode: int, word: str) -> None:
+    path = keys_file(content, mode)
+    done = pic("serve", "--port", "0", "--keys", path)
+    assert done.code == 1 and word in done.err and SALT not in done.err and KEY not in done.err
+
+
+def test_keys_and_their_tenants() -> None:
+    keys = read_keys(keys_file(f"a {KEY} {SALT}\n\n# more\na {KEY}2 {SALT}\nb {KEY}3 -\n"))
+    a, also, b = (keys.find(key) for key in (KEY, f"{KEY}2", f"{KEY}3"))
+    assert a is not None and b is not None and a == also and (a.name, a.salt, b.salt) == ("a", SALT, "")
+    assert a.id != b.id and SALT not in a.id and SALT not in repr(a)
+    assert keys.find("x" * 20) is None and keys.find(None) is None
+    with pytest.raises(InputError, match="cannot be read"):
+        read_keys(Path("absent"))
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "word"),
+    [
+        (["--policy", "magic"], 1, "algorithm"),
+        (["--allow", "magic"], 1, "--allow"),
+        (["--check", "maybe"], 2, "--check"),
+        (["--codec", "magic"], 1, "codec"),
+        (["--host", "256.0.0.1"], 1, "--host"),
+        (["--keys", "absent"], 1, "absent"),
+        (["--model", "absent/model/dir"], 1, "absent"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(options: list[str], code: int, word: str) -> None:
+    done = pic("serve", "--port", "0", *options)
+    assert done.code == code and word in done.err and len(done.err.splitlines()) == 1
+
+
+def test_without_its_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "_PACKAGES", ("fastapi", "no_such_package"))
+    done = pic("serve")
+    assert done.code == 1 and "no_such_package" in done.err and "pip install 'pictool[serve]'" in done.err
+
+
+@contextmanager
+def running(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server in a process of its own, and its address."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "pictool", "serve", "--port", "0", "-m", "model", "--check", "off", *options],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        try:
+            lines = iter(process.stderr.readline, "")
+            found = next(found for line in lines if (found := re.search(r"serving .* on (http\S+)/v1", line)))
+            yield found[1], process
+        finally:
+            process.kill()
+
+
+def test_leases_and_objects_outlive_a_kill(tmp_path: Path) -> None:
+    tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
+    cache = {"model": "model", "text": "The harbour was quiet. It holds a festival in the spring; nobody knows why.\n"}
+    ask = {"model": "model", "temperature": 0, "max_tokens": 4, "messages": [{"role": "user", "content": "Really?"}]}
+    with running() as (url, process):
+        kept, short = (
+            httpx.post(f"{url}/v1/caches", json=cache | {"ttl": ttl}, timeout=60).json()["id"] for ttl in (900, 0.01)
+        )
+        first = httpx.post(f"{url}/v1/chat/completions", json=ask | {"cache_ids": [kept]}, timeout=60).json()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with running() as (url, process):
+        assert [entry["id"] for entry in httpx.get(f"{url}/v1/caches").json()["data"]] == [kept]
+        assert httpx.get(f"{url}/v1/caches/{short}").status_code == 404
+        again = httpx.post(f"{url}/v1/chat/completions", json=ask | {"cache_ids": [kept]}, timeout=60).json()
+        assert again["choices"] == first["choices"] and again["pic"] == first["pic"] != {}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, "it ends in good order"

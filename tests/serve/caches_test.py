@@ -1,0 +1,261 @@
+"""Caches as a resource, and their use in prompts: in any order and number, with system text and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pictool.core import Message
+from pictool.engines.torch import TorchEngine
+from pictool.linker.grid import parse_policy
+from pictool.linker.spec import Spec
+from pictool.serve.service import ServiceSettings
+from pictool.serve.tenants import Keys, Tenant
+from pictool.store.eviction import pinned
+from pictool.store.leases import leased_keys
+from pictool.store.store import Store
+from pictool.store.upkeep import expire, gc
+from serve.live import DOCS, NAME, QUESTION, TEMPLATE, Live, serving, text_of, tiny_model
+
+KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b"), "op": Tenant("operator")})
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A server with keys, whose model has a chat template."""
+    store = Store(tmp_path_factory.mktemp("chatty") / "store")
+    with serving(tiny_model(TEMPLATE), store, KEYS, key="key-of-a") as live:
+        yield live
+
+
+def test_a_cache_is_made_shown_listed_changed_and_ended(live: Live) -> None:
+    made = live.ok("POST", "/v1/caches", json={"model": NAME, "text": DOCS[0], "ttl": "60s", "display_name": "book"})
+    assert made["object"] == "cache" and made["status"] == "ready" and made["display_name"] == "book"
+    assert made["expires_at"] - made["created_at"] in (59, 60) and made["usage"]["total_tokens"] > 10
+    path = f"/v1/caches/{made['id']}"
+    assert live.ok("GET", path) == made
+    longer = live.ok("PATCH", path, json={"ttl": 600})
+    assert longer["expires_at"] > made["expires_at"] + 500 and live.ok("GET", path) == longer
+    assert live.ok("DELETE", path) == {"id": made["id"], "object": "cache", "deleted": True}
+    for method in ("GET", "DELETE"):
+        live.error(404, method, path)
+    live.error(404, "PATCH", path, json={"ttl": 1})
+
+
+def test_lists_have_pages(live: Live) -> None:
+    names = {live.cache(DOCS[i % 3]) for i in range(5)}
+    seen, after = set(), ""
+    while True:
+        page = live.ok("GET", "/v1/caches", params={"limit": 2, "after": after})
+        assert page["object"] == "list" and len(page["data"]) <= 2
+        seen |= {entry["id"] for entry in page["data"]}
+        after = page["last_id"]
+        if not page["has_more"]:
+            break
+    assert names <= seen
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "word"),
+    [
+        (400, {}, "text"),
+        (400, {"text": "a", "file_id": "b"}, "text"),
+        (400, {"text": ""}, "empty"),
+        (404, {"file_id": "file-0"}, "file"),
+        (404, {"model": "other", "text": "a"}, "model"),
+        (400, {"text": "a", "ttl": 9, "expires_at": 9}, "ttl"),
+        (400, {"text": "a", "expires_at": 9}, "after now"),
+        (400, {"text": "a", "ttl": 31 * 86400}, "within"),
+        (422, {"text": "a", "ttl": -1}, "ttl"),
+        (422, {"text": "a", "ttl": "soon"}, "ttl"),
+        (422, {"text": "a", "wish": 1}, "wish"),
+        (400, {"text": "word " * 600}, "positions"),
+        (400, {"messages": [{"role": "user", "content": ""}]}, "empty"),
+    ],
+)
+def test_what_makes_no_cache_says_why(live: Live, status: int, body: dict[str, object], word: str) -> None:
+    assert word in live.error(status, "POST", "/v1/caches", json={"model": NAME} | body)["message"]
+
+
+def test_long_texts_and_messages_are_several_objects(live: Live) -> None:
+    long = live.ok("POST", "/v1/caches", json={"model": NAME, "text": "".join(DOCS), "chunk_tokens": 32})
+    assert long["usage"]["objects"] > 2
+    body = {
+        "model": NAME,
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": DOCS[1]}],
+    }
+    both = live.ok("POST", "/v1/caches", json=body)
+    got = live.chat(QUESTION, cache_ids=[both["id"]])
+    assert got["pic"]["chunks"] == 2 and got["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {
+            "role": "user",
+            "content": [{"type": "cache", "cache_id": live.cache(DOCS[1])}, {"type": "text", "text": QUESTION}],
+        },
+    ]
+    exact = live.chat(QUESTION, cache_ids=[both["id"]], pic=False)
+    assert text_of(exact) == text_of(live.chat(None, messages=messages, pic=False))
+    assert live.chat(QUESTION, cache_ids=[long["id"]])["pic"]["chunks"] == long["usage"]["objects"]
+
+
+def test_caches_are_used_in_any_order_and_number(live: Live, tmp_path: Path) -> None:
+    names = [live.cache(doc) for doc in DOCS]
+    engine = TorchEngine(live.home.engine_of(Tenant("default")).model, Store(tmp_path))
+    for order in ([2, 0], [1, 1, 0, 2], [0]):
+        files = []
+        for i in order:
+            files.append(tmp_path / f"{i}.txt")
+            files[-1].write_text(DOCS[i])
+        spec = Spec(QUESTION, files, parse_policy("naive"), max_new_tokens=8)
+        got = live.chat(QUESTION, cache_ids=[names[i] for i in order], pic={"policy": "naive"})
+        assert text_of(got).strip() == engine.answer(spec).text and got["pic"]["chunks"] == len(order)
+
+
+def test_with_a_chat_template_system_text_and_tools(chatty: Live, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(DOCS[0])
+    (tmp_path / "b.txt").write_text(DOCS[1])
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    parts = [{"type": "cache", "cache_id": chatty.cache(doc)} for doc in DOCS[:2]]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": [*parts, {"type": "text", "text": "\n\n" + QUESTION}]},
+    ]  # fmt: skip
+    spec = Spec(
+        documents=[tmp_path / "a.txt", tmp_path / "b.txt"], policy=parse_policy("legolink-4"), max_new_tokens=8,
+        messages=(
+            Message("system", "Be brief."), Message("user", "Hello."), Message("assistant", "Hello."),
+            Message("user", QUESTION),
+        ),
+    )  # fmt: skip
+    engine = TorchEngine(tiny_model(TEMPLATE), Store(tmp_path / "other"))
+    got = chatty.chat(None, messages=messages)
+    assert text_of(got).strip() == engine.answer(spec).text
+    assert got["usage"]["prompt_tokens"] == engine.link(spec).layout.num_tokens
+    with_tools = chatty.chat(None, messages=messages, tools=tools)
+    assert with_tools["usage"]["prompt_tokens"] > got["usage"]["prompt_tokens"]
+    assert with_tools["pic"]["chunks"] == 2
+    assert chatty.chat(None, messages=messages, tools=tools, tool_choice="none")["usage"] == got["usage"]
+
+
+def test_leases_hold_objects_until_the_last_ends(live: Live) -> None:
+    text = DOCS[0] + "This one is of its own."
+    first, second = live.cache(text), live.cache(text)
+    lease = live.service.leases.find(first, Tenant("default").id)
+    assert lease is not None
+    (entry,) = lease.objects
+    assert not pinned(live.store.root) and entry.key in leased_keys(live.store.root)
+    live.ok("DELETE", f"/v1/caches/{first}")
+    gc(live.store, 1)
+    assert live.store.path(entry.key).exists() and live.chat(QUESTION, cache_ids=[second])["pic"]["chunks"] == 1
+    live.ok("DELETE", f"/v1/caches/{second}")
+    assert live.store.path(entry.key).exists(), "space is not needed yet"
+    gc(live.store, 1)
+    assert not live.store.path(entry.key).exists()
+
+
+def test_a_cache_whose_object_was_removed_by_force_is_gone(live: Live) -> None:
+    name = live.cache(DOCS[2] + "Force.")
+    lease = live.service.leases.find(name, Tenant("default").id)
+    assert lease is not None
+    expire(live.store, [lease.objects[0].key], force=True)
+    assert live.ok("GET", f"/v1/caches/{name}")["status"] == "gone"
+    body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "cache_ids": [name]}
+    assert "make the cache again" in live.error(404, "POST", "/v1/chat/completions", json=body)["message"]
+
+
+def test_a_damaged_object_is_never_linked(live: Live) -> None:
+    text = DOCS[1] + "Damage."
+    name, want = live.cache(text), text_of(live.chat(text + "\n\n" + QUESTION, pic=False))
+    lease = live.service.leases.find(name, Tenant("default").id)
+    assert lease is not None
+    path = live.store.path(lease.objects[0].key)
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 1
+    path.write_bytes(bytes(data))
+    got = live.chat(QUESTION, cache_ids=[name])
+    assert got["pic"]["policy"] == "full" and got["pic"]["problem"] and got["pic"]["linked_tokens"] == 0
+    assert text_of(got) == text_of(live.chat(QUESTION, cache_ids=[name], pic=False))
+    assert want
+    path.unlink()
+
+
+class Clock:
+    now = 1e6
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_caches_expire_on_time_and_renew_when_they_are_used(tmp_path: Path) -> None:
+    with serving(tiny_model(), Store(tmp_path), service_settings=ServiceSettings(default_ttl_s=10)) as live:
+        clock = Clock()
+        live.service.clock = live.service.leases._clock = clock
+        fixed, renewing = live.cache(DOCS[0]), live.cache(DOCS[0], renew=True)
+        clock.now += 6
+        live.chat(QUESTION, cache_ids=[fixed, renewing])
+        clock.now += 6
+        live.chat(QUESTION, cache_ids=[renewing])
+        body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "cache_ids": [fixed]}
+        live.error(404, "POST", "/v1/chat/completions", json=body)
+        assert [entry["id"] for entry in live.ok("GET", "/v1/caches")["data"]] == [renewing]
+
+
+# Tenants
+
+
+def other(live: Live) -> httpx.Client:
+    return live.client_of("key-of-b")
+
+
+def test_another_keys_things_do_not_exist(chatty: Live) -> None:
+    name = chatty.cache(DOCS[0])
+    file = chatty.ok("POST", "/v1/files", files={"file": ("a.txt", DOCS[0].encode())})["id"]
+    absent = "cache-" + "0" * 32
+    with other(chatty) as b:
+        for path, missing in (
+            (f"/v1/caches/{name}", f"/v1/caches/{absent}"),
+            (f"/v1/files/{file}", "/v1/files/file-0"),
+        ):
+            for method in ("GET", "DELETE"):
+                answers = [b.request(method, each) for each in (path, missing)]
+                assert [answer.status_code for answer in answers] == [404, 404]
+        assert b.get("/v1/caches").json()["data"] == [] and b.get("/v1/files").json()["data"] == []
+        assert b.get("/v1/caches", params={"after": name}).json()["data"] == []
+        body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "cache_ids": [name]}
+        assert b.post("/v1/chat/completions", json=body).status_code == 404
+        assert b.patch(f"/v1/caches/{name}", json={"ttl": 5}).status_code == 404
+        assert b.get(f"/v1beta/cachedContents/{name}").status_code == 404
+    assert chatty.ok("GET", f"/v1/caches/{name}")["status"] == "ready"
+
+
+def test_what_others_compiled_is_neither_recognised_nor_counted(chatty: Live) -> None:
+    chatty.cache(DOCS[2])
+    chatty.home.index.refresh()
+    body = {"model": NAME, "temperature": 0, "max_tokens": 4}
+    body |= {"messages": [{"role": "user", "content": DOCS[2] + QUESTION}]}
+    mine = chatty.ok("POST", "/v1/chat/completions", json=body)
+    assert mine["pic"]["source"] == "recognised"
+    with other(chatty) as b:
+        theirs = b.post("/v1/chat/completions", json=body).json()
+        assert theirs["pic"]["source"] == "none" and theirs["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        made = [
+            client.post("/v1/caches", json={"model": NAME, "text": DOCS[2]}).json() for client in (b, chatty.client)
+        ]
+        assert made[0]["usage"] == made[1]["usage"]
+
+
+def test_keys_are_required_where_there_are_some(chatty: Live) -> None:
+    for key in (None, "key-of-c"):
+        with chatty.client_of(key) as stranger:
+            for path in ("/v1/models", "/v1/caches", "/v1/files", "/metrics", "/v1beta/models"):
+                response = stranger.get(path)
+                assert response.status_code == 401 and response.json()["error"]["message"]
+            assert stranger.get("/health").status_code == 200
+    assert chatty.client.get("/metrics").status_code == 403
+    with chatty.client_of("op") as operator:
+        assert "pic_tokens_total" in operator.get("/metrics").text

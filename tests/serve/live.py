@@ -1,0 +1,117 @@
+"""A server in the test process: uvicorn in a thread, on a free port, with a tiny model."""
+
+from __future__ import annotations
+
+import copy
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import tiny
+import uvicorn
+
+from pictool.linker.grid import parse_policy
+from pictool.runtime.model import Model, wrap_model
+from pictool.serve.app import make_app
+from pictool.serve.service import Service, ServiceSettings
+from pictool.serve.tenants import Keys, Tenant
+from pictool.serve.torch_home import HomeSettings, TorchHome
+from pictool.store.store import Store
+
+NAME = "tiny"
+DOCS = [
+    "The harbour was quiet. It holds a festival in the spring; nobody knows why.\n",
+    "Numbers such as 1,024 or 3.14 stand here too, and words: naïve, Straße.\n",
+    "She asked for the tabs of the harbour, and lines of the festival there.\n",
+]
+QUESTION = "Really?"
+TEMPLATE = (
+    "{{ bos_token }}{% if tools %}[tools {{ tools | map(attribute='function.name') | join(' ') }}]{% endif %}"
+    "{% for message in messages %}[{{ message.role }}]{{ message.content | trim }}\n{% endfor %}[assistant]"
+)
+
+
+def tiny_model(template: str | None = None, name: str = NAME) -> Model:
+    """A random Llama, with a chat template if one is given."""
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.chat_template = template
+    return wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tokenizer, name)
+
+
+@dataclass
+class Live:
+    """A running server. `client` sends the key `key`."""
+
+    url: str
+    home: TorchHome
+    service: Service
+    store: Store
+    key: str = "none"
+    client: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = self.client_of(self.key)
+
+    def client_of(self, key: str | None) -> httpx.Client:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+
+    def ok(self, method: str, path: str, **more: Any) -> Any:
+        """The JSON of a request that is answered."""
+        response = self.client.request(method, path, **more)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def error(self, status: int, method: str, path: str, **more: Any) -> Any:
+        """The error of one that is refused."""
+        response = self.client.request(method, path, **more)
+        assert response.status_code == status, response.text
+        error = response.json()["error"]
+        assert {"message", "type", "param", "code"} <= error.keys()
+        return error
+
+    def chat(self, content: object, **more: Any) -> Any:
+        """A chat completion at temperature 0."""
+        messages = more.pop("messages", [{"role": "user", "content": content}])
+        body = {"model": NAME, "temperature": 0, "max_tokens": 8, "messages": messages} | more
+        return self.ok("POST", "/v1/chat/completions", json=body)
+
+    def cache(self, text: str, **more: Any) -> str:
+        """The id of a new cache."""
+        return str(self.ok("POST", "/v1/caches", json={"model": NAME, "text": text} | more)["id"])
+
+
+def text_of(response: Any) -> str:
+    """The first answer of a chat completion."""
+    return str(response["choices"][0]["message"]["content"])
+
+
+@contextmanager
+def serving(
+    model: Model, store: Store, keys: Keys | None = None, settings: HomeSettings | None = None,
+    service_settings: ServiceSettings = ServiceSettings(), key: str = "none",
+) -> Iterator[Live]:  # fmt: skip
+    """A server that runs until the end."""
+    home = TorchHome(model, store, settings or HomeSettings(parse_policy("legolink-4"), refresh_s=3600))
+    service = Service(home, store.root, keys or Keys(default=Tenant("default")), service_settings)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(make_app(service, "test"), log_level="error", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.005)
+            live = Live(f"http://127.0.0.1:{listener.getsockname()[1]}", home, service, store, key)
+            yield live
+            live.client.close()
+        finally:
+            server.should_exit = True
+            thread.join()
+            home.close()

@@ -1,0 +1,153 @@
+"""Many clients at once: no answer is lost or another's, whoever vanishes frees its place, and the queue is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pictool.linker.grid import parse_policy
+from pictool.serve.tenants import Keys, Tenant
+from pictool.serve.torch_home import HomeSettings
+from pictool.store.store import Store
+from serve.live import DOCS, NAME, Live, serving, text_of, tiny_model
+
+_WAIT_S = 30.0
+
+
+def body(number: int) -> dict[str, Any]:
+    content = f"{DOCS[number % 3]}\n\nReally {number % 7}?"
+    return {"model": NAME, "temperature": 0, "max_tokens": 12, "messages": [{"role": "user", "content": content}]}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what happens soon."""
+    end = time.monotonic() + _WAIT_S
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
+
+
+async def one(client: httpx.AsyncClient, number: int, kind: str) -> str | None:
+    """One request of a kind; its answer, if it waits for it."""
+    if kind == "nonsense":
+        response = await client.post("/v1/chat/completions", content=b"{nonsense" * (number % 5))
+        assert response.status_code in (400, 422)
+        return None
+    async with client.stream("POST", "/v1/chat/completions", json=body(number) | {"stream": True}) as response:
+        assert response.status_code == 200
+        text = ""
+        async for line in response.aiter_lines():
+            if kind == "vanishes" and text:
+                return None
+            if line.startswith("data: {"):
+                choices = json.loads(line.removeprefix("data: "))["choices"]
+                text += choices[0]["delta"].get("content", "") if choices else ""
+        return text
+
+
+async def crowd(url: str, plan: list[tuple[int, str]], at_once: int) -> list[str | None]:
+    limits, places = httpx.Limits(max_connections=at_once), asyncio.Semaphore(at_once)
+
+    async def ask(number: int, kind: str) -> str | None:
+        async with places:
+            return await one(client, number, kind)
+
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+        return await asyncio.gather(*(ask(number, kind) for number, kind in plan))
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_crowd_gets_the_answers_of_a_serial_run(live: Live) -> None:
+    for doc in DOCS:
+        live.cache(doc)
+    live.home.index.refresh()
+    want = {number: text_of(live.chat(None, **body(number))) for number in range(21)}
+    kinds = random.Random(5).choices(["waits", "vanishes", "nonsense"], [5, 3, 1], k=60)
+    plan = list(enumerate(kinds))
+    asyncio.run(crowd(live.url, plan[:20], 8))
+    before = open_files()
+    answers = asyncio.run(crowd(live.url, plan, 16))
+    for (number, kind), answer in zip(plan, answers, strict=True):
+        assert answer == (want[number % 21] if kind == "waits" else None)
+    until(lambda: live.home.status().active == live.home.status().waiting == 0)
+    until(lambda: open_files() <= before + 2)
+    assert 'pic_requests_total{route="/v1/chat/completions",status="200"}' in live.client.get("/metrics").text
+
+
+@pytest.fixture
+def slow_ask() -> dict[str, Any]:
+    """A request whose answer takes long: as many tokens as there are positions, several times."""
+    return {"model": NAME, "messages": [{"role": "user", "content": "Go on?"}], "n": 16, "temperature": 1.3}
+
+
+def test_a_full_queue_says_when_to_come_again_and_vanished_clients_free_it(
+    tmp_path: Path, slow_ask: dict[str, Any]
+) -> None:
+    keys = Keys({"a": Tenant("a"), "b": Tenant("b")})
+    settings = HomeSettings(parse_policy("full"), max_waiting=2, max_active=1, refresh_s=3600)
+    with serving(tiny_model(), Store(tmp_path), keys, settings, key="a") as live, httpx.Client() as vanishing:
+        status = live.home.status
+
+        async def fill() -> None:
+            headers = {"Authorization": "Bearer a"}
+            async with httpx.AsyncClient(base_url=live.url, headers=headers, timeout=60) as client:
+                tasks = []
+                for count in range(3):
+                    tasks.append(asyncio.create_task(client.post("/v1/chat/completions", json=slow_ask)))
+                    while status().active + status().waiting <= count:
+                        await asyncio.sleep(0.005)
+                refused = await client.post("/v1/chat/completions", json=slow_ask)
+                assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+                assert refused.json()["error"]["code"] == "queue_full"
+                assert (await client.get("/health")).json()["waiting"] == 2, "it still answers"
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run(fill())
+        until(lambda: status().active == status().waiting == 0)
+        assert text_of(live.chat("Really?")) is not None
+        assert vanishing.get(f"{live.url}/health").json()["active"] == 0
+        until(lambda: 'status="499"' in live.service.metrics.text().decode())
+
+
+def test_who_waits_less_takes_a_place_of_who_waits_more(tmp_path: Path, slow_ask: dict[str, Any]) -> None:
+    keys = Keys({"a": Tenant("a"), "b": Tenant("b")})
+    settings = HomeSettings(parse_policy("full"), max_waiting=2, max_active=1, refresh_s=3600)
+    with serving(tiny_model(), Store(tmp_path), keys, settings, key="b") as live:
+        status = live.home.status
+
+        async def run() -> None:
+            async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
+                greedy = []
+                for count in range(3):
+                    greedy.append(asyncio.create_task(
+                        client.post("/v1/chat/completions", json=slow_ask, headers={"Authorization": "Bearer a"})
+                    ))  # fmt: skip
+                    while status().active + status().waiting <= count:
+                        await asyncio.sleep(0.005)
+                other = asyncio.create_task(client.post(
+                    "/v1/chat/completions", json=slow_ask | {"n": 1, "max_tokens": 2},
+                    headers={"Authorization": "Bearer b"},
+                ))  # fmt: skip
+                done, _ = await asyncio.wait(greedy, return_when=asyncio.FIRST_COMPLETED)
+                assert [task.result().status_code for task in done] == [429]
+                for task in greedy:
+                    task.cancel()
+                assert (await other).status_code == 200
+                await asyncio.gather(*greedy, return_exceptions=True)
+
+        asyncio.run(run())
+        until(lambda: status().active == status().waiting == 0)
