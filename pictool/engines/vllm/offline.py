@@ -98,6 +98,8 @@ class VllmEngine(Engine):
         longest = max(map(len, listed), default=0)
         done: list[Compiled] = []
         for chunk in listed:
+            if not chunk.tokens:
+                raise InputError(f"{chunk.source}: cannot be compiled, as it has no tokens")
             key = object_key(self.model, chunk, options)
             is_new = (force and key not in {compiled.key for compiled in done}) or not self.store.has_whole(key)
             if is_new:
