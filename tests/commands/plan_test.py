@@ -58,6 +58,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(profile, "measure_compute", made_up.compute)
     monkeypatch.setattr(profile, "measure_loads", made_up.loads)
     monkeypatch.setattr(profile, "measure_decoding", made_up.decoding)
+    monkeypatch.setattr(profile, "MAX_DISAGREEMENT", 1e9)  # of links with times that are made up
     return made_up
 
 
@@ -236,6 +237,15 @@ def test_auto_measures_once_and_says_so(model: Path, texts: tuple[Path, Path], m
     assert machine.measured == 2
     assert "measuring prefill" in first.err and "measuring" not in second.err
     assert second.err == "pic: ratio 0.15 (load 5 ms, prefill 73 ms)\n"
+
+
+def test_a_profile_that_a_link_disagrees_with_is_measured_again(
+    model: Path, texts: tuple[Path, Path], machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "MAX_DISAGREEMENT", 1e-6)
+    first, second = (auto(model, "--algo", "cacheblend", "--ratio", "auto") for _ in range(2))
+    assert first.err.splitlines()[-1].endswith("it is measured again next time")
+    assert "measuring prefill" in second.err and machine.measured == 3  # the loads are kept
 
 
 def test_a_script_and_a_field_may_say_auto(model: Path, texts: tuple[Path, Path], machine: Machine) -> None:
