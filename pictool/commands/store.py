@@ -62,7 +62,7 @@ def run_ls(
         raise UsageError(f"--sort {sort}: must be {', '.join(SORTS[:-1])} or {SORTS[-1]}")
     store = open_existing(settings)
     listed, num_objects = _listed(store, after, chains, sort, limit)
-    sources, pins = read_sources(store.root), pinned(store.root)
+    pins, sources = pinned(store.root), read_sources(store.root, on_problem=note)
     if as_json:
         print_json([object_json(entry, sources.get(entry.key), entry.key in pins) for entry in listed])
         return
@@ -115,13 +115,16 @@ def _print_objects(objects: Sequence[StoredObject], sources: Mapping[str, Source
             show_size(entry.num_bytes),
             show_age(now - entry.used_ns / 1e9),
             "" if source is None else Path(source.model).name[:16],
-            f"{named}{text}" if entry.problem is None else f"DAMAGED: {entry.problem}",
+            f"{named}{text}" if entry.problem is None else "DAMAGED or unreadable: see below",
         ])  # fmt: skip
     columns = ["key", "tokens", "size", "used", "model", "from: text"]
     screen = open_screen()
     screen.print(table(columns, rows, left=(0, 5)))
     if any(row[0].endswith("*") for row in rows):
         screen.print(Text("* is pinned", style="dim"))
+    for entry in objects:
+        if entry.problem is not None:
+            note(f"{entry.key[:12]}: {entry.problem}")
 
 
 def object_json(entry: StoredObject, source: Source | None = None, is_pinned: bool = False) -> dict[str, Any]:

@@ -59,16 +59,18 @@ def _write(path: Path, rows: list[tuple[str, str, str]]) -> None:
         db.execute("COMMIT")
 
 
-def read_sources(root: Path) -> dict[str, Source]:
-    """Where objects came from, by key, as far as it is known."""
+def read_sources(root: Path, on_problem: Callable[[str], None] = lambda problem: None) -> dict[str, Source]:
+    """Where objects came from, by key, as far as it is known; `on_problem` hears why a file there is no help."""
     path = root / SOURCES_FILE
-    with suppress(OSError, sqlite3.Error):
+    try:
         if path.exists():
             clear_place(path)
             with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_WAIT_S)) as db:
                 db.text_factory = lambda text: text.decode(errors="replace")
                 if has_schema(db, _SCHEMA):
                     return {key: Source(str(source), str(model)) for key, source, model in db.execute(_SELECT)}
+    except (OSError, sqlite3.Error) as error:
+        on_problem(f"{path}: cannot be read ({error}), so that files and models are not named; the objects are there")
     return {}
 
 

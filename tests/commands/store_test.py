@@ -119,8 +119,10 @@ def test_verify_as_json_names_the_damaged(root: Path) -> None:
 def test_ls_shows_a_truncated_object_as_damaged(root: Path) -> None:
     damaged = one_of(root)
     damaged.write_bytes(damaged.read_bytes()[:100])
-    line = pic("store", "ls", "--store", root).out.splitlines()[1]
-    assert line.startswith(damaged.stem[:12]) and " DAMAGED: " in line
+    outcome = pic("store", "ls", "--store", root)
+    line = outcome.out.splitlines()[1]
+    assert line.startswith(damaged.stem[:12]) and " DAMAGED or unreadable: see below" in line
+    assert f"pic: {damaged.stem[:12]}: " in outcome.err
     assert pic("store", "ls", "--store", root, "--json").json[0]["problem"]
 
 
