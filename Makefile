@@ -33,8 +33,8 @@ fuzz: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m hostile.fuzz $(SURFACE) --cases $(or $(CASES),20000) --seed $(or $(SEED),1)
 	PIC_SCHEMA_CASES=100 $(BIN)/python -m pytest tests/serve/schema_test.py
 
-$(VLLM)/.ready: pyproject.toml tests/in_vllm/install.py
-	$(PYTHON) tests/in_vllm/install.py $(VLLM)
+$(VLLM)/.ready: pyproject.toml tests/in_vllm/install.py constraints-vllm.txt
+	$(PYTHON) tests/in_vllm/install.py $(VLLM) constraints-vllm.txt
 	touch $@
 
 check: $(READY)
@@ -48,6 +48,9 @@ lock:
 	$(PYTHON) -m venv $(LOCKING)
 	$(LOCKING)/bin/python -m pip install --quiet --editable '.[dev]'
 	$(LOCKING)/bin/python tests/write_lock.py constraints.txt
+	rm -rf $(LOCKING)
+	$(PYTHON) tests/in_vllm/install.py $(LOCKING)
+	$(LOCKING)/bin/python tests/write_lock.py constraints-vllm.txt
 	rm -rf $(LOCKING)
 
 # Train the embedded models again: hours on a CPU. The recipe is training/README.md.

@@ -1,8 +1,9 @@
-"""Set up an environment with vLLM's CPU build: `python tests/in_vllm/install.py VENV`.
+"""Set up an environment with vLLM's CPU build: `python tests/in_vllm/install.py VENV [constraints.txt]`.
 
 The build's own torchvision, torchaudio, torchcodec and triton are made for CUDA and clash with its CPU torch: they are
 left out, and nothing here needs them. So its other requirements are resolved first, with those of this project, and the
-build is added without any; pip then has nothing to complain about.
+build is added without any; pip then has nothing to complain about. The constraints pin all of it, so that a release of
+another project does not change what is tested; `make lock` writes them anew.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ print(json.dumps(requirements))
 """
 
 
-def main(directory: Path) -> None:
-    """Make the environment, with this project in it."""
+def main(directory: Path, constraints: Path | None = None) -> None:
+    """Make the environment, with this project in it, of the versions that the constraints pin (None: the newest)."""
     python = directory / "bin" / "python"
     if not python.exists():
         venv.create(directory, with_pip=True)
     pip, root = [str(python), "-m", "pip"], Path(__file__).parents[2]
+    pinned = [] if constraints is None else ["--constraint", str(constraints)]
     with tempfile.TemporaryDirectory() as downloads:
         subprocess.run([*pip, "download", "--quiet", "--no-deps", "--dest", downloads, VLLM], check=True)
         (wheel,) = Path(downloads).glob("*.whl")
         needed = requirements_of(wheel, python)
-        subprocess.run([*pip, "install", "--quiet", *needed, "--editable", f"{root}[dev]"], check=True)
+        subprocess.run([*pip, "install", "--quiet", *pinned, *needed, "--editable", f"{root}[test]"], check=True)
         subprocess.run([*pip, "install", "--quiet", "--no-deps", str(wheel)], check=True)
 
 
@@ -57,4 +59,4 @@ def requirements_of(wheel: Path, python: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*(Path(argument) for argument in sys.argv[1:3]))
