@@ -20,6 +20,7 @@ from pictool.commands.settings import DEFAULT, Settings
 from pictool.commands.verbosity import note
 from pictool.commands.words import count
 from pictool.errors import PicError
+from pictool.reading import exists
 
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
@@ -188,18 +189,20 @@ def check_documents(names: Sequence[str]) -> None:
     from pictool.compiler.chunking import read_text
     from pictool.linker.resolve import no_such_file
 
-    for path in map(Path, names):
-        if path.suffix != ".kvo" and (path.is_file() or path.is_dir()):
+    for name in names:
+        path = Path(name)
+        if not exists(name):
+            if not all(character in "0123456789abcdef" for character in name):
+                raise no_such_file(name)
+        elif path.suffix != ".kvo" and (path.is_file() or path.is_dir()):
             read_text(path)
-        elif not path.exists() and not all(character in "0123456789abcdef" for character in str(path)):
-            raise no_such_file(str(path))
 
 
 def input_files(request: RequestOptions, script: LinkScript) -> list[Path]:
     """The files that the answer is made of, beside the model's: link script and documents, less those given as keys."""
     scripts = [Path(request.script)] if request.script else []
     named = [Path(document) for document in (*script.documents, *request.documents)]
-    return scripts + [path for path in named if path.exists()]
+    return scripts + [path for path in named if exists(path)]
 
 
 def check_outputs(output: str | None, trace: str | None, depfile: bool, inputs: Sequence[Path]) -> None:
