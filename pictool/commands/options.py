@@ -71,6 +71,9 @@ _SETTINGS = {
     "remote": Annotated[
         Optional[str], option("--remote", "URL", "A store to fetch missing objects from (PIC_REMOTE).", STORE)
     ],
+    "server": Annotated[
+        Optional[str], option("--server", "URL", "Let a running pic serve do it (PIC_SERVER; '' is none).", MODEL)
+    ],
     "salt": Annotated[
         Optional[str],
         option("--salt", "TEXT", "Separates tenants: other salts never hit (PIC_SALT); ps shows it to all.", STORE),
