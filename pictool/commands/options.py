@@ -21,8 +21,11 @@ F = TypeVar("F", bound=Callable[..., None])
 
 # Headings of options in help texts, in their order
 OPTIONS, PROMPT, DATASET, POLICY, ANSWER = "Options", "Prompt", "Dataset", "Policy", "Answer"
-ANALYSIS, COMPILING, OUTPUT, MODEL, STORE = "Analysis", "Compiling", "Output", "Model", "Store"
-_HEADINGS = ("Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, ANALYSIS, COMPILING, OUTPUT, MODEL, STORE)
+SECTIONS, ANALYSIS, COMPILING, OUTPUT = "Sections", "Analysis", "Compiling", "Output"
+MODEL, STORE = "Model", "Store"
+_HEADINGS = (
+    "Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, SECTIONS, ANALYSIS, COMPILING, OUTPUT, MODEL, STORE
+)  # fmt: skip
 SPECS = "NAME, NAME-NUMBER or NAME:FIELD=VALUE[,VALUE...]; repeatable. A wrong name lists all."
 
 
