@@ -102,6 +102,16 @@ def _cached(module: Any, parts: list[list[int]], sinks: tuple[int, ...] = ()) ->
     return [tuple(torch.cat([piece[layer][i] for piece in pieces], 2) for i in (0, 1)) for layer in layers]  # type: ignore[misc]
 
 
+def attention(module: Any, parts: list[list[int]], recomputed: Tensor) -> Tensor:
+    """The attention weights of a link's rows, [layers, heads, n, n]."""
+    tokens, cache = sum(parts, []), _Splice(_cached(module, parts), ~recomputed)
+    with torch.no_grad():
+        weights = module(
+            input_ids=torch.tensor([tokens]), past_key_values=cache, use_cache=True, output_attentions=True
+        ).attentions
+    return torch.cat(weights)
+
+
 class _Blend(_Splice):
     """CacheBlend §4.3 on the whole matrix: at a checked layer the fresh K and V that are still on are compared."""
 
