@@ -32,11 +32,14 @@ MODELS = Path(__file__).parent / "zoo_models"
 LOG_EVERY = 50
 WITHOUT_BOS = 0.3  # share of prompts that begin with EOS, of models without BOS
 
-STAGES = (
-    Stage(0, pages=(3, 5), filler=0, restated=0.4),
-    Stage(650, pages=(3, 6), filler=2, restated=0.2),
-    Stage(900, pages=(2, 8), filler=6, restated=0.1),
-)
+
+def stages(steps: int) -> tuple[Stage, ...]:
+    """Longer and longer prompts, over the steps of constant rate."""
+    return (
+        Stage(0, pages=(3, 5), filler=0, restated=0.4),
+        Stage(steps * 13 // 22, pages=(3, 6), filler=2, restated=0.2),
+        Stage(steps * 9 // 11, pages=(2, 8), filler=6, restated=0.1),
+    )
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,15 @@ class Member:
     world: World
     tokenizer: Callable[[int, World], Tokenizer]
     seed: int
-    steps: int = 1100
-    cooldown: int = 300
+    steps: int = 880
+    cooldown: int = 220
     subject_layer: int = 1
     source_layer: int = 2
 
     def recipe(self, name: str) -> Recipe:
         return Recipe(
-            f"zoo-{name}", self.size, self.seed, self.steps, self.cooldown, STAGES, batch_tokens=1800, hint_until=1000,
-            p_bos=0.7 if self.size.bos else WITHOUT_BOS,
+            f"zoo-{name}", self.size, self.seed, self.steps, self.cooldown, stages(self.steps), batch_tokens=1800,
+            hint_until=self.steps * 10 // 11, p_bos=0.7 if self.size.bos else WITHOUT_BOS,
             subject_layer=self.subject_layer, source_layer=self.source_layer,
         )  # fmt: skip
 
@@ -65,9 +68,10 @@ class Member:
 
 
 ZOO = {
-    "llama-gqa": Member(Size(4, 64, 4, 160, 1000, 32, kv_heads=2), STADT, metaspace, seed=11),
+    "llama-gqa": Member(Size(4, 64, 4, 160, 1000, 32, kv_heads=2), STADT, metaspace, seed=11, steps=1100, cooldown=300),
     "qwen3": Member(
-        Size(3, 80, 4, 192, 760, 32, kv_heads=2, architecture="qwen3", bos=False), REGISTER, byte_level, seed=12
+        Size(3, 80, 4, 192, 760, 32, kv_heads=2, architecture="qwen3", bos=False), REGISTER, byte_level, seed=12,
+        steps=1100, cooldown=300,
     ),
     "gemma3": Member(
         Size(5, 64, 4, 128, 900, 32, kv_heads=1, architecture="gemma3", local=(0, 2), window=48),
@@ -83,7 +87,7 @@ ZOO = {
         subject_layer=3, source_layer=4,
     ),
     "phi3-long": Member(
-        Size(5, 64, 4, 144, 780, 32, kv_heads=2, architecture="phi3"), REGISTER, metaspace, seed=18, steps=1800,
+        Size(5, 64, 4, 144, 780, 32, kv_heads=2, architecture="phi3"), REGISTER, metaspace, seed=18, steps=1600,
         cooldown=400,
     ),
     "gemma3-wide": Member(
@@ -99,6 +103,8 @@ def train(name: str, member: Member, work: Path) -> Run:
     checkpoint = work / f"{name}.pt"
     if checkpoint.exists():
         run.load(checkpoint)
+        with log.open("a") as file:
+            print(f"continued at step {run.step}: {run.recipe}", file=file)
     else:
         log.write_text(f"{run.recipe}\nparameters {sum(p.numel() for p in run.model.parameters())}\n")
     total, mean, started = run.recipe.steps + run.recipe.cooldown, 0.0, time.process_time()
