@@ -2,12 +2,13 @@
 
     python -m benchmarks.fixup_zoo measure            # every model of the zoo that is trained → fixup_zoo.json
     python -m benchmarks.fixup_zoo table              # the tables of the study, from fixup_zoo.json
+    python -m benchmarks.fixup_zoo compose            # unions, and the tail's attention → fixup_zoo_compose.json
     python -m benchmarks.fixup_zoo plot               # its picture → docs/images/fixup_zoo.svg
 
 Prompts are held-out worlds of each model, of 6 chunks of about 20 or 60 tokens. Every recipe makes a table for each
-chunk; the highest scores of the prompt are computed, as many for every recipe. KL: of the first token's distribution from
-that of full recompute, as a share of naive reuse's. Leave one out: for each model the recipe with the best worst case on the
-others.
+chunk; the highest scores of the prompt are computed, as many for every recipe. KL: of the first token's distribution
+from that of full recompute, as a share of naive reuse's. Leave one out: for each model the recipe with the best worst
+case on the others.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from torch import Tensor
 
 from benchmarks.fixups import Answers, Numbers, Record, answer, count_questions, questions_of, records_of, summarise_all
 from benchmarks.output import write_results
-from pictool import Chunk, Model, Store, load_model
+from pictool import Chunk, Model, Store, compile, link, load_model
 from pictool.core import Layout
+from pictool.engines.base import first_token_kl
 from pictool.linker.grid import parse_grid
 from pictool.linker.policies import make_policy
+from pictool.linker.policies import policies as all_policies
 from pictool.linker.policies.attended import exact_rows
 from pictool.linker.policies.base import count_of, first_rows, highest
 from pictool.runtime.attention import Rows, Run
@@ -51,7 +54,9 @@ SIZES = {20: 0, 60: 6}  # tokens of a chunk, about → sentences of filler per p
 CHUNKS, PER_KIND = 6, 6
 PROBES, PROBE_TOKENS = 8, 60
 RESULTS = Path("benchmarks/results/fixup_zoo.json")
-SHIPPED = "own · (1 - p)"
+PICTURE = Path("docs/images/fixup_zoo.svg")
+FIRST = "own · (1 - p)"  # the recipe before this study
+DEFAULT = "own · max(1 - p, 0.1)"  # of `runtime/sensitivity.py`
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Subject:
 
 
 def subjects() -> list[Subject]:
-    """The models of the zoo that are trained, and the embedded ones; SpecCache's small model is another of the world."""
+    """The trained models of the zoo, and the embedded ones; SpecCache's small model is another of the world."""
     trained = [name for name in ZOO if (MODELS / name / "scores.json").exists()]
     found = [Subject("embedded", BOOKS, "embedded-small"), Subject("embedded-small", BOOKS, "embedded")]
     for name in trained:
@@ -148,7 +153,7 @@ def places(scores: Numbers) -> Numbers:
 
 
 RECIPES: dict[str, Callable[[Signals], Numbers]] = {
-    SHIPPED: lambda s: s["own"].highest * s["own"].new,
+    FIRST: lambda s: s["own"].highest * s["own"].new,
     "own": lambda s: s["own"].highest,
     "own, mean": lambda s: s["own"].mean,
     "random": lambda s: s["random"].highest,
@@ -159,13 +164,13 @@ RECIPES: dict[str, Callable[[Signals], Numbers]] = {
     "max(own, random)": lambda s: np.maximum(s["own"].highest, s["random"].highest),
     "places of own and random": lambda s: -(places(s["own"].highest) + places(s["random"].highest)),
     "own and random in turn": lambda s: -np.minimum(places(s["own"].highest), places(s["random"].highest)),
-    "shipped and random in turn": lambda s: -np.minimum(
-        places(s["own"].highest * s["own"].new), places(s["random"].highest)
+    "own · (1 - p) and random in turn": lambda s: (
+        -np.minimum(places(s["own"].highest * s["own"].new), places(s["random"].highest))
     ),
-    "shipped and neighbours in turn": lambda s: -np.minimum(
-        places(s["own"].highest * s["own"].new), places(s["near"].highest)
+    "own · (1 - p) and neighbours in turn": lambda s: (
+        -np.minimum(places(s["own"].highest * s["own"].new), places(s["near"].highest))
     ),
-    "own · max(1 - p, 0.1)": lambda s: s["own"].highest * np.maximum(s["own"].new, 0.1),
+    DEFAULT: lambda s: s["own"].highest * np.maximum(s["own"].new, 0.1),
     "own · max(1 - p, 0.3)": lambda s: s["own"].highest * np.maximum(s["own"].new, 0.3),
     "(own + random) · max(1 - p, 0.3)": lambda s: (
         (s["own"].highest + s["random"].highest) * np.maximum(s["own"].new, 0.3)
@@ -297,6 +302,9 @@ def measure(options: argparse.Namespace) -> None:
         write_results(RESULTS, results)
 
 
+DRAWN = {DEFAULT: "fixup", "legolink": "legolink", "cacheblend": "cacheblend", "speccache": "speccache"}
+
+
 # Tables: shares of naive's KL, by recipe and ratio
 
 
@@ -332,20 +340,101 @@ def table(_: argparse.Namespace) -> None:
     for label in (*RECIPES, "legolink", "cacheblend", "speccache"):
         cells = (worst_and_mean(shares(results, label, ratio).values()) for ratio in RATIOS)
         print(f"| {label} | " + " | ".join(f"{100 * worst:.0f} ({100 * mean:.0f})" for worst, mean in cells) + " |")
-    print("\n| left out | chosen on the others | 20 tokens, 10 % | 60 tokens, 10 % | shipped | full / naive right |")
+    print(
+        "\n| left out | chosen on the others | 20 tokens, 10 % | 60 tokens, 10 % | default, 10 % | full / naive right |"
+    )
     print("|---|---|---|---|---|---|")
     for name in names:
         others = [other for other in names if other != name]
         best = min(RECIPES, key=lambda label: criterion(results, label, others))
-        own, shipped = shares(results, best, 0.1), shares(results, SHIPPED, 0.1)
+        own, default = shares(results, best, 0.1), shares(results, DEFAULT, 0.1)
         right = " ".join(
             f"{part['variants']['full']['right']:.2f} / {part['variants']['naive']['right']:.2f}"
             for part in results["models"][name].values()
         )
         print(
             f"| {name} | {best} | {100 * own[name, '20']:.1f} | {100 * own[name, '60']:.1f} | "
-            f"{100 * shipped[name, '20']:.1f}, {100 * shipped[name, '60']:.1f} | {right} |"
+            f"{100 * default[name, '20']:.1f}, {100 * default[name, '60']:.1f} | {right} |"
         )
+
+
+def plot(_: argparse.Namespace) -> None:
+    """Share of naive's KL, %, by share of rows: a line for every model, and one for the mean. SVG and PNG."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    results = json.loads(RESULTS.read_text())
+    with matplotlib.rc_context({"svg.hashsalt": "pictool", "font.size": 9.0, "svg.fonttype": "path"}):
+        figure = Figure(figsize=(9.0, 3.4), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(1, 4, sharey=True)
+        for axes, (label, name) in zip(panels, DRAWN.items(), strict=True):
+            color = all_policies()[name].plot.line_colors[0]
+            ratios = [100 * ratio for ratio in RATIOS]
+            by_ratio = [shares(results, label, ratio) for ratio in RATIOS]
+            for case in by_ratio[0]:
+                axes.plot(ratios, [100 * values[case] for values in by_ratio], color=color, linewidth=0.6, alpha=0.5)
+            means = [100 * float(np.mean(list(values.values()))) for values in by_ratio]
+            axes.plot(ratios, means, color=color, linewidth=2.2, marker="o", markersize=3)
+            axes.set(title=name, xlabel="ratio, %", xscale="log", ylim=(0, 105))
+            axes.set_xticks(ratios, [f"{ratio:.0f}" for ratio in ratios])
+            axes.minorticks_off()
+            axes.grid(color="#dddddd", linewidth=0.5)
+        panels[0].set(ylabel="KL to full, % of naive's")
+        figure.savefig(PICTURE.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
+        figure.savefig(PICTURE.with_suffix(".png"), dpi=150, metadata={"Software": None})
+
+
+# compose: unions, and what the tail attends to. Rows depend on the question, so each is linked on its own.
+
+COMPOSED = Path("benchmarks/results/fixup_zoo_compose.json")
+COMPOSITIONS = (
+    "fixup-5", "attended-5", "fixup-2.5+attended-2.5", "fixup-5+attended-5@5", "fixup-5+speccache-5@5",
+    "fixup-10", "attended-10", "fixup-5+attended-5", "fixup-10+attended-10@10", "fixup-5+speccache-5",
+    "fixup-5+legolink-2", "fixup-5+attended-15",
+)  # fmt: skip
+
+
+def compose(options: argparse.Namespace) -> None:
+    """Every composition on one prompt after another of each model, tables by the model itself."""
+    torch.set_num_threads(1)
+    results: Record = {"command": f"python -m benchmarks.fixup_zoo compose --prompts {options.prompts}", "models": {}}
+    for subject in subjects():
+        kl: dict[str, list[float]] = {}
+        rows: dict[str, list[float]] = {}
+        for index in range(options.prompts):
+            for label, divergence, share in _composed(subject, index):
+                kl.setdefault(label, []).append(divergence)
+                rows.setdefault(label, []).append(share)
+        results["models"][subject.name] = {
+            label: {
+                "questions": len(values), "kl": round(float(np.mean(values)), 5),
+                "rows": round(float(np.mean(rows[label])), 4),
+            }
+            for label, values in kl.items()
+        }  # fmt: skip
+        print(f"{subject.name}: {len(kl['naive'])} questions", file=sys.stderr, flush=True)
+        write_results(COMPOSED, results)
+
+
+def _composed(subject: Subject, index: int) -> Iterable[tuple[str, float, float]]:
+    """Policy, KL of the first token from full, and share of context rows; of every question of one prompt."""
+    model, world = subject.model, subject.prompt(20, index)
+    pages = [Chunk(page, model.encode(page), "page") for page in world.pages]
+    policies = parse_grid(["naive", *COMPOSITIONS])
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store(directory)
+        compile(model, store, pages, probes=PROBES, probe_model=model)
+        for question in questions_of(world, 3):
+            frame = make_frame(model, question.text)
+            full = link(model, store, pages, frame.tail, make_policy("full"), head=frame.head).image.logits
+            for labelled in policies:
+                policy = labelled.policy.with_default_model(subject.speculative)
+                linked = link(model, store, pages, frame.tail, policy, head=frame.head)
+                assert full is not None and linked.image.logits is not None
+                share = linked.recomputed / linked.image.layout.num_context
+                yield labelled.label, first_token_kl(full, linked.image.logits), share
 
 
 def main() -> None:
@@ -355,6 +444,10 @@ def main() -> None:
     command.add_argument("--questions", type=int, default=300, help="of each model and size, at least")
     command.add_argument("--models", nargs="+", help="only these")
     command.set_defaults(run=measure)
+    command = commands.add_parser("compose")
+    command.add_argument("--prompts", type=int, default=20, help="of each model, of about 7 questions")
+    command.set_defaults(run=compose)
+    commands.add_parser("plot").set_defaults(run=plot)
     commands.add_parser("table").set_defaults(run=table)
     options: Any = parser.parse_args()
     options.run(options)

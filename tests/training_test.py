@@ -13,8 +13,7 @@ from training.data import Encoder
 from training.muon import orthogonalise
 from training.network import Size, forward
 from training.recipe import RECIPES
-from training.tokenizer import byte_level, metaspace
-from training.tokenizer import words
+from training.tokenizer import byte_level, metaspace, words
 from training.train import Recipe, Run, Stage
 from training.zoo import MODELS, ZOO
 
@@ -94,7 +93,7 @@ def test_any_text_survives_the_tokenizers(make: object) -> None:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "phi3", "gemma3"])
 def test_training_attends_as_the_model_does(architecture: str, encoder: Encoder) -> None:
-    """Documents and the longest question, in the layout of a batch, against transformers' own forward on their tokens."""
+    """Documents and the longest question, in the layout of a batch, against transformers' own forward."""
     size = Size(3, 16, 4, 16, 1416, 8, kv_heads=2, architecture=architecture, window=12, local=(0, 2), rotary=0.5)
     run = Run(replace(RECIPE, size=size), encoder)
     batch = run.batch()

@@ -20,7 +20,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from pictool.world.generate import BOOKS, Shape, World
+from pictool.world.generate import Shape, World
 from training.data import Encoder
 from training.network import Size
 from training.score import score
@@ -77,22 +77,26 @@ ZOO = {
         Size(5, 64, 4, 128, 900, 32, kv_heads=1, architecture="gemma3", local=(0, 2), window=48),
         PUEBLO, metaspace, seed=13, subject_layer=1, source_layer=3,
     ),
-    "phi3": Member(Size(4, 72, 3, 176, 1000, 32, architecture="phi3", rotary=0.5), HARBOUR, byte_level, seed=14),
+    "phi3": Member(
+        Size(4, 72, 3, 176, 1000, 32, architecture="phi3", rotary=0.5), HARBOUR, byte_level, seed=14, steps=1400,
+        cooldown=300,
+    ),
     "llama-deep": Member(
-        Size(8, 48, 3, 112, 1000, 32), HARBOUR, metaspace, seed=15, subject_layer=2, source_layer=5
+        Size(8, 48, 3, 112, 1000, 32), HARBOUR, metaspace, seed=15, steps=1300, cooldown=300,
+        subject_layer=2, source_layer=5,
     ),
     "llama-wide": Member(Size(3, 128, 4, 320, 900, 32, bos=False), ESPACE, byte_level, seed=16),
     "qwen3-deep": Member(
         Size(6, 64, 4, 144, 800, 32, kv_heads=2, architecture="qwen3"), PUEBLO, byte_level, seed=17,
         subject_layer=3, source_layer=4,
     ),
-    "phi3-long": Member(
-        Size(5, 64, 4, 144, 780, 32, kv_heads=2, architecture="phi3"), REGISTER, metaspace, seed=18, steps=1600,
-        cooldown=400,
-    ),
     "gemma3-wide": Member(
         Size(4, 96, 4, 192, 900, 40, kv_heads=2, architecture="gemma3", local=(0, 3), window=64),
         ESPACE, metaspace, seed=19,
+    ),
+    "phi3-long": Member(
+        Size(5, 64, 4, 144, 780, 32, kv_heads=2, architecture="phi3"), REGISTER, metaspace, seed=18, steps=1600,
+        cooldown=400,
     ),
 }  # fmt: skip
 

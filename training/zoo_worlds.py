@@ -24,7 +24,9 @@ def _choose(text: str) -> tuple[str, ...]:
 
 _NAMES = 26  # of a kind
 
-_SHIPS = spelled("ships", "Br Cal Dor Fen Gal Mar Nor Sel Tor Ven", "a e i o", "b d l n r", "star wind wave gale", _NAMES)
+_SHIPS = spelled(
+    "ships", "Br Cal Dor Fen Gal Mar Nor Sel Tor Ven", "a e i o", "b d l n r", "star wind wave gale", _NAMES
+)
 _CAPTAINS = spelled("captains", "Ab Ed Il Os Ul Ar Em", "b d k m n r s", "a e i o u", "las rick mund bert", _NAMES)
 _ISLES = spelled("isles", "Pra Qua Stro Twi Fli Glo", "b c d m n p", "a e o", "nay sey ra moor", _NAMES)
 _SHIP = Kind(
@@ -64,7 +66,7 @@ HARBOUR = World(
     openings=("A fresh logbook is opened.", "Log of the harbour."),
     handovers=("Overleaf: {s}.", "More follows on {s}.", "The entry after this one concerns {s}."),
     filler=(
-        _choose("Rain Mist Sun Sleet Wind") + ("The tide", "The old pier", "A grey cloud"),
+        (*_choose("Rain Mist Sun Sleet Wind"), "The tide", "The old pier", "A grey cloud"),
         ("came in", "went out", "stayed for hours", "troubled nobody", "was noted", "passed by"),
         ("at dawn", "near the quay", "as usual", "before supper", "once again", "until nightfall"),
     ),

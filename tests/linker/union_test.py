@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 import reference
 import torch
-from subjects import ARCHITECTURES, LENGTH_DEPENDENT, LENGTHS, TAIL, default_policy, make_chunks, max_difference
-from subjects import parts_of, run, subject
+from subjects import (
+    ARCHITECTURES,
+    LENGTH_DEPENDENT,
+    LENGTHS,
+    TAIL,
+    default_policy,
+    make_chunks,
+    max_difference,
+    parts_of,
+    run,
+    subject,
+)
 
 from pictool.core import Layout
 from pictool.errors import InputError
@@ -38,7 +48,9 @@ def test_a_union_computes_the_rows_of_all_parts(parts: str, store: Store) -> Non
 def test_a_second_model_is_that_of_the_union(store: Store) -> None:
     speccache = default_policy("speccache")
     model = speccache.second_model
-    named, hoisted = parse_grid([f"speccache-15:spec_model={model}+legolink-3", f"legolink-3+speccache-15:spec_model={model}"])
+    named, hoisted = parse_grid(
+        [f"speccache-15:spec_model={model}+legolink-3", f"legolink-3+speccache-15:spec_model={model}"]
+    )
     assert named.policy.second_model == hoisted.policy.second_model == model
     assert rows_of(link(named.policy, store)) == rows_of(link(speccache, store)) | rows_of(
         link(parse_policy("legolink-3"), store)
@@ -131,13 +143,14 @@ def test_attention_is_that_of_the_tail_over_naive_reuse(architecture: str, store
     np.testing.assert_allclose(linked.scores[start : layout.num_context], most.numpy(), atol=1e-5)
     count = int(np.ceil(0.2 * layout.num_context))
     assert rows_of(linked) == set((start + most.argsort(descending=True, stable=True)[:count]).tolist())
-    assert max_difference(linked, reference.link(one.reference, parts_of(linked), torch.from_numpy(linked.rows[0]))) <= 1e-4
+    assert (
+        max_difference(linked, reference.link(one.reference, parts_of(linked), torch.from_numpy(linked.rows[0])))
+        <= 1e-4
+    )
 
 
 def test_an_engine_without_attention_refuses_by_name() -> None:
     prompt = Prompt(subject("llama").model, Layout.of((0,), [(5, 6, 7)], (8,)), ("", "a", TAIL))
     for spec in ("attended-10", "attended-10+legolink-2"):
-        with pytest.raises(InputError, match="attended: .* take the torch engine"):
+        with pytest.raises(InputError, match=r"attended: .* take the torch engine"):
             parse_policy(spec).select(prompt)
-
-

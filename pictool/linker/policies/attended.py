@@ -24,7 +24,7 @@ from pictool.linker.policies.base import (
 class Attended(Policy):
     """Attended-r (docs/studies/fixups.md): the tokens of chunks to which the tail attends most over naive reuse.
 
-    The tail's rows are computed once more than otherwise, over KV as it is reused; no model beside the target is needed.
+    The tail's rows are computed once more than otherwise, over KV as it is reused; no second model is needed.
     Static: all is chosen before layer 0 of the link proper.
 
     Fields:
