@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastapi import Request
+from prometheus_client import CollectorRegistry
 
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.files import Files
@@ -42,11 +43,11 @@ class Service:
 
     def __init__(
         self, home: Home, root: Path, keys: Keys, settings: ServiceSettings = ServiceSettings(),
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.time, registry: CollectorRegistry | None = None,
     ) -> None:  # fmt: skip
         self.home, self.keys, self.settings, self.clock = home, keys, settings, clock
         self.leases, self.files = Leases(root, clock), Files(root)
-        self.metrics = Metrics(home.status, self.leases.count)
+        self.metrics = Metrics(home.status, self.leases.count, registry)
 
     def tenant(self, request: Request) -> Tenant:
         """Whose a request is, by its bearer key (or x-api-key, x-goog-api-key, ?key=, as other clients send it).
