@@ -6,7 +6,8 @@ server would start without it, keys and all; so nothing is imported before `atta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from pictool.serve.service import Service
     from pictool.serve.vllm_home import VllmHome
 
+on_ready: Callable[[str, str], None] | None = None  # receives the address and the policy, once the server listens
+_POLL_S = 0.05
 CHECKS = ("exact", "refuse", "off")
 
 
@@ -115,6 +118,17 @@ class PicEndpoints:
         if self._options.check != "off":
             await self._home.check(self._options.check_limit, self._options.check == "refuse")
         self._service.metrics.show_divergence()
+        if on_ready is not None:
+            self._announcing = asyncio.create_task(_announce(state, on_ready, self._home.status().policy))
+
+
+async def _announce(state: Any, tell: Callable[[str, str], None], policy: str) -> None:
+    """Wait until the server listens, and say where."""
+    while not getattr(getattr(state, "server", None), "started", False):
+        await asyncio.sleep(_POLL_S)
+    address = state.server.servers[0].sockets[0].getsockname()
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    tell(f"http://{host}:{address[1]}", policy)
 
 
 def endpoint_plugin() -> PicEndpoints:
