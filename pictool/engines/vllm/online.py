@@ -46,7 +46,7 @@ class OnlineEngine(VllmEngine):
         self, spec: Spec, *, on_text: Callable[[str], None] | None = None, on_compile: OnCompile | None = None,
         wants_logits: bool = False,
     ) -> Answer:  # fmt: skip
-        return super().run(spec, on_text=on_text, on_compile=on_compile)
+        return super().run(spec, on_text=on_text, on_compile=on_compile, wants_logits=False)
 
     def divergence(self, spec: Spec) -> float:
         """KL(full ‖ linked) in nats of a prompt's first token, as `coarse_kl` has it."""
