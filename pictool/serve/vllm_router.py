@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -14,6 +15,7 @@ from pictool.serve.app import Gate, Message, Receive, Send, health_of, refuse
 from pictool.serve.cache_routes import cache_routes
 from pictool.serve.errors import ApiError
 from pictool.serve.gemini_routes import gemini_routes
+from pictool.serve.link_routes import link_routes
 from pictool.serve.openai_routes import file_routes
 from pictool.serve.query_routes import query_routes
 from pictool.serve.service import Service
@@ -31,6 +33,7 @@ def attach(app: FastAPI, service: Service, home: VllmHome) -> None:
     router.include_router(vllm_routes(service, home))
     for routes in (file_routes, cache_routes, gemini_routes, query_routes):
         router.include_router(routes(service))
+    router.include_router(link_routes(service, version("pictool")))
     router.include_router(_health_routes(service, home))
     app.include_router(router)
     for kind in (ApiError, PicError):

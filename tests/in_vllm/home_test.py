@@ -18,6 +18,7 @@ import httpx
 import pytest
 import vllm_rig as rig
 from openai import NotFoundError, OpenAI
+from serve.live import DOCS, NAME, Live, serving, text_of
 from vllm_server import environment, wait_until_ready
 
 from pictool.api import answer
@@ -27,7 +28,6 @@ from pictool.runtime.model import load_model
 from pictool.serve.tenants import Keys, Tenant, read_keys
 from pictool.serve.torch_home import HomeSettings
 from pictool.store.store import Store
-from serve.live import DOCS, NAME, Live, serving, text_of
 
 QUESTION = "\n\nReally?"
 TEXTS = [f"{doc}It is page {i}, and it is read by nobody at all." for i, doc in enumerate(DOCS)]
@@ -297,8 +297,9 @@ def test_a_verified_answer_says_how_far_it_is_from_full(served: Served) -> None:
 
 def test_gemini_and_span_queries(served: Served, torch_server: Live) -> None:
     body = {"contents": [{"parts": [{"text": QUESTION}]}], "generationConfig": {"temperature": 0, "maxOutputTokens": 6}}
-    query = {"g": {"model": "spnl/any", "max_tokens": 6, "temperature": 0,
-                   "input": {"cross": [{"plus": [{"user": text} for text in TEXTS]}, {"user": "Really?"}]}}}  # fmt: skip
+    documents = {"plus": [{"user": text} for text in TEXTS]}
+    options = {"model": "spnl/any", "max_tokens": 6, "temperature": 0}
+    query = {"g": options | {"input": {"cross": [documents, {"user": "Really?"}]}}}
     said: list[Any] = []
     with served.client() as client:
         for home in (client, torch_server.client):
@@ -313,7 +314,9 @@ def test_gemini_and_span_queries(served: Served, torch_server: Live) -> None:
             assert "".join(texts) == text
             queried = home.post("/v1/query/execute", content=json.dumps(query))
             assert queried.status_code == 200, queried.text
-            said.append((text, whole["pic"], whole["usageMetadata"]["promptTokenCount"], queried.json()["choices"]))
+            answers = [text, *(choice["text"] for choice in queried.json()["choices"])]
+            count = whole["usageMetadata"]["promptTokenCount"]
+            said.append(([part.rstrip("\ufffd") for part in answers], whole["pic"], count))
     assert said[0] == said[1] and said[0][1]["chunks"] == len(TEXTS)
 
 
