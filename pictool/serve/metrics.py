@@ -25,15 +25,13 @@ class Metrics:
     ) -> None:
         self._registry = registry or CollectorRegistry()
         self._status = status
-        registry: dict[str, Any] = {"registry": self._registry}
-        times = registry | {"buckets": _SECONDS}
-        self.requests = Counter("pic_requests", "Requests by route and status.", ["route", "status"], **registry)
+        kept: dict[str, Any] = {"registry": self._registry}
+        times = kept | {"buckets": _SECONDS}
+        self.requests = Counter("pic_requests", "Requests by route and status.", ["route", "status"], **kept)
         self.ttft = Histogram("pic_ttft_seconds", "From a request to its first text.", **times)
-        self.duration = Histogram(
-            "pic_request_seconds", "Of requests that were answered.", buckets=_SECONDS, **registry
-        )
-        self._tokens = Counter("pic_tokens", "Tokens of prompts by reuse, and generated.", ["kind"], **registry)
-        self._hits = Counter("pic_linked_chunks", "Documents linked, by how they were found.", ["source"], **registry)
+        self.duration = Histogram("pic_request_seconds", "Of requests that were answered.", buckets=_SECONDS, **kept)
+        self._tokens = Counter("pic_tokens", "Tokens of prompts by reuse, and generated.", ["kind"], **kept)
+        self._hits = Counter("pic_linked_chunks", "Documents linked, by how they were found.", ["source"], **kept)
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "pic_waiting_requests": ("Requests in the queue.", lambda: status().waiting),
             "pic_active_requests": ("Requests that take turns.", lambda: status().active),
@@ -43,8 +41,8 @@ class Metrics:
             ),
         }  # fmt: skip
         for name, (what, value) in gauges.items():
-            Gauge(name, what, **registry).set_function(value)
-        self._kl = Gauge("pic_divergence_nats", "KL(full, linked) of the start-up check.", ["policy"], **registry)
+            Gauge(name, what, **kept).set_function(value)
+        self._kl = Gauge("pic_divergence_nats", "KL(full, linked) of the start-up check.", ["policy"], **kept)
 
     def count_prompt(self, reuse: Reuse) -> None:
         """Count what was done with a prompt."""

@@ -8,13 +8,15 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from copy import copy, deepcopy
 from typing import Any, TypeVar
 
 import numpy as np
 
 from pictool.compiler.chunking import make_chunk, make_chunks
+from pictool.compiler.compile import object_key
 from pictool.core import Chunk, CompileOptions, Sampling, TokenIds
 from pictool.engines.vllm.online import OnlineEngine
 from pictool.engines.vllm.request import MAX_OBJECTS
@@ -66,7 +68,7 @@ class VllmHome(Home):
         self.policy: Policy = _FULL
         self.divergence: dict[str, float] = {}
         self.problem: str | None = None
-        self._active = 0
+        self._num_active = 0
         self._encoding, self._querying = threading.Lock(), asyncio.Lock()
 
     async def start(self, serving: Serving) -> None:
@@ -78,13 +80,30 @@ class VllmHome(Home):
         await self._recognise_nothing()
 
     def status(self) -> Status:
-        return Status(0, self._active, label_of(self.policy), self.divergence, self.problem)
+        return Status(0, self._num_active, label_of(self.policy), self.divergence, self.problem)
 
     # The home's contract
 
     async def answer(self, work: Work) -> AsyncGenerator[Event, None]:
         laid, params = await self.prompt(work.tenant, work.prompt, work.linking)
         hearing, engine = Hearing(), self.engine_of(work.tenant)
+        with self.active():
+            async with aclosing(self._events(work, laid, params, hearing, engine)) as events:
+                async for event in events:
+                    yield event
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Count a request as one that runs."""
+        self._num_active += 1
+        try:
+            yield
+        finally:
+            self._num_active -= 1
+
+    async def _events(
+        self, work: Work, laid: LaidOut, params: object, hearing: Hearing, engine: OnlineEngine
+    ) -> AsyncGenerator[Event, None]:
         room = self.context_length - len(laid.tokens)
         if room < 1:
             raise InputError(
@@ -95,7 +114,6 @@ class VllmHome(Home):
             engine, laid.tokens.tolist(), work.sampling, limit, work.n, {"pic": params}, hearing
         )  # fmt: skip
         started = False
-        self._active += 1
         try:
             async for output in outputs:
                 for part in output.outputs:
@@ -112,7 +130,6 @@ class VllmHome(Home):
             if work.linking.verifies:
                 yield Verified(await self.serving.verify(hearing.prompts[0]))
         finally:
-            self._active -= 1
             await outputs.aclose()
 
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
@@ -228,9 +245,10 @@ class VllmHome(Home):
         if not made or not policy.needs.objects:
             return {text: ("", ids) for text, ids in zip(texts, tokens, strict=True)}
         options = CompileOptions(Spec(policy=policy).objects.sinks)
-        done = await asyncio.to_thread(engine.compile, [chunk for chunk in made if chunk.tokens], options)
-        keys = {part.chunk.text: part.key for part in done}
-        return {text: (keys.get(text, ""), ids) for text, ids in zip(texts, tokens, strict=True)}
+        keys = [object_key(engine.model, chunk, options) for chunk in made]
+        missing = [chunk for chunk, key in zip(made, keys, strict=True) if chunk.tokens and not self._store.has(key)]
+        await asyncio.to_thread(engine.compile, missing, options)
+        return dict(zip(texts, zip(keys, tokens, strict=True), strict=True))
 
     def _object(
         self, piece: Stored | Marked, model: Model, marked: Mapping[str, tuple[str, TokenIds]]

@@ -191,7 +191,7 @@ async def _hand_on(
 ) -> Response:  # fmt: skip
     """vLLM's own response, with the field `pic`."""
     try:
-        with Hearing() as hearing:
+        with Hearing() as hearing, home.active():
             response = await hand_on(body, request)
     except ValidationError as error:
         first = error.errors()[0]
@@ -240,13 +240,12 @@ class Reported:
         """The events of vLLM's stream; the last one with a choice has the field `pic`."""
         num_ended = 0
         try:
-            async for event in events:
-                ended = _ended_choices(event)
-                num_ended += ended
-                if ended and num_ended == num_choices:
-                    yield await self._with_report(event)
-                else:
-                    yield event
+            with self._home.active():
+                async for event in events:
+                    ended = _ended_choices(event)
+                    num_ended += ended
+                    is_last = ended and num_ended == num_choices
+                    yield await self._with_report(event) if is_last else event
         finally:
             close = getattr(events, "aclose", None)
             if close is not None:
