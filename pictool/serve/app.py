@@ -50,7 +50,8 @@ def refuse(request: Request, error: Exception) -> JSONResponse:
     """The response to a request that an exception ended."""
     told = ApiError.of(error)
     if told.status >= 500:
-        _log.error("pic: a request failed", exc_info=error)
+        is_known = isinstance(error, PicError)
+        _log.error("pic: a request failed%s", f": {error}" if is_known else "", exc_info=None if is_known else error)
     return _response(told, request)
 
 

@@ -18,7 +18,7 @@ from pictool.serve.files import Files
 from pictool.serve.metrics import Metrics
 from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.work import Delta, Event, Finished, Home, Started, Work
-from pictool.store.leases import Lease, Leases
+from pictool.store.leases import Lease, Leases, leased_keys
 
 T = TypeVar("T")
 DEFAULT_TTL_S = 3600.0
@@ -39,7 +39,11 @@ class ServiceSettings:
 
 
 class Service:
-    """One server."""
+    """One server.
+
+    Raises:
+        StoreError: the leases of the store cannot be read.
+    """
 
     def __init__(
         self, home: Home, root: Path, keys: Keys, settings: ServiceSettings = ServiceSettings(),
@@ -47,6 +51,7 @@ class Service:
     ) -> None:  # fmt: skip
         self.home, self.keys, self.settings, self.clock = home, keys, settings, clock
         self.leases, self.files = Leases(root, clock), Files(root)
+        leased_keys(root)  # a damaged file is told at the start, not to every client
         self.metrics = Metrics(home.status, self.leases.count, registry)
 
     def tenant(self, request: Request) -> Tenant:
