@@ -10,8 +10,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.routing import Match
 
+from pictool.engines.vllm.serving import Refused
 from pictool.errors import PicError
-from pictool.serve.app import Gate, Message, Receive, Send, health_of, refuse
+from pictool.serve.app import AsciiResponse, Gate, Message, Receive, Send, health_of, refuse
 from pictool.serve.cache_routes import cache_routes
 from pictool.serve.errors import ApiError
 from pictool.serve.gemini_routes import gemini_routes
@@ -38,8 +39,14 @@ def attach(app: FastAPI, service: Service, home: VllmHome) -> None:
     app.include_router(router)
     for kind in (ApiError, PicError):
         app.exception_handler(kind)(_handle)
+    app.exception_handler(Refused)(_refused)
     app.add_middleware(Guard, service=service, router=router)  # type: ignore[arg-type]
     app.add_middleware(Gate, service=service)  # type: ignore[arg-type]
+
+
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Refused)
+    return AsciiResponse(error.body, error.status)
 
 
 async def _handle(request: Request, error: Exception) -> JSONResponse:

@@ -15,8 +15,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import TypeAdapter, ValidationError
 
 from pictool.engines.vllm.request import SALT_PREFIX as PREFIX
-from pictool.engines.vllm.serving import Hearing, Refused
-from pictool.serve.app import AsciiResponse
+from pictool.engines.vllm.serving import Hearing
 from pictool.serve.errors import ApiError
 from pictool.serve.layout import LaidOut
 from pictool.serve.openai_routes import POLICY
@@ -63,9 +62,12 @@ def vllm_routes(service: Service, home: VllmHome) -> APIRouter:
 
 
 async def _read(request: Request) -> dict[str, Any]:
-    """The body of a request. Raises ApiError."""
+    """The body of a request. Raises ApiError, also for half of a surrogate pair, which no tokenizer takes."""
     try:
         body = json.loads(await request.body())
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(400, "body: has half of a surrogate pair, which is no text") from error
     except (ValueError, RecursionError) as error:
         raise ApiError(400, "body: is not JSON") from error
     if not isinstance(body, dict):
@@ -197,8 +199,6 @@ async def _hand_on(
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))[:200]
         raise ApiError(400, f"{place or 'body'}: {first['msg']}", param=place.partition(".")[0] or None) from error
-    except Refused as refused:
-        return AsciiResponse(refused.body, refused.status)
     reported = Reported(service, home, wanted, hearing, started)
     if isinstance(response, StreamingResponse):
         num_choices = int(body.get("n") or 1) * max(1, _num_prompts(body))

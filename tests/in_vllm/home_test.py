@@ -343,6 +343,8 @@ WRONG: list[tuple[int, dict[str, Any]]] = [
     (400, {"kv_transfer_params": {"pic": {}}, "pic": {"policy": "naive"}}),
     (400, {"documents": [{"text": "word " * 2000}]}),
     (400, {"max_tokens": -5}),
+    (400, {"chat_template": "x", "documents": [{"text": TEXTS[0]}]}),
+    (400, {"stop": "\ud800"}),
 ]
 
 
@@ -350,7 +352,8 @@ WRONG: list[tuple[int, dict[str, Any]]] = [
 def test_what_is_refused_says_why(served: Served, status: int, change: dict[str, Any]) -> None:
     for more in ({}, {"stream": True}):
         with served.client() as client:
-            response = client.post("/v1/chat/completions", json=ASK | {"messages": user("Why?")} | more | change)
+            body = json.dumps(ASK | {"messages": user("Why?")} | more | change)
+            response = client.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
         assert response.status_code == status, response.text
         assert response.json()["error"]["message"]
 
