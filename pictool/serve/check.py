@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -45,26 +45,33 @@ def check_linking(model: Model, policy: Policy, limit: float = MAX_KL) -> Checke
 
     Objects of the check are in a store of its own, which is removed.
     """
-    full, divergences = make_policy(BASELINE), []
+    divergences = []
     with tempfile.TemporaryDirectory(prefix="pic-check-") as root:
         engine = TorchEngine(model, Store(root))
-        for number in range(_PROMPTS):
-            prompt = write_prompt(random.Random(_SEED + number), _PAGES)
-            pages = _fitting(model, [make_chunk(model, page, f"page {i}") for i, page in enumerate(prompt.pages)])
-            specs = [Spec(prompt.questions[0].text, pages, wanted) for wanted in (full, policy)]
-            logits = [engine.link(spec).logits for spec in specs]
+        for spec in check_prompts(model, policy, model.max_positions):
+            logits = [engine.link(replace(spec, policy=wanted)).logits for wanted in (make_policy(BASELINE), policy)]
             assert logits[0] is not None and logits[1] is not None
             divergences.append(first_token_kl(logits[0], logits[1]))
     return Checked(fmean(divergences), limit)
 
 
-def _fitting(model: Model, pages: Sequence[Chunk]) -> list[Chunk]:
+def check_prompts(model: Model, policy: Policy, positions: int) -> list[Spec]:
+    """The prompts of the check, which have so many positions at most. Raises InputError if that is too few."""
+    specs = []
+    for number in range(_PROMPTS):
+        prompt = write_prompt(random.Random(_SEED + number), _PAGES)
+        chunks = [make_chunk(model, page, f"page {i}") for i, page in enumerate(prompt.pages)]
+        specs.append(Spec(prompt.questions[0].text, _fitting(model, chunks, positions), policy))
+    return specs
+
+
+def _fitting(model: Model, pages: Sequence[Chunk], positions: int) -> list[Chunk]:
     """The pages for which a model has room, in their order.
 
     Raises:
         InputError: not even two.
     """
-    fitting, room = list[Chunk](), model.max_positions - _OTHER
+    fitting, room = list[Chunk](), positions - _OTHER
     for page in pages:
         if len(page) <= room:
             fitting.append(page)
