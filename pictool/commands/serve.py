@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool import __version__
 from pictool.commands.engine import find_engine
-from pictool.commands.errors import UsageError
+from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.options import (
     ANSWER,
     COMPILING,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 app = make_app()
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _CHECKS = ("exact", "refuse", "off")
-_TORCH_ONLY = ("queue", "active", "max_tokens", "codec")
+_TORCH_ONLY = ("queue", "active", "max_tokens", "codec", "learn")
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,9 @@ class ServeOptions:
     ] = 16
     ttl: Annotated[float, option("--ttl", "S", "Of caches that name none.", COMPILING, min=1)] = 3600.0
     codec: CodecOption = None
+    learn: Annotated[
+        Optional[str], option("--learn", "SIZE", "Compile texts that requests repeat, so many bytes (off).", COMPILING)
+    ] = None
 
 
 @command(app, "serve", "model", "device", "dtype", "store", "remote", *SALT)
@@ -183,15 +186,19 @@ def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
 
 def make_home_settings(options: ServeOptions, settings: Settings) -> HomeSettings:
     """How the home works. Raises InputError for a policy or codec that there is not."""
+    from pictool.commands.sizes import parse_size
     from pictool.linker.grid import parse_policy
     from pictool.serve.torch_home import HomeSettings
     from pictool.store.codecs import require_codec
 
     codec = options.codec or settings.codec
     require_codec(codec)
+    with of_command_line():
+        learned = 0 if options.learn is None else parse_size("--learn", options.learn)
     return HomeSettings(
         parse_policy(options.policy), frozenset(options.allow) if options.allow else None, options.queue,
         options.active, options.max_tokens, options.min_tokens, codec=codec, name=options.name,
+        learned_bytes=learned,
     )  # fmt: skip
 
 

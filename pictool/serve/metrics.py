@@ -35,6 +35,7 @@ class Metrics:
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "pic_waiting_requests": ("Requests in the queue.", lambda: status().waiting),
             "pic_active_requests": ("Requests that take turns.", lambda: status().active),
+            "pic_learned_bytes": ("Of objects of texts that requests repeat.", lambda: status().learned_bytes),
             "pic_leases": ("Caches that have not expired.", num_leases),
             "pic_fell_back_to_exact": (
                 "1 if the start-up check turned linking off.", lambda: status().problem is not None

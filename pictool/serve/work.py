@@ -217,13 +217,19 @@ class CompiledText:
 
 @dataclass(frozen=True)
 class Status:
-    """How a home is. `divergence` is KL(full ‖ linked) in nats by policy, of the start-up check."""
+    """How a home is.
+
+    Fields:
+        divergence: KL(full ‖ linked) in nats by policy, of the start-up check.
+        learned_bytes: of objects that were compiled from texts which requests repeat.
+    """
 
     waiting: int
     active: int
     policy: str
     divergence: Mapping[str, float] = field(default_factory=dict)
     problem: str | None = None
+    learned_bytes: int = 0
 
 
 class Home(ABC):
