@@ -27,7 +27,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.
 # Who stands on whom, lowest first. A part imports from the parts below it, and itself; `core` from `errors`, `commands`
 # from `tui`, and nothing else from beside it. `pictool/__init__.py` re-exports, and is exempt.
 RANKS = {
-    "core": 0, "errors": 0, "escapes": 0, "plugins": 0, "reading": 0,
+    "core": 0, "errors": 0, "escapes": 0, "plugins": 0, "reading": 0, "routing": 0,
     "store": 1, "runtime": 1, "world": 1,
     "compiler": 2,
     "linker": 3,
