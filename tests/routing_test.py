@@ -15,7 +15,9 @@ from pictool.routing import Routing, rank
 NAMES = [f"replica-{number}" for number in range(8)]
 KEYS = [f"key-{number}" for number in range(6)]
 BY_BYTES = Routing(queue_bytes=0.0)
-Sizes, Residency, Queues = dict[str, int], dict[str, list[str]], dict[str, float]
+Sizes = dict[str, int]
+Residency = dict[str, list[str]]
+Queues = dict[str, float]
 
 replicas = st.lists(st.sampled_from(NAMES), min_size=1, unique=True)
 queues_of = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 20), min_size=1)
