@@ -28,6 +28,7 @@ from pictool.reading import NotRegularError, open_regular
 from pictool.store.entries import SUFFIX, litter_candidates
 from pictool.store.files import atomic_write, read_at, remove_litter
 from pictool.store.format import ObjectFile
+from pictool.store.header import Header, HeaderError, header_bytes
 from pictool.store.pace import MIN_RATE, BadAnswer, Pace, TooSlow
 
 _OBJECT_STORES = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "obs", "oci", "oss", "s3", "s3a", "tos"}
@@ -35,6 +36,7 @@ _READ_ONLY = {"http", "https"}
 _TEMPORARY = {408, 425, 429}  # HTTP statuses below 500 after which trying again helps
 _DENIED = {401, 403, 407}
 _DOWN_S = 30.0  # for so long a remote that could not be reached gets no requests
+_FIRST = 1 << 16  # bytes in which a header mostly is
 _TRAILER = 1 << 16  # bytes at an object's end that a push compares
 _STALE_S = 24 * 3600.0  # the age from which a temp file without a lock counts as that of a dead push
 _MAX_LISTED = 10_000  # names in a directory for temp files that a push looks at
@@ -158,6 +160,30 @@ class Remote:
         if self._protocol in _READ_ONLY:
             raise StoreError(f"{self}: is read-only ({self._protocol}); push to the directory or bucket that it serves")
 
+    def whole_bytes(self, key: str) -> int | None:
+        """Bytes of an object that it has, as far as its beginning tells: the header names the key, and its file is as
+        long as that says. None if there is none, or another. The data are not read.
+
+        Raises:
+            RemoteError: all attempts failed.
+        """
+        found = self.read_first(key, _FIRST)
+        if found is None:
+            return None
+        first, _ = found
+        try:
+            length = header_bytes(first)
+            if len(first) < length:
+                first += self.read(key, len(first), length) or b""
+            header = Header.parse(first[8:length])
+        except HeaderError:
+            return None
+        size = length + header.data_bytes
+        return size if header.meta.key == key and self._size(key) == size else None
+
+    def _size(self, key: str) -> int | None:
+        return self._attempt(key, lambda: int(self._files.info(self._path(key))["size"]))
+
     def has_same(self, file: ObjectFile) -> bool:
         """Whether it has this object, whole.
 
@@ -174,7 +200,7 @@ class Remote:
             except ObjectError:
                 return False
             return True
-        if self._attempt(key, lambda: int(self._files.info(self._path(key))["size"])) != size:
+        if self._size(key) != size:
             return False
         header, trailer = file.header(), max(0, size - _TRAILER)
         if self.read(key, 0, len(header)) != header:
