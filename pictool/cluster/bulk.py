@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pictool.cluster.manifest import row_schema, to_table
@@ -23,7 +23,7 @@ from pictool.errors import PicError, StoreError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_BLOCK_TOKENS = 1 << 15  # of a batch, about: much more than a forward takes, so that little of one is padding
+BATCH_TOKENS = 1 << 15  # much more than a forward takes, so that little of one is padding
 _TOKEN_BYTES = 4  # of text, about
 _FILES_PER_TASK = 64  # small files that one task reads
 _WORKER_SHARE = 0.5  # of its CPUs that a worker reserves, so that those of a dead node find a place on the others
@@ -93,12 +93,13 @@ class BulkResult:
 
 def compile_bulk(
     sources: Sequence[SourceFile], columns: Columns, spec: BulkSpec, workers: int | None = None,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[Progress], None] = lambda _: None, batch_tokens: int = BATCH_TOKENS,
 ) -> BulkResult:  # fmt: skip
     """Compile all documents of these sources to objects at the remote, on the cluster that Ray is connected to.
 
     Args:
         workers: actors, each with a model; None: as many as there are GPUs, or CPUs without.
+        batch_tokens: of the documents that a worker compiles together, and loses if it dies; about.
 
     Raises:
         PicError: no worker can open the model, or nothing can be written to the remote any more.
@@ -108,7 +109,7 @@ def compile_bulk(
     started, tables = time.monotonic(), list[Any]()
     progress, lost = Progress(to_read=sum(source.num_bytes for source in sources)), 0
     try:
-        for table in _rows(sources, columns, spec, workers):
+        for table in _rows(sources, columns, spec, workers, batch_tokens * _TOKEN_BYTES):
             tables.append(table)
             progress = progress.plus(table, time.monotonic() - started)
             on_progress(progress)
@@ -120,18 +121,20 @@ def compile_bulk(
     return BulkResult(tuple(tables), progress)
 
 
-def _rows(sources: Sequence[SourceFile], columns: Columns, spec: BulkSpec, workers: int | None) -> Iterator[pa.Table]:
+def _rows(
+    sources: Sequence[SourceFile], columns: Columns, spec: BulkSpec, workers: int | None, batch_bytes: int
+) -> Iterator[pa.Table]:
     """The rows of all chunks, in the order in which they are ready."""
     import ray
 
-    quiet_data()
+    prepare_data(batch_bytes)
     is_on_gpu, count = workers_of(ray.cluster_resources(), spec.device, workers)
-    items = [{"name": source.name, "url": source.url, "num_bytes": source.num_bytes} for source in sources]
+    items = [asdict(source) for source in sources]
     tables = sum(source.is_table for source in sources)
-    documents = ray.data.from_items(
-        items, override_num_blocks=max(1, tables + math.ceil((len(items) - tables) / _FILES_PER_TASK))
-    ).map_batches(
-        _read, fn_kwargs={"columns": columns}, batch_size=None, batch_format="pyarrow", num_cpus=_READER_CPUS
+    blocks = max(1, tables + math.ceil((len(items) - tables) / _FILES_PER_TASK))
+    documents = ray.data.from_items(items, override_num_blocks=blocks).map_batches(
+        _read, fn_kwargs={"columns": columns, "batch_bytes": batch_bytes}, batch_size=None, batch_format="pyarrow",
+        num_cpus=_READER_CPUS,
     )  # fmt: skip
     rows = documents.map_batches(
         _Actor, fn_constructor_args=(spec,), batch_size=None, batch_format="pyarrow", concurrency=(1, count),
@@ -147,26 +150,26 @@ def workers_of(resources: dict[str, float], device: str, workers: int | None) ->
     return is_on_gpu, workers or (gpus if is_on_gpu else max(1, int(resources.get("CPU", 1))))
 
 
-def quiet_data() -> None:
+def prepare_data(batch_bytes: int) -> None:
     """Let Ray Data say nothing but errors, and make blocks that are batches of the workers."""
     import ray
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
-    context.target_max_block_size = _BLOCK_TOKENS * _TOKEN_BYTES
+    context.target_max_block_size = batch_bytes
     context.target_min_block_size = 0
     context.raise_original_map_exception = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
 
 
-def _read(batch: pa.Table, columns: Columns) -> Iterator[pa.Table]:
+def _read(batch: pa.Table, columns: Columns, batch_bytes: int) -> Iterator[pa.Table]:
     """The documents of files, in tables that are cut into blocks by Ray Data."""
     for item in batch.to_pylist():
         held, size = list[Document](), 0
         for document in read_documents(SourceFile(**item), columns):
             held.append(document)
             size += len(document.text or "")
-            if size >= _BLOCK_TOKENS * _TOKEN_BYTES:
+            if size >= batch_bytes:
                 yield _documents(held)
                 held, size = [], 0
         yield _documents(held)

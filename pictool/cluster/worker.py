@@ -114,9 +114,9 @@ class Worker:
         there = {} if self._spec.force else self._present(list(chunks))
         made = self._compile(model, {key: chunk for key, chunk in chunks.items() if key not in there})
         seconds = (time.perf_counter() - started) / len(documents)
-        rows = []
+        rows, results, new = [], {**there, **made}, set(made)
         for document, parts in zip(documents, cut, strict=True):
-            rows += self._rows(model, document, parts, {**there, **made}, set(made), seconds)
+            rows += self._rows(model, document, parts, results, new, seconds)
         return rows
 
     def _cut(self, model: Model, document: Document) -> list[Chunk] | str:
@@ -182,7 +182,7 @@ class Worker:
 
     def _rows(
         self, model: Model, document: Document, parts: list[Chunk] | str, results: Mapping[str, int | PicError],
-        made: set[str], seconds: float,
+        new: set[str], seconds: float,
     ) -> list[Row]:  # fmt: skip
         if isinstance(parts, str):
             return [Row(document.id, None, None, None, None, parts, False, True, seconds, document.num_bytes)]
@@ -193,10 +193,11 @@ class Worker:
             size, error = (None, str(result)) if isinstance(result, PicError) else (result, None)
             rows.append(
                 Row(
-                    document.id, number, key, len(chunk), size, error, error is None and key in made, is_first,
+                    document.id, number, key, len(chunk), size, error, error is None and key in new, is_first,
                     seconds * is_first, document.num_bytes * is_first,
                 )
             )  # fmt: skip
+            new.discard(key)  # once, if documents are equal
         return rows
 
 

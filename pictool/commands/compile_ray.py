@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 _MANIFEST = "manifest.parquet"
+_ATTEMPTS = 8  # of a request to the remote: half a minute
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,11 @@ def make_spec(what: Compilation, model: Model, settings: Settings) -> BulkSpec:
     from pictool.cluster.worker import BulkSpec
     from pictool.core import CompileOptions
     from pictool.runtime.model import local_directory
-    from pictool.store.remote import Remote
+    from pictool.store.remote import Remote, Retry
 
     url = settings.remote or ""
-    remote = Remote(url if "://" in url else str(Path(url).absolute()), min_rate=settings.remote_rate or MIN_RATE)
+    name = url if "://" in url else str(Path(url).absolute())
+    remote = Remote(name, Retry(_ATTEMPTS), min_rate=settings.remote_rate or MIN_RATE)
     remote.require_writable()
     remote.remove_litter()
     named = local_directory(settings.model)
