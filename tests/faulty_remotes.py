@@ -11,20 +11,13 @@ from pathlib import Path
 from pictool.store.remote import Remote
 
 
-class HalfFailing(Remote):
-    """Every second write breaks off, at random."""
+class SlowAndHalfFailing(Remote):
+    """Every second write breaks off, at random, and every one takes a while."""
 
     def _put(self, path: os.PathLike[str], target: str) -> bool:
+        time.sleep(0.02)
         if random.random() < 0.5:
             raise ConnectionResetError("the connection was reset")
-        return super()._put(path, target)
-
-
-class Slow(Remote):
-    """Every write takes a while."""
-
-    def _put(self, path: os.PathLike[str], target: str) -> bool:
-        time.sleep(0.05)
         return super()._put(path, target)
 
 

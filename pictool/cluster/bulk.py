@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pictool.cluster.manifest import row_schema, to_table
+from pictool.cluster.manifest import Row, row_schema, to_table
 from pictool.cluster.sources import Columns, Document, SourceFile, read_documents
 from pictool.cluster.worker import BulkSpec, Worker
-from pictool.errors import PicError, StoreError
+from pictool.errors import ModelError, PicError, StoreError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +28,7 @@ _TOKEN_BYTES = 4  # of text, about
 _FILES_PER_TASK = 64  # small files that one task reads
 _WORKER_SHARE = 0.5  # of its CPUs that a worker reserves, so that those of a dead node find a place on the others
 _READER_CPUS = 0.1
+FATAL = "\0fatal"  # the id of a row that stands for a worker which cannot compile anything
 _HOPELESS = 200  # objects that fail to be written, one after another
 
 
@@ -104,20 +105,17 @@ def compile_bulk(
     Raises:
         PicError: no worker can open the model, or nothing can be written to the remote any more.
     """
-    import ray
-
     started, tables = time.monotonic(), list[Any]()
     progress, lost = Progress(to_read=sum(source.num_bytes for source in sources)), 0
-    try:
-        for table in _rows(sources, columns, spec, workers, batch_tokens * _TOKEN_BYTES):
-            tables.append(table)
-            progress = progress.plus(table, time.monotonic() - started)
-            on_progress(progress)
-            lost = _count_lost(table, lost)
-            if lost >= _HOPELESS:
-                raise StoreError(f"{_last_error(table)}; {lost} objects failed one after another, what is there stays")
-    except ray.exceptions.RayError as error:
-        raise _cause(error) from error
+    for table in _rows(sources, columns, spec, workers, batch_tokens * _TOKEN_BYTES):
+        if FATAL in table["id"].to_pylist():
+            raise ModelError(_last_error(table))
+        tables.append(table)
+        progress = progress.plus(table, time.monotonic() - started)
+        on_progress(progress)
+        lost = _count_lost(table, lost)
+        if lost >= _HOPELESS:
+            raise StoreError(f"{_last_error(table)}; {lost} objects failed one after another, what is there stays")
     return BulkResult(tuple(tables), progress)
 
 
@@ -192,7 +190,10 @@ class _Actor:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         documents = [Document(**record) for record in batch.to_pylist()]
-        return to_table(self._worker.compile(documents)) if documents else row_schema().empty_table()
+        try:
+            return to_table(self._worker.compile(documents)) if documents else row_schema().empty_table()
+        except PicError as error:  # Ray would wrap it, and lose what it is
+            return to_table([Row(FATAL, None, None, None, None, str(error), False, True, 0.0, 0)])
 
 
 def _count_lost(rows: pa.Table, lost: int) -> int:
@@ -206,14 +207,3 @@ def _count_lost(rows: pa.Table, lost: int) -> int:
 
 def _last_error(rows: pa.Table) -> str:
     return next(str(error) for error in reversed(rows["error"].to_pylist()) if error is not None)
-
-
-def _cause(error: BaseException) -> BaseException:
-    """The error of ours that Ray wraps; else Ray's own."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, PicError):
-            return seen
-        inner = getattr(seen, "cause", None)
-        seen = inner if isinstance(inner, BaseException) else seen.__cause__
-    return error
