@@ -33,6 +33,7 @@ from pictool.routing import Routing, rank
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+_WARM_UP = 0.5  # of the requests, which fill the local tiers: neither their bytes nor their TTFT count
 _GRID = 64  # lengths of context at which the estimator is asked; between them it is interpolated
 _AFFINITY_SLACK = 10  # requests by which a preferred queue may be longer than another (Ray's prefix-aware router)
 _POINTS = 100  # of a replica on the ring
@@ -325,7 +326,7 @@ class Outcome:
     """What a router made of the requests.
 
     Fields:
-        moved_bytes: that came from the remote; wanted_bytes: of all requests.
+        moved_bytes: that came from the remote; wanted_bytes: of the requests; both after the warm-up, as TTFT.
         ttft_p50, ttft_p99: seconds. imbalance: the most requests of a replica over the mean, of those that were there
             all the time. retried: requests whose replica died. choose_s: seconds to choose, of a request (median).
     """
@@ -362,6 +363,7 @@ class Simulation:
         self._events = sorted(_deaths(site, float(requests.arrivals[-1]), seed))
         self._draw = random.Random(seed + 1)
         self._next_report, self._next_name = site.report_s, 0
+        self._first_counted = int(_WARM_UP * len(requests.arrivals))
         self._moved = self._wanted = self._retried = 0
         self._choose_s: list[float] = []
 
@@ -374,7 +376,7 @@ class Simulation:
             self._advance(now)
             self._route(number, now)
         served = [replica.served for replica in founders if replica.name in self._replicas]
-        ttft = self._first_token - self._requests.arrivals
+        ttft = (self._first_token - self._requests.arrivals)[self._first_counted :]
         busy = sum(replica.busy_s for replica in self._replicas.values())
         return Outcome(
             self._router.label, self._site.replicas, self._moved, self._wanted,
@@ -422,8 +424,9 @@ class Simulation:
         replica.running[number] = None
         self._first_token[number] = end
         heapq.heappush(self._ends, (end, number, name))
-        self._moved += moved
-        self._wanted += sum(sizes)
+        if number >= self._first_counted:
+            self._moved += moved
+            self._wanted += sum(sizes)
 
     def _join(self) -> None:
         name = f"replica-{self._next_name}"

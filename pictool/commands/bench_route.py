@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.bench_common import command_line, print_table, threads_of
+from pictool.commands.bench_common import command_line, print_table
 from pictool.commands.errors import UsageError
 from pictool.commands.options import OUTPUT, JsonOption, command, make_app, option
 from pictool.commands.outputs import print_json, write_json
@@ -93,7 +93,7 @@ def run_route(options: RouteOptions, settings: Settings) -> None:
     if options.as_json:
         print_json(written)
     else:
-        print_outcomes(options, outcomes, fleets, written)
+        print_outcomes(options, outcomes, fleets)
 
 
 def make_demand(options: RouteOptions) -> Demand:
@@ -171,13 +171,11 @@ def make_report(options: RouteOptions, site: Site, costs: Costs, demand: Demand,
     }  # fmt: skip
 
 
-def print_outcomes(
-    options: RouteOptions, outcomes: list[Outcome], fleets: list[FleetSize], written: dict[str, Any]
-) -> None:
+def print_outcomes(options: RouteOptions, outcomes: list[Outcome], fleets: list[FleetSize]) -> None:
     print(
         f"{options.replicas:,d} replicas with {options.cache_gb:g} GB each ({options.local}), {options.objects:,d} "
-        f"objects ({options.far}); {options.requests:,d} requests at {options.rate:g} a second, simulated on "
-        f"{threads_of(written['machine'])}"
+        f"objects ({options.far}); {options.requests:,d} requests at {options.rate:g} a second, "
+        "of which the first half warms up"
     )
     columns = ["router", "TB moved", "hit rate", "TTFT p50", "p99 s", "most / mean", "busy", "retried", "choosing us"]
     print_table(columns, [_row(outcome) for outcome in outcomes])
