@@ -24,9 +24,11 @@ F = TypeVar("F", bound=Callable[..., None])
 
 # Headings of options in help texts, in their order
 OPTIONS, PROMPT, DATASET, POLICY, ANSWER = "Options", "Prompt", "Dataset", "Policy", "Answer"
-ANALYSIS, COMPILING, OUTPUT, MODEL, STORE = "Analysis", "Compiling", "Output", "Model", "Store"
-CLUSTER = "Cluster"
-_HEADINGS = ("Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, ANALYSIS, COMPILING, CLUSTER, OUTPUT, MODEL, STORE)
+SECTIONS, ANALYSIS, COMPILING, OUTPUT = "Sections", "Analysis", "Compiling", "Output"
+CLUSTER, MODEL, STORE = "Cluster", "Model", "Store"
+_HEADINGS = (
+    "Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, SECTIONS, ANALYSIS, COMPILING, CLUSTER, OUTPUT, MODEL, STORE
+)  # fmt: skip
 SPECS = "NAME, NAME-NUMBER or NAME:FIELD=VALUE[,VALUE...]; repeatable. A wrong name lists all."
 
 
@@ -80,6 +82,9 @@ _SETTINGS = {
     "store": Annotated[Optional[str], option("--store", "DIR", "Directory of objects (PIC_STORE; .pic).", STORE)],
     "remote": Annotated[
         Optional[str], option("--remote", "URL", "A store to fetch missing objects from (PIC_REMOTE).", STORE)
+    ],
+    "server": Annotated[
+        Optional[str], option("--server", "URL", "Let a running pic serve do it (PIC_SERVER; '' is none).", MODEL)
     ],
     "salt": Annotated[
         Optional[str],

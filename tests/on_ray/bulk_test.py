@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
 FILES, LINES, ROWS = 400, 1000, 600
-CHUNK_TOKENS = 48
+CHUNK_TOKENS = 96
 BATCH_TOKENS = 256  # so that 2,000 short documents are many batches
 Rows = list[tuple[object, ...]]
 
@@ -92,6 +92,11 @@ def run(
 
 def manifest_of(result: BulkResult) -> Rows:
     return sorted(tuple(row[name] for name in COLUMNS) for table in result.tables for row in table.to_pylist())
+
+
+def rows_of(expected: Rows) -> Rows:
+    """What the parquet file alone becomes."""
+    return [row for row in expected if str(row[0]).startswith("row")]
 
 
 def require_remote(path: Path, rows: Sequence[tuple[object, ...]]) -> None:
@@ -156,7 +161,7 @@ def test_workers_and_a_node_that_are_killed_lose_nothing_and_double_nothing(
 def test_a_slow_remote_that_fails_half_of_its_writes(
     corpus: Path, expected: Rows, tiny_dir: Path, tmp_path: Path
 ) -> None:
-    rows = [row for row in expected if str(row[0]).startswith("row")]
+    rows = rows_of(expected)
     patient = Retry(attempts=20, first_s=0.001, most_s=0.01)
     remote = faulty.SlowAndHalfFailing(str(tmp_path / "remote"), patient)
     result = run(spec_of(remote, tiny_dir), corpus / "rows.parquet")
@@ -170,13 +175,14 @@ def test_a_full_remote_ends_the_job_and_what_is_there_stays(
 ) -> None:
     spec = spec_of(faulty.Full(str(tmp_path / "full")), tiny_dir)
     with pytest.raises(StoreError, match=r"No space left.*one after another"):
-        run(spec, corpus)
+        run(spec, corpus / "rows.parquet")
     kept = Store(tmp_path / "full").keys()
     assert 20 <= len(kept) < 100  # workers do not know of each other
     (tmp_path / "full" / "more").touch()
-    result = run(spec, corpus)
-    assert manifest_of(result) == expected
-    assert result.progress.new >= len({row[2] for row in expected}) - len(kept)
+    result = run(spec, corpus / "rows.parquet")
+    rows = rows_of(expected)
+    assert manifest_of(result) == rows
+    assert result.progress.new >= len({row[2] for row in rows}) - len(kept)
 
 
 @pytest.mark.usefixtures("connection")
@@ -191,7 +197,7 @@ def test_two_jobs_at_once_over_the_same_documents(
 ) -> None:
     """From the command line, each in a process of its own."""
     command = [
-        sys.executable, "-m", "pictool", "compile", "--ray", cluster.address, str(corpus), "--id-column", "id",
+        sys.executable, "-m", "pictool", "compile", "--ray", cluster.address, str(corpus / "rows.parquet"), "--id-column", "id",
         "--chunk-tokens", str(CHUNK_TOKENS), "--remote", "remote", "-m", str(tiny_dir), "--device", "cpu",
         "--workers", "1", "--json",
     ]  # fmt: skip
@@ -203,12 +209,13 @@ def test_two_jobs_at_once_over_the_same_documents(
         )
         for name in ("a", "b")
     ]  # fmt: skip
+    wanted = rows_of(expected)
     for job, name in zip(jobs, ("a", "b"), strict=True):
         out, err = job.communicate(timeout=200)
         assert job.returncode == 0, err
         assert all(line.startswith("pic: compiling") for line in err.splitlines()), err
         report = json.loads(out)
-        assert (report["documents"], report["failed"], report["objects"]) == (2000, 0, len(expected))
+        assert (report["documents"], report["failed"], report["objects"]) == (ROWS, 0, len(wanted))
         rows = read_manifest(tmp_path / f"{name}.parquet")
-        assert [tuple(row.values()) for row in rows] == expected
-    require_remote(tmp_path / "remote", expected)
+        assert [tuple(row.values()) for row in rows] == wanted
+    require_remote(tmp_path / "remote", wanted)
