@@ -180,7 +180,8 @@ class _Command(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        optional = {name for one in self.get_params(ctx) if (one.metavar or "")[:1] == "[" for name in one.opts}
+        options = [one for one in self.get_params(ctx) if one.param_type_name == "option"]
+        optional = {name for one in options if (one.metavar or "").startswith("[") for name in one.opts}
         filled = list[str]()
         for index, text in enumerate(args):
             filled.append(text)

@@ -57,9 +57,15 @@ def test_requests_are_of_one_topic_without_doubles_and_popular_ones_come_more_of
 
 def test_a_request_waits_for_its_objects_and_for_its_turn_by_hand() -> None:
     replica = Replica("a", replace(SITE, local=Link(1e6), remote=Link(1e5, 0.5)))
-    assert replica.serve(10.0, [1, 2], [100_000, 100_000], 0.05) == (pytest.approx(10 + 2 + 1.0 + 0.2), 200_000)
-    assert replica.serve(10.0, [1], [100_000], 0.3) == (pytest.approx(10 + 0.2 + 0.3), 0)  # ready: overtakes
-    assert replica.serve(20.0, [3], [100_000], 0.0) == (pytest.approx(20 + 0.5 + 1 + 0.1), 100_000)
+    first, overtaking, later = (
+        replica.serve(10.0, [1, 2], [100_000, 100_000], 0.05),
+        replica.serve(10.0, [1], [100_000], 0.3),
+        replica.serve(20.0, [3], [100_000], 0.0),
+    )
+    assert [moved for _, moved in (first, overtaking, later)] == [200_000, 0, 100_000]
+    assert first[0] == pytest.approx(10 + 2 * 0.5 + 2.0 + 0.2)  # the link, two objects after each other, the local tier
+    assert overtaking[0] == pytest.approx(10 + 0.2 + 0.3)
+    assert later[0] == pytest.approx(20 + 0.5 + 1 + 0.1)
 
 
 def test_the_least_recently_used_objects_are_evicted_and_reported() -> None:

@@ -197,7 +197,8 @@ def test_two_jobs_at_once_over_the_same_documents(
 ) -> None:
     """From the command line, each in a process of its own."""
     command = [
-        sys.executable, "-m", "pictool", "compile", "--ray", cluster.address, str(corpus / "rows.parquet"), "--id-column", "id",
+        sys.executable, "-m", "pictool", "compile", "--ray", cluster.address, str(corpus / "rows.parquet"),
+        "--id-column", "id",
         "--chunk-tokens", str(CHUNK_TOKENS), "--remote", "remote", "-m", str(tiny_dir), "--device", "cpu",
         "--workers", "1", "--json",
     ]  # fmt: skip
