@@ -7,13 +7,17 @@ VLLM   ?= .venv-vllm
 
 LOCKING := .venv-lock
 
-.PHONY: demo test test-vllm fuzz fuzz-vllm faults check lock model fixtures bench clean
+.PHONY: demo test test-ray test-vllm fuzz fuzz-vllm faults check lock model fixtures bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: check
 	$(BIN)/python -m pytest -n auto
+
+# A Ray cluster of several nodes on this machine. All of its tests must run; none may be skipped.
+test-ray: $(READY)
+	$(BIN)/python -m pytest tests/on_ray --require-all
 
 # Without a GPU: vLLM's CPU build in an environment of its own. All of its tests must run; none may be skipped.
 test-vllm: $(VLLM)/.ready

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pictool.bench.options import ContextOptions, PromptOptions
-from pictool.commands import bench_load, bench_query
+from pictool.commands import bench_load, bench_query, bench_route
 from pictool.commands.bench_common import (
     DEFAULT_SHAPE,
     BenchOptions,
@@ -160,6 +160,7 @@ def run_breakdown(common: BenchOptions, options: PromptOptions, settings: Settin
 
 
 app.add_typer(bench_load.app)
+app.add_typer(bench_route.app)
 app.add_typer(bench_query.app, name="query")
 
 
