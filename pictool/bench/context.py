@@ -194,7 +194,7 @@ def _unless_out_of_memory(run: Callable[[], Measurement]) -> MeasuredRun:
             return run()
         except torch.OutOfMemoryError:
             pass
-        torch.cuda.empty_cache()  # after the error, which holds tensors, is gone
+        torch.accelerator.empty_cache()  # after the error, which holds tensors, is gone
         return None
 
     return guarded

@@ -19,6 +19,7 @@ from pictool.controller.calibration import drop_page_cache
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Policy, Stage, no_stage
 from pictool.runtime.decode import generate
+from pictool.runtime.device import synchronize
 from pictool.runtime.machine import PeakMemory
 
 if TYPE_CHECKING:
@@ -50,12 +51,6 @@ class Measurement:
     fetch_s: float | None = None
 
 
-def synchronize(model: Model) -> None:
-    """Wait until the device has done its work."""
-    if model.device.startswith("cuda"):
-        torch.cuda.synchronize(model.device)
-
-
 def link_prompt(model: Model, prompt: BenchPrompt, policy: Policy, is_cold: bool, stage: Stage = no_stage) -> Linked:
     """Link a prompt.
 
@@ -64,7 +59,7 @@ def link_prompt(model: Model, prompt: BenchPrompt, policy: Policy, is_cold: bool
     """
     if is_cold:
         drop_page_cache(prompt.store.path(key) for key in prompt.store.keys())
-    synchronize(model)
+    synchronize(model.device)
     return link(model, prompt.store, prompt.spec(policy), stage=stage)
 
 
@@ -76,7 +71,7 @@ def run_linked(
         linked = link_prompt(model, prompt, policy, is_cold)
         started = time.perf_counter()
         tokens = generate(model, linked.image, new_tokens).tokens if new_tokens else ()
-        synchronize(model)
+        synchronize(model.device)
         decode_s = time.perf_counter() - started
     timing, steps = linked.timing, len(tokens) - 1
     return Measurement(
@@ -128,13 +123,13 @@ def run_transformers(model: Model, module: Any, ids: list[int], new_tokens: int)
     )  # fmt: skip
     prompt, times = torch.tensor([ids], device=model.device), _TokenTimes()
     with PeakMemory(model.device) as peak, torch.inference_mode():
-        synchronize(model)
+        synchronize(model.device)
         started = time.perf_counter()
         module.generate(
             prompt, attention_mask=torch.ones_like(prompt), generation_config=config, streamer=times,
             past_key_values=DynamicCache(config=module.config),
         )  # fmt: skip
-        synchronize(model)
+        synchronize(model.device)
     steps, decode_s = len(times.at) - 1, times.at[-1] - times.at[0]
     all_rows = np.ones((model.geometry.layers, len(ids)), dtype=bool)
     return Measurement(
