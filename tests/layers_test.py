@@ -36,8 +36,9 @@ RANKS = {
     "api": 6, "eval": 6, "spans": 6,
     "bench": 7,  # goodput needs datasets and metrics
     "serve": 7,
-    "commands": 8, "tui": 8,
-    "__main__": 9,
+    "doctor": 8,  # measures as bench does
+    "commands": 9, "tui": 9,
+    "__main__": 10,
 }  # fmt: skip
 VLLM = "engines.vllm"  # the only package that imports vllm
 HTTP = {"fastapi", "starlette", "uvicorn"}  # of `serve` alone

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from pictool.bench.prompts import BenchPrompt
@@ -80,22 +79,6 @@ def run_linked(
         flops=link_flops(model, linked.rows, policy.check_layers(len(linked.rows)), linked.image.layout.num_context),
         decode_tokens_per_s=steps / decode_s if steps > 0 else None, peak_bytes=peak.bytes, tokens=tokens,
     )  # fmt: skip
-
-
-def transformers_module(model: Model) -> Any:
-    """A second module over the parameters of `model`, as `transformers` makes it: no weight is held twice."""
-    ours, config = model.module, copy.deepcopy(model.config)
-    with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config, dtype=model.torch_dtype, attn_implementation="sdpa")
-    module.load_state_dict(ours.state_dict(), assign=True)
-    # Not shared: where the rotation depends on the length, it depends on the prompts that came before.
-    module.model.rotary_emb = type(ours.model.rotary_emb)(config).to(model.device)
-    buffers = dict(ours.named_buffers())
-    for name, buffer in list(module.named_buffers()):
-        if buffer.is_meta:  # not part of the state
-            parent, _, last = name.rpartition(".")
-            module.get_submodule(parent).register_buffer(last, buffers[name].clone(), persistent=False)
-    return module.requires_grad_(False).eval()
 
 
 @dataclass
