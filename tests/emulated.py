@@ -4,8 +4,8 @@ PyTorch's own test backend (openreg) is in its source tree alone and on no packa
 that matters here: which work is ordered after which. Every operation of torch runs at once, on the CPU, and is written
 down as a read or a write of its storages by the stream that is current in its thread. Clocks of streams and of threads
 of the host say what happened before (vector clocks, as ThreadSanitizer and torch's CUDA sanitizer have them): a launch
-is after all that its thread did, and only events order streams with each other and the host after a stream. Two accesses
-of one storage, of which one writes and which nothing orders, are a race, whatever order they happened to run in here.
+is after all that its thread did, and only events order streams with each other and the host after a stream. Two
+accesses of one storage, of which one writes and which nothing orders, are a race, in whatever order they ran here.
 """
 
 from __future__ import annotations
