@@ -7,6 +7,7 @@ import json
 import os
 import reprlib
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -114,3 +115,10 @@ def shown(value: Any) -> str:
         return _SHORT.repr(value)
     except ValueError:  # Python writes no number of thousands of digits
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+
+
+def exists(name: str | Path) -> bool:
+    """Whether there is a file of this name; a text may be longer than any name, or have characters of none."""
+    with suppress(OSError, ValueError):
+        return Path(name).exists()
+    return False

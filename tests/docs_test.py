@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
@@ -149,3 +151,14 @@ def test_every_codec_and_dataset_is_in_the_reference() -> None:
             field.name for field in fields(dataset) if field.name != "path" and f"`{field.name}`" not in evaluation
         ]
         assert not missing, f"{dataset.name}: {missing}"
+
+
+def test_the_readme_s_examples_are_typed(tmp_path: Path) -> None:
+    """Under mypy, strict as pyproject.toml has it; with the cache of `make check`, if there is one."""
+    paths = []
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", text_of("README.md"), re.S)):
+        paths.append(tmp_path / f"example{number}.py")
+        paths[-1].write_text(code)
+    assert len(paths) == 2
+    checked = subprocess.run([sys.executable, "-m", "mypy", *paths], cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout

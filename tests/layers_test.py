@@ -152,14 +152,14 @@ def test_no_modules_import_each_other() -> None:
 # What answers without a model must not wait for one
 
 
-def loaded_by(source: str, *arguments: str) -> set[str]:
-    """The modules that a fresh interpreter has loaded after `source`."""
+def loaded_by(source: str, *arguments: str, code: int = 0) -> set[str]:
+    """The modules that a fresh interpreter has loaded after `source`, which ends with this exit code."""
     script = f"import json, sys\ntry:\n    {source}\nfinally:\n    print(json.dumps([*sys.modules]))"
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -190,6 +190,19 @@ def test_commands_that_need_no_model_load_no_torch(path: Path, trace: Path, stor
     options = [] if command[0] in ("--help", "diff") else ["--store", str(store.root)]
     arguments = [names.get(argument, argument) for argument in command] + options
     loaded = loaded_by("from pictool.commands import main; main()", *arguments)
+    assert "pictool.commands.app" in loaded and not loaded & HEAVY
+
+
+REFUSED = [
+    ["link", "a.txt"], ["link", "a.txt", "-q", "x", "--algo", "foo"], ["bench", "sync", "--shape", "nope"],
+    ["bench", "query", "judge", "--algo", "foo"], ["compile", "a.txt", "--codec", "zz"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", REFUSED, ids=" ".join)
+def test_a_wrong_command_line_is_told_before_torch_is_loaded(command: list[str]) -> None:
+    Path("a.txt").write_text("words")
+    loaded = loaded_by("from pictool.commands import main; main()", *command, code=2)
     assert "pictool.commands.app" in loaded and not loaded & HEAVY
 
 

@@ -42,7 +42,7 @@ def run_config(settings: Settings, as_json: JsonOption = False) -> None:
 
 def _row(settings: Settings, name: str) -> dict[str, Any]:
     value = getattr(settings, name)
-    if name == "salt":
+    if name in ("salt", "server_key"):
         value = "(set)" if value else ""
     shown = _DEFAULTS.get(name, "") if value is None else value
     return {"name": name, "value": shown, "origin": settings.origin(name), "variable": variable(name)}

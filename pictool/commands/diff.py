@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from pictool.commands.inspect import check_plot
 from pictool.commands.options import JsonOption, PlotOption, argument, command, make_app
 from pictool.commands.outputs import print_json
+from pictool.commands.pager import paged
 
 if TYPE_CHECKING:
     from pictool.core import RowMask
@@ -42,7 +43,8 @@ def run_diff(
     if as_json:
         print_json(diff_json((a, b), diff))
     else:
-        print_diff((a, b), first, second, diff)
+        with paged():
+            print_diff((a, b), first, second, diff)
     if plot:
         from pictool.trace import plots
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool.commands.errors import UsageError
-from pictool.commands.options import ANALYSIS, OUTPUT, SALT, JsonOption, argument, command, make_app, option
+from pictool.commands.options import ANALYSIS, OUTPUT, SALT, SECTIONS, JsonOption, argument, command, make_app, option
 from pictool.commands.outputs import output_path, print_json
+from pictool.commands.pager import paged
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
 from pictool.commands.verbosity import note
@@ -29,15 +31,23 @@ PLOT_SUFFIXES = (".svg", ".png")
 MAX_TOKENS = 2000  # of a text that is shown without --text
 BARS = "▁▂▃▄▅▆▇█"
 
+_SECTIONS = ("header", "candidates", "times", "parts", "layers", "text")
+
 app = make_app()
 
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """What to show beside the plain facts."""
+    """What to show. Without a section: all that needs no model, of an object its header."""
 
-    text: Annotated[bool, option("--text", None, "Show the text too, however long.")] = False
-    layers: Annotated[bool, option("--layers", None, "Objects: norms and ranges per layer.")] = False
+    header: Annotated[bool, option("--header", None, "What it is.", SECTIONS)] = False
+    candidates: Annotated[bool, option("--candidates", None, "Traces: the likeliest first tokens.", SECTIONS)] = False
+    times: Annotated[bool, option("--times", None, "Traces: what took how long.", SECTIONS)] = False
+    parts: Annotated[bool, option("--parts", None, "Traces: computed tokens by part.", SECTIONS)] = False
+    layers: Annotated[
+        bool, option("--layers", None, "Objects: norms, ranges. Traces: computed tokens by layer.", SECTIONS)
+    ] = False
+    text: Annotated[bool, option("--text", None, "The text, however long; of traces with marks.", SECTIONS)] = False
     attention_sinks: Annotated[
         bool, option("--attention-sinks", None, "Attention that the chunks' first tokens draw.", ANALYSIS)
     ] = False
@@ -60,6 +70,12 @@ class InspectOptions:
     ] = None
     plot: Annotated[Optional[str], option("--plot", "FILE", "Draw one picture (.svg, .png).", OUTPUT)] = None
     as_json: JsonOption = False
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The sections that are asked for, without those that need a model; all if none at all is asked for."""
+        asked = tuple(name for name in _SECTIONS if getattr(self, name))
+        return asked if asked or self.needs_attention or self.against else _SECTIONS
 
     @property
     def needs_attention(self) -> bool:
@@ -86,15 +102,22 @@ def run_inspect(
       pic inspect link.trace --attention --against full
     """
     from pictool.commands.inspect_run import inspect_run
-    from pictool.trace.format import is_trace
     from pictool.tui.services import is_run_path
 
     if options.sinks:
         note("--sinks of pic inspect is now called --attention-sinks")
         options = replace(options, attention_sinks=True)
-    if any(is_run_path(Path(name)) for name in names):
-        inspect_run(names, options)
-        return
+    with nullcontext() if options.as_json else paged():
+        if any(is_run_path(Path(name)) for name in names):
+            inspect_run(names, options)
+        else:
+            inspect_files(names, options, settings)
+
+
+def inspect_files(names: Sequence[str], options: InspectOptions, settings: Settings) -> None:
+    """Show objects, or traces."""
+    from pictool.trace.format import is_trace
+
     paths = [find(name, settings) for name in names]
     check_plot(options.plot, paths)
     traces = [path for path in paths if is_trace(path)]
@@ -140,8 +163,8 @@ def check_options(options: InspectOptions, of_traces: bool, name: str) -> None:
         raise UsageError(f"--against {options.against}: only full is known; pic diff compares two traces")
     if not of_traces and (options.attention or options.against):
         raise UsageError(f"{name}: no trace, which --attention and --against are for; make one with pic link --trace")
-    if of_traces and options.layers:
-        raise UsageError("--layers is for objects")
+    if not of_traces and (options.candidates or options.times or options.parts):
+        raise UsageError(f"{name}: no trace, which --candidates, --times and --parts are for")
     if not options.attention and (options.layer is not None or options.head is not None):
         raise UsageError("--layer and --head say whose --attention is shown")
     if options.first is not None and not options.attention_sinks:
@@ -183,7 +206,10 @@ def inspect_object(path: Path, options: InspectOptions, settings: Settings) -> d
             sinks = sinks_of(file, open_model(settings.override(dtype=dtype)), options.num_initial)
         checksums = file.checksums
     if not options.as_json:
-        _print_fields(report)
+        if "header" in options.sections:
+            _print_fields({name: value for name, value in report.items() if name != "text"})
+        if options.text:
+            print(report["text"])
         if layers:
             _print_layers(layers, checksums["layers"])
         if sinks is not None:
@@ -311,8 +337,10 @@ def _print_sinks(sinks: AttentionSinks) -> None:
 
 
 def inspect_traces(paths: Sequence[Path], options: InspectOptions, settings: Settings) -> list[dict[str, Any]]:
-    """Show traces one after the other; returns what `--json` prints of each."""
+    """Show traces; returns what `--json` prints of each."""
+    from pictool.commands.trace_columns import show_columns
     from pictool.commands.trace_json import analysis_json, trace_json
+    from pictool.commands.trace_print import show_trace
     from pictool.trace.counts import count_rows
     from pictool.trace.format import read_trace
 
@@ -321,12 +349,17 @@ def inspect_traces(paths: Sequence[Path], options: InspectOptions, settings: Set
     for analysis in analyses:
         if analysis is not None and analysis.attention is not None:
             analysis.attention.require(options.layer, options.head)
+    counts = [count_rows(trace) for trace in traces]
+    if not options.as_json:
+        if len(traces) > 1:
+            show_columns(paths, traces, counts, options.sections)
+        else:
+            show_trace(paths[0], traces[0], counts[0], options.sections)
+        for path, trace, count, analysis in zip(paths, traces, counts, analyses, strict=True):
+            _print_texts(path, trace, count, analysis, options, is_named=len(traces) > 1)
     reports = []
-    for path, trace, analysis in zip(paths, traces, analyses, strict=True):
-        counts = count_rows(trace)
-        if not options.as_json:
-            _print_trace(path, trace, counts, analysis, options)
-        report = trace_json(str(path), trace, counts, has_text=options.text)
+    for path, trace, count, analysis in zip(paths, traces, counts, analyses, strict=True):
+        report = trace_json(str(path), trace, count, has_text=options.text)
         reports.append(report if analysis is None else report | analysis_json(trace, analysis, options))
     if options.plot:
         _plot(Path(options.plot), traces, analyses, options)
@@ -358,22 +391,21 @@ def analyse(
     return analyses
 
 
-def _print_trace(
-    path: Path, trace: Trace, counts: TraceCounts, analysis: TraceAnalysis | None, options: InspectOptions
-) -> None:
-    from pictool.commands.trace_print import (
-        show_attention,
-        show_attention_sinks,
-        show_deviation,
-        show_text,
-        show_trace,
-    )
+def _print_texts(
+    path: Path, trace: Trace, counts: TraceCounts, analysis: TraceAnalysis | None, options: InspectOptions,
+    is_named: bool,
+) -> None:  # fmt: skip
+    """Show what a trace has for itself: its text, and what analysing it shows."""
+    from pictool.commands.terminal import heading, open_screen
+    from pictool.commands.trace_print import show_attention, show_attention_sinks, show_deviation, show_text
 
-    show_trace(path, trace, counts)
-    if options.text or trace.layout.num_tokens <= MAX_TOKENS:
-        show_text(trace, counts)
-    else:
+    is_long = trace.layout.num_tokens > MAX_TOKENS and not options.text
+    if is_named and (analysis is not None or ("text" in options.sections and not is_long)):
+        heading(open_screen(), f"== {visible(str(path))}")
+    if "text" in options.sections and is_long:
         note(f"{path}: {trace.layout.num_tokens} tokens; --text shows them")
+    elif "text" in options.sections:
+        show_text(trace, counts)
     if analysis is None:
         return
     if analysis.attention is not None and options.attention_sinks:

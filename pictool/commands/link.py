@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
+from pictool import __version__
 from pictool.commands.engine import find_engine
 from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.options import OUTPUT, SALT, DepfileOption, EngineOption, JsonOption, command, make_app, option
@@ -20,6 +21,7 @@ from pictool.commands.settings import DEFAULT, Settings
 from pictool.commands.verbosity import note
 from pictool.commands.words import count
 from pictool.errors import PicError
+from pictool.reading import exists
 
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
@@ -34,7 +36,36 @@ app = make_app()
 FOREIGN = 1.25  # tokens a word; the world has 1.0, other English 1.5 and more
 
 
-@command(app, "link", "model", "device", "dtype", "store", "remote", *SALT)
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for. `policies` are those that are compared, if several are named."""
+
+    request: RequestOptions
+    script: LinkScript
+    settings: Settings
+    spec: Spec
+    policies: list[Labelled]
+    compare: bool
+    trace: str | None
+    engine: str | None
+    is_written: bool  # to a file
+    is_quiet: bool
+
+    @property
+    def is_auto(self) -> bool:
+        return policy_values(self.request, self.script).get("ratio") == AUTO
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of it: a report for each policy, and whether the embedded model does not know the documents' words."""
+
+    reports: list[dict[str, Any]]
+    is_foreign: bool
+    model_files: Sequence[Path] = ()
+
+
+@command(app, "link", "model", "device", "dtype", "server", "store", "remote", *SALT)
 def run_link(
     request: RequestOptions,
     settings: Settings,
@@ -56,46 +87,81 @@ def run_link(
     inputs = input_files(request, script)
     check_outputs(output, trace, depfile, inputs)
     policies = side_by_side(request, trace)
-    is_auto = policy_values(request, script).get("ratio") == AUTO
-    needed: dict[Feature, str] = {"auto_ratio": "--ratio auto"} if is_auto else {}
     spec = make_spec(request, settings, script)
-    check_documents([*script.documents, *request.documents])
-    engine_type = find_engine(engine, needed | ({} if trace is None else {"trace": "--trace"}))
-    model, store = open_model(settings), open_store(settings)
-    choice = None
-    if is_auto:
-        spec, choice = with_auto_ratio(model, store, spec)
     is_quiet = as_json or output is not None or bool(policies)
+    asked = Asked(request, script, settings, spec, policies, compare, trace, engine, output is not None, is_quiet)
+    check_documents([*script.documents, *request.documents])
+    with ExitStack() as opened:
+        done = link_there(asked, depfile) if settings.server else link_here(asked, opened)
+        if output is not None:
+            if depfile:  # first, so that a target is never there without it
+                write_depfile(Path(output), [*inputs, *done.model_files])
+            write_json(output, done.reports if policies else done.reports[0])
+        show(asked, done, as_json)
+
+
+def show(asked: Asked, done: Done, as_json: bool) -> None:
+    """Print the answer, or what is known of it, where the caller wants it."""
+    if as_json:
+        print_json(done.reports if asked.policies else done.reports[0])
+    elif asked.policies and not asked.is_written:
+        print_verdict([labelled.label for labelled in asked.policies], done.reports)
+    elif not asked.is_quiet:
+        print_answer(done.reports[0])
+    if done.is_foreign:
+        note("the embedded demo model knows nothing but the documents of its own world; -m names yours")
+
+
+def link_here(asked: Asked, opened: ExitStack) -> Done:
+    """Link in this process. `opened` waits for what the store still writes."""
+    settings, spec = asked.settings, asked.spec
+    needed: dict[Feature, str] = {"auto_ratio": "--ratio auto"} if asked.is_auto else {}
+    engine_type = find_engine(asked.engine, needed | ({} if asked.trace is None else {"trace": "--trace"}))
+    model, store = open_model(settings), open_store(settings)
+    opened.callback(store.drain)
+    choice = None
+    if asked.is_auto:
+        spec, choice = with_auto_ratio(model, store, spec)
     with engine_type(model, store) as running, fetching_ends_with_an_error(store):
-        if policies:
-            answers = compare_policies(running, spec, policies)
+        if asked.policies:
+            answers = compare_policies(running, spec, asked.policies)
         else:
-            answers = [running.answer(spec, compare=compare, on_text=None if is_quiet else Stream(), on_compile=tell)]
+            on_text = None if asked.is_quiet else Stream()
+            answers = [running.answer(spec, compare=asked.compare, on_text=on_text, on_compile=tell)]
     if choice is not None:
         distrust_profile(model, choice, answers[0].timing.recompute_s)
-    if trace is not None:
-        answers[0].write_trace(trace)
-    reports = [answer.report() | {"request": request_json(spec, answer, store)} for answer in answers]
-    if output is not None:
-        if depfile:  # first, so that a target is never there without it
-            write_depfile(Path(output), [*inputs, *model_files(model)])
-        write_json(output, reports if policies else reports[0])
-    if as_json:
-        print_json(reports if policies else reports[0])
-    elif output is None and policies:
-        print_verdict([labelled.label for labelled in policies], answers)
-    elif output is None:
-        print_answer(reports[0])
-    if settings.origin("model") == DEFAULT and is_foreign(answers[0]):
-        note("the embedded demo model knows nothing but the documents of its own world; -m names yours")
-    store.drain()
+    if asked.trace is not None:
+        answers[0].write_trace(asked.trace)
+    place = {"version": __version__, "store": str(store.root)}
+    reports = [answer.report() | {"request": request_json(spec, place | answer.origin())} for answer in answers]
+    linked = answers[0].link.linked
+    texts = [] if linked is None else [part.chunk.text for part in linked.parts]
+    is_embedded = settings.origin("model") == DEFAULT
+    return Done(reports, is_embedded and is_foreign(texts, reports[0]), model_files(model))
 
 
-def is_foreign(answer: Answer) -> bool:
+def link_there(asked: Asked, depfile: bool) -> Done:
+    """Have a server link."""
+    from pictool.commands.link_server import ask_server, require_possible
+
+    local = {
+        "--trace": asked.trace, "--depfile": depfile, "--engine": asked.engine, "--ratio auto": asked.is_auto
+    }  # fmt: skip
+    require_possible(asked.settings, local)
+    specs = [replace(asked.spec, policy=labelled.policy) for labelled in asked.policies] or [asked.spec]
+    stream, compare = None if asked.is_quiet else Stream(), asked.compare or bool(asked.policies)
+    reports = []
+    for spec in specs:
+        report, origin = ask_server(asked.settings, spec, compare, stream)
+        reports.append(report | {"request": request_json(spec, {"server": asked.settings.server} | origin)})
+    return Done(reports, is_foreign=False)
+
+
+def is_foreign(texts: Sequence[str], report: Mapping[str, Any]) -> bool:
     """Whether documents are not of the embedded model's world: its tokenizer has a token for every word of that."""
-    parts = () if answer.link.linked is None else answer.link.linked.parts
-    words = sum(len(re.findall(r"\w+|[^\w\s]", part.chunk.text)) for part in parts)
-    return bool(words) and sum(len(part.chunk) for part in parts) / words > FOREIGN
+    words = sum(len(re.findall(r"\w+|[^\w\s]", text)) for text in texts)
+    tokens: int = report["tokens"]["context"] - report["tokens"]["head"]
+    return bool(words) and tokens / words > FOREIGN
 
 
 def tell(done: Compiled) -> None:
@@ -137,38 +203,31 @@ def compare_policies(engine: Engine, spec: Spec, policies: Sequence[Labelled]) -
     return [replace(answer, compare=compare_answers(answer, full)) for answer in answers]
 
 
-def print_verdict(labels: Sequence[str], answers: Sequence[Answer]) -> None:
+def print_verdict(labels: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> None:
     """A line for each policy, and the answer of full recompute."""
     from pictool.commands.terminal import open_screen, table
 
     rows = []
-    for label, answer in zip(labels, answers, strict=True):
-        compare = answer.compare
-        assert compare is not None
+    for label, report in zip(labels, reports, strict=True):
+        compare = report["compare"]
         rows.append([
-            label, f"{answer.timing.ttft_s * 1e3:.1f}", f"{compare.speedup:.2f}x", f"{answer.link.recomputed:.0f}",
-            f"{compare.kl:.3g}", "yes" if compare.same_answer else "no", " ".join(answer.text.split()),
+            label, f"{report['timing']['ttft_s'] * 1e3:.1f}", f"{compare['speedup']:.2f}x",
+            f"{report['tokens']['recomputed']:.0f}", f"{compare['kl']:.3g}",
+            "yes" if compare["same_answer"] else "no", " ".join(report["answer"].split()),
         ])  # fmt: skip
-    full = answers[0].compare
-    assert full is not None
-    rows.append(["full", f"{full.ttft_s * 1e3:.1f}", "1.00x", "all", "0", "yes", " ".join(full.answer.split())])
+    full = reports[0]["compare"]
+    rows.append(["full", f"{full['ttft_s'] * 1e3:.1f}", "1.00x", "all", "0", "yes", " ".join(full["answer"].split())])
     columns = ["policy", "TTFT ms", "speedup", "rows", "KL", "same", "answer"]
     open_screen().print(table(columns, rows, left=(0, 6)))
 
 
-def request_json(spec: Spec, answer: Answer, store: Store) -> dict[str, Any]:
-    """What is needed to ask the same again."""
-    from pictool import __version__
-
-    parts = [] if answer.link.linked is None else answer.link.linked.parts
+def request_json(spec: Spec, origin: Mapping[str, Any]) -> dict[str, Any]:
+    """What is needed to ask the same again: the request, and what the answer was made of."""
     return {
         "query": spec.query, "head": spec.head, "query_template": spec.query_template,
         "documents": [str(document) for document in spec.documents],
-        "objects": [{"source": part.chunk.source, "key": part.key(answer.loaded)} for part in parts],
         "max_new_tokens": spec.max_new_tokens, "sampling": asdict(spec.sampling), "sinks": spec.sinks,
-        "chunk_tokens": spec.chunk_tokens, "codec": spec.codec, "store": str(store.root),
-        "device": answer.loaded.device, "dtype": answer.loaded.dtype,
-        "fingerprint": answer.loaded.fingerprint, "version": __version__,
+        "chunk_tokens": spec.chunk_tokens, "codec": spec.codec, **origin,
     }  # fmt: skip
 
 
@@ -188,18 +247,20 @@ def check_documents(names: Sequence[str]) -> None:
     from pictool.compiler.chunking import read_text
     from pictool.linker.resolve import no_such_file
 
-    for path in map(Path, names):
-        if path.suffix != ".kvo" and (path.is_file() or path.is_dir()):
+    for name in names:
+        path = Path(name)
+        if not exists(name):
+            if not all(character in "0123456789abcdef" for character in name):
+                raise no_such_file(name)
+        elif path.suffix != ".kvo" and (path.is_file() or path.is_dir()):
             read_text(path)
-        elif not path.exists() and not all(character in "0123456789abcdef" for character in str(path)):
-            raise no_such_file(str(path))
 
 
 def input_files(request: RequestOptions, script: LinkScript) -> list[Path]:
     """The files that the answer is made of, beside the model's: link script and documents, less those given as keys."""
     scripts = [Path(request.script)] if request.script else []
     named = [Path(document) for document in (*script.documents, *request.documents)]
-    return scripts + [path for path in named if path.exists()]
+    return scripts + [path for path in named if exists(path)]
 
 
 def check_outputs(output: str | None, trace: str | None, depfile: bool, inputs: Sequence[Path]) -> None:

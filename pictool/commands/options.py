@@ -21,8 +21,11 @@ F = TypeVar("F", bound=Callable[..., None])
 
 # Headings of options in help texts, in their order
 OPTIONS, PROMPT, DATASET, POLICY, ANSWER = "Options", "Prompt", "Dataset", "Policy", "Answer"
-ANALYSIS, COMPILING, OUTPUT, MODEL, STORE = "Analysis", "Compiling", "Output", "Model", "Store"
-_HEADINGS = ("Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, ANALYSIS, COMPILING, OUTPUT, MODEL, STORE)
+SECTIONS, ANALYSIS, COMPILING, OUTPUT = "Sections", "Analysis", "Compiling", "Output"
+MODEL, STORE = "Model", "Store"
+_HEADINGS = (
+    "Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, SECTIONS, ANALYSIS, COMPILING, OUTPUT, MODEL, STORE
+)  # fmt: skip
 SPECS = "NAME, NAME-NUMBER or NAME:FIELD=VALUE[,VALUE...]; repeatable. A wrong name lists all."
 
 
@@ -70,6 +73,9 @@ _SETTINGS = {
     "store": Annotated[Optional[str], option("--store", "DIR", "Directory of objects (PIC_STORE; .pic).", STORE)],
     "remote": Annotated[
         Optional[str], option("--remote", "URL", "A store to fetch missing objects from (PIC_REMOTE).", STORE)
+    ],
+    "server": Annotated[
+        Optional[str], option("--server", "URL", "Let a running pic serve do it (PIC_SERVER; '' is none).", MODEL)
     ],
     "salt": Annotated[
         Optional[str],

@@ -30,6 +30,8 @@ def open_store(settings: Settings) -> Store:
         raise InputError(f"{store.root}: is no directory, so no store; name another with --store")
     if store.remote is not None:
         cancel_on_interrupt(store)
+    far = f", remote {settings.remote} ({settings.origin('remote')})" if settings.remote else ""
+    detail(f"store {store.root} ({settings.origin('store')}){far}")
     return store
 
 
@@ -51,7 +53,11 @@ def open_model(settings: Settings) -> Model:
         model = load_model(settings.model, settings.device, settings.dtype, settings.salt)
     model.on_wait = waiting
     where = "in memory" if model.directory is None else model.directory
-    detail(f"model {model.name}: {where}, {model.device}, {model.dtype}, opened in {time.perf_counter() - began:.1f} s")
+    opened_s = time.perf_counter() - began
+    detail(
+        f"model {model.name} ({settings.origin('model')}): {where}, {model.device}, {model.dtype}, "
+        f"opened in {opened_s:.1f} s"
+    )
     return model
 
 

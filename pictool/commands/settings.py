@@ -20,7 +20,7 @@ DEFAULT = "default"
 _VARIABLES = {
     "model": "PIC_MODEL", "store": "PIC_STORE", "device": "PIC_DEVICE", "dtype": "PIC_DTYPE", "codec": "PIC_CODEC",
     "max_size": "PIC_MAX_SIZE", "salt": "PIC_SALT", "salt_file": "PIC_SALT_FILE", "remote": "PIC_REMOTE",
-    "memory": "PIC_MEMORY", "remote_rate": "PIC_REMOTE_RATE",
+    "memory": "PIC_MEMORY", "remote_rate": "PIC_REMOTE_RATE", "server": "PIC_SERVER", "server_key": "PIC_SERVER_KEY",
 }  # fmt: skip
 _SIZES = ("max_size", "memory", "remote_rate")
 _PATHS = ("store", "salt_file", "remote", "model")  # relative ones of a file are relative to it
@@ -40,6 +40,8 @@ class Settings:
         remote: URL of a store to fetch missing objects from; an empty text is none.
         memory: bytes of host memory that keep objects.
         remote_rate: bytes per second below which a transfer from the remote is given up; None: 8 KB.
+        server: URL of a `pic serve` that links in place of this process; an empty text is none.
+        server_key: the bearer key that it asks for. Never shown.
         origins: who says a setting: an option, a variable of the environment, or a file. Others have their default.
     """
 
@@ -55,6 +57,8 @@ class Settings:
     remote: str | None = None
     memory: int = 0
     remote_rate: int | None = None
+    server: str | None = None
+    server_key: str | None = field(default=None, repr=False)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def override(self, **options: str | None) -> Settings:
@@ -151,6 +155,8 @@ def _problem(name: str, value: str) -> str | None:
         from pictool.store.codecs import codecs
 
         return None if value in codecs() else f"must be one of {', '.join(codecs())}"
+    if name == "server":
+        return None if not value or value.startswith(("http://", "https://")) else "must be a URL as http://host:8000"
     if name in ("device", "dtype"):
         from pictool.runtime.device import device_problem, dtype_problem
 

@@ -124,7 +124,7 @@ def _print_objects(objects: Sequence[StoredObject], sources: Mapping[str, Source
         screen.print(Text("* is pinned", style="dim"))
     for entry in objects:
         if entry.problem is not None:
-            note(f"{entry.key[:12]}: {entry.problem}")
+            print(visible(f"{entry.key[:12]}: {entry.problem}"))
 
 
 def object_json(entry: StoredObject, source: Source | None = None, is_pinned: bool = False) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,31 +36,37 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 24  # of an attention map
 _MAX_LISTED = 10
-_TIMES = (("load", "load_s"), ("select", "select_s"), ("recompute", "recompute_s"), ("decode", "decode_s"))
+TIMES = (("load", "load_s"), ("select", "select_s"), ("recompute", "recompute_s"), ("decode", "decode_s"))
 
 
-def show_trace(path: Path, trace: Trace, counts: TraceCounts) -> None:
-    """Show facts, candidates, times, and counts per part and layer."""
+def show_trace(path: Path, trace: Trace, counts: TraceCounts, sections: Sequence[str]) -> None:
+    """Show the sections header, candidates, times, parts and layers, as far as they are asked for."""
     screen = open_screen()
-    for field, value in _facts(path, trace).items():
-        screen.print(Text(f"{field:<12} {visible(value)}"), overflow="fold")
-    heading(screen, "first token of the answer: the likeliest")
-    likeliest = [
-        (short(token.text, 16), token.probability, f"{token.probability:.4f}") for token in counts.candidates[:5]
-    ]
-    bars(screen, likeliest, 1.0)
-    heading(screen, f"times (first token after {1e3 * trace.report['timing']['ttft_s']:.1f} ms)")
-    times = [(label, float(trace.report["timing"][field])) for label, field in _TIMES]
-    bars(screen, [(label, seconds, f"{1e3 * seconds:.1f} ms") for label, seconds in times])
-    heading(screen, "computed tokens by part (mean of the layers)")
-    screen.print(_parts(trace, counts))
-    heading(screen, "computed context tokens by layer")
-    total = trace.layout.num_context
-    by_layer = enumerate(counts.rows_per_layer)
-    bars(screen, [(f"layer {i}", float(count), f"{count} of {total}") for i, count in by_layer], total)
+    if "header" in sections:
+        for field, value in facts_of(path, trace).items():
+            screen.print(Text(f"{field:<12} {visible(value)}"), overflow="fold")
+    if "candidates" in sections:
+        heading(screen, "first token of the answer: the likeliest")
+        likeliest = [
+            (short(token.text, 16), token.probability, f"{token.probability:.4f}") for token in counts.candidates[:5]
+        ]
+        bars(screen, likeliest, 1.0)
+    if "times" in sections:
+        heading(screen, f"times (first token after {1e3 * trace.report['timing']['ttft_s']:.1f} ms)")
+        times = [(label, float(trace.report["timing"][field])) for label, field in TIMES]
+        bars(screen, [(label, seconds, f"{1e3 * seconds:.1f} ms") for label, seconds in times])
+    if "parts" in sections:
+        heading(screen, "computed tokens by part (mean of the layers)")
+        screen.print(_parts(trace, counts))
+    if "layers" in sections:
+        heading(screen, "computed context tokens by layer")
+        total = trace.layout.num_context
+        by_layer = enumerate(counts.rows_per_layer)
+        bars(screen, [(f"layer {i}", float(count), f"{count} of {total}") for i, count in by_layer], total)
 
 
-def _facts(path: Path, trace: Trace) -> dict[str, str]:
+def facts_of(path: Path, trace: Trace) -> dict[str, str]:
+    """What a trace is, field by field; the first names it."""
     tokens, report = trace.report["tokens"], trace.report
     return {
         "trace": str(path),

@@ -22,7 +22,7 @@ from typing import Any
 
 from pictool.core import CompileOptions
 from pictool.runtime.user_cache import cache_dir, make_private
-from pictool.store.databases import clear_place, has_schema, is_empty
+from pictool.store.databases import clear_place, has_schema, write
 
 _SCHEMA = "CREATE TABLE compiled (name BLOB PRIMARY KEY, objects TEXT NOT NULL, used INT NOT NULL) WITHOUT ROWID"
 _MAX_ROWS = 500_000
@@ -124,37 +124,19 @@ def remember(surroundings: Surroundings, compiled: Mapping[str, Sequence[Recalle
     with suppress(OSError, sqlite3.Error):
         path = _database()
         make_private(path.parent)
-        clear_place(path)
-        try:
-            _write(path, surroundings, compiled)
-        except sqlite3.OperationalError:  # another process writes, or the disk is full
-            return
-        except sqlite3.DatabaseError:  # damaged
-            path.unlink(missing_ok=True)
-            _write(path, surroundings, compiled)
+        names = {text: surroundings.name(text) for text in compiled}
+        rows = [(names[text], _pack(names[text], chunks)) for text, chunks in compiled.items()]
+        write(path, _SCHEMA, lambda db: _add(db, rows), _WAIT_S, journal="MEMORY")
 
 
-def _write(path: Path, surroundings: Surroundings, compiled: Mapping[str, Sequence[Recalled]]) -> None:
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-    names = {text: surroundings.name(text) for text in compiled}
-    rows = [(names[text], _pack(names[text], chunks)) for text, chunks in compiled.items()]
-    with closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as db:
-        db.execute("PRAGMA synchronous = OFF")
-        db.execute("PRAGMA journal_mode = MEMORY")  # no file is left by who is killed; a damaged database is made anew
-        db.execute("BEGIN IMMEDIATE")
-        if is_empty(db):
-            db.execute(_SCHEMA)
-        if not has_schema(db, _SCHEMA):
-            raise sqlite3.DatabaseError("another schema")
-        (last,) = db.execute("SELECT coalesce(max(used), 0) FROM compiled").fetchone()
-        db.executemany("INSERT OR REPLACE INTO compiled VALUES (?, ?, ?)", [(*row, last + 1) for row in rows])
-        (count,) = db.execute("SELECT count(*) FROM compiled").fetchone()
-        if count > _MAX_ROWS:
-            db.execute(
-                "DELETE FROM compiled WHERE name IN (SELECT name FROM compiled ORDER BY used LIMIT ?)",
-                (_MAX_ROWS // 10,),
-            )
-        db.execute("COMMIT")
+def _add(db: sqlite3.Connection, rows: Sequence[tuple[bytes, str]]) -> None:
+    """Add rows as the newest; where there are too many, the oldest go."""
+    (last,) = db.execute("SELECT coalesce(max(used), 0) FROM compiled").fetchone()
+    db.executemany("INSERT OR REPLACE INTO compiled VALUES (?, ?, ?)", [(*row, last + 1) for row in rows])
+    (num_rows,) = db.execute("SELECT count(*) FROM compiled").fetchone()
+    if num_rows > _MAX_ROWS:
+        oldest = "SELECT name FROM compiled ORDER BY used LIMIT ?"
+        db.execute(f"DELETE FROM compiled WHERE name IN ({oldest})", (_MAX_ROWS // 10,))
 
 
 def _database() -> Path:

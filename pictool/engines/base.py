@@ -142,6 +142,14 @@ class Answer:
             "compare": self.compare.report() if self.compare else None,
         }
 
+    def origin(self) -> dict[str, Any]:
+        """What is needed, beside the request, to get the same answer again."""
+        parts = () if self.link.linked is None else self.link.linked.parts
+        return {
+            "objects": [{"source": part.chunk.source, "key": part.key(self.loaded)} for part in parts],
+            "device": self.loaded.device, "dtype": self.loaded.dtype, "fingerprint": self.loaded.fingerprint,
+        }  # fmt: skip
+
     def write_trace(self, path: str | Path) -> None:
         """Write what this link did as a trace file. Raises TraceError as `linked` does."""
         from pictool.trace.format import write_trace

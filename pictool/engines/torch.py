@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,8 +12,9 @@ from pictool.core import Chunk, CompileOptions
 from pictool.engines.base import Answer, Engine, Feature, LinkResult
 from pictool.linker.link import link
 from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.policies.base import Stage, no_stage
 from pictool.linker.spec import Spec
-from pictool.runtime.decode import generate
+from pictool.runtime.decode import Step, generate, generate_steps, generated_of
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -39,8 +40,11 @@ class TorchEngine(Engine):
             self.model, self.store, chunks, options, force=force, probe_model=probe_model, on_done=on_done
         )  # fmt: skip
 
-    def link(self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None) -> LinkResult:
-        linked = link(self.model, self.store, spec, on_compile=on_compile)
+    def link(
+        self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, stage: Stage = no_stage
+    ) -> LinkResult:
+        """See `Engine.link`; `stage` surrounds each stage of the link, and may end it."""
+        linked = link(self.model, self.store, spec, stage=stage, on_compile=on_compile)
         return LinkResult(
             linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read,
             linked.image.logits, linked,
@@ -55,6 +59,22 @@ class TorchEngine(Engine):
         started = time.perf_counter()
         generated = generate(self.model, result.linked.image, spec.max_new_tokens, spec.sampling, on_text)
         return Answer(generated, result, time.perf_counter() - started, self.model, self.name)
+
+    def answer_steps(
+        self, spec: Spec, *, on_text: Callable[[str], None] | None = None,
+        on_compile: Callable[[Compiled], None] | None = None, stage: Stage = no_stage,
+    ) -> Generator[None, None, Answer]:  # fmt: skip
+        """As `run`, a step at a time (the link, then a token each), for a caller that does other work between steps."""
+        result = self.link(spec, on_compile=on_compile, stage=stage)
+        assert result.linked is not None
+        yield
+        steps, started = list[Step](), time.perf_counter()
+        for step in generate_steps(self.model, result.linked.image, spec.max_new_tokens, spec.sampling):
+            steps.append(step)
+            if on_text is not None:
+                on_text(step.text)
+            yield
+        return Answer(generated_of(steps), result, time.perf_counter() - started, self.model, self.name)
 
     def warm_up(self, spec: Spec, on_compile: Callable[[Compiled], None] | None = None) -> None:
         """A first pass over the model, of a prompt without documents."""

@@ -14,6 +14,7 @@ from pictool.compiler.compile import Compiled, compile_chunks, object_key
 from pictool.core import Chunk, CompileOptions, GeneratedChunk, Text
 from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError, UnwritableStoreError
 from pictool.linker.spec import Spec
+from pictool.reading import exists
 from pictool.store.bundles import is_object_list, read_object_list
 from pictool.store.entries import is_key
 from pictool.store.format import ObjectFile
@@ -90,7 +91,7 @@ def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack)
             parts.extend(Part(chunk, spec.objects) for chunk in chunks)
         elif Path(document).suffix == ".kvo":
             parts.extend(_object_parts(model, Path(document), opened))
-        elif Path(document).exists():
+        elif exists(document):
             chunks = make_chunks(model, read_text(Path(document)), str(document), spec.chunk_tokens)
             parts.extend(Part(chunk, spec.objects) for chunk in chunks)
         else:

@@ -18,6 +18,7 @@ from pictool.errors import PicError
 from pictool.serve.cache_routes import cache_routes
 from pictool.serve.errors import ApiError
 from pictool.serve.gemini_routes import gemini_error, gemini_routes, is_gemini
+from pictool.serve.link_routes import link_routes
 from pictool.serve.metrics import CONTENT_TYPE
 from pictool.serve.openai_routes import openai_routes
 from pictool.serve.query_routes import query_routes
@@ -40,6 +41,7 @@ def make_router(service: Service, version: str) -> APIRouter:
     router = APIRouter(responses=_ERRORS)
     for routes in (openai_routes, cache_routes, gemini_routes, query_routes):
         router.include_router(routes(service))
+    router.include_router(link_routes(service, version))
     router.include_router(_system_routes(service, version))
     return router
 

@@ -161,6 +161,37 @@ class CacheChange(Body):
     expires_at: float | None = Field(default=None, ge=0, le=1e11)
 
 
+class LinkDocument(Body):
+    """A document: a text, and what to call it, or the key of an object (as in git, abbreviated)."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    text: Unicode | None = None
+    source: Annotated[Unicode, Field(max_length=4096)] = "text"
+    key: Annotated[str, Field(pattern="^[0-9a-f]{4,64}$")] | None = None
+
+
+class LinkRequest(Body):
+    """What `pic link` asks. `policy` is a mapping with algo and the policy's fields."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    query: Unicode
+    documents: Annotated[list[LinkDocument], Field(max_length=4096)] = Field(default_factory=list)
+    policy: dict[str, Any]
+    head: Unicode | None = None
+    query_template: Unicode | None = None
+    max_new_tokens: int = Field(default=64, ge=1, le=1 << 31)
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    seed: int = Field(default=0, ge=0, le=(1 << 64) - 1)
+    stop: Annotated[list[Unicode], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
+    sinks: int | None = Field(default=None, ge=0, le=1024)
+    chunk_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
+    codec: str = "none"
+    compare: bool = False
+
+
 class ErrorDetail(Body):
     message: str
     type: str

@@ -25,8 +25,7 @@ from pictool.linker.grid import label_of, parse_policy
 from pictool.linker.link import Linked, link, require_room
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
 from pictool.linker.policies import BASELINE, make_policy
-from pictool.linker.policies.base import Policy
-from pictool.linker.resolve import OnCompile
+from pictool.linker.policies.base import Policy, Stage
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated, Step, generate_steps, generated_of
 from pictool.serve.errors import ApiError, not_found
@@ -173,6 +172,41 @@ class TorchHome(Home):
             engine = QueuedEngine(self.engine_of(tenant), self._turns, tenant.name)
             return await asyncio.to_thread(run_query, query, engine, self.policy, self._settings.codec)
 
+    async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
+        self._require_offered(spec.policy)
+        engine = self.engine_of(tenant)
+
+        def steps(task: Task, send: Callable[[object], None]) -> Iterator[None]:
+            asked, stage = self._with_objects(spec, engine.model), _until_gone(task)
+            asked = replace(asked, max_new_tokens=min(spec.max_new_tokens, self._settings.max_tokens or 1 << 31))
+            answer = yield from engine.answer_steps(
+                asked, on_text=lambda text: send({"text": text}), on_compile=lambda done: send(_compiled(done)),
+                stage=stage,
+            )  # fmt: skip
+            if compares:
+                full = yield from engine.answer_steps(replace(asked, policy=_FULL), stage=stage)
+                answer = replace(answer, compare=compare_answers(answer, full))
+            send({"report": answer.report() | {"model": self.model}, "origin": answer.origin()})
+            self._indexing.wake()
+
+        events = self._in_turn(tenant.name, steps)
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()
+
+    def _with_objects(self, spec: Spec, model: Model) -> Spec:
+        """A spec whose keys are the tenant's objects. Raises ApiError 404."""
+        documents = list(spec.documents)
+        for i, name in enumerate(documents):
+            if isinstance(name, str):
+                try:
+                    documents[i] = self._store.path(self._store.find(name, model.salt))
+                except StoreError as error:
+                    raise not_found(f"object {name[:12]}", "documents", "object_not_found") from error
+        return replace(spec, documents=documents)
+
     # Turns
 
     async def _in_turn(
@@ -295,12 +329,16 @@ class TorchHome(Home):
             policy = parse_policy(spec)
         except InputError as error:
             raise ApiError(400, f"policy: {error}", param="pic.policy") from error
+        self._require_offered(policy)
+        return policy
+
+    def _require_offered(self, policy: Policy) -> None:
+        """Refuse what this server does not offer. Raises ApiError."""
         default, allowed = self._settings.policy, self._settings.allowed
         if allowed is not None and policy.name not in {*allowed, default.name, BASELINE}:
             raise ApiError(400, f"policy: {policy.name} is not one of this server's", param="pic.policy")
         if policy.second_model and policy.second_model != default.second_model:
             raise ApiError(400, "policy: its second model is not the one of this server", param="pic.policy")
-        return policy
 
     def _object(self, piece: Stored | Marked, model: Model, policy: Policy) -> tuple[str, TokenIds]:
         """The object of a piece; that of a marked text is compiled if need be. Under `full` its tokens are enough."""
@@ -335,12 +373,7 @@ class TorchHome(Home):
 
     def _link(self, model: Model, plan: LinkPlan, laid: LaidOut, task: Task) -> tuple[Linked, str | None]:
         """Link a prompt. If an object turns out damaged, it is computed exactly, and the reason returned."""
-
-        def stage(_: str) -> AbstractContextManager[None]:
-            if task.is_cancelled:
-                raise Gone
-            return nullcontext()
-
+        stage = _until_gone(task)
         try:
             return link(model, self._store, Spec.planned(plan), stage=stage), None
         except (ObjectError, StoreError, NotFiniteError) as error:
@@ -355,6 +388,17 @@ class TorchHome(Home):
         return link(model, self._store, Spec.planned(exact), stage=stage), "an object of it cannot be used"
 
 
+def _until_gone(task: Task) -> Stage:
+    """Ends a link whose client went away, at its next stage."""
+
+    def stage(_: str) -> AbstractContextManager[None]:
+        if task.is_cancelled:
+            raise Gone
+        return nullcontext()
+
+    return stage
+
+
 _FULL = make_policy(BASELINE)
 _VERIFIED = ("answer", "kl", "same_answer", "same_first_token", "common_prefix")
 
@@ -364,6 +408,10 @@ def _full() -> ApiError:
         429, "the server has as many requests waiting as it takes; try again", code="queue_full",
         headers={"Retry-After": str(RETRY_AFTER_S)},
     )  # fmt: skip
+
+
+def _compiled(done: Compiled) -> dict[str, Any]:
+    return {"compiled": {"source": done.chunk.source, "tokens": len(done.chunk)}}
 
 
 def _result(linked: Linked) -> LinkResult:
@@ -398,29 +446,20 @@ class QueuedEngine(TorchEngine):
         model = copy(engine.model)
         model.tokenizer = deepcopy(engine.model.tokenizer)
         super().__init__(model, engine.store)
+        self._engine = TorchEngine(model, engine.store)  # of the engine's thread
         self._turns, self._tenant = turns, tenant
 
     def compile(self, *args: Any, **kwargs: Any) -> list[Compiled]:
-        compiled: list[Compiled] = self._in_turn(self._once(super().compile, *args, **kwargs))
+        compiled: list[Compiled] = self._in_turn(self._once(self._engine.compile, *args, **kwargs))
         return compiled
 
     def link(self, *args: Any, **kwargs: Any) -> LinkResult:
-        linked: LinkResult = self._in_turn(self._once(super().link, *args, **kwargs))
+        linked: LinkResult = self._in_turn(self._once(self._engine.link, *args, **kwargs))
         return linked
 
     def run(self, spec: Spec, **options: Any) -> Answer:
-        answer: Answer = self._in_turn(self._answer_steps(spec, options.get("on_compile")))
+        answer: Answer = self._in_turn(self._engine.answer_steps(spec, on_compile=options.get("on_compile")))
         return answer
-
-    def _answer_steps(self, spec: Spec, on_compile: OnCompile | None) -> Generator[None, None, Answer]:
-        result = super().link(spec, on_compile=on_compile)
-        assert result.linked is not None
-        yield
-        steps, started = list[Step](), time.perf_counter()
-        for step in generate_steps(self.model, result.linked.image, spec.max_new_tokens, spec.sampling):
-            steps.append(step)
-            yield
-        return Answer(generated_of(steps), result, time.perf_counter() - started, self.model, self.name)
 
     @staticmethod
     def _once(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Generator[None, None, Any]:

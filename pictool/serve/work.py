@@ -9,10 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pictool.core import Sampling
+from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
+
+if TYPE_CHECKING:
+    from pictool.linker.spec import Spec
 
 # What a prompt is made of
 
@@ -230,6 +234,15 @@ class Home(ABC):
     @abstractmethod
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
         """Run a span query; the texts of its answer. Raises as `answer` does."""
+
+    def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
+        """Answer a request of `pic link`; the events of /v1/link. Raises as `answer` does.
+
+        Args:
+            spec: its documents are texts, or keys.
+            compares: whether it is answered under full recompute too.
+        """
+        raise ApiError(501, "this server's engine takes no requests of pic link; link without --server")
 
     @abstractmethod
     def status(self) -> Status:

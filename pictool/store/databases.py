@@ -5,9 +5,15 @@ from __future__ import annotations
 import errno
 import sqlite3
 import stat
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Literal
 
+from pictool.store.files import make_file
+
+Change = Callable[[sqlite3.Connection], object]
+Journal = Literal["DELETE", "MEMORY"]
 _MAX_BYTES = 1 << 30
 _WAIT_S = 10.0
 
@@ -34,6 +40,42 @@ def _is_usable(place: Path) -> bool:
             raise  # it cannot be told: a disk that fails for a moment costs no database
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES
+
+
+def write(path: Path, schema: str, change: Change, wait_s: float, journal: Journal = "DELETE") -> None:
+    """Change a database of one table in a transaction. One that is not there is made first, a damaged one made anew.
+
+    Args:
+        schema: the table (CREATE TABLE …).
+        wait_s: how long to wait for another process that writes.
+        journal: "MEMORY" leaves no file behind if this process is killed, but perhaps a damaged database.
+
+    Raises:
+        OSError: a directory is in its place, or the place cannot be written.
+        sqlite3.OperationalError: another process writes, or the disk is full.
+    """
+    clear_place(path)
+    try:
+        _write(path, schema, change, wait_s, journal)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError:
+        path.unlink(missing_ok=True)
+        _write(path, schema, change, wait_s, journal)
+
+
+def _write(path: Path, schema: str, change: Change, wait_s: float, journal: Journal) -> None:
+    make_file(path)
+    with closing(sqlite3.connect(path, timeout=wait_s, isolation_level=None)) as db:
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute(f"PRAGMA journal_mode = {journal}")
+        db.execute("BEGIN IMMEDIATE")
+        if is_empty(db):
+            db.execute(schema)
+        if not has_schema(db, schema):
+            raise sqlite3.DatabaseError("another schema")
+        change(db)
+        db.execute("COMMIT")
 
 
 def roll_back(path: Path) -> None:

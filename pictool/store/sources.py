@@ -12,8 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pictool.store.databases import clear_place, has_schema, is_empty
-from pictool.store.files import make_file
+from pictool.store.databases import clear_place, has_schema, write
 
 SOURCES_FILE = "sources.sqlite3"
 _SCHEMA = "CREATE TABLE sources (key TEXT PRIMARY KEY, source TEXT NOT NULL, model TEXT NOT NULL) WITHOUT ROWID"
@@ -36,27 +35,7 @@ def add_sources(root: Path, sources: Mapping[str, Source]) -> None:
     path = root / SOURCES_FILE
     rows = [(key, one.source[:_MAX_LENGTH], one.model[:_MAX_LENGTH]) for key, one in sources.items()]
     with suppress(OSError, sqlite3.Error, UnicodeEncodeError):
-        clear_place(path)
-        try:
-            _write(path, rows)
-        except sqlite3.OperationalError:  # another process writes, or the disk is full
-            return
-        except sqlite3.DatabaseError:  # damaged
-            path.unlink(missing_ok=True)
-            _write(path, rows)
-
-
-def _write(path: Path, rows: list[tuple[str, str, str]]) -> None:
-    make_file(path)
-    with closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as db:
-        db.execute("PRAGMA synchronous = OFF")
-        db.execute("BEGIN IMMEDIATE")
-        if is_empty(db):
-            db.execute(_SCHEMA)
-        if not has_schema(db, _SCHEMA):
-            raise sqlite3.DatabaseError("another schema")
-        db.executemany(_ADD, rows)
-        db.execute("COMMIT")
+        write(path, _SCHEMA, lambda db: db.executemany(_ADD, rows), _WAIT_S)
 
 
 def read_sources(root: Path, on_problem: Callable[[str], None] = lambda problem: None) -> dict[str, Source]:

@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from pictool.reading import read_file
-from pictool.store.databases import clear_place, has_schema, is_empty
-from pictool.store.files import locked, make_directory, make_file
+from pictool.store.databases import clear_place, has_schema, write
+from pictool.store.files import locked, make_directory
 
 HITS_FILE = "hits.sqlite3"
 _NUM_FILES = 16
@@ -174,32 +174,13 @@ def add_hits(root: Path, hits: Mapping[str, int], wait_s: float) -> bool:
 
     In a store that cannot be written nothing is counted, which is True: to try again would not help.
     """
-    path = root / HITS_FILE
     try:
-        clear_place(path)
-        _write_hits(path, hits, wait_s)
-    except OSError:  # a directory, or a place that cannot be written
-        return True
+        write(root / HITS_FILE, _SCHEMA, lambda db: db.executemany(_ADD, hits.items()), wait_s)
     except sqlite3.OperationalError as error:
         return error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY
-    except sqlite3.DatabaseError:  # damaged
-        with suppress(OSError, sqlite3.Error):
-            path.unlink(missing_ok=True)
-            _write_hits(path, hits, wait_s)
+    except (OSError, sqlite3.Error):  # a directory, a place that cannot be written, or one that others damage
+        return True
     return True
-
-
-def _write_hits(path: Path, hits: Mapping[str, int], wait_s: float) -> None:
-    make_file(path)
-    with closing(sqlite3.connect(path, timeout=wait_s, isolation_level=None)) as db:
-        db.execute("PRAGMA synchronous = OFF")
-        db.execute("BEGIN IMMEDIATE")
-        if is_empty(db):
-            db.execute(_SCHEMA)
-        if not has_schema(db, _SCHEMA):
-            raise sqlite3.DatabaseError("another schema")
-        db.executemany(_ADD, hits.items())
-        db.execute("COMMIT")
 
 
 def read_hits(root: Path) -> dict[str, int] | None:

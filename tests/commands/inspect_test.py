@@ -157,9 +157,37 @@ def test_json_of_a_trace(by_hand: Path) -> None:
     assert whole["scores"] == list(range(10))
 
 
-def test_several_traces_come_one_after_the_other(by_hand: Path) -> None:
+def test_several_traces_stand_side_by_side_and_their_texts_below(by_hand: Path) -> None:
     assert len(pic("inspect", by_hand, by_hand, "--json").json) == 2
-    assert pic("inspect", by_hand, by_hand).out.count("\n-- generated") == 2
+    out = pic("inspect", by_hand, by_hand).out
+    assert out.count("\n-- generated") == 2 and out.count(f"== {by_hand}") == 2
+    one = {line.split()[0]: line.split()[-2] for line in pic("inspect", by_hand, "--times").out.splitlines()[2:]}
+    both = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.split()[:1][0:] and line[0] != " "}
+    for name, milliseconds in one.items():
+        assert both[name] == [milliseconds, milliseconds]
+
+
+@pytest.mark.parametrize(
+    ("section", "has", "lacks"),
+    [
+        ("--header", "recomputed", "computed tokens by part"),
+        ("--times", "recompute ", "policy"),
+        ("--parts", "computed tokens by part", "policy"),
+        ("--layers", "computed context tokens by layer", "by part"),
+        ("--candidates", "the likeliest", "by layer"),
+        ("--text", "-- generated", "by layer"),
+    ],
+)
+def test_only_the_sections_that_are_asked_for_are_shown(by_hand: Path, section: str, has: str, lacks: str) -> None:
+    out = pic("inspect", by_hand, section).out
+    assert has in out and lacks not in out
+    both = pic("inspect", by_hand, by_hand, section).out
+    assert has in both and lacks not in both
+
+
+def test_the_text_of_an_object_alone(objects: Objects) -> None:
+    text = pic("inspect", objects.mine, "--text").out
+    assert text.rstrip("\n") == pic("inspect", objects.mine, "--text", "--json").json["text"].rstrip("\n")
 
 
 def test_a_long_text_is_shown_if_asked() -> None:
@@ -333,7 +361,7 @@ def test_pictures_of_objects_and_differences(objects: Objects, model: Path, by_h
         (("OBJECT", "--attention"), "no trace, which --attention"),
         (("OBJECT", "--against", "full"), "no trace, which --attention"),
         (("TRACE", "--against", "naive"), "only full is known"),
-        (("TRACE", "--layers"), "--layers is for objects"),
+        (("OBJECT", "--times"), "--candidates, --times and --parts are for"),
         (("TRACE", "--head", 1), "say whose --attention"),
         (("TRACE", "--first", 1), "says what --attention-sinks counts"),
         (("TRACE", "--attention", "--scale", "log"), "must be minmax or share"),

@@ -278,6 +278,7 @@ def test_what_is_no_document_is_told_before_a_model_is_opened(link: Any, monkeyp
         ("e.txt", "is empty"),
         ("gone.txt", "no such file"),
         ("The harbour was quiet.", "pictool.Text("),
+        ("The harbour was quiet. " * 500, "pictool.Text("),
     ):
         outcome = link(name, *QUERY)
         assert outcome.code == 1 and says in outcome.err

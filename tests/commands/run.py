@@ -67,5 +67,5 @@ def flip(path: Path, offset: int = -200) -> None:
 def section(outcome: Outcome, title: str) -> list[str]:
     """The lines below a heading."""
     assert outcome.code == 0, outcome.err
-    blocks = [block.splitlines() for block in outcome.out.split("\n\n")]
+    blocks = [block.splitlines() for block in outcome.out.strip("\n").split("\n\n")]
     return next(block[1:] for block in blocks if block and block[0].startswith(title))

@@ -122,7 +122,7 @@ def test_ls_shows_a_truncated_object_as_damaged(root: Path) -> None:
     outcome = pic("store", "ls", "--store", root)
     line = outcome.out.splitlines()[1]
     assert line.startswith(damaged.stem[:12]) and " DAMAGED or unreadable: see below" in line
-    assert f"pic: {damaged.stem[:12]}: " in outcome.err
+    assert f"\n{damaged.stem[:12]}: " in outcome.out and "truncated" in outcome.out.splitlines()[-1]
     assert pic("store", "ls", "--store", root, "--json").json[0]["problem"]
 
 

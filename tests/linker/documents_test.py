@@ -35,9 +35,10 @@ def test_a_document_that_stands_alone_is_no_list_of_letters(tmp_path: Path) -> N
     assert texts[0] == texts[1] == texts[2] and WORDS in texts[0]
 
 
-def test_a_text_that_is_no_file_gets_a_hint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [WORDS, WORDS * 1000, f"{WORDS}\0"], ids=["short", "longer than a name", "NUL"])
+def test_a_text_that_is_no_file_gets_a_hint(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError, match=r"no such file; a text in memory is pictool.Text"):
-        link(subject("llama").model, Store(tmp_path), [WORDS], TAIL, NAIVE)
+        link(subject("llama").model, Store(tmp_path), [text], TAIL, NAIVE)
 
 
 def test_what_is_shown_of_store_model_and_answer_is_short(tmp_path: Path) -> None:

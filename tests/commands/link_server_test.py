@@ -1,0 +1,127 @@
+"""`pic link --server`: the same output as a link in this process, and what a server cannot do is told."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from serve.live import Live, serving
+
+from commands.run import pic, without_timing, write
+from pictool.linker.grid import parse_policy
+from pictool.runtime.model import load_model
+from pictool.serve.tenants import Keys, Tenant
+from pictool.serve.torch_home import HomeSettings
+from pictool.store.store import Store
+
+QUERY = ("-q", "Who knows why?", "--max-new-tokens", 12)
+KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b")})
+
+
+@pytest.fixture
+def live(model: Path, texts: tuple[Path, Path]) -> Iterator[Live]:
+    """A server of the tiny model for two tenants; commands here send the key of one."""
+    settings = HomeSettings(parse_policy("legolink-4"), frozenset({"cacheblend", "naive"}), refresh_s=3600, name="tiny")
+    served = serving(load_model(str(model)), Store("served"), KEYS, settings)
+    with served as live, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIC_SERVER", live.url)
+        patch.setenv("PIC_SERVER_KEY", "key-of-a")
+        yield live
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("--algo", "cacheblend-30", "--temperature", 1.5, "--seed", 4),
+        ("--head", "Be brief.", "--chunk-tokens", 8, "-k", 1),
+    ],
+    ids=["greedy", "sampled", "head and pieces"],
+)
+def test_a_server_s_output_is_that_of_a_link_here(live: Live, model: Path, more: tuple[object, ...]) -> None:
+    asked = ("link", "a.txt", "b.txt", *QUERY, *more)
+    there, here = pic(*asked), pic(*asked, "--server", "", "-m", model)
+    assert there.code == 0 and there.out == here.out
+    notes, here_notes = (re.findall(r"^(pic: .*?)(?:, TTFT.*)?$", outcome.err, re.M) for outcome in (there, here))
+    assert notes == here_notes and any("compiled a.txt" in note for note in notes)
+    asked = (*asked, "--json", "--compare")
+    reports = [pic(*asked).json, pic(*asked, "--server", "", "-m", model).json]
+    for report in reports:
+        report["compare"] = {name: report["compare"][name] for name in ("answer", "same_answer", "common_prefix")}
+    assert without_timing(reports[0]) == without_timing(reports[1]) | {"model": "tiny"}
+    assert reports[0]["request"]["server"] == live.url and "store" not in reports[0]["request"]
+    assert reports[0]["request"]["query"] == reports[1]["request"]["query"]
+
+
+def test_several_policies_are_compared_there_too(live: Live) -> None:
+    lines = pic("link", "a.txt", *QUERY, "--algo", "naive", "--algo", "cacheblend-30").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["policy", "naive", "cacheblend-30", "full"]
+
+
+def test_a_key_names_an_object_of_the_tenant_alone(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    (named,) = pic("link", "a.txt", *QUERY, "--algo", "naive", "--json").json["request"]["objects"]
+    by_key = pic("link", named["key"][:10], *QUERY, "--algo", "naive")
+    assert by_key.code == 0 and by_key.out == pic("link", "a.txt", *QUERY, "--algo", "naive").out
+    monkeypatch.setenv("PIC_SERVER_KEY", "key-of-b")
+    foreign = pic("link", named["key"], *QUERY, "--algo", "naive")
+    absent = pic("link", "0" * 64, *QUERY, "--algo", "naive")
+    assert foreign.code == absent.code == 1
+    assert foreign.err.replace(named["key"][:12], "0" * 12) == absent.err and "no such thing here" in absent.err
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "says"),
+    [
+        (("--trace", "t.trace"), 2, "--trace: is not for a server (PIC_SERVER); --server '' links here"),
+        (("--ratio", "auto", "--algo", "cacheblend"), 2, "--ratio auto: is not for a server"),
+        (("--engine", "torch"), 2, "--engine: is not for a server"),
+        (("--store", "st"), 2, "--store: is not for a server"),
+        (("--salt", "0123456789abcdef"), 2, "--salt: is not for a server"),
+        (("--algo", "prefix"), 1, "policy: prefix is not one of this server's"),
+        (("--server", "localhost:8000"), 2, "--server localhost:8000: must be a URL"),
+        (("--query-template", "no place"), 1, "{query}"),
+    ],
+)
+def test_what_a_server_does_not_do_is_refused(live: Live, more: tuple[str, ...], code: int, says: str) -> None:
+    outcome = pic("link", "a.txt", *QUERY, *more)
+    assert outcome.code == code and says in outcome.err and not outcome.out.strip()
+
+
+def test_another_s_key_and_an_object_file_are_refused(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("a.kvo", b"x")
+    assert "a.kvo: a server has no files of yours; name its key, or the text" in pic("link", "a.kvo", *QUERY).err
+    monkeypatch.setenv("PIC_SERVER_KEY", "key-of-nobody")
+    assert "nobody has" in pic("link", "a.txt", *QUERY).err
+
+
+def test_no_server_and_what_is_none_are_told_in_a_line(texts: tuple[Path, Path]) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        outcome = pic("link", "a.txt", *QUERY, "--server", url)
+        assert outcome.code == 1 and f"{url}: no server answers (Connection refused)" in outcome.err
+        listener.listen()
+        for reply, says in (
+            (b"hello\r\n\r\n", "does not answer as pic serve"),
+            (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "has no /v1/link (404 Not Found)"),
+            (b"HTTP/1.1 200 OK\r\n\r\nnot JSON\n", "does not answer as pic serve"),
+            (b"HTTP/1.1 200 OK\r\n\r\ndata: {\"text\": \"half\"}\n\n", "ended in the middle of an answer"),
+        ):  # fmt: skip
+            thread = threading.Thread(target=_reply, args=(listener, reply))
+            thread.start()
+            outcome = pic("link", "a.txt", *QUERY, "--server", url)
+            thread.join()
+            assert outcome.code == 1 and says in outcome.err and outcome.err.count("\n") == 1
+
+
+def _reply(listener: socket.socket, reply: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection, connection.makefile("rb") as sent:
+        headers = iter(sent.readline, b"\r\n")
+        (length,) = [int(line.split()[1]) for line in headers if line.lower().startswith(b"content-length")]
+        sent.read(length)
+        connection.sendall(reply)
