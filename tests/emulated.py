@@ -116,11 +116,11 @@ class Accelerator:
         return storage.data_ptr()
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down what every operation of one thread reads and writes."""
 
     def __init__(self, device: Accelerator) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

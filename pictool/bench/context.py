@@ -22,6 +22,7 @@ from pictool.core import Chunk
 from pictool.linker.grid import Labelled
 from pictool.linker.policies import BASELINE
 from pictool.linker.policies.base import PlotStyle
+from pictool.runtime.device import free_memory
 from pictool.runtime.twin import transformers_module
 from pictool.store.store import Store
 
@@ -195,7 +196,7 @@ def _unless_out_of_memory(run: Callable[[], Measurement]) -> MeasuredRun:
             return run()
         except torch.OutOfMemoryError:
             pass
-        torch.accelerator.empty_cache()  # after the error, which holds tensors, is gone
+        free_memory()  # after the error, which holds tensors, is gone
         return None
 
     return guarded

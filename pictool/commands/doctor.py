@@ -30,7 +30,7 @@ def run_doctor(
     output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the report (JSON).", OUTPUT)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that linking works here: this machine, this model, on this device in this dtype.
+    """Check that linking works on this machine, model and device.
 
     Looks at what is installed, checks the exactness rules against transformers itself, and compares linked answers with
     those of full recompute. Ends with exit code 1 if anything failed.

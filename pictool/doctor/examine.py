@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from pictool.doctor.answers import Question, examine_answers
 from pictool.doctor.exactness import examine_exactness
@@ -21,7 +18,7 @@ from pictool.engines.divergence import Divergence
 from pictool.engines.torch import TorchEngine
 from pictool.linker.grid import label_of, parse_repeatable
 from pictool.linker.policies import BASELINE, make_policy
-from pictool.runtime.device import accelerator
+from pictool.runtime.device import free_memory
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
 
@@ -115,10 +112,3 @@ def _on_engine(
     model = load_model(examination.model, examination.device, examination.dtype)
     with kind(model, Store(objects / kind.name)) as engine:
         yield from examine_answers(engine, question, [], measured)
-
-
-def free_memory() -> None:
-    """Give back a device's memory that nothing uses any more."""
-    gc.collect()
-    if accelerator() is not None:
-        torch.accelerator.empty_cache()

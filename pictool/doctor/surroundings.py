@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from packaging.requirements import Requirement
 
-from pictool import __version__
 from pictool.bench.disk_io import read_direct, read_file, write_file
 from pictool.bench.roofline import measure_rates
 from pictool.controller.calibration import drop_page_cache, nearest_directory
@@ -50,7 +49,13 @@ def _versions() -> Verdict:
     facts = machine()
     named = {name: facts[name] for name in ("python", "torch", "transformers")}
     text = ", ".join(f"{name} {number}" for name, number in named.items())
-    return Verdict(SECTION, "versions", Status.OK, f"pictool {__version__}, {text}, {facts['system']}", facts)
+    return Verdict(
+        SECTION,
+        "versions",
+        Status.OK,
+        f"pictool {facts['pictool'] or 'from its sources'}, {text}, {facts['system']}",
+        facts,
+    )
 
 
 def _processor() -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as known
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +49,6 @@ def test_what_is_found(store: Store) -> None:
 
 
 def test_what_is_missing_is_told_with_what_installs_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = surroundings.version
 
     def version(name: str) -> str:
         if name in ("fastapi", "blake3", "vllm"):
