@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
@@ -60,31 +60,35 @@ def measure_divergence(engine: Engine, policies: Sequence[Policy], is_timed: boo
         InputError: a model that has no room for two of the documents. PicError: as of `Engine.link`.
     """
     results: list[list[LinkResult]] = []
-    for number in range(_PROMPTS):
-        specs = _specs(engine.model, _SEED + number, [make_policy(BASELINE), *policies])
+    for spec in check_prompts(engine.model, make_policy(BASELINE), engine.model.max_positions):
+        specs = [spec, *(replace(spec, policy=policy) for policy in policies)]
         if is_timed:
-            for spec in specs:
-                engine.link(spec)
-        results.append([engine.link(spec) for spec in specs])
+            for each in specs:
+                engine.link(each)
+        results.append([engine.link(each) for each in specs])
     full, *linked = zip(*results, strict=True)
     return [_divergence(policy, full, own) for policy, own in zip(policies, linked, strict=True)]
 
 
-def _specs(model: Model, seed: int, policies: Sequence[Policy]) -> list[Spec]:
-    prompt = write_prompt(random.Random(seed), _PAGES)
-    pages = _fitting(model, [make_chunk(model, page, f"page {i}") for i, page in enumerate(prompt.pages)])
-    return [Spec(prompt.questions[0].text, pages, policy) for policy in policies]
+def check_prompts(model: Model, policy: Policy, positions: int) -> list[Spec]:
+    """A few questions over short documents, which have so many positions at most. Raises InputError if too few."""
+    specs = []
+    for number in range(_PROMPTS):
+        prompt = write_prompt(random.Random(_SEED + number), _PAGES)
+        pages = [make_chunk(model, page, f"page {i}") for i, page in enumerate(prompt.pages)]
+        specs.append(Spec(prompt.questions[0].text, _fitting(model, pages, positions), policy))
+    return specs
 
 
-def _fitting(model: Model, pages: Sequence[Chunk]) -> list[Chunk]:
-    """The pages for which a model has room, in their order. Raises InputError if those are not even two."""
-    fitting, room = list[Chunk](), model.max_positions - _OTHER
+def _fitting(model: Model, pages: Sequence[Chunk], positions: int) -> list[Chunk]:
+    """The pages for which there is room, in their order. Raises InputError if those are not even two."""
+    fitting, room = list[Chunk](), positions - _OTHER
     for page in pages:
         if len(page) <= room:
             fitting.append(page)
             room -= len(page)
     if len(fitting) < 2:
-        raise InputError(f"{model.name}: has too few positions ({model.max_positions}) to compare linked answers on")
+        raise InputError(f"{model.name}: has too few positions ({positions}) to compare linked answers on")
     return fitting
 
 

@@ -20,8 +20,8 @@ from pictool.compiler.compile import CODEC, Compiled, compile_chunks
 from pictool.core import TokenIds
 from pictool.engines.base import Answer, LinkResult, compare_answers
 from pictool.engines.torch import TorchEngine
-from pictool.errors import InputError, NotFiniteError, ObjectError, StoreError
-from pictool.linker.grid import label_of, parse_policy
+from pictool.errors import NotFiniteError, ObjectError, StoreError
+from pictool.linker.grid import label_of
 from pictool.linker.link import Linked, link, require_room
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
 from pictool.linker.policies import BASELINE, make_policy
@@ -30,6 +30,7 @@ from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated, Step, generate_steps, generated_of
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.layout import LaidOut, lay_out, pieces_of
+from pictool.serve.offered import offered_policy, require_offered
 from pictool.serve.query import run_query
 from pictool.serve.tenants import Tenant
 from pictool.serve.turns import QueueFullError, Task, Turns
@@ -173,7 +174,7 @@ class TorchHome(Home):
             return await asyncio.to_thread(run_query, query, engine, self.policy, self._settings.codec)
 
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
-        self._require_offered(spec.policy)
+        require_offered(spec.policy, self._settings.policy, self._settings.allowed)
         engine = self.engine_of(tenant)
 
         def steps(task: Task, send: Callable[[object], None]) -> Iterator[None]:
@@ -297,7 +298,8 @@ class TorchHome(Home):
     # Plans
 
     def _plan(self, work: Work, model: Model) -> tuple[LinkPlan, LaidOut]:
-        policy = self._policy(work.linking.policy)
+        named, settings = work.linking.policy, self._settings
+        policy = self.policy if named is None else offered_policy(named, settings.policy, settings.allowed)
 
         def recognise(tokens: TokenIds) -> list[Match]:
             return self.index.find(tokens, policy.needs.sinks, model.salt)
@@ -316,29 +318,6 @@ class TorchHome(Home):
             return plan_without_objects(policy, laid.tokens, model.salt), replace(laid, matches=(), sources=())
         head_key = self._head_key(model, laid.tokens[: matches[0].start])
         return make_plan(policy, laid.tokens, matches, head_key, model.salt), laid
-
-    def _policy(self, spec: str | None) -> Policy:
-        """The policy that a request names, if it may.
-
-        Raises:
-            ApiError: no such policy, or one that this server does not offer.
-        """
-        if spec is None:
-            return self.policy
-        try:
-            policy = parse_policy(spec)
-        except InputError as error:
-            raise ApiError(400, f"policy: {error}", param="pic.policy") from error
-        self._require_offered(policy)
-        return policy
-
-    def _require_offered(self, policy: Policy) -> None:
-        """Refuse what this server does not offer. Raises ApiError."""
-        default, allowed = self._settings.policy, self._settings.allowed
-        if allowed is not None and policy.name not in {*allowed, default.name, BASELINE}:
-            raise ApiError(400, f"policy: {policy.name} is not one of this server's", param="pic.policy")
-        if policy.second_model and policy.second_model != default.second_model:
-            raise ApiError(400, "policy: its second model is not the one of this server", param="pic.policy")
 
     def _object(self, piece: Stored | Marked, model: Model, policy: Policy) -> tuple[str, TokenIds]:
         """The object of a piece; that of a marked text is compiled if need be. Under `full` its tokens are enough."""
