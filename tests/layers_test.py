@@ -37,6 +37,7 @@ RANKS = {
     "bench": 7,  # goodput needs datasets and metrics
     "serve": 7,
     "cluster": 8,
+    "doctor": 8,  # measures as bench does
     "commands": 9, "tui": 9,
     "__main__": 10,
 }  # fmt: skip

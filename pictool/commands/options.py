@@ -74,7 +74,7 @@ _SETTINGS = {
     "model": Annotated[
         Optional[str], option("-m, --model", "NAME", "Directory, hub name or embedded[-small] (PIC_MODEL).", MODEL)
     ],
-    "device": Annotated[Optional[str], option("--device", "NAME", "auto, cpu or cuda (PIC_DEVICE).", MODEL)],
+    "device": Annotated[Optional[str], option("--device", "NAME", "auto, cpu, cuda, xpu or mps (PIC_DEVICE).", MODEL)],
     "dtype": Annotated[
         Optional[str], option("--dtype", "NAME", "auto, float32, bfloat16 or float16 (PIC_DTYPE).", MODEL)
     ],

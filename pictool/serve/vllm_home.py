@@ -18,6 +18,7 @@ import numpy as np
 from pictool.compiler.chunking import make_chunk, make_chunks
 from pictool.compiler.compile import object_key
 from pictool.core import Chunk, CompileOptions, Sampling, TokenIds
+from pictool.engines.divergence import check_prompts
 from pictool.engines.vllm.online import OnlineEngine
 from pictool.engines.vllm.request import MAX_OBJECTS
 from pictool.engines.vllm.serving import Heard, Hearing, Serving
@@ -27,7 +28,6 @@ from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
-from pictool.serve.check import check_prompts
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.layout import LaidOut, Marks, lay_out, pieces_of, takes_documents
 from pictool.serve.offered import offered_policy
