@@ -89,7 +89,8 @@ class Target:
         """
         import numpy as np
 
-        named = asdict(self) | extra | ({} if self.dtype == "float32" else {"frequencies": "float32"})
+        more = {} if self.dtype == "float32" else {"frequencies": "float32"}
+        named = {**asdict(self), **extra, **more}
         digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode())
         digest.update(np.asarray(tokens, dtype="<i4").tobytes())
         return digest.hexdigest()
