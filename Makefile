@@ -17,7 +17,7 @@ test: check
 
 # A Ray cluster of several nodes on this machine. All of its tests must run; none may be skipped.
 test-ray: $(READY)
-	$(BIN)/python -m pytest tests/on_ray --require-all
+	timeout --verbose 900 $(BIN)/python -m pytest tests/on_ray --require-all
 
 # Without a GPU: vLLM's CPU build in an environment of its own. All of its tests must run; none may be skipped.
 test-vllm: $(VLLM)/.ready
