@@ -7,13 +7,17 @@ VLLM   ?= .venv-vllm
 
 LOCKING := .venv-lock
 
-.PHONY: demo test test-vllm fuzz fuzz-vllm faults check lock model zoo fixtures bench clean
+.PHONY: demo test test-ray test-vllm fuzz fuzz-vllm faults check lock model zoo fixtures bench gpu gpu-wheels clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: check
 	$(BIN)/python -m pytest -n auto
+
+# A Ray cluster of several nodes on this machine. All of its tests must run; none may be skipped.
+test-ray: $(READY)
+	timeout --verbose 900 $(BIN)/python -m pytest tests/on_ray --require-all
 
 # Without a GPU: vLLM's CPU build in an environment of its own. All of its tests must run; none may be skipped.
 test-vllm: $(VLLM)/.ready
@@ -67,6 +71,16 @@ bench: $(READY)
 	$(BIN)/pic bench sync --repeats 3 -o benchmarks/results/bench_sync.json
 	$(BIN)/python -m benchmarks.compile_speed --out benchmarks/results
 
+# Everything that needs a GPU, within 9 minutes, with neither network nor pip: `make gpu PART=exact OUT=results` (docs/guides/gpu.md).
+# It takes the Python that has torch and transformers; PIC_GPU_REHEARSAL=1 tries all of it on the CPU.
+GPU_PYTHON ?= $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON))
+gpu:
+	$(GPU_PYTHON) benchmarks/gpu.py $(if $(PART),--part $(PART)) $(if $(OUT),--out $(OUT))
+
+# What `make gpu` needs on a machine without a network, for its Python (GPU_VERSION=3.12): take .gpu-wheels/ there with the sources.
+gpu-wheels: $(READY)
+	$(BIN)/python benchmarks/gpu.py --download-wheels $(if $(GPU_VERSION),--python-version $(GPU_VERSION))
+
 # The version of the package is in pictool/__init__.py; constraints.txt pins what is installed.
 $(READY): pyproject.toml constraints.txt pictool/__init__.py
 	$(PYTHON) -m venv $(VENV)
@@ -75,4 +89,4 @@ $(READY): pyproject.toml constraints.txt pictool/__init__.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm
+	rm -rf $(VENV) $(VLLM) $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels gpu-results

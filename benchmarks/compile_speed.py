@@ -25,7 +25,7 @@ from pictool import Chunk, Model, Store, compile
 from pictool.bench.prompts import random_chunks
 from pictool.bench.repeats import interleave
 from pictool.bench.shapes import random_model
-from pictool.bench.single_request import transformers_module
+from pictool.runtime.twin import transformers_module
 
 
 def compile_together(model: Model, chunks: Sequence[Chunk]) -> None:

@@ -82,9 +82,16 @@ class Target:
         return [identity.key for identity in self.identify_blocks(tokens, block, rotation, salt)]
 
     def _digest(self, extra: Mapping[str, Any], tokens: Sequence[int] | TokenIds) -> str:
+        """The hash of all that determines an object's content.
+
+        In half precision RoPE's frequencies were half precision too, up to an early state of 0.2, and the KV another:
+        `frequencies` keeps those objects from being linked.
+        """
         import numpy as np
 
-        digest = hashlib.sha256(json.dumps({**asdict(self), **extra}, sort_keys=True).encode())
+        more = {} if self.dtype == "float32" else {"frequencies": "float32"}
+        named = {**asdict(self), **extra, **more}
+        digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode())
         digest.update(np.asarray(tokens, dtype="<i4").tobytes())
         return digest.hexdigest()
 

@@ -27,7 +27,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.
 # Who stands on whom, lowest first. A part imports from the parts below it, and itself; `core` from `errors`, `commands`
 # from `tui`, and nothing else from beside it. `pictool/__init__.py` re-exports, and is exempt.
 RANKS = {
-    "core": 0, "errors": 0, "escapes": 0, "plugins": 0, "reading": 0,
+    "core": 0, "errors": 0, "escapes": 0, "plugins": 0, "reading": 0, "routing": 0,
     "store": 1, "runtime": 1, "world": 1,
     "compiler": 2,
     "linker": 3,
@@ -36,10 +36,13 @@ RANKS = {
     "api": 6, "eval": 6, "spans": 6,
     "bench": 7,  # goodput needs datasets and metrics
     "serve": 7,
-    "commands": 8, "tui": 8,
-    "__main__": 9,
+    "cluster": 8,
+    "doctor": 8,  # measures as bench does
+    "commands": 9, "tui": 9,
+    "__main__": 10,
 }  # fmt: skip
 VLLM = "engines.vllm"  # the only package that imports vllm
+RAY = {"ray", "pyarrow"}  # of `cluster` alone
 HTTP = {"fastapi", "starlette", "uvicorn"}  # of `serve` alone
 BESIDE = {("core", "errors"), ("plugins", "errors"), ("commands", "tui")}
 HEAVY = {"torch", "transformers", "tokenizers", "vllm"}
@@ -71,6 +74,8 @@ def is_allowed(importer: str, module: str) -> bool:
     if top == "vllm":
         return importer == VLLM
     importer = importer.split(".")[0]
+    if top in RAY:
+        return importer == "cluster"
     if top in HTTP:
         return importer == "serve"
     if top != "pictool":
@@ -110,6 +115,10 @@ def test_arrows_go_down_only(module: str) -> None:
         ("engines", "from vllm.v1 import x", False),
         ("serve", "from fastapi import Request", True),
         ("commands", "import uvicorn", False),
+        ("cluster", "import ray", True),
+        ("cluster", "from pictool.serve.work import Work", True),
+        ("serve", "import ray.serve", False),
+        ("commands", "import pyarrow as pa", False),
         ("serve", "from pictool.spans.execute import Executor", True),
         ("spans", "from pictool.serve.work import Work", False),
         ("engines.vllm", "from vllm.v1 import x", True),
@@ -151,14 +160,14 @@ def test_no_modules_import_each_other() -> None:
 # What answers without a model must not wait for one
 
 
-def loaded_by(source: str, *arguments: str) -> set[str]:
-    """The modules that a fresh interpreter has loaded after `source`."""
+def loaded_by(source: str, *arguments: str, code: int = 0) -> set[str]:
+    """The modules that a fresh interpreter has loaded after `source`, which ends with this exit code."""
     script = f"import json, sys\ntry:\n    {source}\nfinally:\n    print(json.dumps([*sys.modules]))"
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -189,6 +198,19 @@ def test_commands_that_need_no_model_load_no_torch(path: Path, trace: Path, stor
     options = [] if command[0] in ("--help", "diff") else ["--store", str(store.root)]
     arguments = [names.get(argument, argument) for argument in command] + options
     loaded = loaded_by("from pictool.commands import main; main()", *arguments)
+    assert "pictool.commands.app" in loaded and not loaded & HEAVY
+
+
+REFUSED = [
+    ["link", "a.txt"], ["link", "a.txt", "-q", "x", "--algo", "foo"], ["bench", "sync", "--shape", "nope"],
+    ["bench", "query", "judge", "--algo", "foo"], ["compile", "a.txt", "--codec", "zz"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", REFUSED, ids=" ".join)
+def test_a_wrong_command_line_is_told_before_torch_is_loaded(command: list[str]) -> None:
+    Path("a.txt").write_text("words")
+    loaded = loaded_by("from pictool.commands import main; main()", *command, code=2)
     assert "pictool.commands.app" in loaded and not loaded & HEAVY
 
 

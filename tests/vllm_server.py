@@ -21,7 +21,7 @@ TESTS = Path(__file__).parent
 
 def environment() -> dict[str, str]:
     """Of processes in which vLLM runs its engine in another one."""
-    paths = [str(TESTS), str(TESTS.parent)]
+    paths = [str(TESTS), str(TESTS.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PYTHONPATH": os.pathsep.join(paths)}
 
 

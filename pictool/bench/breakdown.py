@@ -1,6 +1,6 @@
 """The parts of TTFT (EPIC fig. 10): waiting for KV, selecting rows, every layer and its checks, logits.
 
-A hook of the link times them, in runs of their own. On CUDA the device is synchronized around each part, so no layer
+A hook of the link times them, in runs of their own. An accelerator is synchronized around each part, so no layer
 overlaps with the next one, and the whole takes longer than under `sync`.
 """
 
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from pictool.bench.options import PromptOptions
 from pictool.bench.prompts import BenchPrompt, make_prompt
 from pictool.bench.repeats import MedianRange, OnRun, interleave
-from pictool.bench.single_request import link_prompt, synchronize
+from pictool.bench.single_request import link_prompt
 from pictool.linker.grid import Labelled
 from pictool.linker.policies.base import Policy
+from pictool.runtime.device import synchronize
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -147,8 +148,8 @@ class Stopwatch:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Time one part: the device has done all work before it, and all of it."""
-        synchronize(self._model)
+        synchronize(self._model.device)
         started = time.perf_counter()
         yield
-        synchronize(self._model)
+        synchronize(self._model.device)
         self.seconds[name].append(time.perf_counter() - started)

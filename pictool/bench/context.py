@@ -16,12 +16,14 @@ from pictool.bench.options import TRANSFORMERS, ContextOptions
 from pictool.bench.prompts import BenchPrompt, compile_for, random_chunks, random_tail, require_positions
 from pictool.bench.repeats import MedianRange, OnRun, interleave, median_or_none, median_ratio
 from pictool.bench.roofline import Rates, measure_rates
-from pictool.bench.single_request import Measurement, run_linked, run_transformers, transformers_module
+from pictool.bench.single_request import Measurement, run_linked, run_transformers
 from pictool.bench.sync import with_full
 from pictool.core import Chunk
 from pictool.linker.grid import Labelled
 from pictool.linker.policies import BASELINE
 from pictool.linker.policies.base import PlotStyle
+from pictool.runtime.device import free_memory
+from pictool.runtime.twin import transformers_module
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -194,7 +196,7 @@ def _unless_out_of_memory(run: Callable[[], Measurement]) -> MeasuredRun:
             return run()
         except torch.OutOfMemoryError:
             pass
-        torch.cuda.empty_cache()  # after the error, which holds tensors, is gone
+        free_memory()  # after the error, which holds tensors, is gone
         return None
 
     return guarded

@@ -17,12 +17,14 @@ import torch
 from torch.nn.functional import linear
 
 from pictool.core import RowMask
+from pictool.runtime.device import is_accelerator, synchronize
+from pictool.runtime.streams import host_buffer
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 _COPY_BYTES = 1 << 28
-_SIZE = {"cpu": 2048, "cuda": 8192}  # of the square matrices that are multiplied
+_SIZE, _SIZE_ON_ACCELERATOR = 2048, 8192  # of the square matrices that are multiplied
 _RUNS, _LONG_S = 5, 3.0
 
 
@@ -43,11 +45,10 @@ class Rates:
 
 
 def measure_rates(device: str, dtype: str) -> Rates:
-    """Measure both rates; on CUDA the copy is from pinned memory. The matmul is that of the models' layers."""
-    on_cuda = device.startswith("cuda")
-    host = torch.ones(_COPY_BYTES, dtype=torch.uint8, pin_memory=on_cuda)
+    """Measure both rates: a copy from host memory (pinned, on an accelerator), and the matmul of the models' layers."""
+    host = host_buffer(_COPY_BYTES, torch.device(device)).fill_(1)
     copied = torch.empty_like(host, device=device)
-    size = _SIZE["cuda" if on_cuda else "cpu"]
+    size = _SIZE_ON_ACCELERATOR if is_accelerator(device) else _SIZE
     rows, weight = torch.randn(2, size, size, device=device).to(getattr(torch, dtype))
     copy_s = _best_s(lambda: copied.copy_(host, non_blocking=True), device)
     matmul_s = _best_s(lambda: linear(rows, weight), device)
@@ -60,8 +61,7 @@ def _best_s(run: Callable[[], Any], device: str) -> float:
     while len(seconds) < 2 or (len(seconds) <= _RUNS and sum(seconds) < _LONG_S):
         started = time.perf_counter()
         run()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - started)
     return min(seconds[1:])
 

@@ -56,7 +56,7 @@ def random_model(name: str, device: str = "auto", dtype: str = "auto", seed: int
     """A random model of a shape, with the tokenizer of the embedded model: every shape has its few token ids.
 
     Args:
-        device, salt: as of `load_model`. dtype: likewise; ``auto`` is bfloat16 on CUDA.
+        device, salt: as of `load_model`. dtype: likewise; ``auto`` is bfloat16 on an accelerator.
 
     Raises:
         InputError: no such shape, device or dtype.
@@ -79,8 +79,11 @@ def random_module(config: PretrainedConfig, device: str, dtype: str, seed: int) 
     import torch
     from transformers import AutoModelForCausalLM
 
-    on_cuda = [torch.device(device)] if device.startswith("cuda") else []
-    with torch.random.fork_rng(on_cuda), torch.device(device):
+    from pictool.runtime.device import is_accelerator
+
+    kind = torch.device(device)
+    forked = [kind] if is_accelerator(device) else []
+    with torch.random.fork_rng(forked, device_type=kind.type if forked else "cuda"), kind:
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from pictool.bench.prompts import BenchPrompt
@@ -19,6 +18,7 @@ from pictool.controller.calibration import drop_page_cache
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Policy, Stage, no_stage
 from pictool.runtime.decode import generate
+from pictool.runtime.device import synchronize
 from pictool.runtime.machine import PeakMemory
 
 if TYPE_CHECKING:
@@ -50,12 +50,6 @@ class Measurement:
     fetch_s: float | None = None
 
 
-def synchronize(model: Model) -> None:
-    """Wait until the device has done its work."""
-    if model.device.startswith("cuda"):
-        torch.cuda.synchronize(model.device)
-
-
 def link_prompt(model: Model, prompt: BenchPrompt, policy: Policy, is_cold: bool, stage: Stage = no_stage) -> Linked:
     """Link a prompt.
 
@@ -64,7 +58,7 @@ def link_prompt(model: Model, prompt: BenchPrompt, policy: Policy, is_cold: bool
     """
     if is_cold:
         drop_page_cache(prompt.store.path(key) for key in prompt.store.keys())
-    synchronize(model)
+    synchronize(model.device)
     return link(model, prompt.store, prompt.spec(policy), stage=stage)
 
 
@@ -76,7 +70,7 @@ def run_linked(
         linked = link_prompt(model, prompt, policy, is_cold)
         started = time.perf_counter()
         tokens = generate(model, linked.image, new_tokens).tokens if new_tokens else ()
-        synchronize(model)
+        synchronize(model.device)
         decode_s = time.perf_counter() - started
     timing, steps = linked.timing, len(tokens) - 1
     return Measurement(
@@ -85,22 +79,6 @@ def run_linked(
         flops=link_flops(model, linked.rows, policy.check_layers(len(linked.rows)), linked.image.layout.num_context),
         decode_tokens_per_s=steps / decode_s if steps > 0 else None, peak_bytes=peak.bytes, tokens=tokens,
     )  # fmt: skip
-
-
-def transformers_module(model: Model) -> Any:
-    """A second module over the parameters of `model`, as `transformers` makes it: no weight is held twice."""
-    ours, config = model.module, copy.deepcopy(model.config)
-    with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config, dtype=model.torch_dtype, attn_implementation="sdpa")
-    module.load_state_dict(ours.state_dict(), assign=True)
-    # Not shared: where the rotation depends on the length, it depends on the prompts that came before.
-    module.model.rotary_emb = type(ours.model.rotary_emb)(config).to(model.device)
-    buffers = dict(ours.named_buffers())
-    for name, buffer in list(module.named_buffers()):
-        if buffer.is_meta:  # not part of the state
-            parent, _, last = name.rpartition(".")
-            module.get_submodule(parent).register_buffer(last, buffers[name].clone(), persistent=False)
-    return module.requires_grad_(False).eval()
 
 
 @dataclass
@@ -128,13 +106,13 @@ def run_transformers(model: Model, module: Any, ids: list[int], new_tokens: int)
     )  # fmt: skip
     prompt, times = torch.tensor([ids], device=model.device), _TokenTimes()
     with PeakMemory(model.device) as peak, torch.inference_mode():
-        synchronize(model)
+        synchronize(model.device)
         started = time.perf_counter()
         module.generate(
             prompt, attention_mask=torch.ones_like(prompt), generation_config=config, streamer=times,
             past_key_values=DynamicCache(config=module.config),
         )  # fmt: skip
-        synchronize(model)
+        synchronize(model.device)
     steps, decode_s = len(times.at) - 1, times.at[-1] - times.at[0]
     all_rows = np.ones((model.geometry.layers, len(ids)), dtype=bool)
     return Measurement(

@@ -12,9 +12,10 @@ from pictool.bench.options import TRANSFORMERS, PromptOptions
 from pictool.bench.prompts import make_prompt
 from pictool.bench.repeats import MedianRange, OnRun, interleave, median_or_none, median_ratio
 from pictool.bench.roofline import Rates, measure_rates
-from pictool.bench.single_request import Measurement, run_linked, run_transformers, transformers_module
+from pictool.bench.single_request import Measurement, run_linked, run_transformers
 from pictool.linker.grid import Labelled, parse_grid
 from pictool.linker.policies import BASELINE
+from pictool.runtime.twin import transformers_module
 from pictool.store.store import Store
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from pictool.linker.link import link
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate
+from pictool.runtime.device import device_memory as accelerator_memory
 from pictool.runtime.machine import memory_bytes
 from pictool.store.store import Store
 
@@ -237,11 +238,8 @@ def count_of_users(target: float, sizes: Iterable[int]) -> int | None:
 
 def device_memory(model: Model) -> int | None:
     """Bytes of memory of the device on which the model runs."""
-    if model.device.startswith("cuda"):
-        import torch
-
-        return int(torch.cuda.get_device_properties(model.device).total_memory)
-    return memory_bytes()
+    known = accelerator_memory(model.device)
+    return memory_bytes() if known is None else known[1]
 
 
 def kv_bytes(model: Model, users: Iterable[User]) -> int:

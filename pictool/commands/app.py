@@ -30,6 +30,7 @@ COMMANDS = {
     "serve": "Serve a model over HTTP: OpenAI's API with explicit caches.",
     "tui": "Browse objects and traces on the terminal.",
     "config": "Show the settings, and who says each.",
+    "doctor": "Check that linking works on this machine, model and device.",
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pictool.bench.options import ContextOptions, PromptOptions
-from pictool.commands import bench_load, bench_query
+from pictool.commands import bench_load, bench_query, bench_route
 from pictool.commands.bench_common import (
     DEFAULT_SHAPE,
     BenchOptions,
@@ -120,9 +120,9 @@ def breakdown(
 
 
 def run_sync(common: BenchOptions, options: PromptOptions, settings: Settings) -> None:
-    from pictool.bench.sync import bench_sync
-
     with open_subject(common, settings, DEFAULT_SHAPE, SYNC_ALGOS, options.seed) as subject:
+        from pictool.bench.sync import bench_sync
+
         with progress("linking", subject.num_links(options.repeats, 2)) as step:
             result = bench_sync(subject.model, subject.policies, options, subject.directory, step)
         report = make_report("sync", subject.model, options, result.report())
@@ -130,34 +130,37 @@ def run_sync(common: BenchOptions, options: PromptOptions, settings: Settings) -
 
 
 def run_context(common: BenchOptions, options: ContextOptions, settings: Settings) -> None:
-    from pictool.bench.context import bench_context
-    from pictool.bench.plot import plot_context
-
     with open_subject(common, settings, DEFAULT_CONTEXT_SHAPE, CONTEXT_ALGOS, options.seed) as subject:
+        from pictool.bench.context import bench_context
+
         with progress("linking", subject.num_links(options.repeats, 2) * len(options.lengths)) as step:
             result = bench_context(subject.model, subject.policies, options, subject.directory, step)
         report = make_report("context", subject.model, options, result.report())
     publish(common, report, lambda: print_context(result, report))
     if common.plot:
+        from pictool.bench.plot import plot_context
+
         title = f"{model_line(report)}, chunks of {options.chunk_tokens} tokens"
         plot_context(result, title, common.plot)
 
 
 def run_breakdown(common: BenchOptions, options: PromptOptions, settings: Settings) -> None:
-    from pictool.bench.breakdown import bench_breakdown
-    from pictool.bench.plot import plot_breakdown
-
     with open_subject(common, settings, DEFAULT_SHAPE, BREAKDOWN_ALGOS, options.seed) as subject:
+        from pictool.bench.breakdown import bench_breakdown
+
         with progress("linking", subject.num_links(options.repeats, 0)) as step:
             result = bench_breakdown(subject.model, subject.policies, options, subject.directory, step)
         report = make_report("breakdown", subject.model, options, result.report())
     publish(common, report, lambda: print_breakdown(result, report))
     if common.plot:
+        from pictool.bench.plot import plot_breakdown
+
         title = f"{model_line(report)}, {options.chunks} chunks of {options.chunk_tokens} tokens"
         plot_breakdown(result, title, common.plot)
 
 
 app.add_typer(bench_load.app)
+app.add_typer(bench_route.app)
 app.add_typer(bench_query.app, name="query")
 
 

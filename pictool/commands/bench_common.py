@@ -151,14 +151,14 @@ def publish(common: BenchOptions, report: dict[str, Any], print_tables: Callable
 
 def head_line(report: dict[str, Any]) -> str:
     machine, model = report["machine"], report["model"]
-    where = machine["gpu"] if model["device"].startswith("cuda") else f"{machine['cpu']}, {threads_of(machine)}"
+    where = machine["gpu"] if model["device"] != "cpu" else f"{machine['cpu']}, {threads_of(machine)}"
     return f"{model['name']} ({model['dtype']}) on {where}"
 
 
 def model_line(report: dict[str, Any]) -> str:
     """The model and what it ran on, for a title."""
     machine, model = report["machine"], report["model"]
-    where = machine["gpu"] if model["device"].startswith("cuda") else threads_of(machine)
+    where = machine["gpu"] if model["device"] != "cpu" else threads_of(machine)
     return f"{model['name']}, {model['dtype']}, {where}"
 
 

@@ -55,9 +55,9 @@ def documents(
       pic bench query documents --documents 1,8 --tokens 512
     """
     options = DocumentsOptions(numbers("--documents", counts, int), tokens, repeats, questions, seed)
-    from pictool.bench.queries.documents import bench_documents, num_runs
-
     with open_subject(common, settings, LONG_SHAPE, ALGOS, seed) as subject:
+        from pictool.bench.queries.documents import bench_documents, num_runs
+
         with progress("answering", num_runs(options, subject.policies)) as step:
             points = bench_documents(subject.model, subject.policies, options, subject.directory, step)
         report = make_report("query documents", subject.model, options, {"points": [p.report() for p in points]})
@@ -89,9 +89,9 @@ def judge(
     """
     fan_outs, temperatures = numbers("--fan-out", fan_out, int), numbers("--temperature", temperature)
     options = JudgeOptions(fan_outs, temperatures, tokens, pool, samples, questions, seed)
-    from pictool.bench.queries.judge import bench_judge, num_runs
-
     with open_subject(common, settings, SHAPE, ALGOS, seed) as subject:
+        from pictool.bench.queries.judge import bench_judge, num_runs
+
         with progress("judging", num_runs(options, subject.policies)) as step:
             result = bench_judge(subject.model, subject.policies, options, subject.directory, step)
         report = make_report("query judge", subject.model, options, result.report())
@@ -120,9 +120,9 @@ def moves(
     options = MovesOptions(
         numbers("--tokens", tokens, int), numbers("--batch", batch, int), block, repeats, seed
     )  # fmt: skip
-    from pictool.bench.queries.moves import bench_moves, num_runs
-
     with open_subject(common, settings, SHAPE, ALGOS, seed) as subject:
+        from pictool.bench.queries.moves import bench_moves, num_runs
+
         with progress("moving", num_runs(options)) as step:
             points = bench_moves(subject.model, options, step)
         report = make_report("query moves", subject.model, options, {"points": [p.report() for p in points]})

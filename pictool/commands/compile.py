@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
+from pictool.commands.compile_ray import BulkOptions, run_bulk
 from pictool.commands.engine import find_engine
 from pictool.commands.errors import UsageError
 from pictool.commands.options import (
@@ -87,6 +88,7 @@ def run_compile(
     depfile: DepfileOption = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,
+    bulk: BulkOptions = BulkOptions(),
 ) -> None:
     """Compile text files to KV objects. Unchanged input costs no model run.
 
@@ -94,8 +96,17 @@ def run_compile(
       pic compile docs/*.txt
       pic compile --recursive docs --chunk-tokens 512 --overlap 64
       pic compile a.txt -o a.kvo --depfile
+      pic compile --ray corpus/ more.jsonl --remote s3://bucket/pic
     """
     what.check()
+    others = {
+        "-o": output, "--depfile": depfile, "--engine": engine, "--probes": what.probes is not None,
+        "--probe-model": what.probe_model,
+    }  # fmt: skip
+    bulk.check(others, settings)
+    if bulk.ray is not None:
+        run_bulk(bulk, what, settings, as_json)
+        return
     target = check_output(output, depfile, what.files)
     texts = read_texts(what.files, what.recursive)
     if target is None and (rows := recalled_rows(what, texts, settings, engine)):

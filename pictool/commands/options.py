@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Annotated, Any, Optional, TypeVar, get_type_hints
@@ -17,14 +18,16 @@ from pictool.commands.settings import Settings, read_settings
 from pictool.commands.verbosity import note
 
 SALT = ("salt", "salt_file")  # settings of every command whose model or keys are a tenant's
+WITHOUT_VALUE = "default"  # of an option that was given without its value
+_ADDRESS = re.compile(r"auto|local|ray://\S+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
 F = TypeVar("F", bound=Callable[..., None])
 
 # Headings of options in help texts, in their order
 OPTIONS, PROMPT, DATASET, POLICY, ANSWER = "Options", "Prompt", "Dataset", "Policy", "Answer"
 SECTIONS, ANALYSIS, COMPILING, OUTPUT = "Sections", "Analysis", "Compiling", "Output"
-MODEL, STORE = "Model", "Store"
+CLUSTER, MODEL, STORE = "Cluster", "Model", "Store"
 _HEADINGS = (
-    "Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, SECTIONS, ANALYSIS, COMPILING, OUTPUT, MODEL, STORE
+    "Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, SECTIONS, ANALYSIS, COMPILING, CLUSTER, OUTPUT, MODEL, STORE
 )  # fmt: skip
 SPECS = "NAME, NAME-NUMBER or NAME:FIELD=VALUE[,VALUE...]; repeatable. A wrong name lists all."
 
@@ -58,6 +61,12 @@ ChunkOption = Annotated[
 CodecOption = Annotated[
     Optional[str], option("--codec", "NAME", "How KV is kept (PIC_CODEC; none); a wrong name lists all.", COMPILING)
 ]
+RayOption = Annotated[
+    Optional[str],
+    option(
+        "--ray", "[ADDRESS]", "Run on a Ray cluster: HOST:PORT, auto; without: RAY_ADDRESS, or this machine.", CLUSTER
+    ),
+]
 FieldsOption = Annotated[list[str], option("-p", "FIELD=VALUE", "Any field of the policy; repeatable.", POLICY)]
 
 # The options that override settings; a command names those that it has.
@@ -65,7 +74,7 @@ _SETTINGS = {
     "model": Annotated[
         Optional[str], option("-m, --model", "NAME", "Directory, hub name or embedded[-small] (PIC_MODEL).", MODEL)
     ],
-    "device": Annotated[Optional[str], option("--device", "NAME", "auto, cpu or cuda (PIC_DEVICE).", MODEL)],
+    "device": Annotated[Optional[str], option("--device", "NAME", "auto, cpu, cuda, xpu or mps (PIC_DEVICE).", MODEL)],
     "dtype": Annotated[
         Optional[str], option("--dtype", "NAME", "auto, float32, bfloat16 or float16 (PIC_DTYPE).", MODEL)
     ],
@@ -149,6 +158,11 @@ def _parameters(
             yield _keyword(name, parameter.default, kind)
 
 
+def _is_address(following: list[str]) -> bool:
+    """Whether what follows `--ray` is its address: auto, local, HOST:PORT or a ray:// URL; no name of a file."""
+    return any(_ADDRESS.fullmatch(text) for text in following)
+
+
 def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -160,7 +174,22 @@ def _default(field: Field[Any]) -> Any:
 
 
 class _Command(TyperCommand):
-    """A command whose help has a section for every heading, without what rich costs to load."""
+    """A command whose help has a section for every heading, without what rich costs to load.
+
+    A value whose metavar is in brackets may be left out of the command line: it is then `WITHOUT_VALUE`.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = [one for one in self.get_params(ctx) if one.param_type_name == "option"]
+        optional = {name for one in options if (one.metavar or "").startswith("[") for name in one.opts}
+        filled = list[str]()
+        for index, text in enumerate(args):
+            filled.append(text)
+            if text == "--":
+                return super().parse_args(ctx, filled + args[index + 1 :])
+            if text in optional and not _is_address(args[index + 1 : index + 2]):
+                filled.append(WITHOUT_VALUE)
+        return super().parse_args(ctx, filled)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}

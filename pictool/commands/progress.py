@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO, cast
@@ -12,6 +13,8 @@ from pictool.escapes import GuardedStream
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
+
+_NOTE_S = 30.0
 
 
 @contextmanager
@@ -61,6 +64,38 @@ def answers_bar(what: str) -> Iterator[Callable[[int, int], None]]:
             bar.update(task, completed=done, total=total)
 
         yield show
+
+
+@contextmanager
+def work_bar(what: str) -> Iterator[Callable[[float, float, str], None]]:
+    """Show a bar of work with the time left, and a text after it; without a terminal, a note now and then.
+
+    Yields a function that is called with what is done, what there is in all, and the text.
+    """
+    if not sys.stderr.isatty():
+        yield _Notes(what)
+        return
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[more]}", markup=False),
+    )  # fmt: skip
+    with _bars(*columns, speed_estimate_period=300) as bar:
+        task = bar.add_task(what, total=None, more="")
+        yield lambda done, total, more: bar.update(task, completed=done, total=total, more=more)
+
+
+class _Notes:
+    """Says how far work is, at most every half minute."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._next = what, time.monotonic() + _NOTE_S
+
+    def __call__(self, done: float, total: float, more: str) -> None:
+        if time.monotonic() >= self._next:
+            note(f"{self._what}: {done / max(total, 1):.0%}, {more}")
+            self._next = time.monotonic() + _NOTE_S
 
 
 @contextmanager

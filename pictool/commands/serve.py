@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -11,8 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool import __version__
-from pictool.commands.errors import UsageError
-from pictool.commands.options import ANSWER, COMPILING, POLICY, SALT, CodecOption, command, make_app, option
+from pictool.commands.engine import find_engine
+from pictool.commands.errors import UsageError, of_command_line
+from pictool.commands.options import (
+    ANSWER,
+    COMPILING,
+    POLICY,
+    SALT,
+    CodecOption,
+    EngineOption,
+    argument,
+    command,
+    make_app,
+    option,
+)
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
 from pictool.commands.verbosity import note
@@ -25,12 +38,14 @@ if TYPE_CHECKING:
 app = make_app()
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _CHECKS = ("exact", "refuse", "off")
+_TORCH_ONLY = ("queue", "active", "max_tokens", "codec", "learn")
 
 
 @dataclass(frozen=True)
 class ServeOptions:
     """What a command line says of a server."""
 
+    engine: EngineOption = None
     host: Annotated[str, option("--host", "ADDRESS", "Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, option("--port", "N", "Port; 0 takes a free one.", min=0, max=65535)] = 8000
     keys: Annotated[
@@ -57,24 +72,38 @@ class ServeOptions:
     ] = 16
     ttl: Annotated[float, option("--ttl", "S", "Of caches that name none.", COMPILING, min=1)] = 3600.0
     codec: CodecOption = None
+    learn: Annotated[
+        Optional[str], option("--learn", "SIZE", "Compile texts that requests repeat, so many bytes (off).", COMPILING)
+    ] = None
 
 
 @command(app, "serve", "model", "device", "dtype", "store", "remote", *SALT)
-def run_serve(options: ServeOptions, settings: Settings) -> None:
+def run_serve(
+    options: ServeOptions,
+    settings: Settings,
+    more: Annotated[
+        Optional[list[str]], argument("[-- VLLM-OPTION]...", "With --engine vllm: options of vllm serve.")
+    ] = None,
+) -> None:
     """Serve a model over HTTP: OpenAI's API with explicit caches.
 
     \b
       pic serve
       pic serve -m MODEL --store /data/pic --keys keys --host 0.0.0.0
+      pic serve -m MODEL --engine vllm -- --tensor-parallel-size 2
     """
     require_installed()
+    if find_engine(options.engine).name == "vllm":
+        run_in_vllm(options, settings, more or [])
+        return
+    if more:
+        raise UsageError(f"{more[0]}: options of vLLM's need --engine vllm")
     from pictool.serve.app import make_app as make_application
     from pictool.serve.running import run
     from pictool.serve.service import Service, ServiceSettings
     from pictool.serve.start import start_home
 
-    if options.check not in _CHECKS:
-        raise UsageError(f"--check {options.check}: must be one of {', '.join(_CHECKS)}")
+    check_choices(options)
     home_settings = make_home_settings(options, settings)
     with closing(bind(options)) as listener:
         keys = read_tenants(options, settings)
@@ -87,6 +116,47 @@ def run_serve(options: ServeOptions, settings: Settings) -> None:
             note(f"serving {home.model} on http://{_shown(host)}:{port}/v1 ({home.status().policy}); Ctrl-C ends it")
             run(make_application(service, __version__), listener)
     store.drain()
+
+
+def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) -> None:
+    """Serve from inside vLLM's own server."""
+    from pictool.engines.vllm.server import ServerOptions, require_plugins, serve
+    from pictool.serve import vllm_plugin
+
+    require_plugins()
+    check_choices(options)
+    defaults = ServeOptions()
+    for name in _TORCH_ONLY:
+        if getattr(options, name) != getattr(defaults, name):
+            raise UsageError(f"--{name.replace('_', '-')}: not with --engine vllm, which has options of its own")
+    if settings.salt:
+        raise UsageError("--salt: not with --engine vllm; give salts to tenants by --keys")
+    read_tenants(options, settings)  # what is wrong with them is said before vLLM starts
+    keys = None if options.keys is None else str(Path(options.keys).resolve())
+    model, store = open_model(settings), open_store(settings)
+    if model.directory is None:
+        raise InputError(f"{model.name}: vLLM loads models from directories; save it first")
+    extra = {
+        "store": str(store.root.resolve()), "policy": options.policy, "policies": list(options.allow) or None,
+        "min_tokens": options.min_tokens, "max_bytes": settings.max_size, "memory_bytes": settings.memory,
+        "remote": settings.remote or None,
+        "serve": {"keys": keys, "ttl": options.ttl, "check": options.check, "check_limit": options.check_limit},
+    }  # fmt: skip
+    name = options.name or model.name
+    vllm_plugin.on_ready = lambda url, policy: note(f"serving {name} in vLLM on {url}/v1 ({policy}); Ctrl-C ends it")
+    serve(ServerOptions(str(model.directory), name, model.dtype, options.host, options.port, extra, more))
+
+
+def check_choices(options: ServeOptions) -> None:
+    """Refuse policies and actions that there are not. Raises InputError or UsageError."""
+    from pictool.linker.grid import parse_policy
+    from pictool.linker.policies import policies
+
+    if options.check not in _CHECKS:
+        raise UsageError(f"--check {options.check}: must be one of {', '.join(_CHECKS)}")
+    if unknown := sorted(set(options.allow) - set(policies())):
+        raise InputError(f"--allow {unknown[0]}: must be one of {', '.join(policies())}")
+    parse_policy(options.policy)
 
 
 def require_installed() -> None:
@@ -116,18 +186,19 @@ def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
 
 def make_home_settings(options: ServeOptions, settings: Settings) -> HomeSettings:
     """How the home works. Raises InputError for a policy or codec that there is not."""
+    from pictool.commands.sizes import parse_size
     from pictool.linker.grid import parse_policy
-    from pictool.linker.policies import policies
     from pictool.serve.torch_home import HomeSettings
     from pictool.store.codecs import require_codec
 
     codec = options.codec or settings.codec
     require_codec(codec)
-    if unknown := sorted(set(options.allow) - set(policies())):
-        raise InputError(f"--allow {unknown[0]}: must be one of {', '.join(policies())}")
+    with of_command_line():
+        learned = 0 if options.learn is None else parse_size("--learn", options.learn)
     return HomeSettings(
         parse_policy(options.policy), frozenset(options.allow) if options.allow else None, options.queue,
         options.active, options.max_tokens, options.min_tokens, codec=codec, name=options.name,
+        learned_bytes=learned,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     from pictool.tui.app import PicApp
     from pictool.tui.preferences import Preferences
     from pictool.tui.services import Exports, Job, LoadedTrace
+    from pictool.tui.watching import Address
 
 app = make_app()
 
 
-@command(app, "tui", "model", "device", "dtype", "store", *SALT)
+@command(app, "tui", "model", "device", "dtype", "server", "store", *SALT)
 def run_tui(
     settings: Settings,
     names: Annotated[
@@ -40,6 +42,7 @@ def run_tui(
     \b
       pic tui
       pic tui legolink.trace cacheblend.trace
+      pic tui --server http://localhost:8000
     """
     require_textual()
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -61,6 +64,9 @@ def open_app(names: Sequence[str], settings: Settings, job: Job) -> PicApp:
     from pictool.tui.preferences import Preferences, preferences_path
     from pictool.tui.services import LoadedTrace, Services, is_run_path
 
+    server = watched_server(settings)
+    if server is not None and names:
+        raise UsageError(f"{names[0]}: a server is watched alone; leave --server out")
     store = open_store(settings)
     runs = [Path(name) for name in names if is_run_path(Path(name))]
     traces = [LoadedTrace.read(Path(name)) for name in names if not Path(name).is_dir() and Path(name) not in runs]
@@ -72,7 +78,23 @@ def open_app(names: Sequence[str], settings: Settings, job: Job) -> PicApp:
         from pictool.tui.app import PicApp
 
         is_light = question is not None and question.is_light()
-    return PicApp(store, traces, Services(job, make_exports()), run, preferences, is_light)
+    return PicApp(store, traces, Services(job, make_exports()), run, preferences, is_light, server)
+
+
+def watched_server(settings: Settings) -> Address | None:
+    """The server that the command line names; PIC_SERVER alone, which is for links, opens no screen.
+
+    Raises:
+        InputError: what reads its counters is not installed.
+    """
+    url = settings.option("server")
+    if not url:
+        return None
+    if find_spec("prometheus_client") is None:
+        raise InputError("pic tui --server: needs prometheus-client; install it with: pip install 'pictool[tui]'")
+    from pictool.tui.watching import Address
+
+    return Address(url, settings.server_key)
 
 
 def _asks_for_background(preferences: Preferences) -> bool:

@@ -41,6 +41,7 @@ from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
 from pictool.linker.resolve import Part, head_part, open_objects, resolve_documents
 from pictool.linker.spec import Document, Spec
 from pictool.reading import parse_json, read_file
+from pictool.runtime.device import device_name, is_accelerator
 from pictool.runtime.machine import cpu_name
 from pictool.runtime.tensors import to_bytes
 from pictool.runtime.user_cache import cache_dir, write_cache_file
@@ -353,7 +354,7 @@ def decoding(model: Model, codec: str, again: bool = False, on_measure: OnMeasur
 
 def machine(model: Model) -> dict[str, Any]:
     """What measured times hold for, beside the place of the objects."""
-    device = torch.cuda.get_device_name(model.device) if model.device.startswith("cuda") else "cpu"
+    device = device_name(model.device) if is_accelerator(model.device) else "cpu"
     return {
         "version": VERSION, "cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
         "device_name": device, "device": model.device, "model": model.fingerprint, "dtype": model.dtype,

@@ -320,5 +320,5 @@ def compare_answers(answer: Answer, full: Answer) -> Comparison:
 
 def first_token_kl(full: Tensor, linked: Tensor) -> float:
     """KL(full ‖ linked) in nats of two logit vectors [vocab]."""
-    p, q = full.double().log_softmax(-1), linked.double().log_softmax(-1)
+    p, q = full.cpu().double().log_softmax(-1), linked.cpu().double().log_softmax(-1)
     return max(0.0, float((p.exp() * (p - q)).sum()))

@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError, NotFiniteError, ObjectError
 from pictool.linker.context import Context, context_of
@@ -18,6 +16,7 @@ from pictool.linker.loader import Loader
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stage, no_stage
 from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents, resolve_plan
 from pictool.linker.spec import Spec
+from pictool.runtime.device import synchronize
 from pictool.runtime.image import Image
 from pictool.store.store import Store
 
@@ -133,8 +132,7 @@ def _link(model: Model, store: Store, spec: Spec, context: Context, clock: _Cloc
             # Logits of the last row.
             with stage("logits"):
                 fusor.finish()
-            if model.stack.device.type == "cuda":
-                torch.cuda.synchronize(model.stack.device)
+            synchronize(model.stack.device)
             timing = clock.timing(loader.busy_s)
         context.keep(image, fusor.rows)
         linked = {part.file.meta.key for part in reused.placed}

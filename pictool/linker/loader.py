@@ -17,6 +17,7 @@ from types import TracebackType
 import torch
 
 from pictool.linker.dequantize import is_quantized, read_quantized
+from pictool.runtime import streams
 from pictool.runtime.image import Image
 from pictool.store.format import ObjectFile
 from pictool.store.memory import LayerMemory
@@ -54,8 +55,9 @@ class Loader:
     `overlaps`: the caller has other work to do before it needs the first layer.
 
     Nothing of an object is used before its checksum holds. Beside the image, memory holds two buffers of one chunk's
-    layer. On CUDA these are pinned, and copies and rotations run on a stream of their own. Layers that `memory` holds
-    are not read; they are kept decoded (on CUDA quantized ones coded, as they are transferred), never written to.
+    layer. On an accelerator these are pinned, and copies and rotations run on a stream of their own. Layers that
+    `memory` holds are not read; they are kept decoded (on an accelerator quantized ones coded, as they are
+    transferred), never written to.
     """
 
     def __init__(
@@ -67,12 +69,10 @@ class Loader:
         self._resources = ExitStack()
         for part in placed:
             self._resources.callback(part.file.close)
-        self._layers: dict[int, Future[torch.cuda.Event | None]] = {}
+        self._layers: dict[int, Future[torch.Event | None]] = {}
         self._busy = BusyTime()
-        self._stream: torch.cuda.Stream | None = None
-        if image.stack.device.type == "cuda":
-            self._stream = torch.cuda.Stream(image.stack.device)  # type: ignore[no-untyped-call]
-            self._stream.wait_stream(torch.cuda.current_stream(image.stack.device))  # the image's buffers are ready
+        self._stream = streams.side_stream(image.stack.device)  # begins when the image's buffers are ready
+        if self._stream is not None:
             self._resources.callback(self._stream.synchronize)
         self._threads = self._resources.enter_context(ThreadPoolExecutor(1, "pic-loader"))
         self._staging = threading.local()
@@ -112,7 +112,7 @@ class Loader:
         future = self._layers.pop(layer, None)
         event = future.result() if future is not None else self._load(layer)
         if event is not None:
-            torch.cuda.current_stream(self._image.stack.device).wait_event(event)
+            streams.order_after(event, self._image.stack.device)
         waited = time.perf_counter() - started
         self._uses_threads = self._uses_threads or waited > PATIENCE_S
         if self._uses_threads:
@@ -124,22 +124,20 @@ class Loader:
             if ahead not in self._layers:
                 self.fetch_kv(ahead)
 
-    def _load(self, layer: int) -> torch.cuda.Event | None:
+    def _load(self, layer: int) -> torch.Event | None:
         with self._busy:
             if self._stream is None:
                 self._place(layer)
                 return None
-            with torch.cuda.stream(self._stream):
+            with self._stream:
                 self._place(layer)
-                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                done.record(self._stream)
-            return done
+            return self._stream.record_event()
 
     def _place(self, layer: int) -> None:
         for part in self._placed:
             self._image.place(layer, part.start, *self._numbers(part.file, layer)[:, :, part.tokens])
             if self._stream is not None and self._memory is None and not is_quantized(part.file):
-                self._staging.events[0].record(self._stream)
+                self._staging.copied[0] = self._stream.record_event()
         self._image.relocate(layer, self._placed[0].start, self._placed[-1].end)
 
     def _numbers(self, file: ObjectFile, layer: int) -> torch.Tensor:
@@ -149,7 +147,7 @@ class Loader:
             return read_quantized(file, layer, stack.dtype, stack.device, self._coded(file, layer))
         buffer = self._decoded(file, layer)
         parts = buffer[: file.layer_bytes].view(stack.dtype).view(2, *file.meta.shape.dims)
-        return parts.to(stack.device, non_blocking=True)
+        return parts.to(stack.device, non_blocking=self._stream is not None)
 
     def _coded(self, file: ObjectFile, layer: int) -> memoryview:
         """A layer as it is in its file, checked."""
@@ -177,22 +175,23 @@ class Loader:
         content = (file.checksums["layers"][layer], file.meta.codec, file.meta.shape, is_pinned)
         decoded: torch.Tensor = self._memory.get(
             content, file.layer_bytes,
-            lambda: read(torch.empty(file.layer_bytes, dtype=torch.uint8, pin_memory=is_pinned)),
+            lambda: read(streams.host_buffer(file.layer_bytes, self._image.stack.device)),
         )  # fmt: skip
         return decoded
 
     def _buffer(self, num_bytes: int) -> torch.Tensor:
-        """Memory to read to, of this thread. On CUDA there are two, so that one is read while the other is copied."""
-        staging, pinned = self._staging, self._stream is not None
+        """Memory to read to, of this thread. With a stream there are two: one is read while the other is copied."""
+        staging = self._staging
         if not hasattr(staging, "buffers"):
             staging.buffers = [torch.empty(0, dtype=torch.uint8)] * 2
-            staging.events = [torch.cuda.Event(), torch.cuda.Event()] if pinned else []  # type: ignore[no-untyped-call]
-        if pinned:
+            staging.copied = [None, None]  # the event after which a buffer is free
+        if self._stream is not None:
             staging.buffers.reverse()
-            staging.events.reverse()
-            staging.events[0].synchronize()  # what was in it has been copied
+            staging.copied.reverse()
+            if staging.copied[0] is not None:
+                staging.copied[0].synchronize()
         if len(staging.buffers[0]) < num_bytes:
-            staging.buffers[0] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+            staging.buffers[0] = streams.host_buffer(num_bytes, self._image.stack.device)
         buffer: torch.Tensor = staging.buffers[0]
         return buffer
 

@@ -1,4 +1,7 @@
-"""Devices and dtypes by the names that users give them."""
+"""Devices and dtypes by the names that users give them, and what is asked of a device whatever its kind.
+
+Everything goes through torch's device-agnostic API (`torch.accelerator`, `torch.get_device_module`).
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,17 @@ from typing import TYPE_CHECKING
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PretrainedConfig
 
-DEVICES = ("auto", "cpu", "cuda")
+ACCELERATORS = ("cuda", "xpu", "mps")  # ROCm's devices are named cuda as well
+DEVICES = ("auto", "cpu", *ACCELERATORS)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def device_problem(name: str) -> str | None:
     """What is wrong with the name of a device; None if nothing is. Whether it is there is not looked at."""
-    known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", name)
+    known = re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:\d+)?", name)
     return None if known else f"must be one of {', '.join(DEVICES)}"
 
 
@@ -25,8 +30,16 @@ def dtype_problem(name: str) -> str | None:
     return None if name in DTYPES else f"must be one of {', '.join(DTYPES)}"
 
 
+def accelerator() -> str | None:
+    """The kind of accelerator that is usable here, one of `ACCELERATORS`; None: there is none."""
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found.type if found is not None and found.type in ACCELERATORS else None
+
+
 def resolve_device(device: str) -> str:
-    """A device that is there: `auto` is CUDA if there is one.
+    """A device that is there: `auto` is the accelerator if there is one.
 
     Raises:
         InputError: no such name, or no such device.
@@ -35,19 +48,85 @@ def resolve_device(device: str) -> str:
         raise InputError(f"device {device!r}: {problem}")
     if device == "cpu":
         return device
-    import torch
-
+    found = accelerator()
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if not torch.cuda.is_available():
-        raise InputError(f"device {device!r}: this machine has no usable CUDA device; use --device cpu")
-    if device != "cuda" and int(device[5:]) >= torch.cuda.device_count():
-        raise InputError(f"device {device!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+        return found or "cpu"
+    kind, _, index = device.partition(":")
+    if kind != found:
+        has = f"its accelerator is {found}" if found else "use --device cpu"
+        raise InputError(f"device {device!r}: this machine has no usable {kind} device; {has}")
+    if index and int(index) >= (count := device_count()):
+        raise InputError(f"device {device!r}: this machine has {count} {kind} devices")
     return device
 
 
+def device_count() -> int:
+    """How many accelerators there are."""
+    import torch
+
+    return torch.accelerator.device_count() if accelerator() else 0
+
+
+def is_accelerator(device: str | torch.device) -> bool:
+    """Whether a device is another one than the CPU."""
+    return _type_of(device) != "cpu"
+
+
+def has_streams(device: str | torch.device) -> bool:
+    """Whether a device runs queues of work beside each other, and copies from page-locked memory while it computes.
+
+    Apple's GPUs share the host's memory: what is copied to them is copied at once.
+    """
+    return _type_of(device) not in ("cpu", "mps")
+
+
+def synchronize(device: str | torch.device) -> None:
+    """Wait until a device has done all its work. A CPU always has."""
+    import torch
+
+    kind = _type_of(device)
+    if kind == "mps":
+        torch.mps.synchronize()
+    elif kind != "cpu":
+        torch.accelerator.synchronize(torch.device(device))
+
+
+def device_name(device: str | torch.device) -> str:
+    """What the maker calls an accelerator; its kind where torch does not say."""
+    import torch
+
+    module = torch.get_device_module(torch.device(device))
+    named = getattr(module, "get_device_name", None)
+    return str(named(torch.device(device))) if named else _type_of(device)
+
+
+def device_memory(device: str | torch.device) -> tuple[int, int] | None:
+    """Bytes that are free and that there are on an accelerator; None if it does not say."""
+    import torch
+
+    if not has_streams(device):
+        return None
+    free, total = torch.accelerator.get_memory_info(torch.device(device))
+    return int(free), int(total)
+
+
+def free_memory() -> None:
+    """Give back an accelerator's memory that nothing uses any more, as for another process."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if accelerator() is not None:
+        torch.accelerator.empty_cache()
+
+
+def _type_of(device: str | torch.device) -> str:
+    return device.partition(":")[0] if isinstance(device, str) else str(device.type)
+
+
 def resolve_dtype(dtype: str, device: str, config: PretrainedConfig) -> str:
-    """The dtype of computation: `auto` is float32 on a CPU, and the checkpoint's own dtype on CUDA.
+    """The dtype of computation: `auto` is float32 on a CPU, and the checkpoint's own dtype on an accelerator.
 
     Raises:
         InputError: no such name.

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pictool.runtime.device import accelerator, device_name, has_streams
+
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -55,9 +57,8 @@ def memory_bytes() -> int | None:
 
 
 def gpu_name() -> str | None:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    kind = accelerator()
+    return device_name(kind) if kind else None
 
 
 def installed(name: str) -> str | None:
@@ -71,7 +72,8 @@ def installed(name: str) -> str | None:
 class PeakMemory:
     """A context manager: afterwards `bytes` is the growth of the peak over what was in use at the start.
 
-    Of the device's memory on CUDA, of this process's resident set on Linux; None where the system does not say.
+    Of the device's memory on an accelerator, else of this process's resident set on Linux; None where the system does
+    not say.
     """
 
     def __init__(self, device: str) -> None:
@@ -80,28 +82,28 @@ class PeakMemory:
         self.bytes: int | None = None
 
     def __enter__(self) -> PeakMemory:
-        self._start = _start_on_cuda(self._device) if self._device.startswith("cuda") else _start_of_process()
+        self._start = _start_on(self._device) if has_streams(self._device) else _start_of_process()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._start is not None:
-            peak = _peak_on_cuda(self._device) if self._device.startswith("cuda") else _resident("VmHWM")
+            peak = _peak_on(self._device) if has_streams(self._device) else _resident("VmHWM")
             self.bytes = max(0, peak - self._start)
 
 
-def _start_on_cuda(device: str) -> int:
+def _start_on(device: str) -> int:
     import torch
 
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
+    torch.accelerator.reset_peak_memory_stats(torch.device(device))
+    return torch.accelerator.memory_allocated(torch.device(device))
 
 
-def _peak_on_cuda(device: str) -> int:
+def _peak_on(device: str) -> int:
     import torch
 
-    return torch.cuda.max_memory_allocated(device)
+    return torch.accelerator.max_memory_allocated(torch.device(device))
 
 
 def _start_of_process() -> int | None:

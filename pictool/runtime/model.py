@@ -34,7 +34,7 @@ class Model:
     """A decoder and its tokenizer. What needs no weights (tokens, keys) does not load them.
 
     Attributes:
-        name: what the user called it. device: ``cpu`` or ``cuda``. dtype: dtype of computation.
+        name: what the user called it. device: ``cpu``, ``cuda``, …. dtype: dtype of computation.
         salt: a tenant's own; objects of another salt are never found.
         on_wait: called with what takes long, as loading weights; it lasts as long as the context that is returned.
     """
@@ -114,7 +114,8 @@ class Model:
         if self._module is None:
             with self.on_wait(f"loading the weights of {self.name}"):
                 self._module = self._read_weights(attention.NAME)
-        module = self._module.to(device=torch.device(self.device), dtype=self.torch_dtype).eval()
+        # Moved, not cast: the weights have their dtype, and frequencies of RoPE are float32 in every dtype.
+        module = self._module.to(device=torch.device(self.device)).eval()
         module.requires_grad_(False)
         module.set_attn_implementation(attention.NAME)
         return module
@@ -244,8 +245,8 @@ def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto
 
     Args:
         name: default `PIC_MODEL`, else ``embedded``.
-        device: ``auto`` (CUDA if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
-        dtype: ``auto`` (float32 on CPU, the checkpoint's on CUDA), ``float32``, ``bfloat16`` or ``float16``.
+        device: ``auto`` (an accelerator, if there is one), ``cpu``, ``cuda`` (ROCm too), ``cuda:1``, ``xpu``, ``mps``.
+        dtype: ``auto`` (float32 on CPU, else the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
         salt: separates tenants that share a store: it is part of every object's key.
 
     Raises:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pictool.runtime.attention import Run
 from pictool.runtime.caches import CapturingCache, LayerKV
+from pictool.runtime.device import is_accelerator
 from pictool.runtime.stack import LayerStack
 from pictool.runtime.support import depends_on_length
 
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 ChunkKV = list[LayerKV]  # per layer: un-rotated key and value, [kv_heads, tokens, head_dim]
 
 # Tokens of one forward: enough to fill the arithmetic units; more costs a CPU its caches (docs/studies/benchmarks.md).
-_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
+_BATCH_TOKENS, _ON_ACCELERATOR = 512, 8192
 _MIN_FILL = 0.8  # of a batch's cells that hold tokens, not padding
 
 
 def batch_tokens(model: Model) -> int:
     """Tokens of one forward on the model's device."""
-    return _BATCH_TOKENS[model.stack.device.type]
+    return _ON_ACCELERATOR if is_accelerator(model.stack.device) else _BATCH_TOKENS
 
 
 def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

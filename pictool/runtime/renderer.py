@@ -47,19 +47,23 @@ class Renderer:
 
     def render(
         self, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None, documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:  # fmt: skip
         """The text of a chat, up to where its answer begins.
 
         Args:
             variables: what the template knows beside the messages (the special tokens).
             tools: descriptions of the tools that the model may call.
+            documents: for templates that print some.
 
         Raises:
             TemplateRefusal: the template does not take these messages.
             TemplateFailure: it is not valid, fails, or takes more than `limit_s` or `LIMIT_BYTES`.
         """
-        request = {"template": template, "messages": list(messages), "variables": dict(variables), "tools": tools}
+        request = {
+            "template": template, "messages": list(messages), "variables": dict(variables), "tools": tools,
+            "documents": documents,
+        }  # fmt: skip
         with self._lock:
             reply = self._ask(json.dumps(request, default=str).encode() + b"\n")
         if "refusal" in reply:

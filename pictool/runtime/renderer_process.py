@@ -1,8 +1,8 @@
 """The process that renders chat templates. `renderer.py` runs this file; it imports jinja2 and nothing of the package.
 
-A request is a line of JSON: `template`, `messages`, `variables`, `tools`. A reply is one too: `text`, or `refusal`
-(what the template says with `raise_exception`), or `failure`. The process ends by itself where a template takes too
-long.
+A request is a line of JSON: `template`, `messages`, `variables`, `tools`, `documents`. A reply is one too: `text`, or
+`refusal` (what the template says with `raise_exception`), or `failure`. The process ends by itself where a template
+takes too long.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def render(request: dict[str, Any]) -> dict[str, str]:
         text = compile_template(request["template"]).render(
             messages=request["messages"],
             tools=request.get("tools"),
-            documents=None,
+            documents=request.get("documents"),
             add_generation_prompt=True,
             **request["variables"],
         )

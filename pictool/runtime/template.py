@@ -95,18 +95,23 @@ def _chat_frame(model: Model, messages: Sequence[Message], last: int) -> Frame:
     return Frame(head, tail)
 
 
-def render_chat(model: Model, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+def render_chat(
+    model: Model, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (),
+    documents: Sequence[Mapping[str, Any]] = (),
+) -> str:  # fmt: skip
     """The text of a chat by the model's template, up to where the answer begins.
 
     Args:
         tools: what the model may call, as its template takes them.
+        documents: for templates that print some.
 
     Raises:
         ModelError: the template fails, or does not take these messages.
     """
     try:
         template = model.tokenizer.get_chat_template()
-        return _renderer.render(template, messages, model.tokenizer.special_tokens_map, list(tools) or None)
+        variables = model.tokenizer.special_tokens_map
+        return _renderer.render(template, messages, variables, list(tools) or None, list(documents) or None)
     except TemplateRefusal as error:
         raise ModelError(
             f"{_origin(model)} refuses these messages ({error}); leave --head, the system message, out"

@@ -20,7 +20,7 @@ from pictool.serve.errors import ApiError
 from pictool.serve.gemini_routes import gemini_error, gemini_routes, is_gemini
 from pictool.serve.link_routes import link_routes
 from pictool.serve.metrics import CONTENT_TYPE
-from pictool.serve.openai_routes import openai_routes
+from pictool.serve.openai_routes import file_routes, openai_routes
 from pictool.serve.query_routes import query_routes
 from pictool.serve.schema import ErrorBody
 from pictool.serve.service import Service
@@ -39,11 +39,20 @@ Send = Callable[[Message], Awaitable[None]]
 def make_router(service: Service, version: str) -> APIRouter:
     """All routes of a service. It can be included in any FastAPI application (see `add_errors`)."""
     router = APIRouter(responses=_ERRORS)
-    for routes in (openai_routes, cache_routes, gemini_routes, query_routes):
+    for routes in (openai_routes, file_routes, cache_routes, gemini_routes, query_routes):
         router.include_router(routes(service))
     router.include_router(link_routes(service, version))
     router.include_router(_system_routes(service, version))
     return router
+
+
+def refuse(request: Request, error: Exception) -> JSONResponse:
+    """The response to a request that an exception ended."""
+    told = ApiError.of(error)
+    if told.status >= 500:
+        is_known = isinstance(error, PicError)
+        _log.error("pic: a request failed%s", f": {error}" if is_known else "", exc_info=None if is_known else error)
+    return _response(told, request)
 
 
 def make_app(service: Service, version: str) -> FastAPI:
@@ -61,11 +70,8 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     @app.exception_handler(PicError)
     @app.exception_handler(Exception)
-    async def refuse(request: Request, error: Exception) -> JSONResponse:
-        told = ApiError.of(error)
-        if told.status >= 500:
-            _log.error("pic: a request failed", exc_info=error)
-        return _response(told, request)
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        return refuse(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -144,17 +150,22 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"the request has more than {limit} bytes; upload texts as files, or cut them")
 
 
+def health_of(service: Service) -> dict[str, Any]:
+    """How a server is, as /health says it."""
+    status = service.home.status()
+    return {
+        "status": "ok", "model": service.home.model, "policy": status.policy,
+        "divergence_nats": dict(status.divergence), "problem": status.problem,
+        "waiting": status.waiting, "active": status.active,
+    }  # fmt: skip
+
+
 def _system_routes(service: Service, version: str) -> APIRouter:
     router = APIRouter(tags=["system"])
 
     @router.get("/health")
     async def health() -> dict[str, Any]:
-        status = service.home.status()
-        return {
-            "status": "ok", "model": service.home.model, "policy": status.policy,
-            "divergence_nats": dict(status.divergence), "problem": status.problem,
-            "waiting": status.waiting, "active": status.active,
-        }  # fmt: skip
+        return health_of(service)
 
     @router.get("/version")
     async def show_version() -> dict[str, str]:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING
 
-from pictool.compiler.chunking import make_chunk
-from pictool.core import Chunk
-from pictool.engines.base import first_token_kl
+from pictool.engines.divergence import MAX_KL, measure_divergence
 from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError
-from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
-from pictool.linker.spec import Spec
 from pictool.store.store import Store
-from pictool.world.generate import write_prompt
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
-
-MAX_KL = 0.5  # nats, of the mean over the prompts
-_PROMPTS, _PAGES, _SEED = 4, 4, 7
-_OTHER = 96  # tokens of the question and what is around the pages
 
 
 @dataclass(frozen=True)
@@ -45,30 +33,9 @@ def check_linking(model: Model, policy: Policy, limit: float = MAX_KL) -> Checke
 
     Objects of the check are in a store of its own, which is removed.
     """
-    full, divergences = make_policy(BASELINE), []
     with tempfile.TemporaryDirectory(prefix="pic-check-") as root:
-        engine = TorchEngine(model, Store(root))
-        for number in range(_PROMPTS):
-            prompt = write_prompt(random.Random(_SEED + number), _PAGES)
-            pages = _fitting(model, [make_chunk(model, page, f"page {i}") for i, page in enumerate(prompt.pages)])
-            specs = [Spec(prompt.questions[0].text, pages, wanted) for wanted in (full, policy)]
-            logits = [engine.link(spec).logits for spec in specs]
-            assert logits[0] is not None and logits[1] is not None
-            divergences.append(first_token_kl(logits[0], logits[1]))
-    return Checked(fmean(divergences), limit)
-
-
-def _fitting(model: Model, pages: Sequence[Chunk]) -> list[Chunk]:
-    """The pages for which a model has room, in their order.
-
-    Raises:
-        InputError: not even two.
-    """
-    fitting, room = list[Chunk](), model.max_positions - _OTHER
-    for page in pages:
-        if len(page) <= room:
-            fitting.append(page)
-            room -= len(page)
-    if len(fitting) < 2:
-        raise InputError(f"{model.name}: has too few positions for the start-up check; turn it off with --check off")
-    return fitting
+        try:
+            (divergence,) = measure_divergence(TorchEngine(model, Store(root)), [policy])
+        except InputError as error:
+            raise InputError(f"the start-up check cannot run: {error}; turn it off with --check off") from error
+    return Checked(divergence.mean_kl, limit)

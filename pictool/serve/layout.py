@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -91,27 +92,58 @@ def pieces_of(model: Model, prompt: Chat | Raw) -> list[Piece]:
     return _plain(model, prompt)
 
 
-def _rendered(model: Model, chat: Chat) -> list[Piece]:
-    """A chat by the model's template, in which each object is a mark that no message can have."""
-    nonce, objects = secrets.token_hex(8), list[Piece]()
+class Marks:
+    """Marks in the texts of a chat in the places of its objects, which no message can have, and back."""
 
-    def written(piece: Piece) -> str:
+    def __init__(self) -> None:
+        self._nonce, self._objects = secrets.token_hex(8), list[Piece]()
+
+    def text(self, pieces: Iterable[Piece]) -> str:
+        """The texts of pieces, with a mark for each object."""
+        return "".join(map(self._written, pieces))
+
+    def messages(self, chat: Chat) -> list[dict[str, Any]]:
+        """The messages of a chat as its template takes them."""
+        return [{"role": turn.role, "content": self.text(turn.pieces), **turn.more} for turn in chat.turns]
+
+    def documents(self, chat: Chat) -> list[dict[str, Any]]:
+        """Its documents as its template takes them."""
+        return [{**document.more, "text": self.text([document.piece])} for document in chat.documents]
+
+    def split(self, text: str, name: str) -> list[Piece]:
+        """The pieces of a chat that was rendered with marks.
+
+        Raises:
+            InputError: the template of the model `name` lost one of them.
+        """
+        parts = re.split(f"\x02{self._nonce}:([0-9]+)\x03", text)
+        numbers = [int(number) for number in parts[1::2]]
+        if set(numbers) != set(range(len(self._objects))):
+            raise InputError(f"{name}: its chat template drops or changes a part of these messages; use text instead")
+        pieces: list[Piece] = [Text(parts[0])]
+        for number, after in zip(numbers, parts[2::2], strict=True):
+            pieces += [self._objects[number], Text(after)]
+        return pieces
+
+    def _written(self, piece: Piece) -> str:
         if isinstance(piece, Text):
             return piece.text
-        objects.append(piece)
-        return f"\x02{nonce}:{len(objects) - 1}\x03"
+        self._objects.append(piece)
+        return f"\x02{self._nonce}:{len(self._objects) - 1}\x03"
 
-    messages = [
-        {"role": turn.role, "content": "".join(map(written, turn.pieces)), **turn.more} for turn in chat.turns
-    ]  # fmt: skip
-    text = render_chat(model, messages, chat.tools)
-    parts = re.split(f"\x02{nonce}:([0-9]+)\x03", text)
-    if [int(number) for number in parts[1::2]] != list(range(len(objects))):
-        raise InputError(f"{model.name}: its chat template drops or moves a part of these messages; use text instead")
-    pieces: list[Piece] = [Text(parts[0])]
-    for thing, after in zip(objects, parts[2::2], strict=True):
-        pieces += [thing, Text(after)]
-    return pieces
+
+def takes_documents(template: str) -> bool:
+    """Whether a chat template prints documents."""
+    return "documents" in template
+
+
+def _rendered(model: Model, chat: Chat) -> list[Piece]:
+    """A chat by the model's template."""
+    if not takes_documents(model.tokenizer.get_chat_template()):
+        chat = chat.without_documents()
+    marks = Marks()
+    text = render_chat(model, marks.messages(chat), chat.tools, marks.documents(chat))
+    return marks.split(text, model.name)
 
 
 def _plain(model: Model, chat: Chat) -> list[Piece]:
@@ -120,6 +152,7 @@ def _plain(model: Model, chat: Chat) -> list[Piece]:
     Of a user's last text, what follows the last empty line is the question, and what precedes it belongs to the
     documents.
     """
+    chat = chat.without_documents()
     if chat.tools:
         raise InputError(f"tools: {model.name} has no chat template, so it knows no tools")
     system = [piece for turn in chat.turns if turn.role in ("system", "developer") for piece in turn.pieces]

@@ -17,6 +17,7 @@ from pictool.serve.errors import ApiError, not_found
 from pictool.serve.files import MAX_BYTES
 from pictool.serve.reading import (
     cached_pieces,
+    documents_of,
     linking_of,
     prompts_of,
     require_supported,
@@ -25,6 +26,7 @@ from pictool.serve.reading import (
 )
 from pictool.serve.schema import ChatRequest, CompletionRequest, Generation
 from pictool.serve.service import Service, unless_gone
+from pictool.serve.tenants import Tenant
 from pictool.serve.work import Chat, Raw, Work
 
 POLICY = Annotated[str | None, Header(description="A policy as legolink-16; full or off: exact.")]
@@ -37,16 +39,7 @@ def openai_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions", tags=["openai"], response_model=None)
     async def chat(request: Request, body: ChatRequest, x_pic_policy: POLICY = None) -> Response | dict[str, Any]:
-        tenant = service.tenant(request)
-        service.require_model(body.model)
-        require_supported(body)
-        find_cache, find_file = service.find_cache(tenant), service.find_file(tenant)
-        turns = await asyncio.to_thread(turns_of, body.messages, find_cache, find_file, body.cache_ids or ())
-        tools = () if body.tool_choice == "none" else tuple(body.tools or ())
-        work = Work(
-            tenant, Chat(turns, tools), sampling_of(body), body.max_completion_tokens or body.max_tokens, body.n or 1,
-            (body.top_logprobs or 0) if body.logprobs else None, linking_of(body, x_pic_policy),
-        )  # fmt: skip
+        work = await _chat_work(service, service.tenant(request), body, x_pic_policy)
         form = AnswerForm(f"chatcmpl-{secrets.token_hex(12)}", service.home.model, True)
         return await respond(service, request, body, form, [work])
 
@@ -54,24 +47,7 @@ def openai_routes(service: Service) -> APIRouter:
     async def complete(
         request: Request, body: CompletionRequest, x_pic_policy: POLICY = None
     ) -> Response | dict[str, Any]:
-        tenant = service.tenant(request)
-        service.require_model(body.model)
-        for name, value in (("echo", body.echo), ("suffix", body.suffix)):
-            if value:
-                raise ApiError(400, f"{name}: is not supported; leave it out", param=name)
-        if body.best_of not in (None, body.n or 1):
-            raise ApiError(400, "best_of: is not supported; ask for n answers", param="best_of")
-        before = await asyncio.to_thread(cached_pieces, service.find_cache(tenant), body.cache_ids or ())
-        prompts = prompts_of(body)
-        if len(prompts) > MAX_PROMPTS:
-            raise ApiError(400, f"prompt: has {len(prompts)} prompts; {MAX_PROMPTS} at most", param="prompt")
-        works = [
-            Work(
-                tenant, Raw((*before, *prompt)), sampling_of(body), body.max_tokens or 16, body.n or 1, body.logprobs,
-                linking_of(body, x_pic_policy),
-            )
-            for prompt in prompts
-        ]  # fmt: skip
+        works = await _completion_works(service, service.tenant(request), body, x_pic_policy)
         form = AnswerForm(f"cmpl-{secrets.token_hex(12)}", service.home.model, False)
         return await respond(service, request, body, form, works)
 
@@ -86,8 +62,44 @@ def openai_routes(service: Service) -> APIRouter:
         service.require_model(name)
         return _model(service)
 
-    _add_file_routes(router, service)
     return router
+
+
+async def _chat_work(service: Service, tenant: Tenant, body: ChatRequest, policy: str | None) -> Work:
+    """What a chat completion asks for. Raises ApiError."""
+    service.require_model(body.model)
+    require_supported(body)
+    find_cache, find_file = service.find_cache(tenant), service.find_file(tenant)
+    turns = await asyncio.to_thread(turns_of, body.messages, find_cache, find_file, body.cache_ids or ())
+    tools = () if body.tool_choice == "none" else tuple(body.tools or ())
+    return Work(
+        tenant, Chat(turns, tools, documents_of(body.documents or ())), sampling_of(body),
+        body.max_completion_tokens or body.max_tokens, body.n or 1,
+        (body.top_logprobs or 0) if body.logprobs else None, linking_of(body, policy),
+    )  # fmt: skip
+
+
+async def _completion_works(
+    service: Service, tenant: Tenant, body: CompletionRequest, policy: str | None
+) -> list[Work]:
+    """What a completion asks for, a work for each prompt. Raises ApiError."""
+    service.require_model(body.model)
+    for name, value in (("echo", body.echo), ("suffix", body.suffix)):
+        if value:
+            raise ApiError(400, f"{name}: is not supported; leave it out", param=name)
+    if body.best_of not in (None, body.n or 1):
+        raise ApiError(400, "best_of: is not supported; ask for n answers", param="best_of")
+    before = await asyncio.to_thread(cached_pieces, service.find_cache(tenant), body.cache_ids or ())
+    prompts = prompts_of(body)
+    if len(prompts) > MAX_PROMPTS:
+        raise ApiError(400, f"prompt: has {len(prompts)} prompts; {MAX_PROMPTS} at most", param="prompt")
+    return [
+        Work(
+            tenant, Raw((*before, *prompt)), sampling_of(body), body.max_tokens or 16, body.n or 1, body.logprobs,
+            linking_of(body, policy),
+        )
+        for prompt in prompts
+    ]  # fmt: skip
 
 
 async def respond(
@@ -130,7 +142,10 @@ def _model(service: Service) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _add_file_routes(router: APIRouter, service: Service) -> None:
+def file_routes(service: Service) -> APIRouter:
+    """The routes of uploaded texts, for one service."""
+    router = APIRouter()
+
     @router.post("/v1/files", tags=["openai"])
     def upload(
         request: Request, file: Annotated[UploadFile, File()], purpose: Annotated[str, Form()] = "user_data"
@@ -165,6 +180,8 @@ def _add_file_routes(router: APIRouter, service: Service) -> None:
         if not service.files.remove(service.tenant(request).id, name):
             raise not_found(f"file {name[:80]!r}", "file_id", "file_not_found")
         return {"id": name, "object": "file", "deleted": True}
+
+    return router
 
 
 def page(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:

@@ -12,13 +12,15 @@ from pictool.serve.schema import (
     CachePart,
     ChatRequest,
     CompletionRequest,
+    DocumentPart,
+    DocumentText,
     FilePart,
     Generation,
     Message,
     PicOptions,
     TextPart,
 )
-from pictool.serve.work import Linking, Marked, Piece, Stored, Text, TokenText, Turn
+from pictool.serve.work import Document, Linking, Marked, Piece, Stored, Text, TokenText, Turn
 from pictool.store.leases import Lease
 
 MIN_MARKED = 64  # characters: a shorter text is not worth an object
@@ -119,15 +121,34 @@ def _turn(message: Message, find_cache: FindCache, find_file: FindFile) -> Turn:
             pieces += [Stored(entry.key) for entry in objects]
         elif isinstance(part, FilePart):
             pieces += _marked([find_file(part.file.file_id)])
+        elif isinstance(part, DocumentPart):
+            pieces += _marked([_document_text(part)])
         else:
             raise ApiError(
-                400, f"messages: a content part of type {part.type[:80]!r} is not known; text, cache and file are",
-                param="messages",
+                400, param="messages",
+                message=f"messages: a content part of type {part.type[:80]!r} is not known; text, document, cache and "
+                "file are",
             )  # fmt: skip
     if isinstance(message.content, str):
         open_texts.append(message.content)
     pieces += _marked(open_texts) if is_marked else [Text(text) for text in open_texts]
     return Turn(message.role, tuple(pieces), dict(message.model_extra or {}))
+
+
+def _document_text(part: DocumentPart) -> str:
+    text = part.text if part.text is not None else part.source.data if part.source is not None else ""
+    if not text:
+        raise ApiError(400, "messages: a part of type document needs its text", param="messages")
+    return text
+
+
+def documents_of(documents: Sequence[DocumentText]) -> tuple[Document, ...]:
+    """The documents beside a chat's messages; their borders are those of chunks."""
+    return tuple(
+        Document(piece, dict(document.model_extra or {}))
+        for document in documents
+        for piece in _marked([document.text])
+    )
 
 
 def _is_break(value: object) -> bool:

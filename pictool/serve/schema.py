@@ -60,13 +60,28 @@ class FilePart(Body):
     file: FileId
 
 
+class Source(Body):
+    """The text of a document, as Anthropic's API has it."""
+
+    type: Literal["text"] = "text"
+    data: Unicode
+
+
+class DocumentPart(Body):
+    """A document, in this place; it is compiled."""
+
+    type: Literal["document"]
+    text: Unicode | None = None
+    source: Source | None = None
+
+
 class OtherPart(Body):
     """A part that is refused by its name: image_url, input_audio, …"""
 
     type: str
 
 
-Part = TextPart | CachePart | FilePart | OtherPart
+Part = TextPart | CachePart | FilePart | DocumentPart | OtherPart
 
 
 class Message(Body):
@@ -76,6 +91,14 @@ class Message(Body):
     content: Unicode | list[Part] | None = None
     cache_control: CacheControl | None = None
     prompt_cache_breakpoint: Any = None
+
+
+class DocumentText(Body):
+    """A document beside the messages, as vLLM's API has it. A template may print its other fields."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+    text: Unicode
 
 
 class PicOptions(Body):
@@ -114,6 +137,7 @@ class Generation(Body):
 
 class ChatRequest(Generation):
     messages: Annotated[list[Message], Field(min_length=1)]
+    documents: Annotated[list[DocumentText], Field(max_length=1024)] | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1, le=1 << 31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastapi import Request
+from prometheus_client import CollectorRegistry
 
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.files import Files
 from pictool.serve.metrics import Metrics
 from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.work import Delta, Event, Finished, Home, Started, Work
-from pictool.store.leases import Lease, Leases
+from pictool.store.leases import Lease, Leases, leased_keys
 
 T = TypeVar("T")
 DEFAULT_TTL_S = 3600.0
@@ -38,15 +39,20 @@ class ServiceSettings:
 
 
 class Service:
-    """One server."""
+    """One server.
+
+    Raises:
+        StoreError: the leases of the store cannot be read.
+    """
 
     def __init__(
         self, home: Home, root: Path, keys: Keys, settings: ServiceSettings = ServiceSettings(),
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.time, registry: CollectorRegistry | None = None,
     ) -> None:  # fmt: skip
         self.home, self.keys, self.settings, self.clock = home, keys, settings, clock
         self.leases, self.files = Leases(root, clock), Files(root)
-        self.metrics = Metrics(home.status, self.leases.count)
+        leased_keys(root)  # a damaged file is told at the start, not to every client
+        self.metrics = Metrics(home.status, self.leases.count, registry)
 
     def tenant(self, request: Request) -> Tenant:
         """Whose a request is, by its bearer key (or x-api-key, x-goog-api-key, ?key=, as other clients send it).

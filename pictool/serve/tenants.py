@@ -65,7 +65,7 @@ def read_keys(path: Path) -> Keys:
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise InputError(f"{path}: others may read these keys; chmod 600 it first")
-        text = read_file(path, _MAX_BYTES).decode()
+        text = read_file(path, _MAX_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"{path}: the keys cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
@@ -92,6 +92,8 @@ def _problem(words: list[str], tenants: Mapping[str, Tenant], salts: Mapping[str
     if len(words) != 3:
         return f"has {len(words)} words; {_FORM}"
     name, key, salt = words
+    if not all(map(str.isprintable, words)):
+        return "has control characters"
     if len(key) < _LEAST_KEY:
         return f"the key of {name} has fewer than {_LEAST_KEY} characters; make one with: openssl rand -hex 32"
     if key in tenants:

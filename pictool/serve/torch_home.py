@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,8 @@ from pictool.compiler.compile import CODEC, Compiled, compile_chunks
 from pictool.core import TokenIds
 from pictool.engines.base import Answer, LinkResult, compare_answers
 from pictool.engines.torch import TorchEngine
-from pictool.errors import InputError, NotFiniteError, ObjectError, StoreError
-from pictool.linker.grid import label_of, parse_policy
+from pictool.errors import NotFiniteError, ObjectError, StoreError
+from pictool.linker.grid import label_of
 from pictool.linker.link import Linked, link, require_room
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
 from pictool.linker.policies import BASELINE, make_policy
@@ -30,6 +30,8 @@ from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated, Step, generate_steps, generated_of
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.layout import LaidOut, lay_out, pieces_of
+from pictool.serve.learning import Repeats, texts_of
+from pictool.serve.offered import offered_policy, require_offered
 from pictool.serve.query import run_query
 from pictool.serve.tenants import Tenant
 from pictool.serve.turns import QueueFullError, Task, Turns
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pictool.serve")
 RETRY_AFTER_S = 1
+MIN_LEARNED, MAX_LEARNED = 64, 4096  # tokens of a part that requests repeat, and of an object of it
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class HomeSettings:
         refresh_s: seconds between readings of the store for new objects.
         codec: how KV is kept.
         name: what the API calls the model; None: its own name.
+        learned_bytes: of objects that are compiled from texts which requests repeat, until the server ends; 0: none.
     """
 
     policy: Policy
@@ -83,6 +87,7 @@ class HomeSettings:
     refresh_s: float = 10.0
     codec: str = CODEC
     name: str | None = None
+    learned_bytes: int = 0
 
 
 class Gone(Exception):
@@ -125,6 +130,7 @@ class TorchHome(Home):
         self._indexing.wait()
         self._turns = Turns(settings.max_waiting, settings.max_active)
         self._querying: asyncio.Lock | None = None
+        self._repeats, self._num_learned_bytes = Repeats(), 0
 
     def __enter__(self) -> TorchHome:
         return self
@@ -138,7 +144,8 @@ class TorchHome(Home):
 
     def status(self) -> Status:
         return Status(
-            self._turns.num_waiting, self._turns.num_active, label_of(self.policy), self.divergence, self.problem
+            self._turns.num_waiting, self._turns.num_active, label_of(self.policy), self.divergence, self.problem,
+            self._num_learned_bytes,
         )  # fmt: skip
 
     # The home's contract
@@ -150,6 +157,8 @@ class TorchHome(Home):
                 yield event
         finally:
             await events.aclose()
+        if self._settings.learned_bytes:
+            self._learn(work)
 
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
         def steps(task: Task, send: Callable[[object], None]) -> Iterator[None]:
@@ -173,7 +182,7 @@ class TorchHome(Home):
             return await asyncio.to_thread(run_query, query, engine, self.policy, self._settings.codec)
 
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
-        self._require_offered(spec.policy)
+        require_offered(spec.policy, self._settings.policy, self._settings.allowed)
         engine = self.engine_of(tenant)
 
         def steps(task: Task, send: Callable[[object], None]) -> Iterator[None]:
@@ -294,10 +303,39 @@ class TorchHome(Home):
         compared = compare_answers(*answers).report()
         send(Verified({name: compared[name] for name in _VERIFIED}))
 
+    # Texts that requests repeat
+
+    def _learn(self, work: Work) -> None:
+        """Have the parts of a request compiled that an earlier one had, if nobody waits and the budget is not spent."""
+        parts = self._repeats.find(work.tenant.id, texts_of(work.prompt))
+        if not parts or self._turns.num_waiting or self._num_learned_bytes >= self._settings.learned_bytes:
+            return
+        task = Task(work.tenant.name, lambda task: self._compile_parts(work.tenant, parts), _tell_failure)
+        with suppress(QueueFullError):
+            self._turns.submit(task)
+
+    def _compile_parts(self, tenant: Tenant, parts: Sequence[str]) -> Iterator[None]:
+        """Compile texts, a step each; but for short ones, and those of which the store has most."""
+        model, policy = self.engine_of(tenant).model, self.policy
+        options = Spec(policy=policy, codec=self._settings.codec).objects
+        for text in parts if policy.needs.objects else ():
+            tokens = np.asarray(model.encode(text), dtype=np.int32)
+            known = sum(len(match.tokens) for match in self.index.find(tokens, policy.needs.sinks, model.salt))
+            if len(tokens) < max(MIN_LEARNED, self._settings.min_tokens) or 2 * known > len(tokens):
+                continue
+            for chunk in make_chunks(model, text, "a repeated part", MAX_LEARNED):
+                if self._num_learned_bytes >= self._settings.learned_bytes:
+                    return
+                (done,) = compile_chunks(model, self._store, [chunk], options, check=False)
+                self._num_learned_bytes += done.path.stat().st_size if done.is_new else 0
+                yield
+        self._indexing.wake()
+
     # Plans
 
     def _plan(self, work: Work, model: Model) -> tuple[LinkPlan, LaidOut]:
-        policy = self._policy(work.linking.policy)
+        named, settings = work.linking.policy, self._settings
+        policy = self.policy if named is None else offered_policy(named, settings.policy, settings.allowed)
 
         def recognise(tokens: TokenIds) -> list[Match]:
             return self.index.find(tokens, policy.needs.sinks, model.salt)
@@ -316,29 +354,6 @@ class TorchHome(Home):
             return plan_without_objects(policy, laid.tokens, model.salt), replace(laid, matches=(), sources=())
         head_key = self._head_key(model, laid.tokens[: matches[0].start])
         return make_plan(policy, laid.tokens, matches, head_key, model.salt), laid
-
-    def _policy(self, spec: str | None) -> Policy:
-        """The policy that a request names, if it may.
-
-        Raises:
-            ApiError: no such policy, or one that this server does not offer.
-        """
-        if spec is None:
-            return self.policy
-        try:
-            policy = parse_policy(spec)
-        except InputError as error:
-            raise ApiError(400, f"policy: {error}", param="pic.policy") from error
-        self._require_offered(policy)
-        return policy
-
-    def _require_offered(self, policy: Policy) -> None:
-        """Refuse what this server does not offer. Raises ApiError."""
-        default, allowed = self._settings.policy, self._settings.allowed
-        if allowed is not None and policy.name not in {*allowed, default.name, BASELINE}:
-            raise ApiError(400, f"policy: {policy.name} is not one of this server's", param="pic.policy")
-        if policy.second_model and policy.second_model != default.second_model:
-            raise ApiError(400, "policy: its second model is not the one of this server", param="pic.policy")
 
     def _object(self, piece: Stored | Marked, model: Model, policy: Policy) -> tuple[str, TokenIds]:
         """The object of a piece; that of a marked text is compiled if need be. Under `full` its tokens are enough."""
@@ -401,6 +416,11 @@ def _until_gone(task: Task) -> Stage:
 
 _FULL = make_policy(BASELINE)
 _VERIFIED = ("answer", "kl", "same_answer", "same_first_token", "common_prefix")
+
+
+def _tell_failure(error: BaseException | None) -> None:
+    if error is not None:
+        _log.warning("pic: a text that requests repeat is not compiled: %s", error)
 
 
 def _full() -> ApiError:

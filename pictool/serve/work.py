@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pictool.core import Sampling
@@ -62,11 +62,29 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Document:
+    """A document beside a chat's messages, for templates that print some. `more` has its other fields (title, …)."""
+
+    piece: Piece
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Chat:
     """A chat to be laid out by the model's template."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
+    documents: tuple[Document, ...] = ()
+
+    def without_documents(self) -> Chat:
+        """The same chat with its documents before the text of its last user, for a template that prints none."""
+        last = max((i for i, turn in enumerate(self.turns) if turn.role == "user"), default=None)
+        if last is None or not self.documents:
+            return replace(self, documents=())
+        turns, before = list(self.turns), tuple(document.piece for document in self.documents)
+        turns[last] = replace(turns[last], pieces=(*before, *turns[last].pieces))
+        return Chat(tuple(turns), self.tools)
 
 
 @dataclass(frozen=True)
@@ -199,13 +217,19 @@ class CompiledText:
 
 @dataclass(frozen=True)
 class Status:
-    """How a home is. `divergence` is KL(full ‖ linked) in nats by policy, of the start-up check."""
+    """How a home is.
+
+    Fields:
+        divergence: KL(full ‖ linked) in nats by policy, of the start-up check.
+        learned_bytes: of objects that were compiled from texts which requests repeat.
+    """
 
     waiting: int
     active: int
     policy: str
     divergence: Mapping[str, float] = field(default_factory=dict)
     problem: str | None = None
+    learned_bytes: int = 0
 
 
 class Home(ABC):
@@ -217,7 +241,9 @@ class Home(ABC):
 
     @abstractmethod
     def answer(self, work: Work) -> AsyncGenerator[Event, None]:
-        """Answer a request; the first event is `Started`. A caller that goes no further gives its place back.
+        """Answer a request; `Started` comes before its first `Finished`, and first where the engine knows it by then.
+
+        A caller that goes no further gives its place back.
 
         Raises:
             ApiError: the queue is full. PicError: a prompt that cannot be answered.

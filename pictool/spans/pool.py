@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pictool.errors import ModelError
+from pictool.runtime.device import synchronize
 from pictool.runtime.rope import RotaryTables
 from pictool.runtime.support import depends_on_length
 from pictool.spans.cidra import SCRATCH, Move, Plan, plan
@@ -80,10 +81,10 @@ class PagedPool:
             batch: blocks that are moved together; the buffer holds so many.
         """
         made = plan(moves, batch)
-        self._synchronize()
+        synchronize(self._keys.device)
         started = time.perf_counter()
         self._run(made)
-        self._synchronize()
+        synchronize(self._keys.device)
         seconds = time.perf_counter() - started
         tokens = made.num_moves * self.block
         return Repositioning(
@@ -124,7 +125,3 @@ class PagedPool:
             cos, sin = cos[:, 1:] / scale, sin[:, 1:] / scale * signs
             tables[kind] = cos.repeat_interleave(self.block, 1), sin.repeat_interleave(self.block, 1)
         return tables
-
-    def _synchronize(self) -> None:
-        if self._keys.device.type == "cuda":
-            torch.cuda.synchronize(self._keys.device)

@@ -78,9 +78,10 @@ class Lease:
     def _of(cls, row: Sequence[Any]) -> Lease:
         name, tenant, created, expires, text = row
         body = json.loads(text)
-        objects = tuple(LeasedObject(*entry) for entry in body["objects"])
+        objects = tuple(LeasedObject(str(key), int(count), str(role)) for key, count, role in body["objects"])
         return cls(
-            name, tenant, body["model"], objects, created, expires, body["ttl"], body["name"], body["renews"]
+            str(name), tenant, str(body["model"]), objects, float(created), float(expires), float(body["ttl"]),
+            str(body["name"]), bool(body["renews"]),
         )  # fmt: skip
 
 
@@ -149,7 +150,7 @@ class Leases:
                 "ORDER BY created DESC, id DESC LIMIT ?",
                 (tenant, self._clock(), created, after, limit),
             ).fetchall()
-        return [Lease._of(row) for row in rows]
+            return [Lease._of(row) for row in rows]
 
     def count(self) -> int:
         """How many leases have not expired, of all tenants."""
@@ -218,7 +219,7 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn what a damaged file raises into a StoreError."""
     try:
         yield
-    except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+    except (sqlite3.Error, ValueError, LookupError, TypeError) as error:
         raise StoreError(
             f"{path}: cannot be used ({error}); if it is damaged, remove it: its leases end, and no object is lost"
         ) from error

@@ -7,6 +7,7 @@ systems by a rename, in an object storage by a put, where that is one step.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -28,13 +29,16 @@ from pictool.reading import NotRegularError, open_regular
 from pictool.store.entries import SUFFIX, litter_candidates
 from pictool.store.files import atomic_write, read_at, remove_litter
 from pictool.store.format import ObjectFile
+from pictool.store.header import Header, HeaderError, header_bytes
 from pictool.store.pace import MIN_RATE, BadAnswer, Pace, TooSlow
 
 _OBJECT_STORES = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "obs", "oci", "oss", "s3", "s3a", "tos"}
 _READ_ONLY = {"http", "https"}
 _TEMPORARY = {408, 425, 429}  # HTTP statuses below 500 after which trying again helps
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # of a file system: no later attempt is another
 _DENIED = {401, 403, 407}
 _DOWN_S = 30.0  # for so long a remote that could not be reached gets no requests
+_FIRST = 1 << 16  # bytes in which a header mostly is
 _TRAILER = 1 << 16  # bytes at an object's end that a push compares
 _STALE_S = 24 * 3600.0  # the age from which a temp file without a lock counts as that of a dead push
 _MAX_LISTED = 10_000  # names in a directory for temp files that a push looks at
@@ -77,7 +81,7 @@ class Remote:
         return f"{self}/{_relative(key)}"
 
     def __reduce__(self) -> tuple[type[Remote], tuple[str, Retry, float, float]]:
-        return Remote, (self.url, self.retry, self.timeout_s, self.min_rate)  # each process connects by itself
+        return type(self), (self.url, self.retry, self.timeout_s, self.min_rate)  # each process connects by itself
 
     def within(self, *names: str) -> Remote:
         """The remote of a store in a directory of this one's. It is cancelled with this one."""
@@ -158,6 +162,30 @@ class Remote:
         if self._protocol in _READ_ONLY:
             raise StoreError(f"{self}: is read-only ({self._protocol}); push to the directory or bucket that it serves")
 
+    def whole_bytes(self, key: str) -> int | None:
+        """Bytes of an object that it has, as far as its beginning tells: the header names the key, and its file is as
+        long as that says. None if there is none, or another. The data are not read.
+
+        Raises:
+            RemoteError: all attempts failed.
+        """
+        found = self.read_first(key, _FIRST)
+        if found is None:
+            return None
+        first, _ = found
+        try:
+            length = header_bytes(first)
+            if len(first) < length:
+                first += self.read(key, len(first), length) or b""
+            header = Header.parse(first[8:length])
+        except HeaderError:
+            return None
+        size = length + header.data_bytes
+        return size if header.meta.key == key and self._size(key) == size else None
+
+    def _size(self, key: str) -> int | None:
+        return self._attempt(key, lambda: int(self._files.info(self._path(key))["size"]))
+
     def has_same(self, file: ObjectFile) -> bool:
         """Whether it has this object, whole.
 
@@ -174,7 +202,7 @@ class Remote:
             except ObjectError:
                 return False
             return True
-        if self._attempt(key, lambda: int(self._files.info(self._path(key))["size"])) != size:
+        if self._size(key) != size:
             return False
         header, trailer = file.header(), max(0, size - _TRAILER)
         if self.read(key, 0, len(header)) != header:
@@ -189,7 +217,7 @@ class Remote:
         """
         self.require_writable()
         try:
-            done = self._attempt(key, lambda: self._put(path, self._path(key)))
+            done = self._attempt(key, lambda: self._put(path, self._path(key)), is_write=True)
         except RemoteError as error:
             raise StoreError(str(error).replace("cannot be fetched", "cannot be written")) from error
         if done is None:
@@ -237,9 +265,13 @@ class Remote:
 
     # Attempts
 
-    def _attempt(self, key: str, request: Callable[[], T]) -> T | None:
-        """What a request returns, tried again after temporary problems; None if there is no such object."""
-        self._require_up(key)
+    def _attempt(self, key: str, request: Callable[[], T], is_write: bool = False) -> T | None:
+        """What a request returns, tried again after temporary problems; None if there is no such object.
+
+        A write says nothing of whether objects can be read, and is tried whatever became of others.
+        """
+        if not is_write:
+            self._require_up(key)
         for failures in range(1, self.retry.attempts + 1):
             if self._cancelled.is_set():
                 raise RemoteError(f"{self.name(key)}: was given up", key)
@@ -259,13 +291,13 @@ class Remote:
                 break
             if failures < self.retry.attempts:
                 self._cancelled.wait(self.retry.pause_s(failures))
-        raise self._failed(key, problem, failures) from problem
+        raise self._failed(key, problem, failures, is_write) from problem
 
-    def _failed(self, key: str, problem: Exception, failures: int) -> RemoteError:
+    def _failed(self, key: str, problem: Exception, failures: int, is_write: bool) -> RemoteError:
         if _status(problem) in _DENIED or isinstance(problem, PermissionError):
             return RemoteError(f"{self.name(key)}: access is denied ({_why(problem)}); see who may use {self}", key)
         why = f"{_why(problem)}, tried {failures} times" if failures > 1 else _why(problem)
-        if isinstance(problem, OSError) and _status(problem) is None:
+        if isinstance(problem, OSError) and _status(problem) is None and not is_write:
             self._down_until, self._down_why = time.monotonic() + _DOWN_S, why
         return self._unavailable(key, why)
 
@@ -326,6 +358,8 @@ def _is_temporary(error: Exception) -> bool:
     status = _status(error)
     if status is not None:
         return status >= 500 or status in _TEMPORARY
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return False
     return not isinstance(error, TooSlow) and not isinstance(
         error, PermissionError | NotImplementedError | TypeError | ValueError | IsADirectoryError
     )

@@ -27,6 +27,7 @@ from pictool.tui.services import LoadedTrace, Services, is_run_path
 if TYPE_CHECKING:
     from pictool.spans.runs import QueryRun
     from pictool.trace.attention_sinks import AttentionSinks
+    from pictool.tui.watching import Address
 
 _NAME_LENGTH = 60  # characters of a text that name an object
 LIGHT_THEME = "textual-light"
@@ -68,12 +69,12 @@ class PicApp(App[None]):
 
     def __init__(
         self, store: Store, traces: Sequence[LoadedTrace], services: Services, run: QueryRun | None = None,
-        preferences: Preferences | None = None, is_light: bool = False,
+        preferences: Preferences | None = None, is_light: bool = False, server: Address | None = None,
     ) -> None:  # fmt: skip
         """Make the app.
 
         Args:
-            run: that of a query, which is shown first.
+            run: that of a query, which is shown first. server: one that is watched, likewise.
             preferences: the theme that the user chose; where another one is kept.
             is_light: whether the terminal's background is light; the theme is, too, if none was chosen.
         """
@@ -81,7 +82,7 @@ class PicApp(App[None]):
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self._control_filter = ControlFilter()
         self.store, self.services = store, services
-        self.traces, self._first_run = list(traces), run
+        self.traces, self._first_run, self._server = list(traces), run, server
         self.home = HomeScreen(store)
         self.attention_sinks: dict[str, AttentionSinks] = {}  # of objects, by key
         self._is_job_running = False
@@ -118,7 +119,9 @@ class PicApp(App[None]):
         self.push_screen(self.home)
         if self._preferences.problem:
             self.tell(self._preferences.problem, is_error=True)
-        if self._first_run is not None:
+        if self._server is not None:
+            self.show_server(self._server)
+        elif self._first_run is not None:
             self.show_run(self._first_run)
         elif len(self.traces) == 1:
             self.show_trace(self.traces[0])
@@ -158,6 +161,11 @@ class PicApp(App[None]):
         from pictool.tui.query_screen import QueryScreen
 
         self.push_screen(QueryScreen(run))
+
+    def show_server(self, address: Address) -> None:
+        from pictool.tui.server_screen import ServerScreen
+
+        self.push_screen(ServerScreen(address))
 
     def open_paths(self, paths: Sequence[Path]) -> None:
         """Read traces in a thread; then show the trace, or compare several."""

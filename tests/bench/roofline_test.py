@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from pictool.bench import roofline
 from pictool.bench.roofline import Rates, link_flops, measure_rates, window_of
 from pictool.bench.shapes import random_model
-from pictool.bench.single_request import transformers_module
 from pictool.core import RowMask
 from pictool.runtime.model import Model
+from pictool.runtime.twin import transformers_module
 
 # tiny: what one row's matrices cost at a layer, of that its K and V, and what one key costs.
 HIDDEN, INTERMEDIATE, VOCAB, ATTENTION = 64, 256, 2048, 64
@@ -92,6 +92,6 @@ def test_the_better_of_two_measurements_counts() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rates_are_measured(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(roofline, "_SIZE", {"cpu": 64})
+    monkeypatch.setattr(roofline, "_SIZE", 64)
     rates = measure_rates("cpu", dtype)
     assert 1e6 < rates.copy_bytes_s < 1e13 and 1e6 < rates.flops_s < 1e15

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from pictool.api import link
 from pictool.bench.shapes import random_model, random_module, save_speculative, shape_of, shapes
-from pictool.bench.single_request import transformers_module
 from pictool.controller.calibration import token_bytes
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import load_model, wrap_model
+from pictool.runtime.twin import transformers_module
 from pictool.store.store import Store
 
 # Parameters and bytes of KV per token in bfloat16, as published.

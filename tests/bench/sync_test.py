@@ -16,13 +16,14 @@ from pictool.bench.prompts import BenchPrompt, with_speculative
 from pictool.bench.repeats import median_ratio
 from pictool.bench.roofline import Rates
 from pictool.bench.shapes import save_speculative
-from pictool.bench.single_request import run_linked, run_transformers, transformers_module
+from pictool.bench.single_request import run_linked, run_transformers
 from pictool.bench.sync import SyncResult, bench_sync
 from pictool.controller.calibration import token_bytes
 from pictool.errors import InputError
 from pictool.linker.grid import Labelled, parse_grid
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model
+from pictool.runtime.twin import transformers_module
 from pictool.store.store import Store
 
 OPTIONS = PromptOptions(chunks=3, chunk_tokens=40, tail_tokens=8, new_tokens=4, repeats=2)

@@ -72,7 +72,10 @@ def test_a_file_and_pictures_are_written_and_objects_removed(run: Any, options: 
     run(tiny(output="out.json", plot=picture), options, on_cpu(store=str(tmp_path)))
     assert json.loads(Path("out.json").read_text())["results"]
     pictures = [] if run is run_sync else ["picture.png", "picture.svg"]
-    assert sorted(one.name for one in tmp_path.iterdir() if one.name != "cache") == ["out.json", *pictures]
+    assert sorted(one.name for one in tmp_path.iterdir() if one.name not in ("cache", "config")) == [
+        "out.json",
+        *pictures,
+    ]
 
 
 def test_interrupted_it_removes_its_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

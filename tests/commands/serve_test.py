@@ -40,6 +40,9 @@ def keys_file(content: str, mode: int = 0o600) -> Path:
         (f"a {KEY} {SALT}\nb {KEY} -", 0o600, "line 2: the key of b is that of a"),
         (f"a {KEY} {SALT}\na {KEY}2 other", 0o600, "another salt"),
         ("a \xff", 0o600, "line 1"),
+        (f"a {KEY} sa\0lt", 0o600, "line 1: has control characters"),
+        (f"a\x1b[31m {KEY} {SALT}", 0o600, "line 1: has control characters"),
+        ("# much\n" * (1 << 18), 0o600, "larger than 1 MiB"),
     ],
 )
 def test_files_of_keys_that_are_refused(content: str, mode: int, word: str) -> None:
@@ -53,6 +56,8 @@ def test_keys_and_their_tenants() -> None:
     a, also, b = (keys.find(key) for key in (KEY, f"{KEY}2", f"{KEY}3"))
     assert a is not None and b is not None and a == also and (a.name, a.salt, b.salt) == ("a", SALT, "")
     assert a.id != b.id and SALT not in a.id and SALT not in repr(a)
+    named = read_keys(keys_file(f"\ufeffa {KEY} {SALT}\r\n")).find(KEY)
+    assert named is not None and named.name == "a" and named.salt == SALT
     assert keys.find("x" * 20) is None and keys.find(None) is None
     with pytest.raises(InputError, match="cannot be read"):
         read_keys(Path("absent"))

@@ -63,14 +63,17 @@ def test_loads_in_the_order_of_model_runner_v2(
     assert in_the_order_of_runner_v2
 
 
-@pytest.mark.parametrize("spec", ["legolink-4", "cacheblend-15", "legolink-1000"])
+@pytest.mark.parametrize(
+    ("spec", "backend"),
+    [("legolink-4", "FLASHINFER"), ("cacheblend-15", "FLEX_ATTENTION"), ("legolink-1000", "FLASHINFER")],
+)
 def test_passes_of_a_backend_that_holds_so_many_sequences(
-    world: rig.World, start: Callable[..., Any], spec: str, monkeypatch: pytest.MonkeyPatch
+    world: rig.World, start: Callable[..., Any], spec: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FlashInfer's metadata have room for `max_num_seqs` sequences, and a pass may have a sequence for each row."""
+    """Their metadata have room for `max_num_seqs` sequences, and a pass may have a sequence for each row."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    monkeypatch.setattr("pictool.engines.vllm.kv.AttentionLayer.backend", "FLASHINFER")
+    monkeypatch.setattr("pictool.engines.vllm.kv.AttentionLayer.backend", backend)
     engine, passes = start(world, max_num_seqs=6), list[int]()
     forward = get_kv_transfer_group()._worker_side._forward
     make = forward._common_metadata

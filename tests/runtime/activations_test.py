@@ -38,7 +38,7 @@ def tail_of(image: Image) -> list[int]:
 def eager_attention(module: Any, image: Image, reused: Tensor) -> list[Tensor]:
     """Per layer [heads, n, n], the rows where `reused` holds having the image's own K and V."""
     layers = range(image.stack.num_layers)
-    cache = reference._Splice([(image.key(layer), image.value(layer)) for layer in layers], reused)
+    cache = reference.Splice([(image.key(layer), image.value(layer)) for layer in layers], reused)
     ids = torch.from_numpy(image.layout.tokens.astype(np.int64))[None]
     with torch.no_grad():
         out = module(input_ids=ids, past_key_values=cache, use_cache=True, output_attentions=True)

@@ -10,6 +10,7 @@ import pytest
 
 from pictool.core import Message
 from pictool.engines.torch import TorchEngine
+from pictool.errors import StoreError
 from pictool.linker.grid import parse_policy
 from pictool.linker.spec import Spec
 from pictool.serve.service import ServiceSettings
@@ -259,3 +260,15 @@ def test_keys_are_required_where_there_are_some(chatty: Live) -> None:
     assert chatty.client.get("/metrics").status_code == 403
     with chatty.client_of("op") as operator:
         assert "pic_tokens_total" in operator.get("/metrics").text
+
+
+@pytest.mark.parametrize("content", [b"no database at all, and longer than a header of sqlite is" * 9, None])
+def test_a_server_with_damaged_leases_does_not_start(tmp_path: Path, content: bytes | None) -> None:
+    store = Store(tmp_path / "store")
+    store.root.mkdir()
+    if content is None:
+        (store.root / "leases.sqlite3").mkdir()
+    else:
+        (store.root / "leases.sqlite3").write_bytes(content)
+    with pytest.raises(StoreError, match=r"leases\.sqlite3: cannot be used"), serving(tiny_model(), store):
+        pass

@@ -138,3 +138,25 @@ def test_health_and_metrics_have_the_figure(live: Live) -> None:
         assert 'pic_divergence_nats{policy="legolink-4"} 0.25' in live.client.get("/metrics").text
     finally:
         live.home.divergence = {}
+
+
+DOCUMENTS = "{% for d in documents or [] %}<doc {{ d.title }}>{{ d.text }}</doc>{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE, DOCUMENTS + TEMPLATE], ids=["plain", "messages", "documents"])
+def test_documents_beside_messages_have_exact_borders(tmp_path: Path, template: str | None) -> None:
+    """A template that prints documents does; with others they come before the text of the last user's message."""
+    texts = [doc.strip() * 2 for doc in DOCS]
+    with serving(tiny_model(template), Store(tmp_path / "store")) as live:
+        got = live.chat("\n" + QUESTION, documents=[{"title": "it", "text": text} for text in texts])
+        model = live.home.engine_of(live.service.keys._default).model
+        report = got["pic"]
+        assert (report["chunks"], report["source"]) == (len(texts), "marker")
+        total = sum(len(model.encode(text)) for text in texts)
+        assert report["linked_tokens"] + report["recomputed_tokens"] == total
+        parts = [{"type": "document", "text": texts[0]}, {"type": "document", "source": {"data": texts[1]}}]
+        again = live.chat([*parts, {"type": "text", "text": "\n" + QUESTION}])["pic"]
+        assert (again["chunks"], again["source"]) == (2, "marker")
+        assert live.error(400, "POST", "/v1/chat/completions", json={
+            "model": NAME, "messages": [{"role": "user", "content": [{"type": "document"}]}]
+        })["param"] == "messages"  # fmt: skip

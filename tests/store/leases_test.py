@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,19 @@ def test_a_damaged_file_is_named_and_nothing_is_evicted(store: Store) -> None:
         with pytest.raises(StoreError, match=rf"{LEASES_FILE}.*remove it"):
             use()
     assert store.keys() == [key]
+
+
+@pytest.mark.parametrize(
+    "body", ["{nonsense", "[]", "{}", "5", '{"objects": [[]]}', '{"objects": [["a", "x", "user"]]}', '{"objects": [5]}']
+)
+def test_a_damaged_row_is_named(leases: Leases, store: Store, body: str) -> None:
+    lease = leases.add("t", "m", [LeasedObject("a" * 64, 1)], 2000.0)
+    with closing(sqlite3.connect(store.root / LEASES_FILE)) as db, db:
+        db.execute("UPDATE leases SET body = ?", (body,))
+    for use in (lambda: leases.page("t", 1), lambda: leases.find(lease.id, "t"), lambda: leases.use(lease.id, "t")):
+        with pytest.raises(StoreError, match=rf"{LEASES_FILE}.*remove it"):
+            use()
+    assert leases.remove(lease.id, "t") and leases.page("t", 1) == []
 
 
 def test_a_lease_that_was_given_away_outlives_a_kill(store: Store) -> None:

@@ -137,7 +137,7 @@ def test_attention_deviation_is_that_of_transformers_attentions(architecture: st
     linked, full = linked_by(architecture, store, "naive").image, linked_by(architecture, store, "full").image
     attentions = []
     for image, reused in ((linked, image_context(linked)), (full, torch.zeros(full.num_tokens, dtype=torch.bool))):
-        cache = reference._Splice([(image.key(layer), image.value(layer)) for layer in range(3)], reused)
+        cache = reference.Splice([(image.key(layer), image.value(layer)) for layer in range(3)], reused)
         ids = torch.from_numpy(image.layout.tokens.astype(np.int64))[None]
         with torch.no_grad():
             out = subject(architecture).reference(

@@ -13,8 +13,8 @@ import torch
 
 from pictool.bench.queries.options import MovesOptions
 from pictool.bench.repeats import MedianRange, OnRun, interleave
-from pictool.bench.single_request import synchronize
 from pictool.core import Layout
+from pictool.runtime.device import synchronize
 from pictool.runtime.image import Image
 from pictool.spans.cidra import Move
 from pictool.spans.pool import PagedPool, Repositioning
@@ -95,12 +95,12 @@ def _place(model: Model, tokens: int) -> Repositioning:
     geometry = model.geometry
     kv = torch.zeros(geometry.kv_heads, tokens, geometry.head_dim, dtype=model.torch_dtype, device=model.device)
     image = Image(model.stack, Layout.of((), [range(tokens)], (0,)))
-    synchronize(model)
+    synchronize(model.device)
     started = time.perf_counter()
     for layer in range(geometry.layers):
         image.place(layer, 0, kv, kv)
         image.relocate(layer, 0, tokens)
-    synchronize(model)
+    synchronize(model.device)
     return Repositioning(1, tokens, 0, 0, 0, time.perf_counter() - started)
 
 

@@ -28,6 +28,7 @@ from pictool.linker.policies.base import Prompt, Scores
 from pictool.runtime.model import Model
 
 Ints = NDArray[np.int64]
+_ROOM_FOR_SEQUENCES = {"FLASHINFER", "FLEX_ATTENTION"}
 T = TypeVar("T")
 
 
@@ -141,7 +142,7 @@ class RowForward:
         self.model = model
         scheduling, backends = model.config.scheduler_config, {layer.backend for layer in model.layers}
         self.max_rows = int(scheduling.max_num_batched_tokens)
-        if "FLASHINFER" in backends:  # its metadata have room for so many sequences, and each row may be one
+        if backends & _ROOM_FOR_SEQUENCES:  # their metadata have room for so many, and each row may be one
             self.max_rows = min(self.max_rows, int(scheduling.max_num_seqs))
         self._builders = self._make_builders()  # by layer's name
 

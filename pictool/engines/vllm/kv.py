@@ -176,7 +176,8 @@ def _attention_layers(module: nn.Module, config: VllmConfig, names: Sequence[str
     """The layers of these names, in the order of the model.
 
     Raises:
-        ModelError: a layer that is not the model's, or that has no rotary embedding.
+        ModelError: a layer that is not the model's, or that has no rotary embedding; a backend to whose KV cache
+            nothing can be written.
     """
     from vllm.model_executor.models.utils import extract_layer_index
 
@@ -188,7 +189,13 @@ def _attention_layers(module: nn.Module, config: VllmConfig, names: Sequence[str
         rotary = getattr(module.get_submodule(block), "rotary_emb", None)
         if not isinstance(rotary, nn.Module):
             raise ModelError(f"pic: {name} has no rotary embedding of its own; this architecture cannot be linked")
-        layers.append(AttentionLayer(name, attention, rotary, module.get_submodule(block.rpartition(".")[0])))
+        layer = AttentionLayer(name, attention, rotary, module.get_submodule(block.rpartition(".")[0]))
+        if attention.get_attn_backend().forward_includes_kv_cache_update:
+            raise ModelError(
+                f"pic: the attention backend {layer.backend} writes KV within its forward alone, so objects cannot be "
+                "put into its blocks; use --attention-backend FLASH_ATTN"
+            )
+        layers.append(layer)
     return layers
 
 

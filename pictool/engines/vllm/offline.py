@@ -223,11 +223,14 @@ class VllmEngine(Engine):
     def _compile(self, chunk: Chunk, tokens: Sequence[int], sinks: int) -> None:
         if len(tokens) >= self._length:
             raise InputError(f"{chunk.source}: {len(tokens)} tokens, too long for this engine; cut it (--chunk-tokens)")
-        params = {FIELD: {"compile": {"text": chunk.text, "sinks": sinks}}}
+        params = self._compile_params(chunk.text, sinks)
         *_, last = self._steps(tokens, self._sampling_params(Sampling(), 1, params, None))
         report = last.kv_transfer_params[FIELD]
         if report["state"] != "compiled":
             raise InputError(f"{chunk.source}: cannot be compiled ({report['problem']})")
+
+    def _compile_params(self, text: str, sinks: int) -> dict[str, Any]:
+        return {FIELD: {"compile": {"text": text, "sinks": sinks}}}
 
     def _first_token(self, layout: Layout, params: Mapping[str, Any] | None, num_logprobs: int = 0) -> Any:
         """Generate one token greedily; returns vLLM's last output."""

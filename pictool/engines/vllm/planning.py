@@ -80,6 +80,8 @@ class Planner:
                 return None
         else:
             matches = self._match(request.objects, tokens, salt, deadline)
+            if request.recognises:
+                matches = self._with_recognised(matches, request, tokens, salt, deadline)
         try:
             return make_plan(request.policy, tokens, matches, self._head_key(tokens[: matches[0].start], salt), salt)
         except InputError as error:
@@ -102,6 +104,10 @@ class Planner:
         for span in plan.object_spans:
             assert span.key is not None
             self._index.doubt(span.key)
+        self._indexing.wake()
+
+    def wake(self) -> None:
+        """Look for new objects soon."""
         self._indexing.wake()
 
     def require_compilable(self, prompt: Sequence[int], request: CompileRequest) -> None:
@@ -175,6 +181,20 @@ class Planner:
             deadline.check()
             usable[key] = self._is_usable(key, salt)
         return [match for match in matches if usable[match.key]]
+
+    def _with_recognised(
+        self, named: list[Match], request: LinkRequest, tokens: TokenIds, salt: str, deadline: Deadline
+    ) -> list[Match]:
+        """The named objects, and stored documents in the tokens between them, before and after."""
+        matches, start = list[Match](), 0
+        for match in [*named, None]:
+            end = len(tokens) if match is None else match.start
+            for found in self._recognise(request, tokens[start:end], salt, deadline) if end > start else ():
+                matches.append(Match(found.key, start + found.start, found.tokens, found.offset))
+            if match is not None:
+                matches.append(match)
+                start = match.end
+        return matches
 
     def _is_usable(self, key: str, salt: str) -> bool:
         """Whether a recognised object can be opened; if so, it is now used. Else it is not recognised again."""

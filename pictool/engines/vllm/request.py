@@ -3,6 +3,7 @@
 {"pic": {"chunks": [{"key": K, "start": 12}, …], "policy": "legolink-16"}}   objects, and where each one starts
 {"pic": {"keys": [K, …], "policy": {"algo": "legolink", "k": 16}}}           objects to locate in the prompt, in order
 {"pic": {"recognise": true, "codec": "int8"}}                                all stored chunks that are in the prompt
+{"pic": {"chunks": […], "recognise": true}}                                  both: stored chunks around the named ones
 {"pic": {"compile": {"text": "…", "sinks": 4}}}                              write the prompt's KV to the store
 {"pic": false}                                                               nothing: an ordinary request
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from pictool.errors import InputError, ObjectError, PicError
 from pictool.linker.grid import parse_policy as parse_spec
@@ -20,6 +21,7 @@ from pictool.linker.policies.base import Policy
 from pictool.store.codecs import codecs
 
 FIELD = "pic"
+SALT_PREFIX = "pic:"  # of the connector's own salts
 MAX_OBJECTS = 1024  # that a request may name: each is opened to plan the request
 MAX_PROBLEM = 500  # characters
 _WAYS = ("chunks", "keys", "recognise", "compile")
@@ -93,20 +95,28 @@ class ObjectRef:
 
 @dataclass(frozen=True)
 class LinkRequest:
-    """A request to link the prompt. `objects` is None if the chunks in it are to be recognised, those of a codec."""
+    """A request to link the prompt. `objects` is None if the chunks in it are to be recognised, those of a codec.
+
+    With objects, `recognises` says whether stored chunks are recognised in the tokens around them.
+    """
 
     policy: Policy
     objects: tuple[ObjectRef, ...] | None
     codec: str | None = None  # None: any
+    recognises: bool = False
 
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A request to compile the prompt: `sinks` dummy tokens, the tokens of `text`, and one token of padding."""
+    """A request to compile the prompt: `sinks` dummy tokens, the tokens of `text`, and one token of padding.
+
+    `secret` is that of the server's own router, which may write objects where clients may not.
+    """
 
     policy: Policy
     text: str
     sinks: int
+    secret: str = field(default="", repr=False)
 
 
 def parse_request(
@@ -135,12 +145,18 @@ def parse_request(
             f"kv_transfer_params: {FIELD} has no field {unknown[0]!r}; it has {', '.join(_WAYS)}, policy, codec"
         )
     ways = [way for way in _WAYS if way in fields]
-    if len(ways) != 1:
+    recognises = len(ways) == 2 and "recognise" in ways and "compile" not in ways  # beside named objects
+    if len(ways) != 1 and not recognises:
         raise RequestError(f"kv_transfer_params: {FIELD} needs one of {', '.join(_WAYS)}, not {len(ways)}")
     policy = parse_policy(fields["policy"]) if "policy" in fields else policy
+    if recognises:
+        named = _parse_way(ways[0], fields[ways[0]], policy, codec)
+        around = _parse_way("recognise", fields["recognise"], policy, codec)
+        assert isinstance(named, LinkRequest)
+        return replace(named, recognises=around is not None, codec=codec)
     if "codec" not in fields:
         return _parse_way(ways[0], fields[ways[0]], policy, codec)
-    if ways[0] != "recognise":
+    if ways != ["recognise"]:
         raise RequestError(f"kv_transfer_params: codec is a field of recognise; {ways[0]} say which objects they mean")
     return _parse_way(ways[0], fields[ways[0]], policy, parse_codec(fields["codec"]))
 
@@ -194,11 +210,12 @@ def _parse_way(way: str, value: object, policy: Policy, codec: str | None) -> Li
 
 
 def _parse_compile(value: object, policy: Policy) -> CompileRequest:
-    if not isinstance(value, Mapping) or set(value) != {"text", "sinks"}:
+    if not isinstance(value, Mapping) or set(value) - {"secret"} != {"text", "sinks"}:
         raise RequestError("kv_transfer_params: compile must be an object with text and sinks")
-    if not isinstance(value["text"], str) or not _is_count(value["sinks"]):
+    secret = value.get("secret", "")
+    if not isinstance(value["text"], str) or not _is_count(value["sinks"]) or not isinstance(secret, str):
         raise RequestError("kv_transfer_params: compile takes a text, and sinks of 0 or more")
-    return CompileRequest(policy, value["text"], value["sinks"])
+    return CompileRequest(policy, value["text"], value["sinks"], secret)
 
 
 def _parse_object(way: str, value: object) -> ObjectRef:

@@ -18,7 +18,16 @@ import numpy as np
 from pictool.core import RowMask, TokenIds
 from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
 from pictool.engines.vllm.planning import Planner
-from pictool.engines.vllm.request import FIELD, CompileRequest, Deadline, LinkRequest, Problem, parse_request
+from pictool.engines.vllm.plugin import is_router
+from pictool.engines.vllm.request import (
+    FIELD,
+    SALT_PREFIX,
+    CompileRequest,
+    Deadline,
+    LinkRequest,
+    Problem,
+    parse_request,
+)
 from pictool.engines.vllm.setup import Settings
 from pictool.errors import PicError
 from pictool.linker.grid import label_of
@@ -28,7 +37,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 PLAN_WAIT_S = 0.002  # how long a scheduling step waits for plans, those of requests that arrive before it among them
-PREFIX = "pic:"  # of the salts that are ours
 _MANY = 64  # objects that a request names: it is planned in threads of its own kind, and delays no other one
 _THREADS, _THREADS_FOR_MANY = 4, 1
 _log = logging.getLogger("vllm.pictool")
@@ -43,6 +51,8 @@ class Report:
     context: int = 0
     state: str = "waiting"  # then linked, cached, compiled, or exact
     recomputed: float | None = None
+    document_tokens: int = 0  # of the prompt, that objects of documents have
+    document_rows: float = 0.0  # of these, computed again: the mean over the layers
     timing: dict[str, float] = field(default_factory=dict)
     problem: str | None = None
 
@@ -124,7 +134,7 @@ class SchedulerSide:
         """Begin to plan a new request. A plan that is made at once has its salt before vLLM looks for its blocks."""
         client_salt = request.cache_salt or ""
         try:
-            if client_salt.startswith(PREFIX):  # a client's own salt never is one of ours
+            if client_salt.startswith(SALT_PREFIX):  # a client's own salt never is one of ours
                 _set_salt(request, self._salter.salt_of_client(client_salt))
             params = request.kv_transfer_params
             if not isinstance(params, Mapping):  # vLLM itself reads from what is true
@@ -181,6 +191,7 @@ class SchedulerSide:
                 self._finish_link(active, outcome)
             else:
                 active.report.state = "compiled"
+                self._planner.wake()
                 self._reports[name] = self._compiles.pop(name).report
 
     def finish_request(self, request: Request) -> dict[str, Any] | None:
@@ -237,6 +248,7 @@ class SchedulerSide:
             return
         plan, report = planned.plan, link.report
         report.chunks, report.context = sum(span.key is not None for span in plan.spans[1:]), plan.num_context
+        _count_documents(report, planned)
         report.timing["select_s"] = time.perf_counter() - link.started
         table_rows = planned.rows if plan.policy.needs.tables else None
         _set_salt(link.request, self._salter.salt_of(plan, link.client_salt, table_rows))
@@ -276,7 +288,7 @@ class SchedulerSide:
         return LinkJob(name, link.planned.plan, link.planned.rows, computed, tuple(blocks))
 
     def _add_compile(self, request: Request, parsed: CompileRequest, salt: str) -> None:
-        if not self._settings.compile:
+        if not self._settings.compile and not is_router(parsed.secret):
             self._refuse(request, parsed, 'compile: this server takes no objects (kv_connector_extra_config "compile")')
             return
         checking = self._threads.submit(self._planner.require_compilable, request.prompt_token_ids or [], parsed)
@@ -288,6 +300,10 @@ class SchedulerSide:
     def _finish_link(self, link: _Link, outcome: Outcome) -> None:
         report, reused = link.report, link.num_external - outcome.recomputed
         report.state, report.recomputed = "linked", outcome.recomputed
+        assert link.planned is not None
+        if link.planned.rows is None:  # the policy narrowed them
+            required = int(link.planned.plan.required.sum())
+            report.document_rows = min(max(0.0, outcome.recomputed - required), report.document_tokens)
         report.timing |= {"load_s": outcome.load_s, "recompute_s": outcome.recompute_s}
         if link.is_loaded:  # again, after it was preempted
             return
@@ -335,6 +351,14 @@ class SchedulerSide:
         _log.warning("pic: request %s is computed exactly: %s", name, problem.detail)
 
 
+def _count_documents(report: Report, planned: _Planned) -> None:
+    """Count the tokens of documents in a prompt, and those of them that are computed again, if that is known."""
+    documents = [span for span in planned.plan.spans[1:] if span.key is not None]
+    report.document_tokens = sum(span.end - span.start for span in documents)
+    if planned.rows is not None:
+        report.document_rows = float(sum(planned.rows[span.start : span.end].sum() for span in documents))
+
+
 class Salter:
     """Makes the salts by which vLLM's prefix cache finds linked blocks only for requests that link the same way.
 
@@ -362,7 +386,7 @@ class Salter:
         return self._salt(secrets.token_hex(16))
 
     def _salt(self, value: object) -> str:
-        return PREFIX + hashlib.sha256(json.dumps([self._secret, value], sort_keys=True).encode()).hexdigest()
+        return SALT_PREFIX + hashlib.sha256(json.dumps([self._secret, value], sort_keys=True).encode()).hexdigest()
 
 
 def _set_salt(request: Request, salt: str | None) -> None:

@@ -29,13 +29,14 @@ _DEFAULTS: dict[str, Any] = {
     "start_s": 60.0, "plan_s": 5.0, "codec": None, "compile": False,
     "device": "cpu", "any_model": False, "policies": None, "show_problems": False,
     "step_bytes": 32 << 20, "step_rows": 0, "step_ms": 0, "memory_bytes": 0, "max_bytes": None, "remote": None,
+    "serve": None,
 }  # fmt: skip
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float),
     "start_s": (int, float), "plan_s": (int, float), "codec": (str, type(None)), "compile": bool, "device": str,
     "any_model": bool, "policies": (list, type(None)), "show_problems": bool,
     "step_bytes": int, "step_rows": int, "step_ms": (int, float), "memory_bytes": int, "max_bytes": (int, type(None)),
-    "remote": (str, type(None)),
+    "remote": (str, type(None)), "serve": (dict, type(None)),
 }  # fmt: skip
 
 
@@ -63,6 +64,7 @@ class Settings:
         memory_bytes: host memory of a worker for layers that it read.
         max_bytes: size of the store; None: no limit.
         remote: address of a remote store, from which missing objects come.
+        serve: the fields of the router inside vLLM's server (`pictool.serve.vllm_plugin`).
     """
 
     store: str
@@ -84,6 +86,7 @@ class Settings:
     memory_bytes: int
     max_bytes: int | None
     remote: str | None
+    serve: Mapping[str, Any] | None = None
 
 
 def parse_settings(extra_config: Mapping[str, Any]) -> Settings:
@@ -128,8 +131,7 @@ class Setup:
 
     @cached_property
     def model(self) -> Model:
-        """Tokenizer, geometry and fingerprint of the model. Its weights are not loaded: vLLM has them."""
-        return load_model(str(self.config.model_config.model), self.settings.device, _dtype_of(self.config))
+        return load_target_model(self.config, self.settings)
 
     @property
     def target(self) -> Target:
@@ -142,6 +144,11 @@ class Setup:
             settings.store, settings.max_bytes, remote=settings.remote, memory_bytes=settings.memory_bytes,
             on_warning=_log.warning,
         )  # fmt: skip
+
+
+def load_target_model(config: VllmConfig, settings: Settings) -> Model:
+    """Tokenizer, geometry and fingerprint of the model. Its weights are not loaded: vLLM has them."""
+    return load_model(str(config.model_config.model), settings.device, _dtype_of(config))
 
 
 def require_version() -> None:

@@ -1,0 +1,1 @@
+"""More than one process or machine, on Ray. The only package that imports ray."""

@@ -1,0 +1,93 @@
+"""The manifest of a bulk compile: a parquet file that says which objects every document became.
+
+    id      string          the document's: its file's name, FILE#NUMBER, or what its id column says
+    chunk   int32           the chunk's number in its document; null if the document could not be read or cut
+    key     string          of the object
+    tokens  int32
+    bytes   int64           of the object's file; null, with an error, if it could not be written
+    error   string          null if all is well
+
+Rows are sorted by id and chunk, so that two runs over the same documents write the same manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pictool.errors import InputError
+from pictool.store.files import atomic_write
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = ("id", "chunk", "key", "tokens", "bytes", "error")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One chunk of a document, or what is wrong with it.
+
+    Beside what the manifest says: whether it was computed now (`is_new`), whether it is the first of its document,
+    its share of the seconds that its batch took, and of the bytes that were read.
+    """
+
+    id: str
+    chunk: int | None
+    key: str | None
+    tokens: int | None
+    bytes: int | None
+    error: str | None
+    is_new: bool
+    is_first: bool
+    seconds: float
+    num_read: int
+
+
+def row_schema() -> pa.Schema:
+    """The columns of rows between processes."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("id", pa.string()), ("chunk", pa.int32()), ("key", pa.string()), ("tokens", pa.int32()),
+            ("bytes", pa.int64()), ("error", pa.string()), ("is_new", pa.bool_()), ("is_first", pa.bool_()),
+            ("seconds", pa.float64()), ("num_read", pa.int64()),
+        ]
+    )  # fmt: skip
+
+
+def to_table(rows: Sequence[Row]) -> pa.Table:
+    import pyarrow as pa
+
+    schema = row_schema()
+    return pa.table({name: [getattr(row, name) for row in rows] for name in schema.names}, schema=schema)
+
+
+def write_manifest(path: Path, tables: Sequence[pa.Table]) -> None:
+    """Write a manifest, which appears as a whole.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    table = pa.concat_tables(tables) if tables else row_schema().empty_table()
+    table = table.select(COLUMNS).sort_by([("id", "ascending"), ("chunk", "ascending"), ("key", "ascending")])
+    with atomic_write(path) as file:
+        write_table(table, file, compression="zstd")
+
+
+def read_manifest(path: Path) -> list[dict[str, object]]:
+    """The rows of a manifest. Raises InputError."""
+    import pyarrow as pa
+    from pyarrow.parquet import read_table
+
+    try:
+        rows: list[dict[str, object]] = read_table(path).select(COLUMNS).to_pylist()
+    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        raise InputError(f"{path}: is no manifest ({' '.join(str(error).split())[:200]})") from error
+    return rows

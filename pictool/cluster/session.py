@@ -1,0 +1,93 @@
+"""Ray as this package uses it: whether it is installed, and a connection to a cluster or a local one that is quiet."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from pictool.errors import InputError
+
+LOCAL = "local"
+DEFAULT = "default"  # what RAY_ADDRESS names, else this machine
+_CONNECT_S = 10.0
+_PACKAGES = ("ray", "pyarrow")
+
+
+def require_installed(what: str, *more: str) -> None:
+    """Refuse to go on without Ray.
+
+    Args:
+        what: what needs it.
+        more: modules that it needs beside Ray Data.
+
+    Raises:
+        InputError: names the missing packages, and how to install them.
+    """
+    missing = [name for name in (*_PACKAGES, *more) if find_spec(name) is None]
+    if missing:
+        raise InputError(f"{what} needs {', '.join(missing)}, not installed here; pip install 'pictool[ray]'")
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Be connected to a cluster.
+
+    Args:
+        address: HOST:PORT, `ray://…`, `auto` (that of this machine); `local` starts one of this machine's CPUs and
+            GPUs, which ends with this; `default` is what RAY_ADDRESS names, else `local`.
+
+    Raises:
+        InputError: there is no cluster at this address, or it has another version of Ray or Python.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here: nothing is reported
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it warns of what Ray Data does, on this stderr
+    import ray
+
+    address = os.environ.get("RAY_ADDRESS") or LOCAL if address == DEFAULT else address
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        _require_listening(address)
+        with _no_stderr():  # it says which level was set
+            ray.init(
+                address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=_has_dashboard(address)
+            )
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise InputError(f"--ray {address}: no cluster can be used there ({why}); start one with ray start") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _require_listening(address: str) -> None:
+    """Raise OSError if nobody listens at HOST:PORT: Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+
+
+def _has_dashboard(address: str) -> bool | None:
+    """No dashboard for a cluster that ends with this; None where there is a cluster already."""
+    return False if address == LOCAL else None
+
+
+@contextmanager
+def _no_stderr() -> Iterator[None]:
+    """What libraries in C++ write to stderr meanwhile is dropped."""
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)

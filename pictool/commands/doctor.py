@@ -1,0 +1,82 @@
+"""`pic doctor`: the examination, a verdict a line."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Optional
+
+from pictool.commands.engine import find_engine
+from pictool.commands.errors import of_command_line
+from pictool.commands.options import OUTPUT, POLICY, SPECS, EngineOption, JsonOption, command, make_app, option
+from pictool.commands.outputs import output_path, print_json, write_json
+from pictool.commands.resources import quiet_libraries
+from pictool.commands.settings import Settings
+from pictool.commands.verbosity import waiting
+from pictool.engines import DEFAULT
+from pictool.errors import InputError
+from pictool.escapes import visible
+
+if TYPE_CHECKING:
+    from pictool.doctor.verdict import Verdict
+
+app = make_app()
+
+
+@command(app, "doctor", "model", "device", "dtype", "store")
+def run_doctor(
+    settings: Settings,
+    engine: EngineOption = None,
+    algo: Annotated[Optional[list[str]], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = None,
+    output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the report (JSON).", OUTPUT)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that linking works on this machine, model and device.
+
+    Looks at what is installed, checks the exactness rules against transformers itself, and compares linked answers with
+    those of full recompute. Ends with exit code 1 if anything failed.
+
+    \b
+      pic doctor
+      pic doctor -m ~/models/llama --device cuda --json
+      pic doctor -m ~/models/llama --engine vllm
+    """
+    if output is not None:
+        output_path("-o", output, [])
+    with waiting("loading transformers"):
+        quiet_libraries()
+        from pictool.doctor.examine import POLICIES, Examination, examine
+        from pictool.linker.grid import parse_repeatable
+
+    with of_command_line():
+        parse_repeatable(algo or POLICIES)
+    examination = Examination(
+        settings.model, settings.device, settings.dtype, settings.store, _engine_name(engine), algo or POLICIES
+    )
+    report = examine(examination, (lambda _: None) if as_json else _Printer().print)
+    if output is not None:
+        write_json(output, report.report())
+    if as_json:
+        print_json(report.report())
+    if not report.is_good:
+        sys.exit(1)
+
+
+def _engine_name(name: str | None) -> str:
+    """The engine's name. One that is not installed is a verdict, and no reason to look at nothing."""
+    try:
+        return find_engine(name).name
+    except InputError:
+        return name or DEFAULT
+
+
+class _Printer:
+    """Prints verdicts as they are made, each section after its heading."""
+
+    def __init__(self) -> None:
+        self._section = ""
+
+    def print(self, verdict: Verdict) -> None:
+        if verdict.section != self._section:
+            print(verdict.section if not self._section else f"\n{verdict.section}")
+            self._section = verdict.section
+        print(visible(f"  {verdict.status:<8} {verdict.check}: {verdict.text}"), flush=True)

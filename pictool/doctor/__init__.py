@@ -1,0 +1,1 @@
+"""Whether linking works here: what is installed, the exactness rules on one model and device, what answers lose."""

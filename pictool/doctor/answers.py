@@ -1,0 +1,66 @@
+"""Linked answers against those of full recompute, and those of another engine against the torch engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from pictool.doctor.verdict import Status, Verdict
+from pictool.engines.base import Engine, first_token_kl
+from pictool.engines.divergence import MAX_KL, Divergence, measure_divergence
+from pictool.linker.grid import Labelled
+
+MAX_APART = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}  # nats between two engines, by dtype
+
+
+@dataclass(frozen=True)
+class Question:
+    """Whose answers are compared with full recompute, and which policy fails beyond `MAX_KL`: of others it is told."""
+
+    policies: tuple[Labelled, ...]
+    judged: str
+
+
+def examine_answers(
+    engine: Engine, question: Question, measured: list[Divergence], reference: Sequence[Divergence] = ()
+) -> Iterator[Verdict]:
+    """Compare linked answers with those of full recompute, and with those of another engine.
+
+    Args:
+        measured: what was measured is appended. reference: the same, of the torch engine.
+
+    Raises:
+        PicError: as of `measure_divergence`.
+    """
+    section = f"answers of the {engine.name} engine"
+    measured += measure_divergence(engine, [labelled.policy for labelled in question.policies], is_timed=True)
+    for labelled, divergence in zip(question.policies, measured, strict=True):
+        yield _verdict(section, labelled.label, divergence, labelled.label == question.judged)
+    if reference:
+        pairs = zip(question.policies, reference, measured, strict=True)
+        yield from (_agreement(section, labelled.label, a, b, engine.model.dtype) for labelled, a, b in pairs)
+
+
+def _verdict(section: str, label: str, divergence: Divergence, is_judged: bool) -> Verdict:
+    kl, ttft_s, full_s = divergence.mean_kl, median(divergence.ttft_s), median(divergence.full_ttft_s)
+    if not kl < float("inf") or (is_judged and kl > MAX_KL):
+        status = Status.FAILED
+    else:
+        status = Status.OK if is_judged else Status.NOTE
+    limit = f" (limit {MAX_KL:g})" if is_judged else ""
+    text = (
+        f"KL to full recompute {kl:.2g} nats{limit}, TTFT {ttft_s * 1e3:.1f} ms ({full_s * 1e3:.1f} in full, "
+        f"{divergence.speedup:.1f}x)"
+    )
+    values = {"kl": kl, "ttft_s": ttft_s, "full_ttft_s": full_s, "speedup": divergence.speedup}
+    return Verdict(section, label, status, text, values)
+
+
+def _agreement(section: str, label: str, ours: Divergence, theirs: Divergence, dtype: str) -> Verdict:
+    """Rule 10: two engines give the same answer for the same spec, to the noise of the dtype."""
+    limit = MAX_APART[dtype]
+    kl = fmean(first_token_kl(a, b) for a, b in zip(ours.logits, theirs.logits, strict=True))
+    status = Status.OK if kl <= limit else Status.FAILED
+    text = f"KL between the torch engine's answers and these {kl:.2g} nats (limit {limit:g})"
+    return Verdict(section, f"{label} as on torch", status, text, {"kl": kl, "limit": limit})

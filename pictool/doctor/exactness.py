@@ -1,0 +1,326 @@
+"""The exactness rules of docs/design.md §2 on one model, its device and its dtype, against `transformers` itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from pictool.compiler.compile import compile_chunks
+from pictool.core import Chunk, CompileOptions, Layout
+from pictool.doctor import reference
+from pictool.doctor.verdict import Status, Verdict, guarded, within
+from pictool.errors import InputError, ObjectError
+from pictool.linker.link import Linked, link
+from pictool.linker.loader import Loader, Placed
+from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.policies.base import Policy, Prompt, Selection
+from pictool.linker.spec import Spec
+from pictool.runtime.image import Image
+from pictool.runtime.rope import tables_at
+from pictool.runtime.support import depends_on_length
+from pictool.runtime.tensors import from_bytes
+from pictool.runtime.twin import transformers_module
+from pictool.store.format import ObjectFile
+from pictool.store.memory import LayerMemory
+from pictool.store.store import Store
+from pictool.world.generate import write_prompt
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+SECTION = "exactness"
+_LENGTHS = (1, 3, 29, 17, 29, 1024)  # of chunks: the third one is linked twice, the last one as far as there is room
+_HEAD, _TAIL, _ROOM = "You answer questions.\n", "\nQuestion: why?\nAnswer:", 96
+_STEPS = 8  # tokens that are decoded
+_LOADS = 3  # times that all layers are loaded
+_MEMORY_BYTES = 1 << 30
+# The difference (relative, in L2) that each dtype may have at least; and the most that its own noise may raise this to.
+_LIMITS: Mapping[str, float] = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}
+_MAX_LIMIT, _NOISE_FACTOR = 0.1, 4.0
+_SHIFTED = 5e-4  # float32 rounds the angles of position 1000 so much: a chunk compiled at 0 differs from one there
+
+
+@dataclass(frozen=True)
+class _Scattered(Policy):
+    """Every third row, of the head and of every chunk."""
+
+    name: ClassVar[str] = "every-third"
+    reference: ClassVar[str] = "for checking only"
+
+    def select(self, prompt: Prompt) -> Selection:
+        return Selection(np.arange(prompt.layout.num_context) % 3 == 1)
+
+
+class Patient:
+    """A model, a prompt of chunks, and what `transformers` computes of it."""
+
+    def __init__(self, model: Model, store: Store) -> None:
+        self.model, self.store = model, store
+        self.chunks = _make_chunks(model)
+
+    def link(self, policy: Policy, documents: list[Chunk | str | Path] | None = None) -> Linked:
+        head = (self.model.tokenizer.bos_token or "") + _HEAD
+        spec = Spec.raw(self.chunks if documents is None else documents, _TAIL, policy, head)
+        return link(self.model, self.store, spec)
+
+    @cached_property
+    def full(self) -> Linked:
+        return self.link(make_policy(BASELINE))
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt's token ids."""
+        ids: list[int] = self.full.image.layout.tokens.tolist()
+        return ids
+
+    @property
+    def parts(self) -> list[list[int]]:
+        """The token ids of head, chunks and tail."""
+        layout = self.full.image.layout
+        return [layout.tokens[start:end].tolist() for start, end in (layout.head, *layout.chunks, layout.tail)]
+
+    def plain(self, attention: str = "eager") -> Any:
+        """A fresh module of `transformers` over the same weights."""
+        return transformers_module(self.model, attention)
+
+    @cached_property
+    def exact(self) -> reference.Dense:
+        """What `transformers` computes of the whole prompt."""
+        return reference.full(self.plain(), self.tokens)
+
+    @cached_property
+    def limit(self) -> float:
+        """The largest difference that is noise: what two of transformers' own attention functions differ by, and more.
+
+        Scores that are squashed (Gemma 2) are computed by one of them alone.
+        """
+        least = _LIMITS[self.model.dtype]
+        if getattr(self.model.config, "attn_logit_softcapping", None) is not None:
+            return least
+        noise = largest_difference(reference.full(self.plain("sdpa"), self.tokens), self.exact)
+        return min(_MAX_LIMIT, max(least, _NOISE_FACTOR * noise))
+
+
+def examine_exactness(model: Model, store: Store) -> Iterator[Verdict]:
+    """Check every rule; objects go to `store`.
+
+    Raises:
+        InputError: a model that has no room for two chunks. PicError: one that cannot be loaded.
+    """
+    patient = Patient(model, store)
+    for check, run in CHECKS.items():
+        yield from guarded(SECTION, check, lambda run=run, check=check: run(patient, check))  # type: ignore[misc]
+
+
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    """The L2 norm of the difference as a share of that of `theirs`; inf if a number is not finite."""
+    theirs = theirs.float()
+    apart = float((ours.float() - theirs).norm() / theirs.norm().clamp(min=1e-12))
+    return apart if np.isfinite(apart) else float("inf")
+
+
+def largest_difference(ours: reference.Dense, exact: reference.Dense) -> float:
+    """Of the logits, and of K and V of any layer."""
+    layers = zip(ours.kv, exact.kv, strict=True)
+    pairs = [(x, y) for mine, theirs in layers for x, y in zip(mine, theirs, strict=True)]
+    return max(difference(x, y) for x, y in [(ours.logits, exact.logits), *pairs])
+
+
+def dense(linked: Linked) -> reference.Dense:
+    """The logits and the KV of a link."""
+    image = linked.image
+    assert image.logits is not None
+    return reference.Dense(image.logits, [(image.key(i), image.value(i)) for i in range(image.stack.num_layers)])
+
+
+def check_full(patient: Patient, check: str) -> Verdict:
+    """Rule 2: `full` is the model's own forward."""
+    return _judge(patient, check, patient.full)
+
+
+def check_layer_0(patient: Patient, check: str) -> Verdict:
+    """Rule 3: relocated keys and values of layer 0 are those of the model's own forward."""
+    image = patient.link(make_policy("naive")).image
+    pairs = zip((image.key(0), image.value(0)), patient.exact.kv[0], strict=True)
+    apart = max(difference(ours, theirs) for ours, theirs in pairs)
+    limit = 1e-5 if patient.model.dtype == "float32" else 4 * torch.finfo(patient.model.torch_dtype).eps
+    return within(SECTION, check, apart, limit, "K and V of relocated chunks and of transformers are")
+
+
+def check_everything(patient: Patient, check: str) -> Verdict:
+    """Rule 4: policies that recompute everything are `full`."""
+    policies = [make_policy("legolink", {"k": 1 << 20}), make_policy("cacheblend", {"ratio": 1})]
+    apart = max(largest_difference(dense(patient.link(policy)), patient.exact) for policy in policies)
+    return within(SECTION, check, apart, patient.limit, "legolink and cacheblend with all rows are")
+
+
+def check_scattered(patient: Patient, check: str) -> Verdict:
+    """Rule 5: recomputed rows attend to every earlier position and to no later one."""
+    if depends_on_length(patient.model.config):
+        text = "its RoPE depends on the prompt's length: a chunk alone has other keys than in the prompt"
+        return Verdict(SECTION, check, Status.SKIPPED, text)
+    linked = patient.link(_Scattered())
+    exact = reference.link(patient.plain(), patient.parts, torch.from_numpy(linked.rows[0]))
+    apart = largest_difference(dense(linked), exact)
+    limit = max(patient.limit, _SHIFTED)
+    return within(SECTION, check, apart, limit, "every third row, and transformers over spliced KV, are")
+
+
+def check_again(patient: Patient, check: str) -> Verdict:
+    """Rule 6: a second link gives the same, and no object has changed."""
+    policy = make_policy("legolink", {"k": 4})
+    first = patient.link(policy)
+    before = _contents(patient.store)
+    again = patient.link(policy)
+    assert first.image.logits is not None and again.image.logits is not None
+    if before != _contents(patient.store):
+        return Verdict(SECTION, check, Status.FAILED, "linking wrote to an object")
+    apart = difference(again.image.logits, first.image.logits)
+    return within(SECTION, check, apart, patient.limit, "objects are unchanged; two links are")
+
+
+def check_damage(patient: Patient, check: str) -> Verdict:
+    """Rule 7: an object with one flipped bit is refused."""
+    (done,) = compile_chunks(patient.model, patient.store, patient.chunks[2:3])
+    whole, damaged = bytearray(done.path.read_bytes()), patient.store.root / "damaged.kvo"
+    whole[len(whole) * 9 // 10] ^= 1
+    damaged.write_bytes(whole)
+    try:
+        patient.link(make_policy("naive"), [damaged])
+    except ObjectError:
+        return Verdict(SECTION, check, Status.OK, "an object with one flipped bit is refused")
+    finally:
+        damaged.unlink()
+    return Verdict(SECTION, check, Status.FAILED, "an object with one flipped bit was linked")
+
+
+def check_loader(patient: Patient, check: str) -> Verdict:
+    """The pipelined loader puts the same bits into an image as a plain copy."""
+    model, wrong, count = patient.model, [], 0
+    for codec in ("none", "int8"):
+        done = compile_chunks(model, patient.store, patient.chunks, CompileOptions(codec=codec))
+        paths = [compiled.path for compiled in done]
+        copied = _copied(model, paths)
+        for memory in (None, LayerMemory(_MEMORY_BYTES)):
+            for _ in range(_LOADS):
+                wrong += [f"layer {layer}, {codec}" for layer in _load_and_compare(model, paths, copied, memory)]
+                count += 1
+    if wrong:
+        text = f"{wrong[0]}: loaded KV differs from a plain copy ({len(wrong)} layers of {count} loads)"
+        return Verdict(SECTION, check, Status.FAILED, text, {"layers": len(wrong)})
+    return Verdict(SECTION, check, Status.OK, f"{count} loads, from files and memory, equal a plain copy bit for bit")
+
+
+def check_decode(patient: Patient, check: str) -> Verdict:
+    """Rule 2: logits of the tokens that follow are those of the model's own steps."""
+    image, module = patient.link(make_policy(BASELINE)).image, patient.plain()
+    assert image.logits is not None
+    cache, token, apart = DynamicCache(config=module.config), int(image.logits.argmax()), 0.0
+    _step(module, patient.tokens, cache)
+    for _ in range(min(_STEPS, patient.model.max_positions - image.num_tokens)):
+        logits = image.append(token)
+        apart = max(apart, difference(logits, _step(module, [token], cache)))
+        token = int(logits.argmax())
+    return within(SECTION, check, apart, patient.limit, f"logits of {_STEPS} decoded tokens are")
+
+
+Check = Callable[[Patient, str], Verdict]
+CHECKS: Mapping[str, Check] = {
+    "full recompute is the model's own forward": check_full,
+    "layer 0 is exact": check_layer_0,
+    "recomputing everything is full": check_everything,
+    "scattered rows attend causally": check_scattered,
+    "linking writes to no object": check_again,
+    "damage is refused": check_damage,
+    "the loader equals a plain copy": check_loader,
+    "decoding is the model's own": check_decode,
+}
+
+
+def _judge(patient: Patient, check: str, linked: Linked) -> Verdict:
+    apart = largest_difference(dense(linked), patient.exact)
+    return within(SECTION, check, apart, patient.limit, "logits, K and V of all layers, and those of transformers, are")
+
+
+def _make_chunks(model: Model) -> list[Chunk]:
+    """Chunks of text about made-up places, of `_LENGTHS` tokens; equal lengths are the same chunk."""
+    room = model.max_positions - sum(_LENGTHS[:-1]) - _ROOM
+    if room < 1:
+        raise InputError(f"{model.name}: has too few positions ({model.max_positions}) for the checks")
+    tokens: list[int] = []
+    for seed in range(100):
+        tokens += model.encode("\n".join(write_prompt(random.Random(seed), 8).pages))
+        if len(tokens) > 2 * sum(_LENGTHS):
+            break
+    chunks: dict[int, Chunk] = {}
+    for length in (*_LENGTHS[:-1], min(_LENGTHS[-1], room)):
+        start = sum(map(len, chunks.values()))
+        chunks.setdefault(length, Chunk(f"{length} tokens", tuple(tokens[start : start + length]), "doctor"))
+    return [chunks[length] for length in (*_LENGTHS[:-1], min(_LENGTHS[-1], room))]
+
+
+def _contents(store: Store) -> dict[str, bytes]:
+    return {key: store.path(key).read_bytes() for key in store.keys()}
+
+
+def _layout(paths: list[Path]) -> tuple[Layout, list[int]]:
+    """Where objects are, one after the other, and a tail of one token."""
+    tokens = []
+    for path in paths:
+        with ObjectFile(path) as file:
+            tokens.append(file.tokens().tolist())
+    layout = Layout.of([], tokens, [0])
+    return layout, [start for start, _ in layout.chunks]
+
+
+def _copied(model: Model, paths: list[Path]) -> list[tuple[Tensor, Tensor]]:
+    """Rotated K and V [kv_heads, n, head_dim] of every layer: read, copied to the device and rotated, step by step."""
+    stack, (layout, starts) = model.stack, _layout(paths)
+    tables = stack.rotary_tables(torch.arange(layout.num_tokens, device=stack.device))
+    layers = []
+    for layer in range(stack.num_layers):
+        parts = []
+        for path, start in zip(paths, starts, strict=True):
+            with ObjectFile(path) as file:
+                numbers = [bytearray(part) for part in file.layer(layer)]
+                shape = file.meta.shape.dims
+            key, value = (from_bytes(memoryview(part), stack.dtype, shape).to(stack.device) for part in numbers)
+            at = tables_at(tables, slice(start, start + key.shape[1]))
+            parts.append((stack.rotate(key[None], at, layer)[0], value))
+        layers.append((torch.cat([key for key, _ in parts], 1), torch.cat([value for _, value in parts], 1)))
+    return layers
+
+
+def _load_and_compare(
+    model: Model, paths: list[Path], copied: list[tuple[Tensor, Tensor]], memory: LayerMemory | None
+) -> list[int]:
+    """The layers in which an image that the loader filled differs from the copies."""
+    layout, starts = _layout(paths)
+    image = Image(model.stack, layout)
+    placed = [Placed(ObjectFile(path), start) for path, start in zip(paths, starts, strict=True)]
+    with Loader(image, placed, overlaps=True, memory=memory) as loader:
+        for layer in range(model.stack.num_layers):
+            loader.synchronize(layer)
+    end = layout.num_context
+    return [
+        layer
+        for layer, (key, value) in enumerate(copied)
+        if not torch.equal(image.key(layer)[0, :, :end], key) or not torch.equal(image.value(layer)[0, :, :end], value)
+    ]
+
+
+@torch.no_grad()
+def _step(module: Any, tokens: list[int], cache: DynamicCache) -> Tensor:
+    """The logits [vocab] after tokens that continue what a cache holds."""
+    ids = torch.tensor([tokens], device=module.device)
+    logits: Tensor = module(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+    return logits

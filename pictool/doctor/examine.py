@@ -1,0 +1,114 @@
+"""The whole examination, in its order: the machine, the exactness rules, linked answers, another engine."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pictool.doctor.answers import Question, examine_answers
+from pictool.doctor.exactness import examine_exactness
+from pictool.doctor.surroundings import examine_surroundings
+from pictool.doctor.verdict import OnVerdict, Report, Status, Verdict, guarded
+from pictool.engines import DEFAULT, engine_class
+from pictool.engines.base import Engine
+from pictool.engines.divergence import Divergence
+from pictool.engines.torch import TorchEngine
+from pictool.linker.grid import label_of, parse_repeatable
+from pictool.linker.policies import BASELINE, make_policy
+from pictool.runtime.device import free_memory
+from pictool.runtime.model import Model, load_model
+from pictool.store.store import Store
+
+POLICIES = (BASELINE, "naive", "legolink-16", "cacheblend-15")
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What is examined.
+
+    Fields:
+        model, device, dtype: as `load_model` takes them. store: beside which a disk is measured.
+        engine: that answers; one beside torch is compared with torch.
+        policies: whose answers are compared with full recompute.
+        judged: the policy that fails if its answers are too far from those.
+    """
+
+    model: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    store: str | Path | None = None
+    engine: str = DEFAULT
+    policies: Sequence[str] = POLICIES
+    judged: str = label_of(make_policy("legolink"))
+
+
+def examine(examination: Examination, on_verdict: OnVerdict = lambda _: None) -> Report:
+    """Examine a machine, a model on its device in its dtype, and an engine. What goes wrong is a verdict.
+
+    Args:
+        on_verdict: called with each verdict as soon as it is made.
+
+    Raises:
+        InputError: no such engine or policy.
+    """
+    engine = engine_class(examination.engine)
+    question = Question(tuple(parse_repeatable(examination.policies)), examination.judged)
+    verdicts: list[Verdict] = []
+    for verdict in _verdicts(examination, engine, question):
+        verdicts.append(verdict)
+        on_verdict(verdict)
+    return Report(tuple(verdicts))
+
+
+def _verdicts(examination: Examination, engine: type[Engine], question: Question) -> Iterator[Verdict]:
+    yield from examine_surroundings(Store(examination.store), examination.device, examination.dtype)
+    opened: list[Model] = []
+    yield from guarded("model", "model", lambda: _open(examination, opened))
+    if not opened:
+        return
+    measured: list[Divergence] = []
+    with tempfile.TemporaryDirectory(prefix="pic-doctor-") as inside:
+        yield from _on_torch(opened.pop(), Path(inside), question, measured)
+        if engine is not TorchEngine and measured:
+            free_memory()
+            yield from guarded(
+                f"answers of the {engine.name} engine", "start",
+                lambda: _on_engine(examination, engine, Path(inside), question, measured),
+            )  # fmt: skip
+
+
+def _open(examination: Examination, opened: list[Model]) -> Verdict:
+    """Load the model, whose weights are on their device then, and append it to `opened`."""
+    started = time.perf_counter()
+    model = load_model(examination.model, examination.device, examination.dtype)
+    _ = model.stack
+    seconds, weights = time.perf_counter() - started, sum(weight.numel() for weight in model.module.parameters())
+    opened.append(model)
+    text = (
+        f"{model.name}: {model.config.model_type}, {model.geometry.layers} layers, {weights / 1e6:,.4g}M weights, "
+        f"{model.max_positions} positions, {model.dtype} on {model.device}; loaded in {seconds:.1f} s"
+    )
+    values = {
+        "name": model.name, "architecture": model.config.model_type, "dtype": model.dtype, "device": model.device,
+        "rope": model.config.rope_parameters, "load_s": seconds,
+    }  # fmt: skip
+    return Verdict("model", "model", Status.OK, text, values)
+
+
+def _on_torch(model: Model, objects: Path, question: Question, measured: list[Divergence]) -> Iterable[Verdict]:
+    yield from guarded("exactness", "exactness", lambda: examine_exactness(model, Store(objects / "exactness")))
+    engine = TorchEngine(model, Store(objects / "torch"))
+    yield from guarded("answers of the torch engine", "answers", lambda: examine_answers(engine, question, measured))
+
+
+def _on_engine(
+    examination: Examination, kind: type[Engine], objects: Path, question: Question, measured: list[Divergence]
+) -> Iterator[Verdict]:
+    """The answers of another engine, which has the device for itself."""
+    kind.require_installed()
+    model = load_model(examination.model, examination.device, examination.dtype)
+    with kind(model, Store(objects / kind.name)) as engine:
+        yield from examine_answers(engine, question, [], measured)

@@ -1,0 +1,196 @@
+"""What is installed and found: versions, devices and their rates, memory, disk, store, packages of each feature."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import torch
+from packaging.requirements import Requirement
+
+from pictool.bench.disk_io import read_direct, read_file, write_file
+from pictool.bench.roofline import measure_rates
+from pictool.controller.calibration import drop_page_cache, nearest_directory
+from pictool.doctor.verdict import Status, Verdict, guarded
+from pictool.engines.vllm.setup import VERSION
+from pictool.runtime import device as devices
+from pictool.runtime.machine import machine
+from pictool.store.scratch import scratch_directory
+from pictool.store.store import Store
+
+SECTION = "machine"
+_FILE_BYTES = 128 << 20  # that is written and read to measure a disk
+# Extras of the package that users install, and what each is for; those of tests are left out.
+_FEATURES = {
+    "serve": "pic serve", "tui": "pic tui", "plot": "pictures (--plot)", "eval": "ROUGE and significance in pic eval",
+}  # fmt: skip
+
+
+def examine_surroundings(store: Store, device: str, dtype: str) -> Iterator[Verdict]:
+    """Look at the machine.
+
+    Args:
+        device: whose rates are measured, in `dtype`; both as `load_model` takes them.
+    """
+    yield from guarded(SECTION, "versions", _versions)
+    yield from guarded(SECTION, "processor", _processor)
+    yield from guarded(SECTION, "accelerator", lambda: _accelerator(device))
+    yield from guarded(SECTION, "rates", lambda: _rates(device, dtype))
+    yield from guarded(SECTION, "store", lambda: _store(store))
+    yield from guarded(SECTION, "disk", lambda: _disk(store))
+    yield from guarded(SECTION, "packages", _packages)
+
+
+def _versions() -> Verdict:
+    facts = machine()
+    named = {name: facts[name] for name in ("python", "torch", "transformers")}
+    text = ", ".join(f"{name} {number}" for name, number in named.items())
+    return Verdict(
+        SECTION,
+        "versions",
+        Status.OK,
+        f"pictool {facts['pictool'] or 'from its sources'}, {text}, {facts['system']}",
+        facts,
+    )
+
+
+def _processor() -> Verdict:
+    facts = machine()
+    known = facts["memory_bytes"]
+    memory = "" if known is None else f", {_gb(known)} of memory"
+    text = f"{facts['cpu']}: {facts['cores']} cores, {facts['threads']} threads, {facts['cpu_capability']}{memory}"
+    return Verdict(SECTION, "processor", Status.OK, text)
+
+
+def _accelerator(device: str) -> Verdict:
+    devices.resolve_device(device)  # one that was asked for and is not there is a failure
+    kind = devices.accelerator()
+    if kind is None:
+        text = f"none that this torch ({torch.__version__}) uses: all runs on the CPU"
+        return Verdict(SECTION, "accelerator", Status.NOTE, text)
+    found = []
+    for index in range(devices.device_count()):
+        name = kind if kind == "mps" else f"{kind}:{index}"
+        memory = devices.device_memory(name)
+        free = "" if memory is None else f", {_gb(memory[0])} of {_gb(memory[1])} free"
+        found.append(f"{name} {devices.device_name(name)}{free}")
+    return Verdict(SECTION, "accelerator", Status.OK, "; ".join(found), {"devices": found})
+
+
+def _rates(device: str, dtype: str) -> Verdict:
+    device = devices.resolve_device(device)
+    number = "float32" if dtype == "auto" and device == "cpu" else "bfloat16" if dtype == "auto" else dtype
+    rates = measure_rates(device, number)
+    text = (
+        f"{device}: copies {_gb(rates.copy_bytes_s)}/s from host memory, multiplies at "
+        f"{rates.flops_s / 1e12:.3g} TFLOP/s ({number})"
+    )
+    values = {"device": device, "dtype": number, "copy_bytes_s": rates.copy_bytes_s, "flops_s": rates.flops_s}
+    return Verdict(SECTION, "rates", Status.OK, text, values)
+
+
+def _store(store: Store) -> Verdict:
+    if not store.root.exists():
+        return Verdict(SECTION, "store", Status.NOTE, f"{store.root}: does not exist yet")
+    sizes = [entry.num_bytes for entry in store.files().values()]
+    values = {"objects": len(sizes), "bytes": sum(sizes)}
+    return Verdict(SECTION, "store", Status.OK, f"{store.root}: {len(sizes)} objects, {_gb(sum(sizes))}", values)
+
+
+def _disk(store: Store) -> Verdict:
+    """Write and read a file beside the store."""
+    directory = nearest_directory(store.root)
+    free = shutil.disk_usage(directory).free
+    if not os.access(directory, os.W_OK):
+        return Verdict(SECTION, "disk", Status.FAILED, f"{directory}: cannot be written; name another with --store")
+    if free < 2 * _FILE_BYTES:
+        text = f"{directory}: {_gb(free)} free, too few to measure; name another disk with --store"
+        return Verdict(SECTION, "disk", Status.FAILED, text)
+    with scratch_directory(directory) as inside:
+        seconds = _disk_seconds(inside / "measured")
+    rates = {name: _FILE_BYTES / took for name, took in seconds.items() if took is not None}
+    listed = ", ".join(f"{name} {_gb(rate)}/s" for name, rate in rates.items())
+    text = f"{directory}: {_gb(free)} free; {listed}"
+    values = {f"{name.replace(' ', '_')}_bytes_s": rate for name, rate in rates.items()}
+    return Verdict(SECTION, "disk", Status.OK, text, {"free_bytes": free, **values})
+
+
+def _disk_seconds(path: Path) -> dict[str, float | None]:
+    data = bytearray(os.urandom(1 << 20) * (_FILE_BYTES >> 20))
+    buffer = memoryview(bytearray(8 << 20))
+    started = time.perf_counter()
+    write_file(path, data)
+    written = time.perf_counter()
+    drop_page_cache([path])
+    cold = time.perf_counter()
+    is_direct = read_direct(path) is not None
+    read = time.perf_counter()
+    read_file(path, buffer)
+    warm = time.perf_counter()
+    read_file(path, buffer)
+    done = time.perf_counter()
+    return {"write": written - started, "read": read - cold if is_direct else None, "read again": done - warm}
+
+
+def _packages() -> Iterator[Verdict]:
+    """The packages of each feature: a missing one, or an old one, with what installs it."""
+    try:
+        known = [Requirement(text) for text in requires("pictool") or ()]
+    except PackageNotFoundError:
+        text = "pictool runs from its sources; what its extras need is in pyproject.toml"
+        yield Verdict(SECTION, "packages", Status.NOTE, text)
+        return
+    lacking = [problem for each in known if _is_of(each, "") and (problem := _problem(each))]
+    if lacking:
+        text = f"{', '.join(lacking)}; pip install --upgrade pictool"
+        yield Verdict(SECTION, "packages", Status.FAILED, text, {"missing": lacking})
+    else:
+        yield Verdict(SECTION, "packages", Status.OK, "all that pictool needs is installed")
+    for extra, feature in _FEATURES.items():
+        lacking = [problem for each in known if _is_of(each, extra) and (problem := _problem(each))]
+        status = Status.NOTE if lacking else Status.OK
+        text = f"{', '.join(lacking)}; pip install 'pictool[{extra}]'" if lacking else f"[{extra}] is installed"
+        yield Verdict(SECTION, feature, status, text, {"missing": lacking})
+    yield _vllm()
+
+
+def _is_of(requirement: Requirement, extra: str) -> bool:
+    """Whether a package is required here for this extra (empty: always), and not without it."""
+    marker = requirement.marker
+    if marker is None:
+        return not extra
+    needed = marker.evaluate({"extra": extra})
+    return needed and (not extra or not marker.evaluate({"extra": ""}))
+
+
+def _problem(requirement: Requirement) -> str | None:
+    """What is wrong with a package that is required; None if nothing is."""
+    try:
+        found = version(requirement.name)
+    except PackageNotFoundError:
+        return f"{requirement.name} is not installed"
+    if requirement.specifier.contains(found, prereleases=True):
+        return None
+    return f"{requirement.name} {found} is installed, {requirement.specifier} is needed"
+
+
+def _vllm() -> Verdict:
+    """vLLM of the version whose classes the connector works with."""
+    feature = "vLLM (--engine vllm)"
+    try:
+        found = version("vllm")
+    except PackageNotFoundError:
+        text = f"vllm is not installed; pip install 'vllm=={VERSION}*', in an environment of its own"
+        return Verdict(SECTION, feature, Status.NOTE, text, {"missing": ["vllm"]})
+    if not found.startswith(VERSION):
+        text = f"vllm {found} is installed; the connector works with {VERSION}* alone: pip install 'vllm=={VERSION}*'"
+        return Verdict(SECTION, feature, Status.NOTE, text)
+    return Verdict(SECTION, feature, Status.OK, f"vllm {found} is installed")
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"

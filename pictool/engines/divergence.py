@@ -1,0 +1,103 @@
+"""How far linked answers are from those of full recompute, and how much sooner they come, on a few short prompts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from pictool.compiler.chunking import make_chunk
+from pictool.core import Chunk
+from pictool.engines.base import Engine, LinkResult, first_token_kl
+from pictool.errors import InputError
+from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.policies.base import Policy
+from pictool.linker.spec import Spec
+from pictool.world.generate import write_prompt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pictool.runtime.model import Model
+
+MAX_KL = 0.5  # nats, of the mean over the prompts: a policy beyond does not suit the model
+_PROMPTS, _PAGES, _SEED = 4, 4, 7
+_OTHER = 96  # tokens of the question and what is around the pages
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A policy on several prompts: KL(full ‖ linked) of the first token in nats, and TTFT in seconds, of each.
+
+    `logits` are those of the first token, each float32 [vocab], up to a constant.
+    """
+
+    policy: Policy
+    kl: tuple[float, ...]
+    ttft_s: tuple[float, ...]
+    full_ttft_s: tuple[float, ...]
+    logits: tuple[Tensor, ...]
+
+    @property
+    def mean_kl(self) -> float:
+        return fmean(self.kl)
+
+    @property
+    def speedup(self) -> float:
+        """The median of the prompts' ratios: TTFT of full ÷ this one's."""
+        return median(full / own for full, own in zip(self.full_ttft_s, self.ttft_s, strict=True))
+
+
+def measure_divergence(engine: Engine, policies: Sequence[Policy], is_timed: bool = False) -> list[Divergence]:
+    """Link a few short documents about made-up places under full recompute and under these policies.
+
+    Args:
+        is_timed: link each prompt once before, so that TTFT is without compiling and what a first link sets up.
+
+    Raises:
+        InputError: a model that has no room for two of the documents. PicError: as of `Engine.link`.
+    """
+    results: list[list[LinkResult]] = []
+    for spec in check_prompts(engine.model, make_policy(BASELINE), engine.model.max_positions):
+        specs = [spec, *(replace(spec, policy=policy) for policy in policies)]
+        if is_timed:
+            for each in specs:
+                engine.link(each)
+        results.append([engine.link(each) for each in specs])
+    full, *linked = zip(*results, strict=True)
+    return [_divergence(policy, full, own) for policy, own in zip(policies, linked, strict=True)]
+
+
+def check_prompts(model: Model, policy: Policy, positions: int) -> list[Spec]:
+    """A few questions over short documents, which have so many positions at most. Raises InputError if too few."""
+    specs = []
+    for number in range(_PROMPTS):
+        prompt = write_prompt(random.Random(_SEED + number), _PAGES)
+        pages = [make_chunk(model, page, f"page {i}") for i, page in enumerate(prompt.pages)]
+        specs.append(Spec(prompt.questions[0].text, _fitting(model, pages, positions), policy))
+    return specs
+
+
+def _fitting(model: Model, pages: Sequence[Chunk], positions: int) -> list[Chunk]:
+    """The pages for which there is room, in their order. Raises InputError if those are not even two."""
+    fitting, room = list[Chunk](), positions - _OTHER
+    for page in pages:
+        if len(page) <= room:
+            fitting.append(page)
+            room -= len(page)
+    if len(fitting) < 2:
+        raise InputError(f"{model.name}: has too few positions ({positions}) to compare linked answers on")
+    return fitting
+
+
+def _divergence(policy: Policy, full: Sequence[LinkResult], own: Sequence[LinkResult]) -> Divergence:
+    exact, linked = ([part.logits.cpu() for part in parts if part.logits is not None] for parts in (full, own))
+    return Divergence(
+        policy,
+        kl=tuple(first_token_kl(a, b) for a, b in zip(exact, linked, strict=True)),
+        ttft_s=tuple(result.timing.ttft_s for result in own),
+        full_ttft_s=tuple(result.timing.ttft_s for result in full),
+        logits=tuple(linked),
+    )

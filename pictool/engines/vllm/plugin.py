@@ -1,0 +1,55 @@
+"""What vLLM loads by entry points: the general plugin `pictool`, and which other plugins its name must not switch off.
+
+The router inside vLLM's server writes objects for its clients; others who reach the engine may not. So the two have a
+secret: the general plugin, which vLLM loads in the server's first process, puts it into the environment, and the
+processes of the engine inherit it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+
+NAME = "pictool"  # of both plugins, in VLLM_PLUGINS
+ENDPOINTS = "vllm.endpoint_plugins"
+_GENERAL = "vllm.general_plugins"
+_GROUPS = (_GENERAL, "vllm.io_processor_plugins", "vllm.platform_plugins", "vllm.stat_logger_plugins")
+_SECRET = "PIC_ROUTER_SECRET"
+
+
+def register() -> None:
+    """The general plugin. It is called in every process of vLLM's; the first one makes the secret."""
+    os.environ.setdefault(_SECRET, secrets.token_hex(32))
+
+
+def router_secret() -> str:
+    """The secret of this server's router; empty where the general plugin was not loaded."""
+    return os.environ.get(_SECRET, "")
+
+
+def is_router(secret: str) -> bool:
+    """Whether a request has the secret of this server's router."""
+    own = router_secret()
+    return bool(own) and hmac.compare_digest(secret.encode(errors="replace"), own.encode())
+
+
+def are_installed() -> bool:
+    """Whether the installed package has both entry points (an older installation has not)."""
+    return all(NAME in _names(group) for group in (ENDPOINTS, _GENERAL))
+
+
+def allowed_plugins(allowed: str | None) -> str:
+    """VLLM_PLUGINS with ours in it. Where it was not set, vLLM loads all plugins but endpoints: they stay named.
+
+    Args:
+        allowed: what it is.
+    """
+    names = allowed.split(",") if allowed is not None else [name for group in _GROUPS for name in _names(group)]
+    return ",".join(dict.fromkeys([*filter(None, names), NAME]))
+
+
+def _names(group: str) -> Iterable[str]:
+    return [entry.name for entry in entry_points(group=group)]

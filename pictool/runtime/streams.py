@@ -1,0 +1,31 @@
+"""Streams: queues of a device's work beside each other, through torch's device-agnostic API.
+
+A stream beside the current one copies to the device while the current one computes. What is queued on one is ordered
+with the other by events alone: `Stream.wait_event`. The host may write to memory that a copy reads only after it
+waited for an event that was recorded after the copy.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pictool.runtime.device import has_streams
+
+
+def side_stream(device: torch.device) -> torch.Stream | None:
+    """A new stream that begins after all that the current one has to do; None on a device without streams."""
+    if not has_streams(device):
+        return None
+    stream = torch.Stream(device)
+    stream.wait_stream(torch.accelerator.current_stream(device))
+    return stream
+
+
+def order_after(event: torch.Event, device: torch.device) -> None:
+    """Have the current stream go on only after an event; the host does not wait."""
+    torch.accelerator.current_stream(device).wait_event(event)
+
+
+def host_buffer(num_bytes: int, device: torch.device) -> torch.Tensor:
+    """Host memory, uint8 [num_bytes]: page-locked where a device copies from it while the host goes on."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=has_streams(device))

@@ -1,0 +1,32 @@
+"""A second `transformers` module over the weights of a model: what ours is compared with, at no weight's cost."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+
+def transformers_module(model: Model, attention: str = "sdpa") -> Any:
+    """A second module over the parameters of `model`, as `transformers` makes it: no weight is held twice.
+
+    Args:
+        attention: the name of one of transformers' own attention functions.
+    """
+    ours, config = model.module, copy.deepcopy(model.config)
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config, dtype=model.torch_dtype, attn_implementation=attention)
+    module.load_state_dict(ours.state_dict(), assign=True)
+    # Not shared: where the rotation depends on the length, it depends on the prompts that came before.
+    module.model.rotary_emb = type(ours.model.rotary_emb)(config).to(model.device)
+    buffers = dict(ours.named_buffers())
+    for name, buffer in list(module.named_buffers()):
+        if buffer.is_meta:  # not part of the state
+            parent, _, last = name.rpartition(".")
+            module.get_submodule(parent).register_buffer(last, buffers[name].clone(), persistent=False)
+    return module.requires_grad_(False).eval()

@@ -1,0 +1,317 @@
+"""The home inside vLLM's own server: prompts are laid out here, and linked by the connector in vLLM's engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from copy import copy, deepcopy
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pictool.compiler.chunking import make_chunk, make_chunks
+from pictool.compiler.compile import object_key
+from pictool.core import Chunk, CompileOptions, Sampling, TokenIds
+from pictool.engines.divergence import check_prompts
+from pictool.engines.vllm.online import OnlineEngine
+from pictool.engines.vllm.request import MAX_OBJECTS
+from pictool.engines.vllm.serving import Heard, Hearing, Serving
+from pictool.errors import InputError, ObjectError, StoreError
+from pictool.linker.grid import label_of
+from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.policies.base import Policy
+from pictool.linker.spec import Spec
+from pictool.runtime.model import Model
+from pictool.serve.errors import ApiError, not_found
+from pictool.serve.layout import LaidOut, Marks, lay_out, pieces_of, takes_documents
+from pictool.serve.offered import offered_policy
+from pictool.serve.query import run_query
+from pictool.serve.tenants import Tenant
+from pictool.serve.work import (
+    Chat,
+    CompiledText,
+    Delta,
+    Event,
+    Finished,
+    Home,
+    Linking,
+    Marked,
+    Piece,
+    Raw,
+    Reuse,
+    Started,
+    Status,
+    Stored,
+    Verified,
+    Work,
+)
+from pictool.store.entries import Entry
+from pictool.store.eviction import remove_all
+
+T = TypeVar("T")
+_FULL = make_policy(BASELINE)
+_LINKED = ("linked", "cached")  # states of the connector's report
+_log = logging.getLogger("vllm.pictool.serve")
+
+
+class VllmHome(Home):
+    """Answers inside vLLM's server. Until `start`, it only has a name."""
+
+    def __init__(self) -> None:
+        self.created, self.model, self.context_length = int(time.time()), "", 0
+        self.policy: Policy = _FULL
+        self.divergence: dict[str, float] = {}
+        self.problem: str | None = None
+        self._num_active = 0
+        self._encoding, self._querying = threading.Lock(), asyncio.Lock()
+
+    async def start(self, serving: Serving) -> None:
+        """Take over a server whose engine runs."""
+        self.serving, self._loop = serving, asyncio.get_running_loop()
+        self.model, self.context_length = serving.names[0], serving.max_model_len
+        self.policy, self._store = serving.settings.policy, serving.open_store()
+        _ = serving.target, serving.model.eos_ids
+        await self._recognise_nothing()
+
+    def status(self) -> Status:
+        return Status(0, self._num_active, label_of(self.policy), self.divergence, self.problem)
+
+    # The home's contract
+
+    async def answer(self, work: Work) -> AsyncGenerator[Event, None]:
+        laid, params = await self.prompt(work.tenant, work.prompt, work.linking)
+        hearing, engine = Hearing(), self.engine_of(work.tenant)
+        with self.active():
+            async with aclosing(self._events(work, laid, params, hearing, engine)) as events:
+                async for event in events:
+                    yield event
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Count a request as one that runs."""
+        self._num_active += 1
+        try:
+            yield
+        finally:
+            self._num_active -= 1
+
+    async def _events(
+        self, work: Work, laid: LaidOut, params: object, hearing: Hearing, engine: OnlineEngine
+    ) -> AsyncGenerator[Event, None]:
+        room = self.context_length - len(laid.tokens)
+        if room < 1:
+            raise InputError(
+                f"the prompt has {len(laid.tokens)} tokens, and the server {self.context_length} positions"
+            )
+        limit = room if work.max_tokens is None else min(room, work.max_tokens)
+        outputs = self.serving.generate(
+            engine, laid.tokens.tolist(), work.sampling, limit, work.n, {"pic": params}, hearing
+        )  # fmt: skip
+        started = False
+        try:
+            async for output in outputs:
+                for part in output.outputs:
+                    if part.text:
+                        yield Delta(part.index, part.text)
+                    if part.finish_reason not in (None, "stop", "length"):
+                        raise ApiError(503, "the server ended the answer")
+                    if part.finish_reason is not None:
+                        heard = hearing.prompts[0]
+                        if not started:  # the connector reports at the end
+                            started = True
+                            yield Started(self.reuse(work.linking, laid, heard))
+                        yield Finished(part.index, part.finish_reason, len(heard.tokens[part.index]))
+            if work.linking.verifies:
+                yield Verified(await self.serving.verify(hearing.prompts[0]))
+        finally:
+            await outputs.aclose()
+
+    async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
+        engine = self.engine_of(tenant)
+        chunks = await self._in_thread(lambda: make_chunks(engine.model, text, "text", chunk_tokens))
+        options = CompileOptions(Spec(policy=self.policy).objects.sinks)
+        done = await asyncio.to_thread(engine.compile, chunks, options)
+        return [CompiledText(part.key, len(part.chunk)) for part in done]
+
+    def has(self, key: str) -> bool:
+        return self._store.path(key).exists()
+
+    async def execute(self, query: str, tenant: Tenant) -> list[str]:
+        engine = self._apart(tenant)
+        async with self._querying:
+            return await asyncio.to_thread(run_query, query, engine, self.policy, Spec().codec)
+
+    def engine_of(self, tenant: Tenant) -> OnlineEngine:
+        """The engine over a tenant's objects."""
+        model = copy(self.serving.model)
+        model.salt = tenant.salt
+        return OnlineEngine(model, self._store, self.serving.client, self._loop)
+
+    def _apart(self, tenant: Tenant) -> OnlineEngine:
+        """The same with a tokenizer of its own: one that encodes is used by one thread at a time."""
+        engine = self.engine_of(tenant)
+        engine.model.tokenizer = deepcopy(engine.model.tokenizer)
+        return engine
+
+    # Prompts
+
+    def policy_of(self, linking: Linking) -> Policy:
+        """The policy of a request. Raises ApiError."""
+        settings = self.serving.settings
+        if linking.policy is None:
+            return self.policy
+        policy = offered_policy(linking.policy, settings.policy, settings.policies)
+        if policy.needs.chain_block:
+            raise ApiError(400, f"policy: {policy.name}: vLLM has a prefix cache of its own", param="pic.policy")
+        return policy
+
+    async def prompt(
+        self, tenant: Tenant, prompt: Chat | Raw, linking: Linking, body: Mapping[str, Any] | None = None
+    ) -> tuple[LaidOut, object]:
+        """Lay out a prompt: its tokens and objects, and what the connector is asked for.
+
+        Args:
+            body: the request's own, whose other fields vLLM's template may read.
+        """
+        policy = self.policy_of(linking)
+        engine = self.engine_of(tenant)
+        pieces = await self._pieces(engine.model, prompt, body or {})
+        marked = await self._compile_marked(engine, pieces, policy)
+        laid = await self._in_thread(
+            lambda: lay_out(engine.model, pieces, lambda piece: self._object(piece, engine.model, marked), None)
+        )
+        if len(laid.matches) > MAX_OBJECTS:
+            raise ApiError(400, f"messages: {len(laid.matches)} objects; {MAX_OBJECTS} at most", param="messages")
+        return laid, self.params(policy, linking, laid)
+
+    def params(self, policy: Policy, linking: Linking, laid: LaidOut | None = None) -> object:
+        """The connector's field `pic` of a prompt."""
+        if not policy.needs.objects:
+            return False
+        wanted: dict[str, object] = {"policy": {"algo": policy.name, **policy.params}}
+        last = 0 if laid is None else len(laid.tokens) - 1
+        named = [match for match in (laid.matches if laid is not None else ()) if match.start < last]
+        if not named and not linking.recognises:
+            return False
+        if named:
+            wanted["chunks"] = [{"key": match.key, "start": match.start} for match in named]
+        if linking.recognises:
+            wanted["recognise"] = True
+        return wanted
+
+    def reuse(self, linking: Linking, laid: LaidOut | None, heard: Heard) -> Reuse:
+        """What was done with a prompt."""
+        label, report, num_prompt = label_of(self.policy_of(linking)), heard.report, heard.num_prompt
+        if report is None or report["state"] not in _LINKED:
+            problem = None if report is None else report["problem"]
+            label = label if problem is None else BASELINE
+            return Reuse(label, exact=num_prompt, cached=heard.num_cached, problem=problem)
+        named = list(laid.sources) if laid is not None else []
+        num_named = min(len(named), report["chunks"])
+        sources = {*named, *(["recognised"] if report["chunks"] > num_named else [])}
+        total, recomputed = report["document_tokens"], math.ceil(report["document_rows"])
+        return Reuse(
+            label, report["chunks"], num_prompt - total, total - recomputed, recomputed, heard.num_cached,
+            "+".join(sorted(sources)),
+        )  # fmt: skip
+
+    async def _pieces(self, model: Model, prompt: Chat | Raw, body: Mapping[str, Any]) -> list[Piece]:
+        """The pieces of a prompt. Chats are laid out by vLLM's template, or plainly if it has none."""
+        if isinstance(prompt, Raw) or not self.serving.template:
+            return pieces_of(model, prompt)
+        chat = prompt if takes_documents(self.serving.template) else prompt.without_documents()
+        marks = Marks()
+        rendered = dict(body) | {"messages": marks.messages(chat), "model": self.model}
+        rendered |= {"documents": marks.documents(chat)} if chat.documents else {"documents": None}
+        return marks.split(await self.serving.render(rendered), model.name)
+
+    async def _compile_marked(
+        self, engine: OnlineEngine, pieces: Sequence[Piece], policy: Policy
+    ) -> dict[str, tuple[str, TokenIds]]:
+        """The objects of marked texts, by text: compiled where the store lacks them."""
+        texts = list(dict.fromkeys(piece.text for piece in pieces if isinstance(piece, Marked)))
+
+        def chunks() -> list[Chunk]:
+            return [make_chunk(engine.model, text, "a marked part") for text in texts]
+
+        made = await self._in_thread(chunks)
+        tokens = [np.asarray(chunk.tokens, dtype=np.int32) for chunk in made]
+        if not made or not policy.needs.objects:
+            return {text: ("", ids) for text, ids in zip(texts, tokens, strict=True)}
+        options = CompileOptions(Spec(policy=policy).objects.sinks)
+        keys = [object_key(engine.model, chunk, options) for chunk in made]
+        missing = [chunk for chunk, key in zip(made, keys, strict=True) if chunk.tokens and not self._store.has(key)]
+        await asyncio.to_thread(engine.compile, missing, options)
+        return dict(zip(texts, zip(keys, tokens, strict=True), strict=True))
+
+    def _object(
+        self, piece: Stored | Marked, model: Model, marked: Mapping[str, tuple[str, TokenIds]]
+    ) -> tuple[str, TokenIds]:
+        if isinstance(piece, Marked):
+            return marked[piece.text]
+        try:
+            with self._store.peek(piece.key) as file:
+                file.meta.require(model.target, "object")
+                tokens = file.tokens()
+                if file.meta.key != file.meta.key_of(tokens, model.salt):
+                    raise StoreError("another salt")
+                return piece.key, tokens
+        except (ObjectError, StoreError) as error:
+            _log.warning("pic: a leased object cannot be used: %s", error)
+            raise not_found("a cache's object; make the cache again", "cache_id", "cache_object_missing") from error
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Run what encodes in a thread: one at a time, since a tokenizer is used by one."""
+
+        def run() -> T:
+            with self._encoding:
+                return work()
+
+        return await asyncio.to_thread(run)
+
+    # The start
+
+    async def check(self, limit: float, refuses: bool) -> None:
+        """Link a few prompts with the loaded weights, and answer exactly if they are far from full recompute.
+
+        Raises:
+            InputError: that is so, and `refuses`.
+        """
+        policy, label = self.policy, label_of(self.policy)
+        if not policy.needs.objects:
+            return
+        kl = await asyncio.to_thread(self._measure, policy)
+        self.divergence = {label: kl}
+        if kl <= limit:
+            return
+        problem = f"{label}: linked answers of {self.model} are {kl:.3g} nats from full recompute, more than {limit:g}"
+        if refuses:
+            raise InputError(f"{problem}; try another policy, or a larger check_limit")
+        self.policy, self.problem = _FULL, problem
+        _log.warning("pic: %s; requests that name no policy are answered exactly", problem)
+
+    def _measure(self, policy: Policy) -> float:
+        """The mean divergence of the check's prompts. Their objects have a salt of their own, and are removed."""
+        engine, root = self._apart(Tenant("check", secrets.token_hex(16))), self._store.root
+        model = engine.model
+        specs = check_prompts(model, policy, self.context_length)
+        try:
+            return sum(engine.divergence(spec) for spec in specs) / len(specs)
+        finally:
+            found = [Entry.of(path) for path in engine.compiled]
+            if entries := [entry for entry in found if entry is not None]:
+                remove_all(root, entries)
+
+    async def _recognise_nothing(self) -> None:
+        """Send a prompt in which documents are recognised, so that the connector begins to read the store."""
+        engine = self.engine_of(Tenant("start"))
+        ids = list(engine.model.encode("The start."))[:4]
+        params = {"pic": {"recognise": True}}
+        async for _ in self.serving.generate(engine, ids, Sampling(), 1, 1, params, Hearing()):
+            pass

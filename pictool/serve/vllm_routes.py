@@ -1,0 +1,266 @@
+"""Chat and completions inside vLLM's server: references become the connector's parameters, and vLLM does the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import TypeAdapter, ValidationError
+
+from pictool.engines.vllm.request import SALT_PREFIX as PREFIX
+from pictool.engines.vllm.serving import Hearing
+from pictool.serve.errors import ApiError
+from pictool.serve.layout import LaidOut
+from pictool.serve.openai_routes import POLICY
+from pictool.serve.reading import cached_pieces, documents_of, linking_of, prompts_of, turns_of
+from pictool.serve.schema import CompletionRequest, DocumentText, Generation, Message
+from pictool.serve.service import Service
+from pictool.serve.tenants import Tenant
+from pictool.serve.vllm_home import VllmHome
+from pictool.serve.work import Chat, Linking, Raw, Reuse, Text, Turn
+
+_OURS = ("pic", "verify", "cache_ids")
+_REFERENCES = ("cache", "file", "document")
+_MARKERS = ("cache_control", "prompt_cache_breakpoint")
+_MESSAGES, _DOCUMENTS = TypeAdapter(list[Message]), TypeAdapter(list[DocumentText])
+HandOn = Callable[[Mapping[str, Any], Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a request asks for, apart from its prompt. `laid` is the prompt, if it was laid out here."""
+
+    tenant: Tenant
+    linking: Linking
+    laid: LaidOut | None = None
+
+
+def vllm_routes(service: Service, home: VllmHome) -> APIRouter:
+    """The routes that replace vLLM's own, for one service."""
+    router = APIRouter(tags=["openai"])
+
+    @router.post("/v1/chat/completions", response_model=None)
+    async def chat(request: Request, x_pic_policy: POLICY = None) -> Response:
+        started, tenant, body = time.perf_counter(), service.tenant(request), await _read(request)
+        wanted, body = await _chat(service, home, tenant, body, x_pic_policy)
+        return await _hand_on(service, home, home.serving.chat, request, body, wanted, started)
+
+    @router.post("/v1/completions", response_model=None)
+    async def complete(request: Request, x_pic_policy: POLICY = None) -> Response:
+        started, tenant, body = time.perf_counter(), service.tenant(request), await _read(request)
+        wanted, body = await _completion(service, home, tenant, body, x_pic_policy)
+        return await _hand_on(service, home, home.serving.complete, request, body, wanted, started)
+
+    return router
+
+
+async def _read(request: Request) -> dict[str, Any]:
+    """The body of a request. Raises ApiError, also for half of a surrogate pair, which no tokenizer takes."""
+    try:
+        body = json.loads(await request.body())
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(400, "body: has half of a surrogate pair, which is no text") from error
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, "body: is not JSON") from error
+    if not isinstance(body, dict):
+        raise ApiError(422, "body: must be an object")
+    return body
+
+
+def _options(
+    service: Service, tenant: Tenant, body: Mapping[str, Any], header: str | None
+) -> tuple[Generation, Linking]:
+    """Our fields of a body, checked; those of vLLM's that a tenant may not set are refused.
+
+    Raises:
+        ApiError: also for a salt, which a tenant's key says, and for two ways to link.
+    """
+    own = _validated(Generation.model_validate, {"model": "", **{name: body.get(name) for name in _OURS}})
+    salt = body.get("cache_salt")
+    if salt is not None and (service.keys.are_required or tenant.salt):
+        raise ApiError(400, "cache_salt: the key says it here; leave it out", param="cache_salt")
+    if isinstance(salt, str) and salt.startswith(PREFIX):
+        raise ApiError(400, f"cache_salt: must not begin with {PREFIX}", param="cache_salt")
+    transfer = body.get("kv_transfer_params")
+    if isinstance(transfer, Mapping) and "pic" in transfer and (own.pic is not None or own.cache_ids):
+        raise ApiError(400, "kv_transfer_params: pic is asked for twice; leave one out", param="kv_transfer_params")
+    return own, linking_of(own, header)
+
+
+def _validated(validate: Callable[[Any], Any], value: object) -> Any:
+    """A value as a model of pydantic's. Raises ApiError 422, as FastAPI's routes do."""
+    try:
+        return validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or "[" not in part)[:200]
+        message = f"{place or 'body'}: {first['msg']}"
+        raise ApiError(422, message, param=place.partition(".")[0] or None) from error
+
+
+async def _chat(
+    service: Service, home: VllmHome, tenant: Tenant, body: dict[str, Any], header: str | None
+) -> tuple[Wanted, dict[str, Any]]:
+    """What a chat asks for, and the body for vLLM. It is laid out here only if it has references, or no template."""
+    own, linking = _options(service, tenant, body, header)
+    rest = _without_ours(body, tenant, linking)
+    if home.serving.template and not own.cache_ids and not _has_references(body):
+        return _as_it_is(home, tenant, linking, rest)
+    messages = _validated(_MESSAGES.validate_python, body.get("messages"))
+    documents = documents_of(_validated(_DOCUMENTS.validate_python, body.get("documents") or []))
+    if body.get("echo") or (isinstance(body.get("kv_transfer_params"), Mapping)):
+        raise ApiError(400, "echo, kv_transfer_params: not beside references to documents", param="messages")
+    find_cache, find_file = service.find_cache(tenant), service.find_file(tenant)
+    turns = await asyncio.to_thread(turns_of, messages, find_cache, find_file, own.cache_ids or ())
+    tools = () if body.get("tool_choice") == "none" else tuple(body.get("tools") or ())
+    laid, params = await home.prompt(tenant, Chat(turns, tools, documents), linking, rest)
+    rest |= {"messages": [_message(turn) for turn in turns], "documents": None}
+    rest["kv_transfer_params"] = {"pic": params, "prompt_token_ids": laid.tokens.tolist()}
+    return Wanted(tenant, linking, laid), rest
+
+
+def _message(turn: Turn) -> dict[str, Any]:
+    """A message with nothing but text, for what vLLM reads of it beside its tokens."""
+    text = "".join(piece.text for piece in turn.pieces if isinstance(piece, Text))
+    return {"role": turn.role, "content": text, **turn.more}
+
+
+async def _completion(
+    service: Service, home: VllmHome, tenant: Tenant, body: dict[str, Any], header: str | None
+) -> tuple[Wanted, dict[str, Any]]:
+    """What a completion asks for, and the body for vLLM. Objects come before its prompt, each tokenized on its own."""
+    own, linking = _options(service, tenant, body, header)
+    rest = _without_ours(body, tenant, linking)
+    if not own.cache_ids:
+        return _as_it_is(home, tenant, linking, rest)
+    if body.get("echo") or isinstance(body.get("kv_transfer_params"), Mapping):
+        raise ApiError(400, "echo, kv_transfer_params: not beside cache_ids", param="cache_ids")
+    named = {"model": "", "prompt": body.get("prompt")}
+    prompts = prompts_of(_validated(CompletionRequest.model_validate, named))
+    before = await asyncio.to_thread(cached_pieces, service.find_cache(tenant), own.cache_ids)
+    laid = [await home.prompt(tenant, Raw((*before, *prompt)), linking) for prompt in prompts]
+    rest["prompt"] = [entry.tokens.tolist() for entry, _ in laid]
+    rest["kv_transfer_params"] = {"pic": laid[0][1]}
+    return Wanted(tenant, linking, laid[0][0]), rest
+
+
+def _as_it_is(home: VllmHome, tenant: Tenant, linking: Linking, rest: dict[str, Any]) -> tuple[Wanted, dict[str, Any]]:
+    """A request whose prompt vLLM lays out; documents in it may be recognised."""
+    params = home.params(home.policy_of(linking), linking)
+    transfer = rest.get("kv_transfer_params") or {}
+    if isinstance(transfer, Mapping) and "pic" not in transfer:  # else the client says it, or vLLM refuses it
+        rest["kv_transfer_params"] = {**transfer, "pic": params}
+    return Wanted(tenant, linking), rest
+
+
+def _without_ours(body: Mapping[str, Any], tenant: Tenant, linking: Linking) -> dict[str, Any]:
+    """The body without the fields that vLLM does not know, under the tenant's salt."""
+    rest = {name: value for name, value in body.items() if name not in _OURS}
+    if tenant.salt:
+        rest["cache_salt"] = tenant.salt
+    if linking.verifies and rest.get("seed") is None:  # both answers are sampled alike
+        rest["seed"] = secrets.randbits(62)
+    return rest
+
+
+def _has_references(body: Mapping[str, Any]) -> bool:
+    """Whether a chat names documents, by parts or markers of its messages, or beside them."""
+    if body.get("documents"):
+        return True
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+        if any(part.get("type") in _REFERENCES for part in parts):
+            return True
+        marked = [*parts, message] if isinstance(message, Mapping) else parts
+        if any(part.get(name) not in (None, False) for part in marked for name in _MARKERS):
+            return True
+    return False
+
+
+async def _hand_on(
+    service: Service, home: VllmHome, hand_on: HandOn, request: Request, body: Mapping[str, Any], wanted: Wanted,
+    started: float,
+) -> Response:  # fmt: skip
+    """vLLM's own response, with the field `pic`."""
+    try:
+        with Hearing() as hearing, home.active():
+            response = await hand_on(body, request)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))[:200]
+        raise ApiError(400, f"{place or 'body'}: {first['msg']}", param=place.partition(".")[0] or None) from error
+    reported = Reported(service, home, wanted, hearing, started)
+    if isinstance(response, StreamingResponse):
+        num_choices = int(body.get("n") or 1) * max(1, _num_prompts(body))
+        response.body_iterator = reported.stream(response.body_iterator, num_choices)  # type: ignore[arg-type]
+    elif isinstance(response, JSONResponse) and response.status_code == 200:
+        whole = json.loads(bytes(response.body)) | {"pic": await reported.report()}
+        headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+        return JSONResponse(whole, headers=headers)
+    return response
+
+
+def _num_prompts(body: Mapping[str, Any]) -> int:
+    prompt = body.get("prompt")
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+
+
+class Reported:
+    """What was done for one HTTP request: its field `pic`, and the metrics."""
+
+    def __init__(self, service: Service, home: VllmHome, wanted: Wanted, hearing: Hearing, started: float) -> None:
+        self._service, self._home, self._wanted, self._hearing = service, home, wanted, hearing
+        self._started = started
+
+    async def report(self) -> Any:
+        """The field `pic`, once all is answered: one, or one for each prompt. Counts it."""
+        reports = []
+        for heard in self._hearing.prompts:
+            reuse: Reuse = self._home.reuse(self._wanted.linking, self._wanted.laid, heard)
+            verified = {"verify": await self._home.serving.verify(heard)} if self._wanted.linking.verifies else {}
+            reports.append(reuse.report() | verified)
+            self._service.metrics.count_prompt(reuse)
+            self._service.metrics.count_generated(sum(map(len, heard.tokens.values())))
+        if self._hearing.first_s is not None:
+            self._service.metrics.ttft.observe(self._hearing.first_s - self._started)
+        self._service.metrics.duration.observe(time.perf_counter() - self._started)
+        return reports[0] if len(reports) == 1 else reports
+
+    async def stream(self, events: AsyncIterator[str | bytes], num_choices: int) -> AsyncGenerator[str | bytes, None]:
+        """The events of vLLM's stream; the last one with a choice has the field `pic`."""
+        num_ended = 0
+        try:
+            with self._home.active():
+                async for event in events:
+                    ended = _ended_choices(event)
+                    num_ended += ended
+                    is_last = ended and num_ended == num_choices
+                    yield await self._with_report(event) if is_last else event
+        finally:
+            close = getattr(events, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _with_report(self, event: str | bytes) -> str:
+        text = event if isinstance(event, str) else event.decode()
+        said = json.loads(text.removeprefix("data: ")) | {"pic": await self.report()}
+        return f"data: {json.dumps(said, ensure_ascii=False)}\n\n"
+
+
+def _ended_choices(event: str | bytes) -> int:
+    """How many choices an event of a stream ends."""
+    text = event if isinstance(event, str) else event.decode()
+    if not text.startswith("data: {") or '"finish_reason":"' not in text.replace('": "', '":"'):
+        return 0
+    choices = json.loads(text.removeprefix("data: ")).get("choices") or []
+    return sum(choice.get("finish_reason") is not None for choice in choices)

@@ -1,0 +1,153 @@
+"""The server screen: a running `pic serve`, read once a second: requests, queue, reuse."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Sparkline, Static
+
+from pictool.errors import PicError
+from pictool.escapes import visible
+from pictool.tui.base import PicScreen
+from pictool.tui.watching import Activity, Address, Reading, activity
+from pictool.tui.widgets.key_footer import KeyFooter
+from pictool.tui.widgets.table import Column, RowTable
+
+PERIOD_S = 1.0
+_KEPT = 61  # readings: a minute
+_COLUMNS = (Column("", 22), Column("last minute", 14, True), Column("since it started", 16, True))
+_SHARES = (("linked from objects", "linked"), ("computed again", "recomputed"), ("exact", "exact"))
+
+
+class ServerScreen(PicScreen):
+    """Watches a server. What it said last stays while it does not answer."""
+
+    DEFAULT_CSS = """
+    ServerScreen #title { height: 2; padding: 0 1; background: $boost; text-wrap: nowrap; text-overflow: ellipsis; }
+    ServerScreen .history { height: 4; padding: 0 1; }
+    ServerScreen .history Static { width: 22; }
+    ServerScreen .history Sparkline { width: 1fr; height: 3; }
+    ServerScreen RowTable { height: 1fr; margin: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("p", "pause", "pause")]
+    export_name = "server"
+
+    def __init__(self, address: Address) -> None:
+        super().__init__()
+        self._address = address
+        self.readings: deque[Reading] = deque(maxlen=_KEPT)
+        self.problem = "asking …"
+        self._is_paused = self._is_reading = False
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="title")
+        with Vertical():
+            for name in ("requests", "waiting"):
+                with Horizontal(classes="history"):
+                    yield Static(id=f"{name}-now")
+                    yield Sparkline([], id=name)
+            yield RowTable(_COLUMNS, id="counts")
+        yield KeyFooter()
+
+    def on_mount(self) -> None:
+        self.query_one("#counts").focus()
+        self._show()
+        self._read_soon()
+        self.set_interval(PERIOD_S, self._read_soon)
+
+    def action_pause(self) -> None:
+        self._is_paused = not self._is_paused
+        self._show()
+
+    def _read_soon(self) -> None:
+        if not self._is_paused and not self._is_reading:
+            self._is_reading = True
+            self.run_worker(self._read, thread=True, group="watch")
+
+    def _read(self) -> None:
+        try:
+            reading, problem = self._address.read(), ""
+        except PicError as error:
+            reading, problem = None, str(error)
+        self.app.call_from_thread(self._take, reading, problem)
+
+    def _take(self, reading: Reading | None, problem: str) -> None:
+        self._is_reading, self.problem = False, problem
+        if reading is not None:
+            self.readings.append(reading)
+        if self.is_attached:
+            self._show()
+
+    @property
+    def lately(self) -> Activity | None:
+        """What happened in the last minute, or since this screen was opened; None before the second reading."""
+        return activity(self.readings[0], self.readings[-1]) if len(self.readings) > 1 else None
+
+    def _show(self) -> None:
+        self.query_one("#title", Static).update(Text(self._title()))
+        if not self.readings:
+            return
+        pairs = list(zip(self.readings, list(self.readings)[1:], strict=False))
+        rates = [activity(before, now).rate for before, now in pairs]
+        waiting = [float(_number(reading.health, "waiting")) for reading in self.readings]
+        last = self.readings[-1].health
+        self._show_history("requests", rates, f"{rates[-1] if rates else 0:.1f} requests/s")
+        self._show_history(
+            "waiting", waiting, f"{_number(last, 'waiting')} waiting\n{_number(last, 'active')} take turns"
+        )
+        self.query_one("#counts", RowTable).show_rows(count_rows(self.lately, activity(None, self.readings[-1])))
+
+    def _show_history(self, name: str, values: list[float], now: str) -> None:
+        self.query_one(f"#{name}-now", Static).update(Text(now))
+        self.query_one(f"#{name}", Sparkline).data = values or [0.0]
+
+    def _title(self) -> str:
+        state = self.problem or ("paused" if self._is_paused else "read once a second")
+        if not self.readings:
+            return f"{visible(self._address.url)}\n{visible(state)}"
+        health = self.readings[-1].health
+        kls = [f"{policy} {kl:.2g}" for policy, kl in dict(health.get("divergence_nats") or {}).items()]
+        check = f"; KL of the start-up check: {', '.join(kls)}" if kls else ""
+        name = f"{health.get('model')} at {self._address.url} ({health.get('policy')})"
+        return f"{visible(name)}\n{visible((health.get('problem') or state) + check)}"
+
+    def export_data(self) -> Mapping[str, Any]:
+        return {"server": self._address.url, "readings": [_reading_json(reading) for reading in self.readings]}
+
+
+def _number(health: Mapping[str, Any], name: str) -> int:
+    value = health.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _reading_json(reading: Reading) -> dict[str, Any]:
+    counters = {" ".join(name): value for name, value in reading.counters.items()}
+    return {"at_s": reading.at, "health": dict(reading.health), "counters": counters}
+
+
+def count_rows(lately: Activity | None, always: Activity) -> list[tuple[str, str, str]]:
+    """The table: a line a figure, for the last minute and for ever."""
+    sources = list(always.sources)
+    names = [
+        "answered", "refused, or failed", "TTFT p50, ms", "TTFT p99, ms", "prompt tokens",
+        *(f"  {name}" for name, _ in _SHARES), "generated tokens", *(f"documents: {visible(name)}" for name in sources),
+    ]  # fmt: skip
+    known = _figures(always, sources)
+    return list(zip(names, [""] * len(known) if lately is None else _figures(lately, sources), known, strict=True))
+
+
+def _figures(of: Activity, sources: Sequence[str]) -> list[str]:
+    kinds = [kind for _, kind in _SHARES]
+    prompt = sum(of.tokens.get(kind, 0.0) for kind in kinds)
+    ttft = ["", ""] if of.ttft is None else [f"{seconds * 1e3:.1f}" for seconds in of.ttft]
+    counts = [of.tokens.get("generated", 0.0), *(of.sources.get(name, 0.0) for name in sources)]
+    return [
+        f"{of.answered:,.0f}", f"{of.refused:,.0f}", *ttft, f"{prompt:,.0f}",
+        *(f"{of.share(kind):.0%}" for kind in kinds), *(f"{count:,.0f}" for count in counts),
+    ]  # fmt: skip

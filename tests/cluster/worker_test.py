@@ -1,0 +1,196 @@
+"""A worker of a bulk compile, without Ray: what it writes to a remote, and the rows that it returns."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pictool.cluster.manifest import Row
+from pictool.cluster.sources import Document
+from pictool.cluster.worker import BulkSpec, Worker
+from pictool.compiler.chunking import make_chunks
+from pictool.compiler.compile import compile_chunks
+from pictool.core import CompileOptions
+from pictool.errors import InputError, ModelError
+from pictool.runtime.model import load_model
+from pictool.store.remote import Remote, Retry
+from pictool.store.store import Store
+
+QUICK = Retry(attempts=2, first_s=0.001, most_s=0.002)
+DOCUMENTS = [Document(f"d{number}", f"text of document {number}. It is short. " * (1 + number % 3), None, 40)
+             for number in range(12)]  # fmt: skip
+
+
+class Faulty(Remote):
+    """A directory that may refuse to be written."""
+
+    fault: Callable[[Path], OSError | None] = staticmethod(lambda path: None)
+
+    def _put(self, path: os.PathLike[str], target: str) -> bool:
+        error = self.fault(Path(path))
+        if error is not None:
+            raise error
+        return super()._put(path, target)
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Faulty:
+    return Faulty(str(tmp_path / "remote"), QUICK)
+
+
+@pytest.fixture
+def spec(model_dir: Path, remote: Remote) -> BulkSpec:
+    return BulkSpec(remote, str(model_dir), "cpu", chunk_tokens=24)
+
+
+def run(spec: BulkSpec, documents: list[Document] = DOCUMENTS) -> list[Row]:
+    worker = Worker(spec)
+    try:
+        return worker.compile(documents)
+    finally:
+        worker.close()
+
+
+def count_computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of chunks of each forward that follows."""
+    from pictool.runtime import prefill
+
+    computed, original = list[int](), prefill.prefill_chunks
+
+    def counting(model: object, chunks: list[object], *more: object) -> object:
+        computed.append(len(chunks))
+        return original(model, chunks, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(prefill, "prefill_chunks", counting)
+    return computed
+
+
+def test_rows_and_objects_are_those_of_a_serial_compile(spec: BulkSpec, tmp_path: Path) -> None:
+    rows = run(spec)
+    model, serial = load_model(spec.model, "cpu"), Store(tmp_path / "serial")
+    expected = []
+    for document in DOCUMENTS:
+        chunks = make_chunks(model, document.text or "", document.id, spec.chunk_tokens)
+        for number, done in enumerate(compile_chunks(model, serial, chunks)):
+            expected.append((document.id, number, done.key, len(done.chunk), done.path.stat().st_size))
+    assert [(row.id, row.chunk, row.key, row.tokens, row.bytes) for row in rows] == expected
+    there = Store(tmp_path / "remote")
+    assert there.keys() == serial.keys() == sorted({row.key for row in rows if row.key})
+    assert not any(row.error for row in rows) and sum(row.is_new for row in rows) == len(serial.keys())
+    for key in there.keys():
+        with there.peek(key) as one, serial.peek(key) as other:
+            one.verify()
+            assert (one.meta, one.text()) == (other.meta, other.text())
+
+
+def test_what_the_remote_has_is_not_computed_again(spec: BulkSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(spec, DOCUMENTS[:8])
+    computed = count_computed(monkeypatch)
+    again = run(spec, DOCUMENTS[:8])
+    assert computed == [] and not any(row.is_new for row in again)
+    assert [(row.key, row.bytes) for row in again] == [(row.key, row.bytes) for row in first]
+    more = run(spec)
+    assert (
+        computed == [sum(row.is_new for row in more)] == [len({row.key for row in more} - {row.key for row in first})]
+    )
+
+
+def test_a_truncated_object_at_the_remote_is_computed_again(spec: BulkSpec, tmp_path: Path) -> None:
+    (row, *_) = run(spec, DOCUMENTS[:1])
+    path = Store(tmp_path / "remote").path(row.key or "")
+    path.write_bytes(path.read_bytes()[:-1])
+    (again, *_) = run(spec, DOCUMENTS[:1])
+    assert again.is_new and path.stat().st_size == row.bytes
+
+
+def test_a_bad_document_is_a_row_and_stops_no_other(spec: BulkSpec) -> None:
+    long = Document("long", "word " * 2000, None, 10_000)
+    bad = [Document("unread", None, "unread: cannot be read"), Document("empty", "", None), *DOCUMENTS[:2]]
+    whole = BulkSpec(spec.remote, spec.model, "cpu")
+    rows = run(whole, [*bad, long])
+    assert {row.id: row.error is None for row in rows} == {
+        "unread": False, "empty": False, "d0": True, "d1": True, "long": False
+    }  # fmt: skip
+    assert all(row.chunk is None and row.key is None for row in rows if row.error)
+
+
+def test_a_chunk_that_cannot_be_computed_is_a_row_and_stops_no_other(
+    spec: BulkSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pictool.runtime import tensors
+
+    original = tensors.require_finite
+
+    def refuse(name: str, *more: object) -> None:
+        if name.startswith("d3"):
+            raise ModelError(f"{name}: overflows")
+        original(name, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tensors, "require_finite", refuse)
+    rows = run(spec)
+    assert {row.id for row in rows if row.error} == {"d3"}
+    assert all(row.bytes for row in rows if row.id != "d3")
+
+
+def test_equal_documents_are_computed_once(spec: BulkSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = count_computed(monkeypatch)
+    rows = run(spec, [Document(f"copy-{number}", "the same text", None) for number in range(5)])
+    assert computed == [1] and len({row.key for row in rows}) == 1 and len(rows) == 5
+
+
+def test_a_write_that_fails_for_good_is_a_row_and_the_next_run_writes_it(spec: BulkSpec, remote: Faulty) -> None:
+    remote.fault = lambda path: OSError(errno.ENOSPC, "No space left on device") if path.stem[0] in "01234567" else None
+    rows = run(spec)
+    failed = [row for row in rows if row.error]
+    assert failed and len(failed) < len(rows)
+    assert all((row.key or "")[0] in "01234567" and "No space left" in (row.error or "") for row in failed)
+    remote.fault = lambda path: None
+    again = run(spec)
+    assert [row.key for row in again] == [row.key for row in rows] and not any(row.error for row in again)
+    assert {row.key for row in again if row.is_new} == {row.key for row in failed}
+
+
+def test_a_write_that_fails_once_is_tried_again(spec: BulkSpec, remote: Faulty) -> None:
+    tried = set[str]()
+
+    def fault(path: Path) -> OSError | None:
+        if path.stem in tried:
+            return None
+        tried.add(path.stem)
+        return ConnectionResetError("reset")
+
+    remote.fault = fault
+    assert not any(row.error for row in run(spec))
+
+
+def test_nothing_is_left_of_a_worker(spec: BulkSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    run(spec)
+    assert not list((tmp_path / "scratch").iterdir()) and not list((tmp_path / "remote" / "tmp").iterdir())
+
+
+def test_another_model_or_version_than_the_drivers_is_refused(spec: BulkSpec) -> None:
+    with pytest.raises(ModelError, match="another model than the driver"):
+        run(BulkSpec(spec.remote, spec.model, "cpu", fingerprints=("a", "b")))
+    with pytest.raises(InputError, match=r"the driver 0\.0\.0; install one"):
+        run(BulkSpec(spec.remote, spec.model, "cpu", version="0.0.0"))
+
+
+def test_a_model_that_cannot_be_loaded_is_no_documents_problem(spec: BulkSpec) -> None:
+    with pytest.raises(ModelError):
+        run(BulkSpec(spec.remote, "/no/such/model", "cpu"))
+
+
+def test_sinks_codec_and_salt_are_those_of_the_spec(spec: BulkSpec) -> None:
+    specs = [
+        BulkSpec(spec.remote, spec.model, "cpu", salt=salt, options=CompileOptions(sinks, codec))
+        for salt in ("", "tenant") for sinks in (0, 4) for codec in ("none", "int8")
+    ]  # fmt: skip
+    keys = {run(one, DOCUMENTS[:1])[0].key for one in specs}
+    assert len(keys) == len(specs)
+    assert "tenant" not in repr(specs[-1])

@@ -1,0 +1,132 @@
+"""`pic compile --ray`: its options, and what it says without Ray. What it does on a cluster is in tests/on_ray."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from commands.run import Outcome, pic, write
+from pictool.cluster.bulk import BulkResult, Progress, compile_bulk
+from pictool.cluster.manifest import Row, read_manifest, to_table
+from pictool.cluster.worker import Worker
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a bulk compile is called with; in place of a cluster a worker of this process compiles."""
+    import contextlib
+
+    from pictool.cluster import bulk, session
+    from pictool.cluster.sources import read_documents
+
+    seen: dict[str, Any] = {}
+
+    def connected(address: str) -> Any:
+        seen["address"] = address
+        return contextlib.nullcontext()
+
+    def compiling(sources: Any, columns: Any, spec: Any, workers: Any, on_progress: Any) -> BulkResult:
+        seen.update(sources=sources, columns=columns, spec=spec, workers=workers)
+        documents = [document for source in sources for document in read_documents(source, columns)]
+        worker = Worker(spec)
+        table = to_table(worker.compile(documents))
+        worker.close()
+        done = Progress(to_read=1).plus(table, 2.0)
+        on_progress(done)
+        return BulkResult((table,), done)
+
+    monkeypatch.setattr(session, "connected", connected)
+    monkeypatch.setattr(bulk, "compile_bulk", compiling)
+    return seen
+
+
+def bulk(*arguments: object) -> Outcome:
+    return pic("compile", "--device", "cpu", "-m", "embedded-small", "--remote", "far", *arguments)
+
+
+def test_the_manifest_and_the_summary(used: dict[str, Any]) -> None:
+    write("docs/a.txt", "The river is long.")
+    write("docs/b.txt", "")
+    outcome = bulk("--ray", "docs", "--workers", "3", "--text-column", "body", "--id-column", "name")
+    assert outcome.code == 1
+    assert "2 documents: 1 object, 1 compiled, 0 at the remote already; 1 failed. See manifest.parquet" in outcome.out
+    assert "1 document failed (column error of manifest.parquet), as docs/b.txt: is empty" in outcome.err
+    rows = {row["id"]: row for row in read_manifest(Path("manifest.parquet"))}
+    assert rows["docs/a.txt"]["key"] and rows["docs/b.txt"]["error"] and rows["docs/b.txt"]["key"] is None
+    assert (used["workers"], used["columns"].text, used["columns"].id) == (3, "body", "name")
+    assert Path(used["spec"].remote.url) == Path.cwd() / "far"  # workers are elsewhere
+    assert Path(used["spec"].model).is_absolute()
+
+
+def test_json_says_what_it_cost(used: dict[str, Any]) -> None:
+    write("a.txt", "The river is long.")
+    report = bulk("--ray=head:6379", "a.txt", "--manifest", "out/m.parquet", "--json").json
+    assert (report["documents"], report["objects"], report["compiled"], report["failed"]) == (1, 1, 1, 0)
+    assert report["tokens"] == report["compiled_tokens"] > 0 and report["seconds"] == 2.0 and report["bytes"] > 0
+    assert Path("out/m.parquet").is_file() and used["address"] == "head:6379"
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (["--ray", "a.txt"], "default"), (["a.txt", "--ray"], "default"), (["--ray", "auto", "a.txt"], "auto"),
+        (["--ray", "host:6379", "a.txt"], "host:6379"), (["--ray", "ray://host:10001", "a.txt"], "ray://host:10001"),
+        (["a.txt", "--ray", "--force"], "default"), (["--ray", "local", "a.txt"], "local"),
+        (["--ray", "--", "a.txt"], "default"),
+    ],
+)  # fmt: skip
+def test_the_address_may_be_left_out(used: dict[str, Any], words: list[str], address: str) -> None:
+    write("a.txt", "The river is long.")
+    assert bulk(*words).code == 0
+    assert used["address"] == address and [source.name for source in used["sources"]] == ["a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--manifest", "m.parquet"], "--manifest: is of a bulk compile"), (["--workers", "2"], "--workers: is of a"),
+        (["--ray", "--probes", "0"], "--probes: not with --ray"), (["--ray", "-o", "a.kvo"], "-o: not with --ray"),
+        (["--ray", "--engine", "torch"], "--engine: not with --ray"), (["--ray", "--remote", ""], "needs --remote URL"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_together_is_refused(words: list[str], problem: str) -> None:
+    outcome = bulk("a.txt", *words)
+    assert outcome.code == 2 and problem in outcome.err
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = importlib.util.find_spec
+    monkeypatch.setattr(
+        "pictool.cluster.session.find_spec", lambda name: None if name == "ray" else original(name)
+    )  # fmt: skip
+    outcome = bulk("--ray", "a.txt")
+    assert outcome.code == 1
+    assert outcome.err.strip() == (
+        "pic: error: pic compile --ray needs ray, not installed here; pip install 'pictool[ray]'"
+    )
+
+
+def test_nobody_at_an_address_is_one_line() -> None:
+    write("a.txt", "text")
+    outcome = bulk("--ray", "127.0.0.1:9", "a.txt")
+    assert outcome.code == 1 and "no cluster can be used there" in outcome.err and "ray start" in outcome.err
+
+
+def test_a_remote_that_refuses_all_objects_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pictool.cluster import bulk as module
+    from pictool.errors import StoreError
+
+    def rows(count: int, size: int | None, is_new: bool) -> list[Row]:
+        error = None if size else "k: cannot be written (No space left on device)"
+        return [Row(f"d{i}", 0, "k", 5, size, error, is_new, True, 0.0, 1) for i in range(count)]
+
+    tables = [to_table(rows(150, None, False)), to_table(rows(1, 7, True)), to_table(rows(150, None, False))]
+    monkeypatch.setattr(module, "_rows", lambda *_: iter(tables))
+    assert compile_bulk([], SimpleNamespace(), SimpleNamespace()).progress.failed == 300  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "_rows", lambda *_: iter([tables[0], tables[2], tables[1]]))
+    with pytest.raises(StoreError, match=r"No space left.*300 objects failed one after another"):
+        compile_bulk([], SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]

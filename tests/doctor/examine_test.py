@@ -1,0 +1,152 @@
+"""The whole examination: what it says of a machine, of answers, of an engine; the command."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as known
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from commands.run import pic
+from subjects import subject
+
+from pictool.doctor import surroundings
+from pictool.doctor.answers import Question, examine_answers
+from pictool.doctor.surroundings import examine_surroundings
+from pictool.doctor.verdict import Report, Status, Verdict
+from pictool.engines import divergence
+from pictool.engines.divergence import Divergence
+from pictool.engines.torch import TorchEngine
+from pictool.linker.grid import parse_grid
+from pictool.store.store import Store
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surroundings, "_FILE_BYTES", 2 << 20)
+    monkeypatch.setattr("pictool.bench.roofline._SIZE", 64)
+    monkeypatch.setattr("pictool.bench.roofline._COPY_BYTES", 1 << 20)
+
+
+def look(store: Store, device: str = "cpu") -> Report:
+    return Report(tuple(examine_surroundings(store, device, "auto")))
+
+
+def test_what_is_found(store: Store) -> None:
+    report = look(store)
+    assert report.is_good
+    assert report.of("versions").values["torch"] == torch.__version__
+    assert report.of("rates").values["flops_s"] > 0
+    assert report.of("disk").values["write_bytes_s"] > 0
+    assert report.of("store").status is Status.NOTE and "does not exist yet" in report.of("store").text
+    assert report.of("pic serve").status is Status.OK
+    store.root.mkdir(parents=True)
+    assert report != look(store) and look(store).of("store").values == {"objects": 0, "bytes": 0}
+
+
+def test_what_is_missing_is_told_with_what_installs_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    def version(name: str) -> str:
+        if name in ("fastapi", "blake3", "vllm"):
+            raise PackageNotFoundError(name)
+        return "0.1" if name == "textual" else known(name)
+
+    monkeypatch.setattr(surroundings, "version", version)
+    report = look(store)
+    assert report.of("packages").status is Status.FAILED and "blake3 is not installed" in report.of("packages").text
+    assert report.of("pic serve").status is Status.NOTE
+    assert report.of("pic serve").text == "fastapi is not installed; pip install 'pictool[serve]'"
+    assert report.of("pic tui").text == "textual 0.1 is installed, <9,>=8 is needed; pip install 'pictool[tui]'"
+    assert "pip install 'vllm==0.32.*'" in report.of("vLLM (--engine vllm)").text
+
+
+def test_what_is_asked_for_and_not_there_fails(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pictool.runtime.device.accelerator", lambda: None)
+    report = look(store, "cuda")
+    assert report.of("accelerator").status is Status.FAILED
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert look(store).of("disk").status is Status.FAILED
+    monkeypatch.undo()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1))
+    assert "too few to measure" in look(store).of("disk").text
+
+
+def test_an_accelerator_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("accelerator", lambda: "cuda"), ("device_count", lambda: 2), ("device_name", lambda _: "NVIDIA H200"),
+        ("device_memory", lambda _: (100 * 10**9, 150 * 10**9)),
+    ):  # fmt: skip
+        monkeypatch.setattr(f"pictool.runtime.device.{name}", value)
+    assert look(store).of("accelerator").values["devices"] == [
+        f"cuda:{index} NVIDIA H200, 100 GB of 150 GB free" for index in range(2)
+    ]
+
+
+# Answers
+
+
+def answers(store: Store, judged: str, reference: tuple[Divergence, ...] = ()) -> list[Verdict]:
+    question = Question(tuple(parse_grid(["naive", "legolink:k=999"])), judged)
+    return list(examine_answers(TorchEngine(subject("llama").model, store), question, [], reference))
+
+
+def test_a_policy_is_judged_by_its_divergence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    naive, everything = answers(store, "legolink-999")
+    assert (naive.status, everything.status) == (Status.NOTE, Status.OK)
+    assert everything.values["kl"] < 1e-6 < naive.values["kl"]
+    monkeypatch.setattr("pictool.doctor.answers.MAX_KL", naive.values["kl"] / 2)
+    assert [verdict.status for verdict in answers(store, "naive")] == [Status.FAILED, Status.NOTE]
+
+
+def test_two_engines_have_to_agree(store: Store) -> None:
+    measured: list[Divergence] = []
+    question = Question(tuple(parse_grid(["naive", "legolink:k=999"])), "")
+    engine = TorchEngine(subject("llama").model, store)
+    list(examine_answers(engine, question, measured))
+    same = answers(store, "", tuple(measured))[2:]
+    assert [verdict.status for verdict in same] == [Status.OK] * 2 and same[0].check == "naive as on torch"
+    other = answers(store, "", tuple(measured[::-1]))[2:]
+    assert [verdict.status for verdict in other] == [Status.FAILED] * 2
+
+
+def test_answers_that_are_not_finite_fail(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(divergence, "first_token_kl", lambda *_: float("nan"))
+    assert {verdict.status for verdict in answers(store, "")} == {Status.FAILED}
+
+
+# The command
+
+
+def test_the_command_reports_and_its_exit_code_judges(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = pic("doctor", "-m", model_dir, "--algo", "naive", "-o", "report.json", "--store", "st")
+    assert done.code == 0, done.out
+    assert "  ok       layer 0 is exact: " in done.out and "  note     naive: KL to full recompute" in done.out
+    report = json.loads(Path("report.json").read_text())
+    assert report["is_good"] and {verdict["status"] for verdict in report["verdicts"]} <= {"ok", "note"}
+    assert not Path("st").exists()
+    monkeypatch.setattr("pictool.runtime.image.Image.append", lambda *_: torch.zeros(320))
+    broken = pic("doctor", "-m", model_dir, "--algo", "naive", "--json", "--store", "st")
+    assert broken.code == 1 and not json.loads(broken.out)["is_good"]
+
+
+def test_without_a_model_the_machine_is_still_reported() -> None:
+    done = pic("doctor", "-m", "./nowhere")
+    assert done.code == 1
+    assert "versions: pictool" in done.out and "failed   model: ./nowhere: not a model directory" in done.out
+
+
+def test_an_engine_that_is_not_installed_fails(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pictool.engines.vllm.offline.find_spec", lambda _: None)
+    done = pic("doctor", "-m", model_dir, "--algo", "naive", "--engine", "vllm")
+    assert done.code == 1 and "failed   start: --engine vllm: vLLM is not installed here" in done.out
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--engine", "nope"), ("--algo", "nope"), ("--device", "tpu"), ("--dtype", "int3")]
+)
+def test_what_makes_no_sense_is_usage(arguments: tuple[Any, ...]) -> None:
+    assert pic("doctor", *arguments).code == 2

@@ -1,0 +1,103 @@
+"""The loader's asynchronous path on an emulated accelerator: no race, the same bits, and every wait is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import emulated
+import pytest
+import torch
+from emulated import Race
+from subjects import HEAD, LENGTHS, TAIL, make_chunks, subject
+
+from pictool.linker import loader
+from pictool.linker.link import Linked, link
+from pictool.linker.policies import make_policy
+from pictool.linker.spec import Spec
+from pictool.runtime import streams
+from pictool.store.store import Store
+
+POLICIES = ("naive", "legolink", "cacheblend")
+
+
+def linked(store: Store, policy: str, codec: str = "none") -> Linked:
+    spec = Spec.raw(make_chunks(LENGTHS), TAIL, make_policy(policy), HEAD)
+    return link(subject("llama").model, store, Spec(**{**vars(spec), "codec": codec}))
+
+
+@pytest.fixture(params=[0, 1 << 62], ids=["threads", "one-thread"])
+def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are loaded in the loader's thread, or in the caller's."""
+    monkeypatch.setattr(loader, "SMALL_LAYER_BYTES", request.param)
+    monkeypatch.setattr(loader, "PATIENCE_S", float("inf"))
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("memory", [0, 1 << 26], ids=["files", "memory"])
+@pytest.mark.parametrize("codec", ["none", "int8"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_race_and_the_same_bits(
+    policy: str, codec: str, memory: int, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = linked(store, policy, codec)
+    near = Store(store.root, memory_bytes=memory)
+    for _ in range(2):  # from files, then from memory
+        with monkeypatch.context() as patch, emulated.emulated(patch) as device:
+            ours = linked(near, policy, codec)
+            assert device.num_streams == 1
+        assert torch.equal(ours.image.logits, plain.image.logits)  # type: ignore[arg-type]
+        for layer in range(3):
+            assert torch.equal(ours.image.key(layer), plain.image.key(layer))
+
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def without_waiting_for_the_buffer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(emulated.Event, "synchronize", lambda self: None)
+
+
+def without_waiting_for_the_layer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(streams, "order_after", lambda event, device: None)
+
+
+def without_waiting_for_the_image(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(emulated.Stream, "wait_stream", lambda self, other: None)
+
+
+def recorded_too_early(patch: pytest.MonkeyPatch) -> None:
+    """The event of a layer is that of the moment at which its stream was opened."""
+    record, first = emulated.Stream.record_event, dict[str, emulated.Event]()
+    patch.setattr(
+        emulated.Stream, "record_event", lambda self: first.setdefault(self.name, record(self))
+    )  # fmt: skip
+
+
+BROKEN: list[tuple[Break, str]] = [
+    (without_waiting_for_the_buffer, "writing a host buffer by thread .* after an access by side stream 1"),
+    (without_waiting_for_the_layer, "by main stream is not ordered after an access by side stream 1"),
+    (without_waiting_for_the_image, "by side stream 1 is not ordered after an access by main stream"),
+    (recorded_too_early, "is not ordered after an access by side stream 1"),
+]
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize(("break_it", "race"), BROKEN, ids=lambda x: getattr(x, "__name__", ""))
+def test_every_wait_is_needed(break_it: Break, race: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    linked(store, "legolink")
+    with pytest.raises(Race, match=race), monkeypatch.context() as patch:
+        break_it(patch)
+        with emulated.emulated(patch):
+            linked(store, "legolink")
+
+
+def test_a_loader_that_ends_early_leaves_no_copy_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was copying from and to may be freed afterwards: the host waits for the whole stream."""
+    linked(store, "naive")
+    monkeypatch.setattr(loader, "SMALL_LAYER_BYTES", 0)
+    monkeypatch.setattr("pictool.linker.fusor.Fusor.prefill_layer", lambda *_: 1 / 0)
+    with monkeypatch.context() as patch, emulated.emulated(patch) as device:
+        with pytest.raises(ZeroDivisionError):
+            linked(store, "naive")
+        done = device.clock("side stream 1").get("side stream 1", 0)
+        assert done > 0 and device.clock(device.host()).get("side stream 1") == done

@@ -1,0 +1,97 @@
+"""Texts that requests repeat: what counts as one, and that a server compiles it after the answer, within its budget."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pictool.linker.grid import parse_policy
+from pictool.runtime.model import Model
+from pictool.serve.learning import Repeats
+from pictool.serve.tenants import Keys, Tenant
+from pictool.serve.torch_home import HomeSettings
+from pictool.store.store import Store
+from serve.live import DOCS, Live, serving, text_of
+
+A, B = ("\n\n".join(doc.strip() for doc in order) for order in (DOCS * 2, DOCS[::-1]))
+KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b")})
+
+
+def test_a_part_is_what_followed_one_another_before() -> None:
+    repeats = Repeats()
+    assert repeats.find("t", ["one\n\ntwo\n\nthree"]) == []
+    assert repeats.find("t", ["new\n\none\n \ntwo\n\nwhat?"]) == ["one\n \ntwo"]
+    assert repeats.find("t", ["two\n\none"]) == ["two", "one"]
+    assert repeats.find("another", ["one\n\ntwo"]) == []
+    assert repeats.find("t", ["one", "one"]) == ["one"]
+
+
+@given(st.lists(st.text("ab \n", max_size=12), max_size=6))
+def test_parts_are_texts_of_the_request_and_known_only_from_an_earlier_one(texts: list[str]) -> None:
+    repeats = Repeats()
+    assert repeats.find("t", texts) == []
+    parts = repeats.find("t", texts)
+    assert all(any(part in text for text in texts) for part in parts)
+    assert bool(parts) == any(text.strip() for text in texts)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    repeats = Repeats(remembered=3)
+    for number in range(10):
+        repeats.find("t", [f"text {number}"])
+    assert repeats.find("t", ["text 9"]) and not repeats.find("t", ["text 1"])
+
+
+def settings(learned_bytes: int) -> HomeSettings:
+    return HomeSettings(parse_policy("legolink-4"), refresh_s=3600, learned_bytes=learned_bytes)
+
+
+def ask(live: Live, document: str, question: str, **more: Any) -> Any:
+    return live.chat(f"{document}\n\n{question}", **more)
+
+
+def settled(live: Live) -> None:
+    """Until nothing is compiled any more, and the index has read the store."""
+    while live.home.status().active or live.home.status().waiting:
+        time.sleep(0.01)
+    live.home.index.refresh()
+
+
+def test_a_repeated_text_is_compiled_after_the_answer_and_then_linked(model: Model, tmp_path: Path) -> None:
+    with serving(model, Store(tmp_path / "store"), settings=settings(1 << 30)) as live:
+        assert ask(live, A, "Why?")["pic"]["source"] == "none"
+        settled(live)
+        assert live.home.status().learned_bytes == 0
+        assert ask(live, A, "Who?")["pic"]["source"] == "none"
+        settled(live)
+        assert (learned := live.home.status().learned_bytes) > 0
+        linked = ask(live, A, "Where?")
+        assert linked["pic"]["source"] == "recognised" and linked["pic"]["linked_tokens"] > 100
+        settled(live)
+        assert live.home.status().learned_bytes == learned  # what the store has is not compiled again
+        exact = ask(live, A, "Where?", pic={"policy": "full"})
+        assert text_of(ask(live, A, "Where?", pic={"policy": "legolink-4096"})) == text_of(exact)
+        assert f"pic_learned_bytes {float(learned)}" in live.client.get("/metrics").text
+
+
+@pytest.mark.parametrize("budget", [0, 1])
+def test_without_a_budget_nothing_is_and_with_a_small_one_little(model: Model, tmp_path: Path, budget: int) -> None:
+    with serving(model, Store(tmp_path / "store"), settings=settings(budget)) as live:
+        for document in (A, A, B, B):
+            ask(live, document, "Why?")
+            settled(live)
+        assert len(list((tmp_path / "store").rglob("*.kvo"))) == budget
+
+
+def test_another_tenant_s_texts_are_not_known(model: Model, tmp_path: Path) -> None:
+    with serving(model, Store(tmp_path / "store"), KEYS, settings(1 << 30), key="key-of-a") as live:
+        for key in ("key-of-a", "key-of-b"):
+            live.client = live.client_of(key)
+            ask(live, A, "Why?")
+            settled(live)
+        assert live.home.status().learned_bytes == 0
