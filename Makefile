@@ -7,7 +7,7 @@ VLLM   ?= .venv-vllm
 
 LOCKING := .venv-lock
 
-.PHONY: demo test test-ray test-vllm fuzz fuzz-vllm faults check lock model fixtures bench gpu gpu-wheels clean
+.PHONY: demo test test-ray test-vllm fuzz fuzz-vllm faults check lock model zoo fixtures bench gpu gpu-wheels clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -60,6 +60,9 @@ lock:
 # Train the embedded models again: hours on a CPU. The recipe is training/README.md.
 model: $(READY)
 	$(BIN)/python -m training.recipe
+
+zoo: $(READY)
+	$(BIN)/python -m training.zoo
 
 fixtures: $(READY)
 	$(BIN)/python -m training.fixtures fixtures

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pictool.doctor.reference import KV, Dense, Splice, forward_over, full, isolated, link, naive_cache
 
-__all__ = ["KV", "Dense", "Splice", "cacheblend", "eager", "full", "isolated", "link"]
+__all__ = ["KV", "Dense", "Splice", "attention", "cacheblend", "eager", "full", "isolated", "link"]
 
 
 def eager(module: Any) -> Any:
@@ -18,6 +18,16 @@ def eager(module: Any) -> Any:
     module = copy.deepcopy(module)
     module.set_attn_implementation("eager")
     return module
+
+
+def attention(module: Any, parts: list[list[int]], recomputed: Tensor) -> Tensor:
+    """The attention weights of a link's rows, [layers, heads, n, n]."""
+    tokens, cache = sum(parts, []), Splice(naive_cache(module, parts), ~recomputed)
+    with torch.no_grad():
+        weights = module(
+            input_ids=torch.tensor([tokens]), past_key_values=cache, use_cache=True, output_attentions=True
+        ).attentions
+    return torch.cat(weights)
 
 
 class _Blend(Splice):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from training.data import Encoder
 from training.muon import orthogonalise
 from training.network import Size, forward
 from training.recipe import RECIPES
-from training.tokenizer import byte_level, metaspace
+from training.tokenizer import byte_level, metaspace, words
 from training.train import Recipe, Run, Stage
+from training.zoo import MODELS, ZOO
 
 RECIPE = Recipe(
     "test", Size(layers=3, hidden=16, heads=2, ffn=16, vocab=1416, head_dim=8), seed=1, steps=3, cooldown=2,
@@ -87,3 +89,39 @@ def test_any_text_survives_the_tokenizers(make: object) -> None:
     tokenizer = make(1536)  # type: ignore[operator]
     for text in ("Question: Who?\nAnswer:", " naïve 東京 🙂  two\tthree\n\n", "a" * 50):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "phi3", "gemma3"])
+def test_training_attends_as_the_model_does(architecture: str, encoder: Encoder) -> None:
+    """Documents and the longest question, in the layout of a batch, against transformers' own forward."""
+    size = Size(3, 16, 4, 16, 1416, 8, kv_heads=2, architecture=architecture, window=12, local=(0, 2), rotary=0.5)
+    run = Run(replace(RECIPE, size=size), encoder)
+    batch = run.batch()
+    longest = max(range(1, int(batch.blocks[0].max()) + 1), key=lambda block: int((batch.blocks[0] == block).sum()))
+    own = (batch.blocks[0] == 0) | (batch.blocks[0] == longest)
+    everywhere = torch.ones(batch.tokens[:, 1:].shape, dtype=torch.bool)
+    with torch.no_grad():
+        ours = forward(run.model, batch, everywhere)[0].view(*everywhere.shape, -1)[0][own[:-1]]
+        run.model.config._attn_implementation = "eager"
+        wanted = run.model(input_ids=batch.tokens[:1, own], position_ids=batch.positions[:1, own]).logits[0]
+    assert int((batch.blocks[0] == longest).sum()) > 8
+    torch.testing.assert_close(ours, wanted[: len(ours)], rtol=1e-3, atol=1e-4)
+
+
+def test_the_zoo_differs_in_what_could_matter() -> None:
+    sizes = [member.size for member in ZOO.values()]
+    assert len(ZOO) >= 8
+    assert {size.architecture for size in sizes} == {"llama", "qwen3", "gemma3", "phi3"}
+    assert {size.bos for size in sizes} == {True, False} and len({size.layers for size in sizes}) >= 5
+    assert len({id(member.world) for member in ZOO.values()}) >= 5
+    assert len({member.seed for member in ZOO.values()}) == len(ZOO)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in MODELS.iterdir()))
+def test_a_model_of_the_zoo_is_one_of_its_recipe(name: str) -> None:
+    model, member = load_model(str(MODELS / name), device="cpu"), ZOO[name]
+    assert (model.dtype, model.bos_id is not None) == ("float32", member.size.bos)
+    assert model.geometry.layers == member.size.layers
+    # Names are few tokens, so that what a fact depends on is what the study measures, and not spelling.
+    assert all(len(model.encode(f" {word}")) <= 3 for word in words(member.world))
+    assert sum(path.stat().st_size for path in (MODELS / name).iterdir()) < 4e6

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from pictool.world.generate import KINDS, Fact, Prompt, Question, Shape, question_text, write_prompt
+from pictool.world.generate import BOOKS, KINDS, Fact, Prompt, Question, Shape, World, question_text, write_prompt
 
 PADDING = -1
 
@@ -69,18 +69,23 @@ def choose(rng: random.Random, questions: Iterable[Question], most: int) -> list
 
 
 class Encoder:
-    """Turns prompts into batches. `restated`: share of facts that are asked as a statement to complete."""
+    """Turns prompts of a world into batches.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.restated = tokenizer, 0.0
-        self.bos, self.eos = self.ids("<s>")[0], self.ids("</s>")[0]
+    Attributes:
+        restated: share of facts that are asked as a statement to complete.
+        bos: what prompts begin with, those that begin with a special token at all.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, world: World = BOOKS, first: str = "<s>") -> None:
+        self.tokenizer, self.world, self.restated = tokenizer, world, 0.0
+        self.bos, self.eos = self.ids(first)[0], self.ids("</s>")[0]
 
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def documents(self, rng: random.Random, num_pages: int, shape: Shape, has_bos: bool) -> Documents:
         """A prompt's pages, each tokenized on its own."""
-        prompt = write_prompt(rng, num_pages, shape)
+        prompt = write_prompt(rng, num_pages, shape, self.world)
         pages = [self.ids(page) for page in prompt.pages]
         tokens, starts = [self.bos] * has_bos, []
         for page in pages:

@@ -39,13 +39,15 @@ SCORE_EVERY = 500
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=list(RECIPES), choices=list(RECIPES), help="which models")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(RECIPES)}; all by default")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--work", type=Path, default=Path("training/run"), help="checkpoints; a run there is continued")
     arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in RECIPES]:
+        parser.error(f"no such model: {', '.join(unknown)}")
     torch.set_num_threads(arguments.threads)
     arguments.work.mkdir(parents=True, exist_ok=True)
-    for name in arguments.names:
+    for name in arguments.names or RECIPES:
         make(RECIPES[name], arguments.work)
 
 

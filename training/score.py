@@ -18,12 +18,14 @@ HELD_OUT = "held-out"  # seeds of training begin with "train-", of the tokenizer
 
 
 @torch.no_grad()
-def score(model: Any, encoder: Encoder, pages: int, prompts: int, shape: Shape = Shape()) -> dict[str, float]:
+def score(
+    model: Any, encoder: Encoder, pages: int, prompts: int, shape: Shape = Shape(), p_bos: float = 1.0
+) -> dict[str, float]:
     """Share of whole answers that are right under full attention, by kind (every token the most likely one)."""
     right, asked = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
     encoder.restated = 0.0
     for index in range(0, prompts, 8):
-        batch = encoder.batch(random.Random(f"{HELD_OUT}-{pages}-{index}"), 8, pages, shape, 24, p_bos=1.0)
+        batch = encoder.batch(random.Random(f"{HELD_OUT}-{pages}-{index}"), 8, pages, shape, 24, p_bos)
         where = batch.kinds[:, 1:] >= 0
         hit = torch.ones(batch.tokens.shape, dtype=torch.bool)
         hit[:, 1:][where] = forward(model, batch, where)[0].argmax(-1) == batch.tokens[:, 1:][where]

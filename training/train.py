@@ -18,9 +18,6 @@ from training.data import Batch, Encoder
 from training.muon import Muon
 from training.network import Hint, Size, build, forward
 
-SUBJECT_HEADS = ((1, 0), (1, 1))  # from a value in the documents to where its subject is named
-SOURCE_HEADS = ((2, 0), (2, 1))  # from where an answer is predicted to where it is in the documents
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -53,6 +50,9 @@ class Recipe:
     hint_until: int = 1500  # step
     document_weight: float = 0.1
     warmup: int = 50
+    p_bos: float = 0.7  # share of prompts that begin with BOS
+    subject_layer: int = 1  # two heads: from a value in the documents to where its subject is named
+    source_layer: int = 2  # two heads: from where an answer is predicted to where it is in the documents
 
     def stage(self, step: int) -> Stage:
         return [stage for stage in self.stages if stage.start <= step][-1]
@@ -65,6 +65,9 @@ class Recipe:
     def hint(self, step: int) -> float:
         """The hints' weight at a step."""
         return self.hint_weight * max(0.0, 1 - step / self.hint_until)
+
+    def hints(self, batch: Batch) -> tuple[Hint, Hint]:
+        return Hint(self.subject_layer, batch.subjects), Hint(self.source_layer, batch.sources)
 
 
 class Run:
@@ -91,13 +94,14 @@ class Run:
         pages, shape = rng.randint(*stage.pages), Shape(max_filler_sentences=rng.randint(0, stage.filler))
         tokens = pages * (25 + 5 * shape.max_filler_sentences) + recipe.questions * 13
         self.encoder.restated = stage.restated
-        return self.encoder.batch(rng, max(1, round(recipe.batch_tokens / tokens)), pages, shape, recipe.questions)
+        rows = max(1, round(recipe.batch_tokens / tokens))
+        return self.encoder.batch(rng, rows, pages, shape, recipe.questions, recipe.p_bos)
 
     def advance(self) -> tuple[float, float]:
         """One step; returns the losses on answers and on documents."""
         batch, recipe = self.batch(), self.recipe
         weight = recipe.hint(self.step)
-        answers, documents, hints = losses(self.model, batch, weight > 0, seed=self.step)
+        answers, documents, hints = losses(self.model, batch, recipe.hints(batch) if weight > 0 else (), seed=self.step)
         loss: Tensor = answers + recipe.document_weight * documents + weight * sum(hints)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -124,14 +128,13 @@ class Run:
             optimizer.load_state_dict(saved)
 
 
-def losses(model: Any, batch: Batch, is_hinted: bool, seed: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+def losses(model: Any, batch: Batch, hints: tuple[Hint, ...], seed: int) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Mean cross-entropy on answers, on a third of the documents' tokens, and of the hints."""
     target = batch.tokens[:, 1:]
     is_answer = batch.kinds[:, 1:] >= 0
     inside = (batch.blocks[:, 1:] == 0) & (batch.blocks[:, :-1] == 0)
     sampled = torch.rand(inside.shape, generator=torch.Generator().manual_seed(seed)) < 0.3
     where = is_answer | (inside & sampled)
-    hints = (Hint(SUBJECT_HEADS, batch.subjects), Hint(SOURCE_HEADS, batch.sources)) if is_hinted else ()
     logits, hint_losses = forward(model, batch, where, hints)
     each = F.cross_entropy(logits, target[where], reduction="none")
     return each[is_answer[where]].mean(), each[~is_answer[where]].mean(), hint_losses

@@ -76,6 +76,9 @@ class EvalOptions:
     max_new_tokens: Annotated[
         Optional[int], option("--max-new-tokens", "N", "Tokens of every answer at most.", ANSWER, min=1)
     ] = None
+    stop: Annotated[list[str], option("--stop", "TEXT", "Text that ends an answer; repeatable.", ANSWER)] = field(
+        default_factory=list
+    )
     chunk_tokens: ChunkOption = None
     codec: Annotated[
         Optional[str], option("--codec", "NAME", "How KV is kept (none); a wrong name lists all.", COMPILING)
@@ -155,6 +158,7 @@ def make_spec_options(options: EvalOptions) -> SpecOptions:
         query_template=text_or_silent("the query template", options.query_template),
         max_new_tokens=options.max_new_tokens,
         codec=options.codec or CODEC,
+        stop=tuple(options.stop),
     )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PROBES = 8  # the default, where tables are needed
 PROBE_TOKENS = 60
 _FINGERPRINT_DIGITS = 12
+_SCORE = 2  # which formula tables are made by; raised when it changes. That of tables which tell none is 1
 
 
 def probe_tokens(model: Model) -> int:
@@ -62,12 +63,12 @@ class TableMaker:
 
     @property
     def recipe(self) -> str | None:
-        """How tables are made, as objects record it: fingerprints of the measurer, probes; None for no tables."""
+        """How tables are made, as objects record it: fingerprints of the measurer, probes, score; None: no tables."""
         if not self.probes:
             return None
         weights, tokenizer = ("self", "") if self.is_target else _fingerprints(self.measurer)
         name = f"{weights[:_FINGERPRINT_DIGITS]}.{tokenizer[:_FINGERPRINT_DIGITS]}".rstrip(".")
-        return f"{name}-{self.probes}x{probe_tokens(self.measurer)}"
+        return f"{name}-{self.probes}x{probe_tokens(self.measurer)}-{_SCORE}"
 
     def tables(self, chunks: Mapping[str, Chunk], alone: bool) -> Mapping[str, FixupTable]:
         """The tables of chunks, by their keys. They are small: all are made before the first object is written.

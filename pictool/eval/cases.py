@@ -30,6 +30,7 @@ class SpecOptions:
     Fields:
         chunk_tokens: documents are cut into chunks of at most so many tokens.
         codec: how the KV of documents is kept.
+        stop: texts that end an answer, for a model that writes on after it; empty: as the case says.
     """
 
     chunk_tokens: int | None = None
@@ -37,8 +38,10 @@ class SpecOptions:
     query_template: str | None = None
     max_new_tokens: int | None = None
     codec: str = CODEC
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        Sampling(stop=self.stop)
         if self.query_template is not None and "{query}" not in self.query_template:
             raise InputError(f"query template {self.query_template!r}: must contain {{query}}")
         require_codec(self.codec)
@@ -148,7 +151,7 @@ def _prepare(model: Model, case: Case, chunks: tuple[Chunk, ...], options: SpecO
         head=case.head if options.head is None else options.head,
         query_template=case.query_template if options.query_template is None else options.query_template,
         max_new_tokens=options.max_new_tokens or case.max_new_tokens,
-        sampling=Sampling(stop=case.stop),
+        sampling=Sampling(stop=options.stop or case.stop),
         codec=options.codec,
     )
     with prefixed_errors(f"case {case.id}"):

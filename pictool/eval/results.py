@@ -84,7 +84,7 @@ class Header:
         if field == "model":
             name, mark = self.model["name"], _sha256([self.identity["model"]])[:12]
             return f"{name} ({self.model['dtype']} on {self.model['device']}; {mark})"
-        return json.dumps(self.identity[field], ensure_ascii=False)
+        return json.dumps(self.identity.get(field), ensure_ascii=False)
 
     @property
     def title(self) -> str:
@@ -103,7 +103,7 @@ class Header:
             InputError: names what differs, on both sides.
         """
         here, there = other.identity, self.identity
-        different = [name for name in here if here[name] != there.get(name)]
+        different = [name for name in {**here, **there} if here.get(name) != there.get(name)]
         if different:
             sides = "; ".join(f"{name} {self.describe(name)} there, {other.describe(name)} here" for name in different)
             raise InputError(
@@ -142,10 +142,16 @@ def make_header(model: Model, dataset: Dataset, cases: Sequence[Case], options: 
             "sha256": _sha256(asdict(case) for case in cases),
         },
         model=_model_identity(model),
-        settings=asdict(options),
+        settings=settings_of(options),
         threads=threads,
         machine={name: value for name, value in machine().items() if name != "threads"},
     )  # fmt: skip
+
+
+def settings_of(options: SpecOptions) -> dict[str, Any]:
+    """The options as JSON has them; without stop texts as before there were any."""
+    settings = {**asdict(options), "stop": list(options.stop)}
+    return settings if options.stop else {name: value for name, value in settings.items() if name != "stop"}
 
 
 def _model_identity(model: Model) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pictool.errors import InputError
@@ -13,6 +13,9 @@ from pictool.linker.policies import make_policy, policies
 from pictool.linker.policies.base import Policy
 
 _NUMBERS = re.compile(r"\d+(\+\d+)+")
+_JOINT = re.compile(r"\+(?=[a-z])")  # between policies; a digit after it is of a list of numbers
+_BUDGET = re.compile(r"@(\d+(?:\.\d+)?)$")
+UNION = "union"  # the policy that several make
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ def parse_grid(specs: Sequence[str]) -> list[Labelled]:
     """The policies that specifications name, in their order, each once.
 
     A specification is a policy's name; NAME-NUMBER, where the number is the policy's k, or its ratio in per cent; or
-    NAME:FIELD=VALUE[,VALUE…][:FIELD=…], which is every combination. A list of numbers as one value is 1+2+8.
+    NAME:FIELD=VALUE[,VALUE…][:FIELD=…], which is every combination. A list of numbers as one value is 1+2+8. Several
+    of these joined by `+` are a `union` of policies; `@10` after them is its budget in per cent.
 
     Raises:
         InputError: no such policy or field, or a value that does not fit.
@@ -42,11 +46,26 @@ def parse_policy(spec: str) -> Policy:
     Raises:
         InputError: as `parse_grid`; or a grid of several, which is not expanded.
     """
+    parts, budget = _split(spec)
+    if len(parts) > 1:
+        return _union([parse_policy(part) for part in parts], budget)
     name, values = _parse(spec)
     for field, items in values.items():
         if len(items) != 1:
             raise InputError(f"{spec}: {field} has {len(items)} values; one policy is wanted (a list is 1+2+8)")
     return make_policy(name, {field: items[0] for field, items in values.items()})
+
+
+def parse_parts(text: str) -> tuple[Policy, ...]:
+    """The policies of specifications that are joined by `+`; one alone is a single part.
+
+    Raises:
+        InputError: as `parse_policy`; or a budget, which is that of the whole.
+    """
+    parts, budget = _split(text)
+    if budget is not None and len(parts) > 1:
+        raise InputError(f"{text}: @ is the budget of a union, in its field budget")
+    return tuple(parse_policy(part) for part in parts)
 
 
 def parse_repeatable(specs: Sequence[str]) -> list[Labelled]:
@@ -68,6 +87,10 @@ def label_of(policy: Policy) -> str:
     """The name under which `parse_grid` finds an equal policy again."""
     default = {field.name: field.default for field in fields(policy)}
     shown = {name: value for name, value in policy.params.items() if value != default[name]}
+    if policy.name == UNION:
+        label = "+".join(label_of(part) for part in parse_parts(policy.params["parts"]))
+        second = f":spec_model={shown['spec_model']}" if "spec_model" in shown else ""
+        return f"{label}{second}@{policy.params['budget'] * 100:.10g}" if "budget" in shown else label + second
     label = f"{policy.name}-{_number(policy)}"
     if _number(policy) is None or label in policies():  # legolink with k = 0 is not the policy legolink-0
         label = policy.name
@@ -84,9 +107,33 @@ def _number(policy: Policy) -> str | None:
 
 def _expand(spec: str) -> Iterable[Policy]:
     """Every combination of a specification's values."""
+    parts, budget = _split(spec)
+    if len(parts) > 1:
+        for each in itertools.product(*(list(_expand(part)) for part in parts)):
+            yield _union(each, budget)
+        return
     name, values = _parse(spec)
     for chosen in itertools.product(*values.values()):
         yield make_policy(name, dict(zip(values, chosen, strict=True)))
+
+
+def _split(spec: str) -> tuple[list[str], float | None]:
+    """The specifications that are joined to a union, and its budget; of any other, itself."""
+    parts = _JOINT.split(spec)
+    found = _BUDGET.search(spec)
+    if found is None or len(parts) == 1:
+        return parts, None
+    return [*parts[:-1], parts[-1][: found.start() - found.end()]], float(found.group(1)) / 100
+
+
+def _union(parts: Sequence[Policy], budget: float | None) -> Policy:
+    """The union of policies. A second model that a part names is that of all."""
+    models = {part.second_model for part in parts} - {""}
+    if len(models) > 1:
+        raise InputError(f"{'+'.join(map(label_of, parts))}: names two second models; all parts take the same")
+    unnamed = [replace(part, **{part.needs.model_field: ""}) if part.second_model else part for part in parts]
+    values = {"parts": "+".join(map(label_of, unnamed)), "spec_model": next(iter(models), "")}
+    return make_policy(UNION, values if budget is None else {**values, "budget": budget})
 
 
 def _parse(spec: str) -> tuple[str, Mapping[str, list[Any]]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError, NotFiniteError, ObjectError
 from pictool.linker.context import Context, context_of
-from pictool.linker.fusor import Fusor
+from pictool.linker.fusor import Fusor, measure_attention
 from pictool.linker.loader import Loader
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stage, no_stage
 from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents, resolve_plan
@@ -115,13 +115,17 @@ def _link(model: Model, store: Store, spec: Spec, context: Context, clock: _Cloc
         first = _first_layer(policy, model.stack.num_layers, selection)
         with Loader(image, reused.placed, first, overlaps=policy.needs.runs_model, memory=store.memory) as loader:
             clock.load_s += clock.lap()
-            fusor = Fusor(image, reused.prompt, policy, selection or policy.select(reused.prompt), laid.required)
+            seen = reused.prompt
+            if policy.needs.attention:  # every layer is loaded for it
+                seen = replace(seen, attention=measure_attention(image, seen, laid.required, loader.synchronize))
+            fusor = Fusor(image, seen, policy, selection or policy.select(seen), laid.required)
             clock.select_s += clock.lap()
 
             # Each layer: load and relocate what is reused, compute the rows, narrow them. All fresh K and V of a layer
             # are in place before any row attends.
             for layer in range(model.stack.num_layers):
-                clock.load_s += loader.synchronize(layer)
+                if not policy.needs.attention:
+                    clock.load_s += loader.synchronize(layer)
                 with stage("layer"):
                     fusor.prefill_layer(layer)
 

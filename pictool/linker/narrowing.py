@@ -18,7 +18,7 @@ class Narrowing:
     """
 
     def __init__(self, prompt: Prompt, policy: Policy, selection: Selection, always: RowMask) -> None:
-        self._prompt, self._policy, self._always = prompt, policy, always
+        self._prompt, self._policy, self._always = prompt, policy, always.copy()
         self.scores: Scores | None = None
         self.on = self._take(selection)
 
@@ -40,6 +40,8 @@ class Narrowing:
 
     def _take(self, selection: Selection) -> RowMask:
         """The rows [n] that go on, with those that always do; scores stay as the policy first gave them."""
+        if selection.keep is not None:
+            self._always[: len(selection.keep)] |= selection.keep
         rows = self._always.copy()
         rows[: len(selection.rows)] |= selection.rows
         if selection.scores is not None and self.scores is None:

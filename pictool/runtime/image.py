@@ -63,10 +63,16 @@ class Image:
         keys = self._keys[layer][:, :, start:end]
         keys.copy_(self.stack.rotate(keys, tables_at(self._tables, slice(start, end)), layer))
 
-    def compute(self, layer: int, hidden: Tensor, rows: Rows) -> Tensor:
-        """Run a layer on the hidden states [1, rows, hidden] of `rows`; their K and V replace what was there."""
+    def compute(
+        self, layer: int, hidden: Tensor, rows: Rows, on_scores: Callable[[Tensor], None] | None = None
+    ) -> Tensor:
+        """Run a layer on the hidden states [1, rows, hidden] of `rows`; their K and V replace what was there.
+
+        Args:
+            on_scores: called with the rows' attention scores, float32 [1, heads, rows, n].
+        """
         tables = tables_at(self._tables, rows.positions)
-        return self.stack.layer(layer, hidden, ImageCache(self, tables, rows), tables, rows.runs)
+        return self.stack.layer(layer, hidden, ImageCache(self, tables, rows), tables, rows.runs, on_scores)
 
     def project(self, layer: int, hidden: Tensor, rows: Rows) -> LayerKV:
         """Fresh K (rotated) and V [1, kv_heads, rows, head_dim] of `rows` at a layer; the image stays as it is.

@@ -6,11 +6,12 @@ depend on the model only. They are made once, and kept in the user's cache direc
 
 A chunk is prefilled after each probe. A token's score in the chunk's `FixupTable` is
 
-    (1 - p) · the highest, over layers and KV heads, of var(key) / spread(key)
+    max(1 - p, EXPECTED) · the highest, over layers and KV heads, of var(key) / spread(key)
 
 var is the variance of the token's un-rotated key over the probes. spread is the variance of the head's keys over
 tokens, a constant of the model, so that heads, layers and chunks are comparable. p is the probability that the model
-gives the token at its place, the mean over the probes: nothing has to be looked up at a token that can be predicted.
+gives the token at its place, the mean over the probes: nothing has to be looked up at a token that can be predicted,
+mostly. Where a model does look there, `EXPECTED` lets such tokens follow when the others are done.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from pictool.runtime.user_cache import cache_dir, write_cache_file
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
+EXPECTED = 0.1  # what a score keeps at least, however well its token is expected
 _LOGIT_ROWS = 256  # rows whose logits are in memory at once
 _LENGTHS_WRITTEN = 3  # a text is so many times as long as a probe, so that it can be cut where a line ends
 _DIGEST_BYTES = 32
@@ -130,7 +132,7 @@ def _measure(stack: LayerStack, probes: Probes, chunks: Sequence[Sequence[int]])
 
     cache, runs = PrefixedCache(stack, row_tables, prefix, on_key), (Run(0, end, end + 1 + longest),)
     hidden = stack.layers(stack.embed(tokens), cache, row_tables, runs)
-    return (dependence * _improbability(stack, hidden, tokens, count)).cpu()
+    return (dependence * _improbability(stack, hidden, tokens, count).clamp_min(EXPECTED)).cpu()
 
 
 def _improbability(stack: LayerStack, hidden: Tensor, tokens: Tensor, count: int) -> Tensor:

@@ -80,21 +80,47 @@ PERSON = Kind(
 )
 ALL_KINDS = {kind.name: kind for kind in (TOWN, COMPANY, PERSON)}
 
-# One or two kinds a prompt, so that many subjects share their attributes.
-_CASTS = ((TOWN,), (COMPANY,), (PERSON,), (TOWN, PERSON), (COMPANY, PERSON), (COMPANY, TOWN))
-_OPENINGS = ("Here begins a new book.", "This is the first page of a book.", "A new book starts here.")
-_HANDOVERS = ("The next page is about {s}.", "Turn the page to read about {s}.", "Now we come to {s}.")
-_FILLER_SUBJECTS = (
-    "the road", "the old bridge", "the harbour", "the market", "a narrow path",
-    "the garden", "the morning", "the library", "the weather", "a long wall",
-)  # fmt: skip
-_FILLER_VERBS = (
-    "was quiet", "was open to all", "looked much the same", "had been repaired", "was full of light",
-    "took a long time", "smelled of rain", "was often described", "was painted twice",
-)  # fmt: skip
-_FILLER_ENDS = (
-    "in those years", "before winter", "after the storm", "as travellers wrote",
-    "for most of the year", "without any hurry", "as far as anyone knew", "at the end of summer",
+
+@dataclass(frozen=True)
+class World:
+    """What books tell of, and in which words.
+
+    Fields:
+        casts: the kinds of subjects of one prompt: one or two, so that many subjects share their attributes.
+        openings: how a book begins. handovers: how a page names the subject ({s}) of the next.
+        filler: subjects, verbs and ends of the sentences that tell no fact.
+        anaphor: how the second part of a two-hop question refers to the answer of the first, by its kind ({k}).
+        joint: how its parts ({a}, {b}) are joined.
+    """
+
+    kinds: tuple[Kind, ...]
+    casts: tuple[tuple[Kind, ...], ...]
+    openings: tuple[str, ...]
+    handovers: tuple[str, ...]
+    filler: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+    anaphor: str = "this {k}"
+    joint: str = "{a}, and {b}?"
+
+
+BOOKS = World(
+    kinds=(TOWN, COMPANY, PERSON),
+    casts=((TOWN,), (COMPANY,), (PERSON,), (TOWN, PERSON), (COMPANY, PERSON), (COMPANY, TOWN)),
+    openings=("Here begins a new book.", "This is the first page of a book.", "A new book starts here."),
+    handovers=("The next page is about {s}.", "Turn the page to read about {s}.", "Now we come to {s}."),
+    filler=(
+        (
+            "the road", "the old bridge", "the harbour", "the market", "a narrow path",
+            "the garden", "the morning", "the library", "the weather", "a long wall",
+        ),
+        (
+            "was quiet", "was open to all", "looked much the same", "had been repaired", "was full of light",
+            "took a long time", "smelled of rain", "was often described", "was painted twice",
+        ),
+        (
+            "in those years", "before winter", "after the storm", "as travellers wrote",
+            "for most of the year", "without any hurry", "as far as anyone knew", "at the end of summer",
+        ),
+    ),
 )  # fmt: skip
 
 
@@ -156,10 +182,9 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def filler(rng: random.Random) -> str:
+def filler(rng: random.Random, world: World = BOOKS) -> str:
     """A sentence that tells no fact."""
-    parts = (rng.choice(_FILLER_SUBJECTS), rng.choice(_FILLER_VERBS), rng.choice(_FILLER_ENDS))
-    return _sentence(" ".join(parts) + ".")
+    return _sentence(" ".join(rng.choice(part) for part in world.filler) + ".")
 
 
 def _book_lengths(rng: random.Random, num_pages: int) -> list[int]:
@@ -173,13 +198,13 @@ def _book_lengths(rng: random.Random, num_pages: int) -> list[int]:
 class _Writer:
     """Writes one prompt: hands out unused names and values, and keeps the facts told so far."""
 
-    def __init__(self, rng: random.Random, shape: Shape, num_pages: int) -> None:
-        self.rng, self.shape = rng, shape
+    def __init__(self, rng: random.Random, shape: Shape, world: World) -> None:
+        self.rng, self.shape, self.world = rng, shape, world
         self.facts: list[Fact] = []
-        self.kinds = rng.choice(_CASTS)
-        self.unused = {kind.name: rng.sample(kind.subjects, len(kind.subjects)) for kind in ALL_KINDS.values()}
-        self.pointed: dict[str, list[str]] = {kind: [] for kind in ALL_KINDS}
-        self.attributes = {kind.name: rng.sample(kind.attributes, 2) for kind in ALL_KINDS.values()}
+        self.kinds = rng.choice(world.casts)
+        self.unused = {kind.name: rng.sample(kind.subjects, len(kind.subjects)) for kind in world.kinds}
+        self.pointed: dict[str, list[str]] = {kind.name: [] for kind in world.kinds}
+        self.attributes = {kind.name: rng.sample(kind.attributes, 2) for kind in world.kinds}
         self.values: dict[str, list[str]] = {}
 
     def subject(self, kind: Kind) -> str:
@@ -211,14 +236,14 @@ class _Writer:
         return " ".join(told)
 
     def page(self, number: int, carried: tuple[Kind, str] | None, following: str | None) -> str:
-        rng = self.rng
-        middle = [filler(rng) for _ in range(rng.randint(0, self.shape.max_filler_sentences))]
+        rng, world = self.rng, self.world
+        middle = [filler(rng, world) for _ in range(rng.randint(0, self.shape.max_filler_sentences))]
         for _ in range(rng.randint(0 if carried else 1, self.shape.max_locals)):
             kind = rng.choice(self.kinds)
             told = self.tell(kind, self.subject(kind), number, number, pronoun_first=False)
             middle.insert(rng.randint(0, len(middle)), told)
-        first = self.tell(*carried, number, number - 1, pronoun_first=True) if carried else rng.choice(_OPENINGS)
-        last = [rng.choice(_HANDOVERS).format(s=following)] if following else []
+        first = self.tell(*carried, number, number - 1, pronoun_first=True) if carried else rng.choice(world.openings)
+        last = [rng.choice(world.handovers).format(s=following)] if following else []
         return " ".join([first, *middle, *last]) + "\n"
 
     def book(self, start: int, length: int) -> Iterator[str]:
@@ -236,23 +261,24 @@ def _single_hops(facts: Sequence[Fact]) -> Iterator[Question]:
         yield Question(text, fact.value, "carried" if fact.is_carried else "local", (fact,))
 
 
-def _two_hops(facts: Sequence[Fact]) -> Iterator[Question]:
+def _two_hops(facts: Sequence[Fact], world: World) -> Iterator[Question]:
     by_subject: dict[str, list[Fact]] = {}
     for fact in facts:
         by_subject.setdefault(fact.subject, []).append(fact)
     for first in facts:
         for second in by_subject.get(first.value, []):
-            anaphor = "this " + second.kind
-            text = f"{first.attribute.asked.format(s=first.subject)}, and {second.attribute.asked.format(s=anaphor)}?"
+            anaphor = world.anaphor.format(k=second.kind)
+            parts = first.attribute.asked.format(s=first.subject), second.attribute.asked.format(s=anaphor)
+            text = world.joint.format(a=parts[0], b=parts[1])
             yield Question(_sentence(text), f"{first.value}, {second.value}", "two-hop", (first, second))
 
 
-def write_prompt(rng: random.Random, num_pages: int, shape: Shape = Shape()) -> Prompt:
+def write_prompt(rng: random.Random, num_pages: int, shape: Shape = Shape(), world: World = BOOKS) -> Prompt:
     """One prompt of `num_pages` pages with all its questions; a deterministic function of the state of `rng`."""
-    writer = _Writer(rng, shape, num_pages)
+    writer = _Writer(rng, shape, world)
     pages: list[str] = []
     for length in _book_lengths(rng, num_pages):
         pages.extend(writer.book(len(pages), length))
-    questions = [*_single_hops(writer.facts), *_two_hops(writer.facts)]
+    questions = [*_single_hops(writer.facts), *_two_hops(writer.facts, world)]
     rng.shuffle(questions)
     return Prompt(tuple(pages), tuple(questions), tuple(writer.facts))

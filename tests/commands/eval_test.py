@@ -191,3 +191,19 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: p
 )
 def test_numbers_as_they_are_shown(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+def test_an_answer_ends_where_it_is_told_to(run: Run) -> None:
+    """And the two experiments have different results files, so that neither is taken for the other."""
+    whole, ended = (Path(name) for name in ("whole.jsonl", "ended.jsonl"))
+    assert run(o=str(whole), max_new_tokens=8).code == 0
+    (_, first, *_) = map(json.loads, whole.read_text().splitlines())
+    letter = first["answer"][3]
+    outcome = run(o=str(ended), max_new_tokens=8, stop=[letter])
+    assert outcome.code == 0, outcome.err
+    header, *results = map(json.loads, ended.read_text().splitlines())
+    assert header["settings"]["stop"] == [letter]
+    assert all(letter not in result["answer"] for result in results)
+    assert first["answer"].startswith(next(result["answer"] for result in results if result["id"] == first["id"]))
+    refused = run(o=str(ended), max_new_tokens=8)
+    assert refused.code == 1 and "stop" in refused.err and "null here" in refused.err

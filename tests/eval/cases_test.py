@@ -38,6 +38,15 @@ def test_options_come_before_the_case() -> None:
             assert prepared.spec.max_new_tokens == 2
 
 
+def test_stop_texts_take_the_place_of_the_case_s() -> None:
+    cases = [case("1", stop=("\n",)), case("2")]
+    for options, wanted in ((SpecOptions(stop=(".", "!")), [(".", "!")] * 2), (SpecOptions(), [("\n",), ()])):
+        (group,) = group_cases(model(), cases, options).groups
+        assert [prepared.spec.sampling.stop for prepared in group.cases] == wanted
+    with pytest.raises(InputError, match="stop string is empty"):
+        SpecOptions(stop=("",))
+
+
 def test_tokens_are_those_of_the_prompt() -> None:
     opened = model()
     for group in group_cases(opened, CASES, SpecOptions()).groups:

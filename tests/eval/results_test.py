@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from eval.shared import CASES, CaseList, case, model
 from pictool.errors import InputError
 from pictool.eval.cases import SpecOptions
 from pictool.eval.methods import Times
-from pictool.eval.results import MEASURED, CaseResult, Header, make_header, open_results
+from pictool.eval.results import MEASURED, CaseResult, Header, make_header, open_results, settings_of
 from pictool.runtime.machine import installed
 
 PATH = Path("out/results.jsonl")
@@ -87,7 +87,7 @@ def test_the_format_is_fixed_byte_by_byte() -> None:
         "pictool-eval", 1, "0.1.0", "2.13.0", {"name": "world", "params": {"seed": 0}, "cases": 4, "sha256": "ab"},
         {"name": "embedded", "fingerprint": "cd", "tokenizer": "ef", "prompts": "01", "dtype": "float32",
          "device": "cpu"},
-        asdict(SpecOptions(chunk_tokens=64, head="Hé.")), 2, {"cpu": "x", "cores": 8, "gpu": None},
+        settings_of(SpecOptions(chunk_tokens=64, head="Hé.")), 2, {"cpu": "x", "cores": 8, "gpu": None},
     )  # fmt: skip
     with open_results(PATH, fixed) as file:
         file.append(ROWS[:2])

@@ -11,6 +11,7 @@ import tiny
 import torch
 
 from pictool.core import FixupTable
+from pictool.runtime import sensitivity
 from pictool.runtime.model import Model, wrap_model
 from pictool.runtime.sensitivity import Probes, cut_at_lines, fixup_tables, make_probes, probes_of
 
@@ -61,8 +62,19 @@ def test_a_table_is_what_the_formula_says_of_transformers_own_forward(architectu
     p = logits[:, LENGTH - 1 : -1].softmax(-1)[:, torch.arange(20), chunk].mean(0)
     (table,) = tables(model, probes, [chunk])
     assert table.dtype == np.float16
-    np.testing.assert_allclose(table, (highest * (1 - p)).numpy(), rtol=2e-3, atol=1e-4)
+    np.testing.assert_allclose(table, (highest * (1 - p).clamp_min(0.1)).numpy(), rtol=2e-3, atol=1e-4)
     assert float(table.max()) > 0.01
+
+
+def test_a_token_that_is_expected_keeps_a_tenth_of_its_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A score of 0 could never be chosen, however much its key depends on what precedes it."""
+    model, (chunk,) = make_model("llama"), random_chunks([20])
+    probes = make_probes(model, COUNT, LENGTH)
+    monkeypatch.setattr(sensitivity, "_improbability", lambda *_: torch.ones(1, 20))
+    (unexpected,) = tables(model, probes, [chunk])
+    monkeypatch.setattr(sensitivity, "_improbability", lambda *_: torch.zeros(1, 20))
+    (expected,) = tables(model, probes, [chunk])
+    np.testing.assert_allclose(expected, 0.1 * unexpected, rtol=2e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("architecture", tiny.CONFIGS)

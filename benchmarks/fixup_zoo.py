@@ -1,0 +1,457 @@
+"""Which recipe of fixup tables holds on every model of the zoo (docs/studies/fixups.md).
+
+    python -m benchmarks.fixup_zoo measure            # every model of the zoo that is trained → fixup_zoo.json
+    python -m benchmarks.fixup_zoo table              # the tables of the study, from fixup_zoo.json
+    python -m benchmarks.fixup_zoo compose            # unions, and the tail's attention → fixup_zoo_compose.json
+    python -m benchmarks.fixup_zoo plot               # its picture → docs/images/fixup_zoo.svg
+
+Prompts are held-out worlds of each model, of 6 chunks of about 20 or 60 tokens. Every recipe makes a table for each
+chunk; the highest scores of the prompt are computed, as many for every recipe. KL: of the first token's distribution
+from that of full recompute, as a share of naive reuse's. Leave one out: for each model the recipe with the best worst
+case on the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.fixups import Answers, Numbers, Record, answer, count_questions, questions_of, records_of, summarise_all
+from benchmarks.output import write_results
+from pictool import Chunk, Model, Store, compile, link, load_model
+from pictool.core import Layout
+from pictool.engines.base import first_token_kl
+from pictool.linker.grid import parse_grid
+from pictool.linker.policies import make_policy
+from pictool.linker.policies import policies as all_policies
+from pictool.linker.policies.attended import exact_rows
+from pictool.linker.policies.base import count_of, first_rows, highest
+from pictool.runtime.attention import Rows, Run
+from pictool.runtime.caches import CapturingCache, PrefixedCache
+from pictool.runtime.image import Image
+from pictool.runtime.rope import tables_at
+from pictool.runtime.sensitivity import Probes, probes_from, probes_of
+from pictool.runtime.template import make_frame
+from pictool.world.generate import BOOKS, Prompt, Question, Shape, World, write_prompt
+from training.score import HELD_OUT
+from training.zoo import MODELS, ZOO
+
+RATIOS = (0.02, 0.05, 0.10, 0.20)
+SIZES = {20: 0, 60: 6}  # tokens of a chunk, about → sentences of filler per page, at most
+CHUNKS, PER_KIND = 6, 6
+PROBES, PROBE_TOKENS = 8, 60
+RESULTS = Path("benchmarks/results/fixup_zoo.json")
+PICTURE = Path("docs/images/fixup_zoo.svg")
+FIRST = "own · (1 - p)"  # the recipe before this study
+DEFAULT = "own · max(1 - p, 0.1)"  # of `runtime/sensitivity.py`
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, the world that it was trained on, and the small model that reads prompts for SpecCache."""
+
+    name: str
+    world: World
+    speculative: str
+
+    @cached_property
+    def model(self) -> Model:
+        directory = MODELS / self.name
+        return load_model(str(directory) if directory.exists() else self.name, device="cpu")
+
+    def prompt(self, size: int, index: int) -> Prompt:
+        """A prompt that nothing was trained on; a draw that runs out of names is drawn again."""
+        for attempt in range(100):
+            with suppress(IndexError):
+                draw = random.Random(f"{HELD_OUT}-zoo-{size}-{index}-{attempt}")
+                return write_prompt(draw, CHUNKS, Shape(max_filler_sentences=SIZES[size]), self.world)
+        raise AssertionError("the names of the world are too few")
+
+
+def subjects() -> list[Subject]:
+    """The trained models of the zoo, and the embedded ones; SpecCache's small model is another of the world."""
+    trained = [name for name in ZOO if (MODELS / name / "scores.json").exists()]
+    found = [Subject("embedded", BOOKS, "embedded-small"), Subject("embedded-small", BOOKS, "embedded")]
+    for name in trained:
+        others = [other for other in trained if other != name and ZOO[other].world is ZOO[name].world]
+        found.append(Subject(name, ZOO[name].world, str(MODELS / (others or [name])[0])))
+    return found
+
+
+# Signals of a chunk: how much its keys vary after probes of three kinds, and how well it is expected
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Of one kind of probes: the highest and the mean share of the variance, and 1 - p; float64 [n] each."""
+
+    highest: Numbers
+    mean: Numbers
+    new: Numbers
+
+
+def signal(model: Model, probes: Probes, chunk: Sequence[int]) -> Signal:
+    stack, start = model.stack, probes.length
+    tokens = torch.cat([probes.tokens, torch.tensor([list(chunk)] * len(probes.tokens))], 1)
+    tables = stack.rotary_tables(torch.arange(tokens.shape[1]))
+    cache = CapturingCache(stack, tables)
+    hidden = stack.layers(stack.embed(tokens), cache, tables, (Run(0, 0, tokens.shape[1]),))
+    shares = torch.stack([
+        key[:, :, start:].float().var(0, correction=0).sum(-1) / spread[:, None]
+        for (key, _), spread in zip(cache.layers[1:], probes.spread[1:], strict=True)
+    ])  # fmt: skip
+    p = stack.logits(hidden[:, start - 1 : -1].flatten(0, 1)).softmax(-1).view(len(tokens), len(chunk), -1)
+    new = 1 - p[:, torch.arange(len(chunk)), list(chunk)].mean(0)
+    return Signal(*(part.double().numpy() for part in (shares.amax((0, 1)), shares.mean((0, 1)), new)))
+
+
+def random_probes(model: Model) -> Probes:
+    draw = random.Random("zoo random")
+    rows = [[draw.randrange(3, model.config.vocab_size) for _ in range(PROBE_TOKENS - 1)] for _ in range(PROBES)]
+    return probes_from(model, torch.tensor([[first_token(model), *row] for row in rows]))
+
+
+def neighbour_probes(subject: Subject, size: int) -> Probes:
+    """Ends of runs of other chunks of the same store."""
+    rows = []
+    for index in range(PROBES):
+        text = "".join(subject.prompt(size, 10_000 + index).pages)
+        text = text if subject.model.encode(text) else " "
+        tokens = list(subject.model.encode(text * 3))
+        rows.append([first_token(subject.model), *tokens[-(PROBE_TOKENS - 1) :]])
+    return probes_from(subject.model, torch.tensor(rows))
+
+
+def first_token(model: Model) -> int:
+    return model.bos_id if model.bos_id is not None else min(model.eos_ids)
+
+
+# Recipes: signals by kind of probes → scores of a whole prompt [N of the chunks]
+
+Signals = Mapping[str, Signal]  # of all chunks, one after the other
+
+
+def places(scores: Numbers) -> Numbers:
+    """The place of every score, 0 for the highest."""
+    order = np.argsort(-scores, kind="stable")
+    place = np.empty(len(scores))
+    place[order] = np.arange(len(scores))
+    return place
+
+
+RECIPES: dict[str, Callable[[Signals], Numbers]] = {
+    FIRST: lambda s: s["own"].highest * s["own"].new,
+    "own": lambda s: s["own"].highest,
+    "own, mean": lambda s: s["own"].mean,
+    "random": lambda s: s["random"].highest,
+    "random, mean": lambda s: s["random"].mean,
+    "neighbours": lambda s: s["near"].highest,
+    "neighbours · (1 - p)": lambda s: s["near"].highest * s["near"].new,
+    "own + random": lambda s: s["own"].highest + s["random"].highest,
+    "max(own, random)": lambda s: np.maximum(s["own"].highest, s["random"].highest),
+    "places of own and random": lambda s: -(places(s["own"].highest) + places(s["random"].highest)),
+    "own and random in turn": lambda s: -np.minimum(places(s["own"].highest), places(s["random"].highest)),
+    "own · (1 - p) and random in turn": lambda s: (
+        -np.minimum(places(s["own"].highest * s["own"].new), places(s["random"].highest))
+    ),
+    "own · (1 - p) and neighbours in turn": lambda s: (
+        -np.minimum(places(s["own"].highest * s["own"].new), places(s["near"].highest))
+    ),
+    DEFAULT: lambda s: s["own"].highest * np.maximum(s["own"].new, 0.1),
+    "own · max(1 - p, 0.3)": lambda s: s["own"].highest * np.maximum(s["own"].new, 0.3),
+    "(own + random) · max(1 - p, 0.3)": lambda s: (
+        (s["own"].highest + s["random"].highest) * np.maximum(s["own"].new, 0.3)
+    ),
+    "own + random + neighbours": lambda s: s["own"].highest + s["random"].highest + s["near"].highest,
+    "neighbours · max(1 - p, 0.3)": lambda s: s["near"].highest * np.maximum(s["near"].new, 0.3),
+    "(own + neighbours) · max(1 - p, 0.3)": lambda s: (
+        (s["own"].highest + s["near"].highest) * np.maximum(np.minimum(s["own"].new, s["near"].new), 0.3)
+    ),
+    "all · max(1 - p, 0.3)": lambda s: (
+        (s["own"].highest + s["random"].highest + s["near"].highest) * np.maximum(s["own"].new, 0.3)
+    ),
+}
+
+
+# One prompt under any set of rows, for all questions at once
+
+
+class Context:
+    """A prompt's naive KV, and what a model answers once some rows are computed."""
+
+    def __init__(self, model: Model, pages: Sequence[Chunk], questions: Sequence[Question]) -> None:
+        self._model, self._stack = model, model.stack
+        frames = [make_frame(model, question.text) for question in questions]
+        self._tails = [model.encode(frame.tail) for frame in frames]
+        self._golds = [(*model.encode(" " + each.answer), *sorted(model.eos_ids)) for each in questions]
+        self.layout = Layout.of(model.encode(frames[0].head), [page.tokens for page in pages], self._tails[0])
+        parts = [span for span in (self.layout.head, *self.layout.chunks) if span[0] < span[1]]
+        self._naive = [self._alone(self.layout.tokens[start:end].tolist()) for start, end in parts]
+
+    def _alone(self, tokens: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Un-rotated K and V of a part on its own, [kv_heads, tokens, head_dim] per layer."""
+        tables = self._stack.rotary_tables(torch.arange(len(tokens)))
+        cache = CapturingCache(self._stack, tables)
+        self._stack.layers(self._stack.embed(torch.tensor([tokens])), cache, tables, (Run(0, 0, len(tokens)),))
+        return [(key[0], value[0]) for key, value in cache.layers]
+
+    def answers(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Answers:
+        """The answers to all questions, after `rows` [N] were computed."""
+        stack, end = self._stack, self.layout.num_context
+        image, at = Image(stack, self.layout), Rows.of(torch.from_numpy(np.flatnonzero(rows)))
+        hidden = stack.embed(torch.from_numpy(self.layout.tokens[:end][rows].astype(np.int64))[None])
+        for layer in range(stack.num_layers):
+            key, value = (torch.cat([part[layer][i] for part in self._naive], 1) for i in (0, 1))
+            image.place(layer, 0, key, value)
+            image.relocate(layer, 0, end)
+            if rows.any():
+                hidden = image.compute(layer, hidden, at)
+        return self._ask(image, float(rows.mean()))
+
+    def _ask(self, image: Image, share: float) -> Answers:
+        stack, start = self._stack, self.layout.num_context
+        sequences = [(*tail, *gold[:-1]) for tail, gold in zip(self._tails, self._golds, strict=True)]
+        longest = max(map(len, sequences))
+        tokens = torch.tensor([[*each, *[each[-1]] * (longest - len(each))] for each in sequences])
+        tables = tables_at(stack.rotary_tables(torch.arange(start + longest)), slice(start, None))
+        context = {
+            layer: (image.key(layer)[:, :, :start], image.value(layer)[:, :, :start])
+            for layer in range(stack.num_layers)
+        }
+        cache = PrefixedCache(stack, tables, context)
+        hidden = stack.layers(stack.embed(tokens), cache, tables, (Run(0, start, start + longest),))
+        logits = [
+            stack.logits(row[len(tail) - 1 : len(tail) - 1 + len(gold)])
+            for row, tail, gold in zip(hidden, self._tails, self._golds, strict=True)
+        ]
+        right = [each.argmax(-1).tolist() == list(gold) for each, gold in zip(logits, self._golds, strict=True)]
+        first = torch.stack([each[0] for each in logits]).double().log_softmax(-1)
+        return Answers(first, np.asarray(right, dtype=float), share)
+
+
+def measure_prompt(subject: Subject, size: int, index: int, probes: Mapping[str, Probes]) -> dict[str, Record]:
+    """One prompt under every recipe and policy at every ratio."""
+    model, world = subject.model, subject.prompt(size, index)
+    pages = [Chunk(page, model.encode(page), "page") for page in world.pages]
+    questions = questions_of(world, PER_KIND)
+    context = Context(model, pages, questions)
+    layout, exact = context.layout, exact_rows(context.layout)
+    all_rows = np.ones(layout.num_context, dtype=bool)
+    answers = {"full": context.answers(all_rows), "naive": context.answers(~all_rows)}
+    each = {kind: [signal(model, some, page.tokens) for page in pages] for kind, some in probes.items()}
+    joined = {
+        kind: Signal(*(np.concatenate([getattr(one, field) for one in some]) for field in ("highest", "mean", "new")))
+        for kind, some in each.items()
+    }
+    for label, recipe in RECIPES.items():
+        scores = np.full(layout.num_context, -np.inf)
+        scores[layout.head[1] :] = recipe(joined)
+        scores[exact] = -np.inf
+        for ratio in RATIOS:
+            rows = highest(scores, count_of(ratio, len(scores))) & ~exact
+            answers[f"{label} @ {ratio}"] = context.answers(rows)
+    mean_length = float(np.mean([len(page) for page in pages]))
+    for ratio in RATIOS:
+        answers[f"legolink @ {ratio}"] = context.answers(first_rows(layout, max(1, round(ratio * mean_length))))
+    with tempfile.TemporaryDirectory() as directory:
+        reply = partial(answer, model, Store(directory), pages, questions)
+        linked = reply(make_policy("naive"))
+        assert float((linked.first.exp() - answers["naive"].first.exp()).abs().max()) < 1e-3  # as the linker does it
+        for name in ("cacheblend", "speccache"):
+            second = f":spec_model={subject.speculative}" if name == "speccache" else ""
+            for ratio in RATIOS:
+                (labelled,) = parse_grid([f"{name}:ratio={ratio}{second}"])
+                answers[f"{name} @ {ratio}"] = reply(labelled.policy)
+    return records_of(answers, questions)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Every model, both sizes; what is in the results already is kept."""
+    torch.set_num_threads(1)
+    command = f"python -m benchmarks.fixup_zoo measure --questions {options.questions}"
+    results: Record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"command": command, "models": {}}
+    for subject in subjects():
+        if subject.name in results["models"] or (options.models and subject.name not in options.models):
+            continue
+        of_model: Record = {}
+        for size in SIZES:
+            probes = {
+                "own": probes_of(subject.model, PROBES, PROBE_TOKENS), "random": random_probes(subject.model),
+                "near": neighbour_probes(subject, size),
+            }  # fmt: skip
+            prompts: list[dict[str, Record]] = []
+            while not prompts or count_questions(prompts) < options.questions:
+                with torch.no_grad():
+                    prompts.append(measure_prompt(subject, size, len(prompts), probes))
+            print(f"{subject.name} {size}: {count_questions(prompts)} questions", file=sys.stderr, flush=True)
+            of_model[str(size)] = {"questions": count_questions(prompts), "variants": summarise_all(prompts)}
+        results["models"][subject.name] = of_model
+        write_results(RESULTS, results)
+
+
+DRAWN = {DEFAULT: "fixup", "legolink": "legolink", "cacheblend": "cacheblend", "speccache": "speccache"}
+
+
+# Tables: shares of naive's KL, by recipe and ratio
+
+
+def shares(results: Record, label: str, ratio: float) -> dict[tuple[str, str], float]:
+    """KL of a variant as a share of naive's, by model and size."""
+    return {
+        (model, size): part["variants"][f"{label} @ {ratio}"]["kl"] / part["variants"]["naive"]["kl"]
+        for model, sizes in results["models"].items()
+        for size, part in sizes.items()
+    }
+
+
+def worst_and_mean(values: Iterable[float]) -> tuple[float, float]:
+    found = list(values)
+    return max(found), float(np.mean(found))
+
+
+def criterion(results: Record, label: str, models: Sequence[str]) -> tuple[float, float]:
+    """By which a recipe is chosen: the worst share of naive's KL at 10 % of rows, then the mean over all ratios."""
+    at_ten = [value for (model, _), value in shares(results, label, 0.1).items() if model in models]
+    every = [
+        value for ratio in RATIOS for (model, _), value in shares(results, label, ratio).items() if model in models
+    ]
+    return max(at_ten), float(np.mean(every))
+
+
+def table(_: argparse.Namespace) -> None:
+    """Print the study's tables."""
+    results = json.loads(RESULTS.read_text())
+    names = list(results["models"])
+    print("| recipe | " + " | ".join(f"{ratio:.0%} worst (mean)" for ratio in RATIOS) + " |")
+    print("|---|" + "---|" * len(RATIOS))
+    for label in (*RECIPES, "legolink", "cacheblend", "speccache"):
+        cells = (worst_and_mean(shares(results, label, ratio).values()) for ratio in RATIOS)
+        print(f"| {label} | " + " | ".join(f"{100 * worst:.0f} ({100 * mean:.0f})" for worst, mean in cells) + " |")
+    print(
+        "\n| left out | chosen on the others | 20 tokens, 10 % | 60 tokens, 10 % | default, 10 % | full / naive right |"
+    )
+    print("|---|---|---|---|---|---|")
+    for name in names:
+        others = [other for other in names if other != name]
+        best = min(RECIPES, key=lambda label: criterion(results, label, others))
+        own, default = shares(results, best, 0.1), shares(results, DEFAULT, 0.1)
+        right = " ".join(
+            f"{part['variants']['full']['right']:.2f} / {part['variants']['naive']['right']:.2f}"
+            for part in results["models"][name].values()
+        )
+        print(
+            f"| {name} | {best} | {100 * own[name, '20']:.1f} | {100 * own[name, '60']:.1f} | "
+            f"{100 * default[name, '20']:.1f}, {100 * default[name, '60']:.1f} | {right} |"
+        )
+
+
+def plot(_: argparse.Namespace) -> None:
+    """Share of naive's KL, %, by share of rows: a line for every model, and one for the mean. SVG and PNG."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    results = json.loads(RESULTS.read_text())
+    with matplotlib.rc_context({"svg.hashsalt": "pictool", "font.size": 9.0, "svg.fonttype": "path"}):
+        figure = Figure(figsize=(9.0, 3.4), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(1, 4, sharey=True)
+        for axes, (label, name) in zip(panels, DRAWN.items(), strict=True):
+            color = all_policies()[name].plot.line_colors[0]
+            ratios = [100 * ratio for ratio in RATIOS]
+            by_ratio = [shares(results, label, ratio) for ratio in RATIOS]
+            for case in by_ratio[0]:
+                axes.plot(ratios, [100 * values[case] for values in by_ratio], color=color, linewidth=0.6, alpha=0.5)
+            means = [100 * float(np.mean(list(values.values()))) for values in by_ratio]
+            axes.plot(ratios, means, color=color, linewidth=2.2, marker="o", markersize=3)
+            axes.set(title=name, xlabel="ratio, %", xscale="log", ylim=(0, 105))
+            axes.set_xticks(ratios, [f"{ratio:.0f}" for ratio in ratios])
+            axes.minorticks_off()
+            axes.grid(color="#dddddd", linewidth=0.5)
+        panels[0].set(ylabel="KL to full, % of naive's")
+        figure.savefig(PICTURE.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
+        figure.savefig(PICTURE.with_suffix(".png"), dpi=150, metadata={"Software": None})
+
+
+# compose: unions, and what the tail attends to. Rows depend on the question, so each is linked on its own.
+
+COMPOSED = Path("benchmarks/results/fixup_zoo_compose.json")
+COMPOSITIONS = (
+    "fixup-5", "attended-5", "fixup-2.5+attended-2.5", "fixup-5+attended-5@5", "fixup-5+speccache-5@5",
+    "fixup-10", "attended-10", "fixup-5+attended-5", "fixup-10+attended-10@10", "fixup-5+speccache-5",
+    "fixup-5+legolink-2", "fixup-5+attended-15",
+)  # fmt: skip
+
+
+def compose(options: argparse.Namespace) -> None:
+    """Every composition on one prompt after another of each model, tables by the model itself."""
+    torch.set_num_threads(1)
+    results: Record = {"command": f"python -m benchmarks.fixup_zoo compose --prompts {options.prompts}", "models": {}}
+    for subject in subjects():
+        kl: dict[str, list[float]] = {}
+        rows: dict[str, list[float]] = {}
+        for index in range(options.prompts):
+            for label, divergence, share in _composed(subject, index):
+                kl.setdefault(label, []).append(divergence)
+                rows.setdefault(label, []).append(share)
+        results["models"][subject.name] = {
+            label: {
+                "questions": len(values), "kl": round(float(np.mean(values)), 5),
+                "rows": round(float(np.mean(rows[label])), 4),
+            }
+            for label, values in kl.items()
+        }  # fmt: skip
+        print(f"{subject.name}: {len(kl['naive'])} questions", file=sys.stderr, flush=True)
+        write_results(COMPOSED, results)
+
+
+def _composed(subject: Subject, index: int) -> Iterable[tuple[str, float, float]]:
+    """Policy, KL of the first token from full, and share of context rows; of every question of one prompt."""
+    model, world = subject.model, subject.prompt(20, index)
+    pages = [Chunk(page, model.encode(page), "page") for page in world.pages]
+    policies = parse_grid(["naive", *COMPOSITIONS])
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store(directory)
+        compile(model, store, pages, probes=PROBES, probe_model=model)
+        for question in questions_of(world, 3):
+            frame = make_frame(model, question.text)
+            full = link(model, store, pages, frame.tail, make_policy("full"), head=frame.head).image.logits
+            for labelled in policies:
+                policy = labelled.policy.with_default_model(subject.speculative)
+                linked = link(model, store, pages, frame.tail, policy, head=frame.head)
+                assert full is not None and linked.image.logits is not None
+                share = linked.recomputed / linked.image.layout.num_context
+                yield labelled.label, first_token_kl(full, linked.image.logits), share
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("measure")
+    command.add_argument("--questions", type=int, default=300, help="of each model and size, at least")
+    command.add_argument("--models", nargs="+", help="only these")
+    command.set_defaults(run=measure)
+    command = commands.add_parser("compose")
+    command.add_argument("--prompts", type=int, default=20, help="of each model, of about 7 questions")
+    command.set_defaults(run=compose)
+    commands.add_parser("plot").set_defaults(run=plot)
+    commands.add_parser("table").set_defaults(run=table)
+    options: Any = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pictool.core import Layout
+from pictool.errors import InputError
+from pictool.linker.grid import parse_parts
+from pictool.linker.policies.base import (
+    Deviation,
+    Needs,
+    PlotStyle,
+    Policy,
+    Prompt,
+    Selection,
+    count_of,
+    highest,
+    no_rows,
+    require_share,
+)
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+
+@dataclass(frozen=True)
+class Union(Policy):
+    """The rows of several policies (docs/reference/policies.md): `fixup-5+speccache-5`, `fixup-2+legolink-4`.
+
+    One of them may narrow its rows at layers; what the others select then goes on through all layers. Beside such a
+    one the others may need nothing but the layout, as LegoLink does.
+
+    Fields:
+        parts: the policies, as specifications joined by `+`.
+        budget: of the rows of all parts, the ⌈budget·N⌉ that rank highest under any of them; 0: all of them.
+        spec_model: the second model of the parts that use one.
+    """
+
+    name: ClassVar[str] = "union"
+    reference: ClassVar[str] = "docs/reference/policies.md"
+    plot: ClassVar[PlotStyle] = PlotStyle("D", "Purples")
+    parts: str = "fixup-10+legolink-4"
+    budget: float = 0.0
+    spec_model: str = ""
+
+    def __post_init__(self) -> None:
+        require_share(self.name, "budget", self.budget)
+        parts = parse_parts(self.parts)
+        if len(parts) < 2:
+            raise InputError(f"union: parts={self.parts!r} must be two policies or more, as in fixup-5+legolink-4")
+        for part in parts:
+            if part.needs.chain_block:
+                raise InputError(f"union: {part.name} reuses no objects of documents, so it goes with no other policy")
+            if part.second_model:
+                raise InputError("union: name the second model in the field spec_model, not in parts")
+        if len({part.needs.sinks for part in parts if part.needs.sinks}) > 1:
+            raise InputError(f"union: {self.parts}: the parts need objects with different numbers of dummy tokens")
+        self._require_static(parts)
+
+    def _require_static(self, parts: tuple[Policy, ...]) -> None:
+        dynamic = [part for part in parts if _narrows(part)]
+        if len(dynamic) > 1:
+            raise InputError(f"union: {self.parts}: only one part may narrow its rows at layers")
+        if dynamic and self.budget:
+            raise InputError(f"union: {dynamic[0].name} narrows its rows at layers, so that it takes no shared budget")
+        for part in parts if dynamic else ():
+            if part.needs.selects_late:
+                raise InputError(
+                    f"union: {part.name} reads tables, attention or a second model, and {dynamic[0].name} narrows its "
+                    f"rows at layers: these do not go together; take legolink beside {dynamic[0].name}"
+                )
+
+    @cached_property
+    def policies(self) -> tuple[Policy, ...]:
+        """The parts, with their second model."""
+        parts = parse_parts(self.parts)
+        return tuple(part.with_default_model(self.spec_model) if self.spec_model else part for part in parts)
+
+    @property
+    def needs(self) -> Needs:
+        needs = [part.needs for part in self.policies]
+        return Needs(
+            objects=any(need.objects for need in needs),
+            sinks=max(need.sinks for need in needs),
+            tables=any(need.tables for need in needs),
+            attention=any(need.attention for need in needs),
+            model_field="spec_model" if any(need.model_field for need in needs) else "",
+            runs_model=any(need.runs_model for need in needs),
+        )
+
+    def prepare(self, model: Model) -> None:
+        for part in self.policies:
+            part.prepare(model)
+
+    def select(self, prompt: Prompt) -> Selection:
+        chosen = [part.select(prompt) for part in self.policies]
+        rows = np.logical_or.reduce([selection.rows for selection in chosen])
+        if self.budget:
+            rank = np.min([ranks(selection, prompt.layout) for selection in chosen], axis=0)
+            return Selection(rows & highest(-rank, count_of(self.budget, len(rows))), -rank.astype(np.float32))
+        scores = next((selection.scores for selection in chosen if selection.scores is not None), None)
+        if not any(_narrows(part) for part in self.policies):
+            return Selection(rows, scores)
+        static = [each.rows for each, part in zip(chosen, self.policies, strict=True) if not _narrows(part)]
+        return Selection(rows, scores, keep=np.logical_or.reduce(static))
+
+    def check_layers(self, num_layers: int) -> tuple[int, ...]:
+        return next((part.check_layers(num_layers) for part in self.policies if _narrows(part)), ())
+
+    def narrow(self, prompt: Prompt, layer: int, deviation: Deviation) -> Selection:
+        (dynamic,) = (part for part in self.policies if _narrows(part))
+        return dynamic.narrow(prompt, layer, deviation)
+
+
+def ranks(selection: Selection, layout: Layout) -> NDArray[np.int64]:
+    """The place of every row [N] among those that are selected: 0 for the best; N for a row that is not.
+
+    Without scores, rows at the beginning of their chunk come first.
+    """
+    rows = selection.rows
+    if selection.scores is None:
+        scores = -no_rows(layout).astype(float)
+        for start, end in (layout.head, *layout.chunks):
+            scores[start:end] = -np.arange(end - start)
+    else:
+        scores = selection.scores[: len(rows)].astype(float)
+    order = np.flatnonzero(rows)[np.argsort(-scores[rows], kind="stable")]
+    places = np.full(len(rows), len(rows), dtype=np.int64)
+    places[order] = np.arange(len(order))
+    return places
+
+
+def _narrows(policy: Policy) -> bool:
+    return type(policy).narrow is not Policy.narrow

@@ -1,0 +1,156 @@
+"""Unions of policies: the rows of all parts, or those of a shared budget; and the attention of the tail."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+import torch
+from subjects import (
+    ARCHITECTURES,
+    LENGTH_DEPENDENT,
+    LENGTHS,
+    TAIL,
+    default_policy,
+    make_chunks,
+    max_difference,
+    parts_of,
+    run,
+    subject,
+)
+
+from pictool.core import Layout
+from pictool.errors import InputError
+from pictool.linker.grid import label_of, parse_grid, parse_policy
+from pictool.linker.link import Linked
+from pictool.linker.policies import make_policy
+from pictool.linker.policies.base import Policy, Prompt
+from pictool.store.store import Store
+
+
+def rows_of(linked: Linked) -> set[int]:
+    """The context rows that were computed at every layer."""
+    return set(np.flatnonzero(linked.rows[:, : linked.image.layout.num_context].all(0)).tolist())
+
+
+def link(policy: Policy, store: Store, architecture: str = "llama") -> Linked:
+    return run(subject(architecture), store, policy, make_chunks(LENGTHS))
+
+
+@pytest.mark.parametrize("parts", ["fixup-10+legolink-4", "fixup-5+attended-15", "legolink-2+fixup-20+attended-3"])
+def test_a_union_computes_the_rows_of_all_parts(parts: str, store: Store) -> None:
+    wanted = set().union(*(rows_of(link(parse_policy(part), store)) for part in parts.split("+")))
+    linked = link(parse_policy(parts), store)
+    assert rows_of(linked) == wanted
+    assert np.array_equal(linked.rows, np.tile(linked.rows[0], (3, 1)))
+
+
+def test_a_second_model_is_that_of_the_union(store: Store) -> None:
+    speccache = default_policy("speccache")
+    model = speccache.second_model
+    named, hoisted = parse_grid(
+        [f"speccache-15:spec_model={model}+legolink-3", f"legolink-3+speccache-15:spec_model={model}"]
+    )
+    assert named.policy.second_model == hoisted.policy.second_model == model
+    assert rows_of(link(named.policy, store)) == rows_of(link(speccache, store)) | rows_of(
+        link(parse_policy("legolink-3"), store)
+    )
+
+
+def test_a_shared_budget_takes_what_ranks_highest_under_any_part(store: Store) -> None:
+    whole, shared = (link(parse_policy(spec), store) for spec in ("fixup-20+legolink-4", "fixup-20+legolink-4@15"))
+    num_context = shared.image.layout.num_context
+    assert len(rows_of(shared)) == int(np.ceil(0.15 * num_context))
+    assert rows_of(shared) < rows_of(whole)
+    # The reference: both parts deal in turn, best first; a tie goes to the earlier position.
+    fixup = link(parse_policy("fixup-20"), store)
+    assert fixup.scores is not None
+    scores, lego = fixup.scores, rows_of(link(parse_policy("legolink-4"), store))
+    by_score = sorted(rows_of(fixup), key=lambda row: (-scores[row], row))
+    starts = [start for start, _ in shared.image.layout.chunks]
+    by_place = sorted(lego, key=lambda row: (row - max(start for start in starts if start <= row), row))
+    place = {row: at for ordered in (by_score, by_place) for at, row in reversed(list(enumerate(ordered)))}
+    for ordered in (by_score, by_place):
+        for at, row in enumerate(ordered):
+            place[row] = min(place[row], at)
+    assert rows_of(shared) == set(sorted(place, key=lambda row: (place[row], row))[: len(rows_of(shared))])
+
+
+@pytest.mark.parametrize("architecture", [each for each in ARCHITECTURES if each not in LENGTH_DEPENDENT])
+def test_beside_a_policy_that_narrows_the_rows_of_the_others_go_on(architecture: str, store: Store) -> None:
+    linked = link(parse_policy("cacheblend-10+legolink-3"), store, architecture)
+    lego = rows_of(link(parse_policy("legolink-3"), store, architecture))
+    assert linked.rows[:2].all()
+    assert set(np.flatnonzero(linked.rows[2]).tolist()) >= lego
+    context = linked.rows[2, : linked.image.layout.num_context]
+    assert np.ceil(0.13 * len(context)) <= context.sum() <= np.ceil(0.13 * len(context)) + len(lego)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("legolink-2+prefix", "prefix reuses no objects"),
+        ("cacheblend-5+cacheblend-10", "only one part may narrow"),
+        ("cacheblend-5+legolink-2@5", "no shared budget"),
+        ("cacheblend-5+fixup-5", "do not go together"),
+        ("legolink-2+nonsense-3", "must be one of"),
+        ("speccache-5:spec_model=a+speccache-9:spec_model=b", "two second models"),
+        ("legolink-0:s=2+legolink-0:s=3", "dummy tokens"),
+        ("legolink-2+legolink-4@200", "must be from 0 to 1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_joined_is_refused_by_name(spec: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        parse_policy(spec)
+
+
+def test_a_second_model_in_the_parts_is_refused() -> None:
+    """A server that lets clients name no model reads `second_model`: it must not be passed by."""
+    with pytest.raises(InputError, match="spec_model, not in parts"):
+        make_policy("union", {"parts": "legolink-2+speccache-5:spec_model=x"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels"),
+    [
+        ("fixup-5+legolink-4", ["fixup-5+legolink-4"]),
+        ("fixup:ratio=.02,.05+legolink:k=2,4",
+         ["fixup-2+legolink-2", "fixup-2+legolink-4", "fixup-5+legolink-2", "fixup-5+legolink-4"]),
+        ("cacheblend-15:layers=1+2+legolink-2", ["cacheblend-15:layers=1+2+legolink-2"]),
+        ("fixup-5+speccache-5:spec_model=/m/a@10", ["fixup-5+speccache-5:spec_model=/m/a@10"]),
+    ],
+)  # fmt: skip
+def test_specifications_of_unions(spec: str, labels: list[str]) -> None:
+    grid = parse_grid([spec])
+    assert [each.label for each in grid] == labels
+    for each in grid:
+        assert parse_policy(each.label) == each.policy == make_policy("union", each.policy.params)
+        assert label_of(each.policy) == each.label
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "phi3-partial"])
+def test_attention_is_that_of_the_tail_over_naive_reuse(architecture: str, store: Store) -> None:
+    """The reference: transformers' own attention weights of the tail's rows, over the KV of a naive link."""
+    one = subject(architecture)
+    naive = link(make_policy("naive"), store, architecture)
+    rows = torch.from_numpy(naive.rows[0])
+    wanted = reference.attention(one.reference, parts_of(naive), rows)
+    linked = link(parse_policy("attended-20"), store, architecture)
+    layout = naive.image.layout
+    start = layout.head[1]
+    most = wanted[:, :, layout.tail[0] :, start : layout.num_context].amax((0, 1, 2))
+    assert linked.scores is not None
+    np.testing.assert_allclose(linked.scores[start : layout.num_context], most.numpy(), atol=1e-5)
+    count = int(np.ceil(0.2 * layout.num_context))
+    assert rows_of(linked) == set((start + most.argsort(descending=True, stable=True)[:count]).tolist())
+    assert (
+        max_difference(linked, reference.link(one.reference, parts_of(linked), torch.from_numpy(linked.rows[0])))
+        <= 1e-4
+    )
+
+
+def test_an_engine_without_attention_refuses_by_name() -> None:
+    prompt = Prompt(subject("llama").model, Layout.of((0,), [(5, 6, 7)], (8,)), ("", "a", TAIL))
+    for spec in ("attended-10", "attended-10+legolink-2"):
+        with pytest.raises(InputError, match=r"attended: .* take the torch engine"):
+            parse_policy(spec).select(prompt)

@@ -1,0 +1,171 @@
+"""The zoo: small models that differ in what could matter to a policy. `python -m training.zoo` trains those missing.
+
+Each binds facts over chunks, as the embedded models do, and is trained in the same way (`training/README.md`), in
+minutes on one thread. A run continues its checkpoint. A finished model is in `training/zoo_models/NAME`: weights in
+float16, computed in float32. They are instruments of `benchmarks/fixup_zoo.py` and of tests, and not in the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from pictool.world.generate import Shape, World
+from training.data import Encoder
+from training.network import Size
+from training.score import score
+from training.tokenizer import byte_level, metaspace
+from training.train import Recipe, Run, Stage
+from training.zoo_worlds import ESPACE, HARBOUR, PUEBLO, REGISTER, STADT
+
+MODELS = Path(__file__).parent / "zoo_models"
+LOG_EVERY = 50
+WITHOUT_BOS = 0.3  # share of prompts that begin with EOS, of models without BOS
+
+
+def stages(steps: int) -> tuple[Stage, ...]:
+    """Longer and longer prompts, over the steps of constant rate."""
+    return (
+        Stage(0, pages=(3, 5), filler=0, restated=0.4),
+        Stage(steps * 13 // 22, pages=(3, 6), filler=2, restated=0.2),
+        Stage(steps * 9 // 11, pages=(2, 8), filler=6, restated=0.1),
+    )
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model of the zoo."""
+
+    size: Size
+    world: World
+    tokenizer: Callable[[int, World], Tokenizer]
+    seed: int
+    steps: int = 880
+    cooldown: int = 220
+    subject_layer: int = 1
+    source_layer: int = 2
+
+    def recipe(self, name: str) -> Recipe:
+        return Recipe(
+            f"zoo-{name}", self.size, self.seed, self.steps, self.cooldown, stages(self.steps), batch_tokens=1800,
+            hint_until=self.steps * 10 // 11, p_bos=0.7 if self.size.bos else WITHOUT_BOS,
+            subject_layer=self.subject_layer, source_layer=self.source_layer,
+        )  # fmt: skip
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        return Encoder(self.tokenizer(self.size.vocab, self.world), self.world, "<s>" if self.size.bos else "</s>")
+
+
+ZOO = {
+    "llama-gqa": Member(Size(4, 64, 4, 160, 1000, 32, kv_heads=2), STADT, metaspace, seed=11, steps=1100, cooldown=300),
+    "qwen3": Member(
+        Size(3, 80, 4, 192, 760, 32, kv_heads=2, architecture="qwen3", bos=False), REGISTER, byte_level, seed=12,
+        steps=1100, cooldown=300,
+    ),
+    "gemma3": Member(
+        Size(5, 64, 4, 128, 900, 32, kv_heads=1, architecture="gemma3", local=(0, 2), window=48),
+        PUEBLO, metaspace, seed=13, subject_layer=1, source_layer=3,
+    ),
+    "phi3": Member(
+        Size(4, 72, 3, 176, 1000, 32, architecture="phi3", rotary=0.5), HARBOUR, byte_level, seed=14, steps=1400,
+        cooldown=300,
+    ),
+    "llama-deep": Member(
+        Size(8, 48, 3, 112, 1000, 32), HARBOUR, metaspace, seed=15, steps=1300, cooldown=300,
+        subject_layer=2, source_layer=5,
+    ),
+    "llama-wide": Member(Size(3, 128, 4, 320, 900, 32, bos=False), ESPACE, byte_level, seed=16),
+    "qwen3-deep": Member(
+        Size(6, 64, 4, 144, 800, 32, kv_heads=2, architecture="qwen3"), PUEBLO, byte_level, seed=17,
+        subject_layer=3, source_layer=4,
+    ),
+    "gemma3-wide": Member(
+        Size(4, 96, 4, 192, 900, 40, kv_heads=2, architecture="gemma3", local=(0, 3), window=64),
+        ESPACE, metaspace, seed=19,
+    ),
+    "phi3-long": Member(
+        Size(5, 64, 4, 144, 780, 32, kv_heads=2, architecture="phi3"), REGISTER, metaspace, seed=18, steps=1600,
+        cooldown=400,
+    ),
+}  # fmt: skip
+
+
+def train(name: str, member: Member, work: Path) -> Run:
+    """Run a recipe to its end, from its checkpoint if there is one, and write the log."""
+    run, log = Run(member.recipe(name), member.encoder), Path("training/logs") / f"zoo-{name}.log"
+    checkpoint = work / f"{name}.pt"
+    if checkpoint.exists():
+        run.load(checkpoint)
+        with log.open("a") as file:
+            print(f"continued at step {run.step}: {run.recipe}", file=file)
+    else:
+        log.write_text(f"{run.recipe}\nparameters {sum(p.numel() for p in run.model.parameters())}\n")
+    total, mean, started = run.recipe.steps + run.recipe.cooldown, 0.0, time.process_time()
+    while run.step < total:
+        mean += run.advance()[0] / LOG_EVERY
+        if run.step % LOG_EVERY == 0:
+            line = f"step {run.step} loss answers {mean:.3f} cpu {time.process_time() - started:.0f} s"
+            if run.step % (5 * LOG_EVERY) == 0:
+                line += f" | held-out: {held_out(run.model, member, 16)}"
+            with log.open("a") as file:
+                print(line, file=file)
+            mean = 0.0
+            run.save(checkpoint)
+    return run
+
+
+def held_out(model: Any, member: Member, prompts: int) -> dict[str, dict[str, float]]:
+    """Whole answers right under full attention, by tokens a page (about) and kind."""
+    p_bos = 1.0 if member.size.bos else 0.0
+    return {
+        label: score(model, member.encoder, 6, prompts, Shape(max_filler_sentences=filler), p_bos)
+        for label, filler in (("20", 0), ("60", 6))
+    }
+
+
+def write(run: Run, member: Member, directory: Path) -> None:
+    """Save a model as a directory of `transformers`: float16 weights that load as float32, and its scores."""
+    scores = held_out(run.model, member, 64)
+    run.model.config._attn_implementation = "sdpa"
+    run.model.half().save_pretrained(directory)
+    config = directory / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "float32"}, indent=2) + "\n")
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=member.encoder.tokenizer, bos_token="<s>" if member.size.bos else None, eos_token="</s>",
+        pad_token="<pad>", model_max_length=member.size.positions, clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    wrapped.save_pretrained(directory)
+    (directory / "scores.json").write_text(json.dumps({"held-out, full": scores}, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(ZOO)}; all by default")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--work", type=Path, default=Path("training/run"), help="checkpoints; a run there is continued")
+    parser.add_argument("--models", type=Path, default=MODELS, help="where finished models go")
+    parser.add_argument("--steps", type=int, help="of constant rate, instead of the recipe's: a shorter run")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if unknown := [name for name in arguments.names if name not in ZOO]:
+        parser.error(f"no such model: {', '.join(unknown)}")
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    for name in arguments.names or ZOO:
+        member = ZOO[name] if arguments.steps is None else replace(ZOO[name], steps=arguments.steps)
+        if not (arguments.models / name / "scores.json").exists():
+            write(train(name, member, arguments.work), member, arguments.models / name)
+
+
+if __name__ == "__main__":
+    main()
