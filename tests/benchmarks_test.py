@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+RUN_BY_MAKE = ("gpu", "gpu_parts")  # `make gpu`
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 README = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
 
@@ -23,6 +24,8 @@ def test_commands_name_scripts_that_there_are() -> None:
 
 @pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
 def test_every_script_says_how_it_is_run(path: Path) -> None:
-    if path.stem not in ("__init__", "output"):
+    if path.stem in RUN_BY_MAKE:
+        assert "make gpu" in path.read_text(encoding="utf-8") and "`make gpu`" in README
+    elif path.stem not in ("__init__", "output"):
         assert f"python -m benchmarks.{path.stem}" in path.read_text(encoding="utf-8")
         assert f"benchmarks.{path.stem}" in README

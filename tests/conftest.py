@@ -27,6 +27,7 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "PIC_MEMORY", "PIC_SALT_FILE", "PIC_REMOTE_RATE", "PIC_SERVER", "PIC_SERVER_KEY",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PAGER", "cat")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)

@@ -43,7 +43,7 @@ class ServerScreen(PicScreen):
         self._address = address
         self.readings: deque[Reading] = deque(maxlen=_KEPT)
         self.problem = "asking …"
-        self._is_paused = self._is_reading = False
+        self.is_paused = self._is_reading = False
 
     def compose(self) -> ComposeResult:
         yield Static(id="title")
@@ -62,11 +62,11 @@ class ServerScreen(PicScreen):
         self.set_interval(PERIOD_S, self._read_soon)
 
     def action_pause(self) -> None:
-        self._is_paused = not self._is_paused
+        self.is_paused = not self.is_paused
         self._show()
 
     def _read_soon(self) -> None:
-        if not self._is_paused and not self._is_reading:
+        if not self.is_paused and not self._is_reading:
             self._is_reading = True
             self.run_worker(self._read, thread=True, group="watch")
 
@@ -108,7 +108,7 @@ class ServerScreen(PicScreen):
         self.query_one(f"#{name}", Sparkline).data = values or [0.0]
 
     def _title(self) -> str:
-        state = self.problem or ("paused" if self._is_paused else "read once a second")
+        state = self.problem or ("paused" if self.is_paused else "read once a second")
         if not self.readings:
             return f"{visible(self._address.url)}\n{visible(state)}"
         health = self.readings[-1].health

@@ -24,6 +24,7 @@ from pictool.store.store import Store
 from pictool.trace.format import Trace
 from pictool.tui.app import PicApp
 from pictool.tui.compare_screen import CompareScreen
+from pictool.tui.watching import Address
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.picker import Picker
 from pictool.tui.widgets.table import RowTable
@@ -195,6 +196,7 @@ SCRIPTS = [
     Script("CompareScreen", shown, [("v", [2, 3, 4, 5]), ("v", [0, 1, 2, 3]), ("V", [2, 3, 4, 5])], "many"),
     Script("CompareScreen", tab, [("t", "tab-map"), ("t", "tab-layers")], "compare"),
     Script("QueryScreen", row_of_tree, [("n", 4), ("n", 5), ("N", 4)], "run"),
+    Script("ServerScreen", of_screen("is_paused"), [("p", True), ("p", False)], "server"),
     Script("PicScreen", top, [("q", "HomeScreen")], "run"),
     Script("HeatMap", at_cell, [("right", (1, None)), ("down", (1, 0)), ("down", (1, 1))], focus="HeatMap"),
     Script("HeatMap", at_cell, [("up", (2, 0)), ("left", (1, 0))], first=["right", "right", "l", "l"], focus="HeatMap"),
@@ -240,7 +242,9 @@ def make(script: Script, store: Store) -> PicApp:
     by_screen = {"trace": [TRACE], "compare": [TRACE, OTHER], "many": [TRACE, OTHER] * 3, "long": [long_trace()]}
     traces = by_screen.get(script.screen, [])
     run = read_run(write_example(Path("run"))) if script.screen == "run" else None
-    return make_app(store, [load(trace, f"{index}.trace") for index, trace in enumerate(traces)], script.job(), run)
+    app = make_app(store, [load(trace, f"{index}.trace") for index, trace in enumerate(traces)], script.job(), run)
+    app._server = Address("http://127.0.0.1:1") if script.screen == "server" else None  # where nobody answers
+    return app
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_the_screen_shows_requests_queue_and_reuse(width: int, monkeypatch: pyte
         assert rows["answered"] == ("20", "60") and rows["linked from objects"] == ("100%", "83%")
         assert rows["documents: recognised"] == ("0", "3") and rows["TTFT p50, ms"][0] == "17.5"
         await press(pilot, "p")
-        assert screen._is_paused
+        assert screen.is_paused
         assert screen.export_data()["readings"][1]["health"]["waiting"] == 3
 
     drive(app, scenario, (width, 24))
