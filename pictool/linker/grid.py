@@ -14,6 +14,7 @@ from pictool.linker.policies.base import Policy
 
 _NUMBERS = re.compile(r"\d+(\+\d+)+")
 _JOINT = re.compile(r"\+(?=[a-z])")  # between policies; a digit after it is of a list of numbers
+MAX_PARTS = 8  # policies of a union
 _BUDGET = re.compile(r"@(\d+(?:\.\d+)?)$")
 UNION = "union"  # the policy that several make
 
@@ -118,8 +119,14 @@ def _expand(spec: str) -> Iterable[Policy]:
 
 
 def _split(spec: str) -> tuple[list[str], float | None]:
-    """The specifications that are joined to a union, and its budget; of any other, itself."""
-    parts = _JOINT.split(spec)
+    """The specifications that are joined to a union, and its budget; of any other, itself.
+
+    Raises:
+        InputError: too many: a server parses what requests ask for.
+    """
+    parts = _JOINT.split(spec, MAX_PARTS)
+    if len(parts) > MAX_PARTS:
+        raise InputError(f"{spec[:80]}…: joins more than {MAX_PARTS} policies; name fewer")
     found = _BUDGET.search(spec)
     if found is None or len(parts) == 1:
         return parts, None
@@ -164,7 +171,9 @@ def _main_field(spec: str, name: str, number: str) -> Mapping[str, list[Any]]:
             return {"ratio": [float(number) / 100]}
     except ValueError as error:
         raise InputError(f"{spec}: {number!r} must be a number, as in {name}-16") from error
-    raise InputError(f"algorithm {spec!r}: must be one of {', '.join(policies())}, or as legolink-16, cacheblend-15")
+    raise InputError(
+        f"algorithm {spec[:80]!r}: must be one of {', '.join(policies())}, or as legolink-16, cacheblend-15"
+    )
 
 
 def _text(value: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import reference
@@ -154,3 +156,17 @@ def test_an_engine_without_attention_refuses_by_name() -> None:
     for spec in ("attended-10", "attended-10+legolink-2"):
         with pytest.raises(InputError, match=r"attended: .* take the torch engine"):
             parse_policy(spec).select(prompt)
+
+
+def as_field(spec: str) -> Policy:
+    return make_policy("union", {"parts": spec})
+
+
+@pytest.mark.parametrize("parse", [parse_policy, lambda spec: parse_grid([spec]), as_field])
+def test_the_work_of_a_specification_is_bounded(parse: Callable[[str], object]) -> None:
+    """A server parses what requests ask for: 50,000 parts took ten seconds."""
+    parse("+".join(["fixup-5", *["legolink-4"] * 7]))
+    for spec in ("+".join(["fixup-5"] * 9), "+".join(["fixup-5"] * 50_000), "fixup-5+" + "x" * 100_000):
+        with pytest.raises(InputError) as refused:
+            parse(spec)
+        assert len(str(refused.value)) < 1500

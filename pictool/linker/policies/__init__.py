@@ -36,7 +36,7 @@ def make_policy(name: str, values: Mapping[str, Any] | None = None) -> Policy:
     """
     known = policies()
     if name not in known:
-        raise InputError(f"algorithm {name!r}: must be one of {', '.join(known)}")
+        raise InputError(f"algorithm {name[:80]!r}: must be one of {', '.join(known)}")
     return make(known[name], name, values or {})
 
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 
+MAX_LENGTH = 1000  # of `parts`
+
+
 @dataclass(frozen=True)
 class Union(Policy):
     """The rows of several policies (docs/reference/policies.md): `fixup-5+speccache-5`, `fixup-2+legolink-4`.
@@ -49,6 +52,8 @@ class Union(Policy):
 
     def __post_init__(self) -> None:
         require_share(self.name, "budget", self.budget)
+        if len(self.parts) > MAX_LENGTH:
+            raise InputError(f"union: parts has {len(self.parts)} characters; {MAX_LENGTH} at most")
         parts = parse_parts(self.parts)
         if len(parts) < 2:
             raise InputError(f"union: parts={self.parts!r} must be two policies or more, as in fixup-5+legolink-4")
