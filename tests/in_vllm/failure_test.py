@@ -159,7 +159,7 @@ def test_many_requests_over_one_damaged_object(pair: tuple[rig.World, rig.Engine
 KEY = "0" * 64
 BAD_PARAMS: dict[str, tuple[Any, str]] = {
     "no way": ({}, "one of"),
-    "two ways": ({"keys": [KEY], "recognise": True}, "one of"),
+    "two ways": ({"keys": [KEY], "chunks": []}, "one of"),
     "unknown field": ({"keys": [KEY], "k": 3}, "'k'"),
     "unknown policy": ({"keys": [KEY], "policy": "magic-3"}, "magic"),
     "two policies": ({"keys": [KEY], "policy": "legolink:k=1,2"}, "2 values"),
