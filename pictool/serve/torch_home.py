@@ -31,6 +31,7 @@ from pictool.runtime.decode import Generated, Step, generate_steps, generated_of
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.layout import LaidOut, lay_out, pieces_of
 from pictool.serve.learning import Repeats, texts_of
+from pictool.serve.leased import leased_object
 from pictool.serve.offered import offered_policy, require_offered
 from pictool.serve.query import run_query
 from pictool.serve.tenants import Tenant
@@ -359,16 +360,7 @@ class TorchHome(Home):
         """The object of a piece; that of a marked text is compiled if need be. Under `full` its tokens are enough."""
         if isinstance(piece, Marked):
             return self._marked(piece.text, model, policy)
-        try:
-            with self._store.peek(piece.key) as file:
-                file.meta.require(model.target, "object")
-                tokens = file.tokens()
-                if file.meta.key != file.meta.key_of(tokens, model.salt):
-                    raise StoreError("another salt")
-                return piece.key, tokens
-        except (ObjectError, StoreError) as error:
-            _log.warning("pic: a leased object cannot be used: %s", error)
-            raise not_found("a cache's object; make the cache again", "cache_id", "cache_object_missing") from error
+        return leased_object(self._store, piece.key, model, _log)
 
     def _marked(self, text: str, model: Model, policy: Policy) -> tuple[str, TokenIds]:
         chunk = make_chunk(model, text, "a marked part")

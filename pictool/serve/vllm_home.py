@@ -22,14 +22,15 @@ from pictool.engines.divergence import check_prompts
 from pictool.engines.vllm.online import OnlineEngine
 from pictool.engines.vllm.request import MAX_OBJECTS
 from pictool.engines.vllm.serving import Heard, Hearing, Serving
-from pictool.errors import InputError, ObjectError, StoreError
+from pictool.errors import InputError
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
-from pictool.serve.errors import ApiError, not_found
+from pictool.serve.errors import ApiError
 from pictool.serve.layout import LaidOut, Marks, lay_out, pieces_of, takes_documents
+from pictool.serve.leased import leased_object
 from pictool.serve.offered import offered_policy
 from pictool.serve.query import run_query
 from pictool.serve.tenants import Tenant
@@ -255,16 +256,7 @@ class VllmHome(Home):
     ) -> tuple[str, TokenIds]:
         if isinstance(piece, Marked):
             return marked[piece.text]
-        try:
-            with self._store.peek(piece.key) as file:
-                file.meta.require(model.target, "object")
-                tokens = file.tokens()
-                if file.meta.key != file.meta.key_of(tokens, model.salt):
-                    raise StoreError("another salt")
-                return piece.key, tokens
-        except (ObjectError, StoreError) as error:
-            _log.warning("pic: a leased object cannot be used: %s", error)
-            raise not_found("a cache's object; make the cache again", "cache_id", "cache_object_missing") from error
+        return leased_object(self._store, piece.key, model, _log)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run what encodes in a thread: one at a time, since a tokenizer is used by one."""
