@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from packaging.requirements import Requirement
@@ -90,7 +91,9 @@ def _rates(device: str, dtype: str) -> Verdict:
         f"{device}: copies {_gb(rates.copy_bytes_s)}/s from host memory, multiplies at "
         f"{rates.flops_s / 1e12:.3g} TFLOP/s ({number})"
     )
-    values = {"device": device, "dtype": number, "copy_bytes_s": rates.copy_bytes_s, "flops_s": rates.flops_s}
+    values: dict[str, Any] = {
+        "device": device, "dtype": number, "copy_bytes_s": rates.copy_bytes_s, "flops_s": rates.flops_s,
+    }  # fmt: skip
     if (device, number) == ("cpu", "float32"):
         values["products"] = "oneDNN" if onednn_wins() else "BLAS"
         values["bfloat16_flops_s"] = measure_matmul(device, "bfloat16")
