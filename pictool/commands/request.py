@@ -282,7 +282,7 @@ def read_script(path: Path) -> LinkScript:
         raise InputError(f"{path}: codec {texts['codec']!r} must be one of {', '.join(codecs())}")
     return LinkScript(
         path=path,
-        documents=tuple(_beside(path, document) for document in documents),
+        documents=tuple(beside(path, document) for document in documents),
         algo=policy.get("algo"),
         params={name: value for name, value in policy.items() if name != "algo"},
         max_new_tokens=new_tokens,
@@ -290,8 +290,8 @@ def read_script(path: Path) -> LinkScript:
     )
 
 
-def _beside(script: Path, document: str) -> str:
-    """A document's path, relative to the script; what is no file there is left as it is (a key)."""
-    joined = os.path.normpath(script.parent / document)
+def beside(file: Path, document: str) -> str:
+    """A document's path, relative to the file that names it; what is no file there is left as it is (a key)."""
+    joined = os.path.normpath(file.parent / document)
     looks_like_file = "/" in document or "." in document
     return joined if looks_like_file or os.path.exists(joined) else document
