@@ -4,9 +4,9 @@
     python -m benchmarks.tune_trials trials           # the search on samples of them, judged on the others
 
 Questions are about held-out prompts of each model's world, 6 chunks of about 20 tokens. A unit is a prompt, its value
-the mean KL of its questions' first tokens. A trial draws three quarters of the prompts in a random order, searches as `pic tune`
-does (the same rounds, chains, bounds and costs), and takes the mean over the others under the policy that was
-chosen. One measured pool serves all trials, so their samples overlap.
+the mean KL of its questions' first tokens. A trial draws three quarters of the prompts in a random order, searches as
+`pic tune` does (the same rounds, chains, bounds and costs), and takes the mean over the others under the policy that
+was chosen. One measured pool serves all trials, so their samples overlap.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 from pictool import __version__
 from pictool.commands.engine import find_engine
 from pictool.commands.errors import UsageError, of_command_line
+from pictool.commands.link_batch import Batch, run_batch
 from pictool.commands.options import (
     BATCH,
     OUTPUT,
@@ -25,7 +26,6 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.link_batch import Batch, run_batch
 from pictool.commands.outputs import depfile_path, model_files, output_path, print_json, write_depfile, write_json
 from pictool.commands.request import AUTO, LinkScript, RequestOptions, make_spec, policy_values, read_script
 from pictool.commands.resources import open_model, open_store

@@ -27,7 +27,8 @@ OPTIONS, PROMPT, DATASET, POLICY, ANSWER = "Options", "Prompt", "Dataset", "Poli
 SECTIONS, ANALYSIS, COMPILING, OUTPUT = "Sections", "Analysis", "Compiling", "Output"
 BATCH, CLUSTER, MODEL, STORE = "Batch", "Cluster", "Model", "Store"
 _HEADINGS = (
-    "Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, SECTIONS, ANALYSIS, COMPILING, BATCH, CLUSTER, OUTPUT, MODEL, STORE
+    "Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, SECTIONS, ANALYSIS, COMPILING, BATCH, CLUSTER, OUTPUT,
+    MODEL, STORE,
 )  # fmt: skip
 SPECS = "NAME, NAME-NUMBER or NAME:FIELD=VALUE[,VALUE...]; repeatable. A wrong name lists all."
 

@@ -127,7 +127,7 @@ def test_drift_counts_what_differs() -> None:
         return Comparison("x", 1.0, 2.0, kl, same, same, 1)
 
     drift = Drift.of(10, [comparison(0.1, True), comparison(0.3, False)])
-    assert (drift.verified, drift.kl_mean, drift.kl_max, drift.differ) == (2, pytest.approx(0.2), 0.3, 1)
+    assert (drift.verified, drift.kl_max, drift.differ) == (2, 0.3, 1) and drift.kl_mean == pytest.approx(0.2)
     assert str(Drift.of(3, [])) == "none of 3 answers was verified"
     assert wilson(0, 100) == pytest.approx((0.0, 0.03699), abs=1e-4)  # Wilson (1927), as scipy has it
     assert wilson(10, 100) == pytest.approx((0.05523, 0.17437), abs=1e-4)
