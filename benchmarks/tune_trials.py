@@ -41,7 +41,7 @@ from training.zoo import ZOO
 RESULTS = Path("benchmarks/results/tune_trials.json")
 RANDOM = "random qwen2.5-0.5b"
 FIXUPS, STARTS = (0.4, 0.2, 0.1, 0.05, 0.02), (16, 4)
-PROMPTS = {"embedded": 800, "qwen3": 600, "phi3": 600, RANDOM: 48}
+PROMPTS = {"embedded": 800, "qwen3": 600, "phi3": 400, RANDOM: 48}
 TARGETS = (0.02, 0.05, 0.1, 0.2)
 TRIALS = 20
 Record = dict[str, Any]
@@ -111,7 +111,7 @@ def measure(options: argparse.Namespace) -> None:
                     of_model["kl"].setdefault(label, []).append(float(f"{kl:.4g}"))
                     of_model["rows"].setdefault(label, []).append(round(share, 4))
             of_model["prompts"] += 1
-            if of_model["prompts"] % 40 == 0 or of_model["prompts"] == PROMPTS[name]:
+            if of_model["prompts"] % 20 == 0 or of_model["prompts"] == PROMPTS[name]:
                 write_results(RESULTS, results)
                 print(name, of_model["prompts"], file=sys.stderr, flush=True)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pictool.linker.spec import Spec
 
 _KEYS = ("id", "documents", "query", "head", "max_new_tokens")
+_UNUSED = ("answers", "kind")  # of files that pic eval reads too
 _OF_ONE = ("query", "script", "documents")  # options of a single request
 
 
@@ -110,7 +111,7 @@ def read_batch(path: Path, request: RequestOptions, settings: Settings) -> list[
 def _request_of(record: Record, request: RequestOptions, settings: Settings, common: str) -> BatchRequest:
     from pictool.core import Text
 
-    if unknown := [key for key in record.values if key not in _KEYS]:
+    if unknown := [key for key in record.values if key not in (*_KEYS, *_UNUSED)]:
         raise record.error(f"unknown key {', '.join(unknown)[:200]}; known are {', '.join(_KEYS)}")
     documents: list[str | Text] = []
     for name, value in record.items("documents"):

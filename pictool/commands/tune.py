@@ -32,6 +32,7 @@ from pictool.commands.words import count
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
+    from pictool.eval.cases import SpecOptions
     from pictool.runtime.model import Model
     from pictool.store.store import Store
     from pictool.tuning.questions import Questions
@@ -91,7 +92,6 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
       pic tune docs/*.txt --target-loss 1% --plot frontier.svg
     """
     from pictool.eval.algorithms import parse_algorithms
-    from pictool.eval.cases import SpecOptions
     from pictool.tuning.tune import DEFAULT_POLICIES, Tuned, tune
 
     target = target_of(options)
@@ -102,10 +102,7 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
         raise UsageError("--algo: only policies can be tuned; mapreduce and maprerank are none")
     store, model = open_store(settings), open_model(settings)
     questions = make_questions(model, store, options)
-    spec_options = SpecOptions(
-        head=settings.head, query_template=None, codec=options.codec or "none",
-        chunk_tokens=options.chunk_tokens if options.questions is not None and not options.documents else None,
-    )  # fmt: skip
+    spec_options = make_spec_options(options, settings)
     rounds = list[Tuned]()
     try:
         with answers_bar(f"{count(questions.num_units, 'question')}, {model.name}") as bar:
@@ -160,6 +157,19 @@ def check_options(options: TuneOptions) -> None:
         raise InputError("--plot: needs matplotlib; install pictool[plot], or leave --plot out")
     for suffix in PICTURES:
         output_path("--plot", str(Path(options.plot).with_suffix(suffix)), options.documents)
+
+
+def make_spec_options(options: TuneOptions, settings: Settings) -> SpecOptions:
+    """How questions become prompts: as `pic link` makes them, but for continuations, which have no template."""
+    from pictool.eval.cases import SpecOptions
+
+    is_given, cuts_here = options.questions is not None, not options.documents
+    return SpecOptions(
+        head=settings.head,
+        query_template=settings.query_template if is_given else None,
+        codec=options.codec or "none",
+        chunk_tokens=options.chunk_tokens if is_given and cuts_here else None,
+    )
 
 
 def make_questions(model: Model, store: Store, options: TuneOptions) -> Questions:

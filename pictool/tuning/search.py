@@ -17,7 +17,7 @@ import numpy as np
 from pictool.eval.algorithms import Algorithm
 from pictool.tuning.bounds import Values, log_capital_above, log_capital_below, lower_bound, upper_bound
 
-LEVEL = 0.05  # chance that the policy that is chosen does not meet the target
+LEVEL = 0.1  # chance that the policy that is chosen does not meet the target
 MIN_UNITS = 32  # no claim from fewer
 
 
