@@ -4,7 +4,7 @@
     python -m benchmarks.tune_trials trials           # the search on samples of them, judged on the others
 
 Questions are about held-out prompts of each model's world, 6 chunks of about 20 tokens. A unit is a prompt, its value
-the mean KL of its questions' first tokens. A trial draws three quarters of the prompts in a random order, searches as
+the mean KL of its questions' first tokens. A trial draws four fifths of the prompts in a random order, searches as
 `pic tune` does (the same rounds, chains, bounds and costs), and takes the mean over the others under the policy that
 was chosen. One measured pool serves all trials, so their samples overlap.
 """
@@ -41,7 +41,7 @@ from training.zoo import ZOO
 RESULTS = Path("benchmarks/results/tune_trials.json")
 RANDOM = "random qwen2.5-0.5b"
 FIXUPS, STARTS = (0.4, 0.2, 0.1, 0.05, 0.02), (16, 4)
-PROMPTS = {"embedded": 800, "qwen3": 600, "phi3": 400, RANDOM: 48}
+PROMPTS = {"embedded": 800, "qwen3": 600, "phi3": 320, RANDOM: 20}
 TARGETS = (0.02, 0.05, 0.1, 0.2)
 TRIALS = 20
 Record = dict[str, Any]
@@ -151,7 +151,7 @@ def trials(_: argparse.Namespace) -> None:
             for trial in range(TRIALS):
                 order = list(range(pool["prompts"]))
                 random.Random(f"trial {trial}").shuffle(order)
-                drawn = len(order) * 3 // 4
+                drawn = len(order) * 4 // 5
                 chosen, units = search(pool, order[:drawn], limit)
                 fresh = None
                 if chosen is not None:
