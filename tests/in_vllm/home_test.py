@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import vllm_rig as rig
 from openai import NotFoundError, OpenAI
 from serve.live import DOCS, NAME, Live, serving, text_of
 from vllm_server import environment, wait_until_ready
 
-from pictool.api import answer
+from pictool.api import answer, compile
+from pictool.compiler.chunking import make_chunk
 from pictool.linker.grid import parse_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import load_model
@@ -66,7 +68,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     command = [
         sys.executable, "-m", "pictool", "serve", "--engine", "vllm", "-m", str(world.directory), "--device", "cpu",
         "--store", str(world.store.root), "--name", NAME, "--policy", "legolink-4", "--port", str(port),
-        "--keys", str(keys), "--min-tokens", "8", "--check-limit", "9", "--", *VLLM,
+        "--keys", str(keys), "--min-tokens", "8", "--check-limit", "9", "--learn", "1G", "--", *VLLM,
     ]  # fmt: skip
     log = root / "server.log"
     with log.open("wb") as output:
@@ -328,6 +330,50 @@ def test_gemini_and_span_queries(served: Served, torch_server: Live) -> None:
             count = whole["usageMetadata"]["promptTokenCount"]
             said.append(([part.rstrip("\ufffd") for part in answers], whole["pic"], count))
     assert said[0] == said[1] and said[0][1]["chunks"] == len(TEXTS)
+
+
+def learned_bytes(served: Served) -> float:
+    with served.client("operator") as client:
+        lines = client.get("/metrics").text.splitlines()
+    assert "pic_learning_failures 0.0" in lines
+    (line,) = [line for line in lines if line.startswith("pic_learned_bytes ")]
+    return float(line.split()[-1])
+
+
+def test_what_is_repeated_becomes_the_object_that_pic_compile_makes(served: Served, tmp_path: Path) -> None:
+    text = "\n\n".join(f"Paragraph {i} of what nobody has compiled: {DOCS[i % len(DOCS)].strip()}" for i in range(5))
+    before, until = set(served.world.store.root.rglob("*.kvo")), time.monotonic() + 60
+    learned_before = learned_bytes(served)
+
+    def ask(client: httpx.Client, question: str, **more: Any) -> Any:
+        return chat(client, messages=user(f"Context:\n{text}\n\n{question}"), **more)
+
+    with served.client() as alice, served.client("bob") as bob:
+        assert ask(bob, "Whose?")["pic"]["chunks"] == 0  # another tenant's: it is not known to be repeated
+        for _ in range(2):
+            assert ask(alice, "What?", pic=False)["pic"]["chunks"] == 0  # nor what says that it is not linked
+        assert ask(alice, "What?")["pic"]["chunks"] == 0
+        assert set(served.world.store.root.rglob("*.kvo")) == before
+        while (learned := ask(alice, "Who?", stream=False)["pic"])["chunks"] == 0:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        assert learned["source"] == "recognised"
+        exact = ask(alice, "Who?", pic={"policy": "full"}, logprobs=True)
+        assert logprobs_of(ask(alice, "Who?", pic={"policy": "legolink-999"}, logprobs=True)) == pytest.approx(
+            logprobs_of(exact), abs=rig.TOLERANCE
+        )
+    made = set(served.world.store.root.rglob("*.kvo")) - before
+    assert made and sum(path.stat().st_size for path in made) == learned_bytes(served) - learned_before
+    model = load_model(str(served.world.directory), "cpu", "float32").with_salt("alice" * 8)
+    for path in made:
+        with served.world.store.peek(path.stem) as own:
+            chunk = make_chunk(model, own.text(), "")
+            (done,) = compile(model, Store(tmp_path / "other"), [chunk], sinks=0)
+            assert done.key == path.stem
+            with Store(tmp_path / "other").peek(done.key) as theirs:
+                for layer in range(model.geometry.layers):
+                    for a, b in zip(own.layer(layer), theirs.layer(layer), strict=True):
+                        assert np.frombuffer(a, np.float32) == pytest.approx(np.frombuffer(b, np.float32), abs=1e-4)
 
 
 WRONG: list[tuple[int, dict[str, Any]]] = [

@@ -30,11 +30,14 @@ class OnlineEngine(VllmEngine):
 
     Args:
         client: vLLM's `EngineClient`; `loop` is the event loop that it runs in.
+        later: nobody waits for what it compiles, so that all other work of vLLM's comes first.
     """
 
-    def __init__(self, model: Model, store: Store, client: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, model: Model, store: Store, client: Any, loop: asyncio.AbstractEventLoop, later: bool = False
+    ) -> None:
         super().__init__(model, store, max_model_len=client.model_config.max_model_len)
-        self._client, self._loop = client, loop
+        self._client, self._loop, self._is_later = client, loop, later
         self.compiled: list[Path] = []  # objects that it made
 
     def compile(self, *args: Any, **options: Any) -> list[Compiled]:
@@ -68,7 +71,7 @@ class OnlineEngine(VllmEngine):
         """It runs already. A prompt that is too long for it is refused by vLLM."""
 
     def _compile_params(self, text: str, sinks: int) -> dict[str, Any]:
-        return {FIELD: {"compile": {"text": text, "sinks": sinks, "secret": router_secret()}}}
+        return {FIELD: {"compile": {"text": text, "sinks": sinks, "secret": router_secret(), "later": self._is_later}}}
 
     def _steps_together(self, requests: Mapping[int, tuple[Sequence[int], Any]]) -> Iterator[tuple[int, Any]]:
         outputs: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -110,13 +110,15 @@ class LinkRequest:
 class CompileRequest:
     """A request to compile the prompt: `sinks` dummy tokens, the tokens of `text`, and one token of padding.
 
-    `secret` is that of the server's own router, which may write objects where clients may not.
+    `secret` is that of the server's own router, which may write objects where clients may not. With `later`, all other
+    work of the engine comes first.
     """
 
     policy: Policy
     text: str
     sinks: int
     secret: str = field(default="", repr=False)
+    later: bool = False
 
 
 def parse_request(
@@ -210,12 +212,14 @@ def _parse_way(way: str, value: object, policy: Policy, codec: str | None) -> Li
 
 
 def _parse_compile(value: object, policy: Policy) -> CompileRequest:
-    if not isinstance(value, Mapping) or set(value) - {"secret"} != {"text", "sinks"}:
+    if not isinstance(value, Mapping) or set(value) - {"secret", "later"} != {"text", "sinks"}:
         raise RequestError("kv_transfer_params: compile must be an object with text and sinks")
-    secret = value.get("secret", "")
-    if not isinstance(value["text"], str) or not _is_count(value["sinks"]) or not isinstance(secret, str):
+    secret, later = value.get("secret", ""), value.get("later", False)
+    if not (isinstance(value["text"], str) and _is_count(value["sinks"]) and isinstance(secret, str)) or (
+        not isinstance(later, bool)
+    ):
         raise RequestError("kv_transfer_params: compile takes a text, and sinks of 0 or more")
-    return CompileRequest(policy, value["text"], value["sinks"], secret)
+    return CompileRequest(policy, value["text"], value["sinks"], secret, later)
 
 
 def _parse_object(way: str, value: object) -> ObjectRef:

@@ -280,7 +280,7 @@ class SchedulerSide:
         if name in self._compiles:
             parsed, salt = self._compiles[name].parsed, self._compiles[name].salt
             tokens = np.asarray(request.prompt_token_ids[:-1], dtype=np.int32)
-            return CompileJob(name, tokens, parsed.sinks, parsed.text, tuple(blocks), salt)
+            return CompileJob(name, tokens, parsed.sinks, parsed.text, tuple(blocks), salt, parsed.later)
         link = self._links[name]
         assert link.planned is not None
         link.num_external = num_external

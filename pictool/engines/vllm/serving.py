@@ -112,6 +112,7 @@ class Serving:
         self.model: Model = load_target_model(config, self.settings)
         self.names: list[str] = [path.name for path in state.openai_serving_models.base_model_paths]
         self.max_model_len: int = client.model_config.max_model_len
+        self.max_num_seqs: int = config.scheduler_config.max_num_seqs
         for name in ("openai_serving_chat", "openai_serving_completion"):
             handler = copy(getattr(state, name))
             handler.engine_client = _HeardClient(client)

@@ -32,6 +32,7 @@ from pictool.store.store import Store
 
 THREADS = 4  # that read objects and write compiled ones, at most
 FIRST_BYTES, FIRST_ROWS = 1 << 20, 16  # of the first piece that is copied, and of a forward
+LATER_SHARE = 0.25  # of a step's time, for what nobody waits for
 _log = logging.getLogger("vllm.pictool")
 
 
@@ -131,6 +132,7 @@ class WorkerSide:
         self._short: deque[_Computing] = deque()  # rows of static policies
         self._long: deque[_Computing] = deque()  # of those that narrow them, and of what is compiled
         self._turns = deque([self._short, self._long])
+        self._later: deque[_Computing] = deque()  # of what is compiled and nobody waits for
         self._writing: dict[str, Future[None]] = {}
 
     def step(self, jobs: Sequence[Job], target: Target, is_idle: bool) -> dict[str, Outcome]:
@@ -149,8 +151,9 @@ class WorkerSide:
         outcomes |= self._take_loaded()
         for job in jobs:
             if isinstance(job, CompileJob):
-                self._long.append(_Computing({job.request_id: Outcome()}, self._compile(job, target)))
-        outcomes |= self._compute(deadline, has_copied)
+                queue = self._later if job.later else self._long
+                queue.append(_Computing({job.request_id: Outcome()}, self._compile(job, target)))
+        outcomes |= self._compute(deadline, has_copied, is_idle)
         outcomes |= self._take_written(deadline.left_s if is_idle else 0.0)
         self._pace.end(is_idle)
         return outcomes
@@ -178,7 +181,7 @@ class WorkerSide:
         has_copied = False
         for loading in self._loading.values():
             while loading.loaded is None and loading.problem is None:
-                if not loading.is_readable and is_idle and not (self._short or self._long):
+                if not loading.is_readable and is_idle and not (self._short or self._long or self._later):
                     loading.wait(max(0.0, deadline.left_s))
                 if not loading.is_readable or max_bytes <= 0 or (has_copied and deadline.is_near):
                     break
@@ -224,20 +227,23 @@ class WorkerSide:
 
     # Computing
 
-    def _compute(self, deadline: Deadline, has_copied: bool) -> dict[str, Outcome]:
+    def _compute(self, deadline: Deadline, has_copied: bool, is_idle: bool) -> dict[str, Outcome]:
         """Go on with what is being computed while there is time; returns the outcomes.
 
-        The two queues take turns to be first, so that no long pass holds the short ones. The first rank decides how
-        many rows the next piece has, and when the step has done enough.
+        The two queues take turns to be first, so that no long pass holds the short ones. What nobody waits for comes
+        after them; in a step that has other work it gets one piece, if they get none, of a part of the time. The first
+        rank decides how many rows the next piece has, and when the step has done enough.
         """
         rank, outcomes = self._forward.model.rank, dict[str, Outcome]()
         left, has_begun = self._budget.max_rows * len(self._forward.model.layers), has_copied
         self._turns.rotate()
-        for queue in self._turns:
+        for queue in (*self._turns, self._later):
+            yields = queue is self._later and not is_idle
             while queue:
                 current = queue[0]
-                is_enough = current.is_over or left <= 0 or (has_begun and deadline.is_near)
-                rows = 0 if is_enough else min(left, current.next_rows(deadline.left_s))
+                is_enough = current.is_over or left <= 0 or (has_begun and (yields or deadline.is_near))
+                left_s = deadline.left_s * (LATER_SHARE if yields else 1)
+                rows = 0 if is_enough else min(left, current.next_rows(left_s))
                 rows, has_failed = rank.follow_first(rows, current.problem is not None)
                 if has_failed or current.is_over:
                     queue.popleft()
