@@ -28,10 +28,11 @@ from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy, Stage
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated, Step, generate_steps, generated_of
-from pictool.serve.errors import ApiError, not_found, queue_full
+from pictool.serve.channel import Channel, End, compiled_event
+from pictool.serve.errors import ApiError, queue_full
 from pictool.serve.layout import LaidOut, lay_out, pieces_of
 from pictool.serve.learning import Learner, texts_of
-from pictool.serve.leased import leased_object
+from pictool.serve.leased import leased_object, with_objects
 from pictool.serve.offered import offered_policy, require_offered
 from pictool.serve.query import run_query
 from pictool.serve.tenants import Tenant
@@ -91,23 +92,6 @@ class HomeSettings:
 
 class Gone(Exception):
     """The client of a request went away."""
-
-
-@dataclass
-class Channel:
-    """What the engine's thread sends to a coroutine."""
-
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
-
-    def send(self, value: object) -> None:
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.queue.put_nowait, value)
-
-
-@dataclass(frozen=True)
-class _End:
-    error: BaseException | None
 
 
 class TorchHome(Home):
@@ -184,10 +168,10 @@ class TorchHome(Home):
         engine = self.engine_of(tenant)
 
         def steps(task: Task, send: Callable[[object], None]) -> Iterator[None]:
-            asked, stage = self._with_objects(spec, engine.model), _until_gone(task)
+            asked, stage = with_objects(spec, self._store, engine.model.salt), _until_gone(task)
             asked = replace(asked, max_new_tokens=min(spec.max_new_tokens, self._settings.max_tokens or 1 << 31))
             answer = yield from engine.answer_steps(
-                asked, on_text=lambda text: send({"text": text}), on_compile=lambda done: send(_compiled(done)),
+                asked, on_text=lambda text: send({"text": text}), on_compile=lambda done: send(compiled_event(done)),
                 stage=stage,
             )  # fmt: skip
             if compares:
@@ -203,17 +187,6 @@ class TorchHome(Home):
         finally:
             await events.aclose()
 
-    def _with_objects(self, spec: Spec, model: Model) -> Spec:
-        """A spec whose keys are the tenant's objects. Raises ApiError 404."""
-        documents = list(spec.documents)
-        for i, name in enumerate(documents):
-            if isinstance(name, str):
-                try:
-                    documents[i] = self._store.path(self._store.find(name, model.salt))
-                except StoreError as error:
-                    raise not_found(f"object {name[:12]}", "documents", "object_not_found") from error
-        return replace(spec, documents=documents)
-
     # Turns
 
     async def _in_turn(
@@ -221,13 +194,13 @@ class TorchHome(Home):
     ) -> AsyncGenerator[Any, None]:
         """What steps on the engine's thread send. A caller that goes no further ends them."""
         channel = Channel()
-        task = Task(tenant, lambda task: steps(task, channel.send), lambda error: channel.send(_End(error)))
+        task = Task(tenant, lambda task: steps(task, channel.send), lambda error: channel.send(End(error)))
         try:
             self._turns.submit(task)
         except QueueFullError as error:
             raise queue_full() from error
         try:
-            while not isinstance(event := await channel.queue.get(), _End):
+            while not isinstance(event := await channel.queue.get(), End):
                 yield event
             if isinstance(event.error, QueueFullError):
                 raise queue_full()
@@ -402,10 +375,6 @@ def _until_gone(task: Task) -> Stage:
 
 _FULL = make_policy(BASELINE)
 _VERIFIED = ("answer", "kl", "same_answer", "same_first_token", "common_prefix")
-
-
-def _compiled(done: Compiled) -> dict[str, Any]:
-    return {"compiled": {"source": done.chunk.source, "tokens": len(done.chunk)}}
 
 
 def _result(linked: Linked) -> LinkResult:

@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from copy import copy, deepcopy
 from typing import Any, TypeVar
@@ -29,11 +30,12 @@ from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
 from pictool.serve.admission import Places
+from pictool.serve.channel import Send, compiled_event, events_of
 from pictool.serve.errors import ApiError
 from pictool.serve.layout import LaidOut, Marks, lay_out, pieces_of, takes_documents
 from pictool.serve.learning import Learner, texts_of
-from pictool.serve.leased import leased_object
-from pictool.serve.offered import offered_policy
+from pictool.serve.leased import leased_object, with_objects
+from pictool.serve.offered import offered_policy, require_offered
 from pictool.serve.query import run_query
 from pictool.serve.tenants import Tenant
 from pictool.serve.vllm_plugin import PluginOptions
@@ -60,6 +62,7 @@ from pictool.store.eviction import remove_all
 from pictool.store.recognition import ContentIndex, IndexThread
 
 T = TypeVar("T")
+_LINKING = 16  # requests of pic link that run at once
 _FULL = make_policy(BASELINE)
 _LINKED = ("linked", "cached")  # states of the connector's report
 _log = logging.getLogger("vllm.pictool.serve")
@@ -80,6 +83,7 @@ class VllmHome(Home):
         self.problem: str | None = None
         self._learner: Learner | None = None
         self._learning: asyncio.Task[None] | None = None
+        self._threads = ThreadPoolExecutor(_LINKING, "pic-link")
         self._encoding, self._querying = threading.Lock(), asyncio.Lock()
 
     async def start(self, serving: Serving) -> None:
@@ -158,17 +162,40 @@ class VllmHome(Home):
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
         engine = self._apart(tenant)
         async with self._querying, self.places.place(tenant.name):
-            return await asyncio.to_thread(run_query, query, engine, self.policy, Spec().codec)
+            try:
+                return await asyncio.to_thread(run_query, query, engine, self.policy, Spec().codec)
+            finally:
+                engine.stop()
 
-    def engine_of(self, tenant: Tenant, later: bool = False) -> OnlineEngine:
-        """The engine over a tenant's objects; with `later`, one for whose objects nobody waits."""
+    async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
+        settings, engine = self.serving.settings, self._apart(tenant, fresh=True)
+        require_offered(spec.policy, settings.policy, settings.policies)
+
+        def work(send: Send) -> None:
+            answer = engine.answer(
+                with_objects(spec, self._store, tenant.salt), compare=compares,
+                on_text=lambda text: send({"text": text}), on_compile=lambda done: send(compiled_event(done)),
+            )  # fmt: skip
+            send({"report": answer.report() | {"model": self.model}, "origin": answer.origin()})
+
+        async with self.places.place(tenant.name):
+            async with aclosing(events_of(self._threads, work, engine.stop)) as events:
+                async for event in events:
+                    yield event
+
+    def engine_of(self, tenant: Tenant, *, later: bool = False, fresh: bool = False) -> OnlineEngine:
+        """The engine over a tenant's objects.
+
+        Args:
+            later: one for whose objects nobody waits. fresh: one to which vLLM's own cache gives nothing.
+        """
         model = copy(self.serving.model)
         model.salt = tenant.salt
-        return OnlineEngine(model, self._store, self.serving.client, self._loop, later)
+        return OnlineEngine(model, self._store, self.serving.client, self._loop, later=later, fresh=fresh)
 
-    def _apart(self, tenant: Tenant) -> OnlineEngine:
+    def _apart(self, tenant: Tenant, *, fresh: bool = False) -> OnlineEngine:
         """The same with a tokenizer of its own: one that encodes is used by one thread at a time."""
-        engine = self.engine_of(tenant)
+        engine = self.engine_of(tenant, fresh=fresh)
         engine.model.tokenizer = deepcopy(engine.model.tokenizer)
         return engine
 

@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +70,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     command = [
         sys.executable, "-m", "pictool", "serve", "--engine", "vllm", "-m", str(world.directory), "--device", "cpu",
         "--store", str(world.store.root), "--name", NAME, "--policy", "legolink-4", "--port", str(port),
-        "--keys", str(keys), "--min-tokens", "8", "--check-limit", "9", "--learn", "1G", "--", *VLLM,
+        "--keys", str(keys), "--min-tokens", "8", "--check-limit", "9", "--learn", "1G",
+        "--active", "2", "--queue", "3", "--", *VLLM,
     ]  # fmt: skip
     log = root / "server.log"
     with log.open("wb") as output:
@@ -332,6 +335,13 @@ def test_gemini_and_span_queries(served: Served, torch_server: Live) -> None:
     assert said[0] == said[1] and said[0][1]["chunks"] == len(TEXTS)
 
 
+def wait_for(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 def learned_bytes(served: Served) -> float:
     with served.client("operator") as client:
         lines = client.get("/metrics").text.splitlines()
@@ -374,6 +384,83 @@ def test_what_is_repeated_becomes_the_object_that_pic_compile_makes(served: Serv
                 for layer in range(model.geometry.layers):
                     for a, b in zip(own.layer(layer), theirs.layer(layer), strict=True):
                         assert np.frombuffer(a, np.float32) == pytest.approx(np.frombuffer(b, np.float32), abs=1e-4)
+
+
+def link_events(client: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
+    response = client.post("/v1/link", json=body)
+    assert response.status_code == 200, response.text
+    *lines, last = [line[6:] for line in response.text.split("\n\n") if line.startswith("data: ")]
+    assert last == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("policy", [{"algo": "legolink", "k": 4}, {"algo": "cacheblend"}, {"algo": "full"}])
+def test_what_pic_link_sends_is_answered_as_by_the_torch_home(
+    served: Served, torch_server: Live, policy: dict[str, Any]
+) -> None:
+    texts = [f"{text} It is linked for the {policy['algo']}." for text in TEXTS]
+    documents = [{"text": text, "source": f"{i}.txt"} for i, text in enumerate(texts)]
+    body = {"query": "Really?", "documents": documents, "policy": policy, "max_new_tokens": 8, "compare": True}
+    said, times = [], 2  # the second time all is compiled, and vLLM's own cache changes no count
+    with served.client() as client:
+        for home in (client, torch_server.client):
+            for _ in range(times):
+                events = link_events(home, body)
+                *_, last = events
+                compiled = [event["compiled"] for event in events if "compiled" in event]
+                text = "".join(event.get("text", "") for event in events)
+                report = last["report"]
+                compare = {name: report["compare"][name] for name in ("answer", "same_answer", "common_prefix")}
+                tokens = {name: round(count, 6) for name, count in report["tokens"].items()}
+                origin = {name: last["origin"][name] for name in ("objects", "fingerprint", "version", "dtype")}
+                said.append((compiled, text, report["answer"], report["params"], tokens, compare, origin))
+                assert report["engine"] == ("vllm" if home is client else "torch") and report["model"] == NAME
+                assert report["compare"]["kl"] == pytest.approx(0, abs=1e-5) or policy["algo"] != "full"
+    assert said[:times] == said[times:]
+    assert (len(said[0][0]) >= len(TEXTS) or policy["algo"] == "full") and not said[1][0]
+
+
+def test_what_vllm_cannot_link_for_is_refused_by_name(served: Served) -> None:
+    body = {"query": "Really?", "documents": [{"text": TEXTS[0]}], "policy": {"algo": "naive"}}
+    refused: list[tuple[int, dict[str, Any], str]] = [
+        (400, {"codec": "int8"}, "--codec int8: vLLM compiles without one"),
+        (400, {"policy": {"algo": "prefix"}}, "--algo prefix: vLLM has a prefix cache of its own"),
+        (400, {"documents": [{"text": "word " * 1200}]}, "too long for this engine"),
+        (400, {"query": "word " * 3000}, "positions"),
+        (404, {"documents": [{"key": "ab" * 32}]}, "no such thing here"),
+    ]
+    with served.client() as client:
+        for status, change, word in refused:
+            response = client.post("/v1/link", json=body | change)
+            assert response.status_code == status and word in response.json()["error"]["message"]
+
+
+def test_the_queue_is_bounded_and_who_goes_away_leaves_it(served: Served) -> None:
+    """Two stream, three wait, the next is refused (`--active 2 --queue 3`); in the end nobody waits or runs."""
+    body = ASK | {"messages": user("Why is it so long?"), "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with ExitStack() as opened:
+        alice = opened.enter_context(served.client())
+        bob = opened.enter_context(served.client("bob"))
+        streams = [opened.enter_context(alice.stream("POST", "/v1/chat/completions", json=body)) for _ in range(2)]
+        assert [stream.status_code for stream in streams] == [200, 200]
+        threads = opened.enter_context(ThreadPoolExecutor(8))
+        short = ASK | {"messages": user("Why?"), "max_tokens": 1}
+        with pytest.raises(httpx.ReadTimeout):  # gives up, and waits no more
+            alice.post("/v1/chat/completions", json=short, timeout=0.3)
+        wait_for(lambda: alice.get("/health").json()["waiting"] == 0)
+        waiting = [threads.submit(alice.post, "/v1/chat/completions", json=short) for _ in range(3)]
+        wait_for(lambda: alice.get("/health").json()["waiting"] == 3)
+        refused = alice.post("/v1/chat/completions", json=short)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["code"] == "queue_full"
+        taking = threads.submit(bob.post, "/v1/chat/completions", json=short)  # takes the place of alice's last
+        (lost,) = wait(waiting, 30, FIRST_COMPLETED).done
+        assert lost.result().status_code == 429
+        for stream in streams:  # go away in the middle
+            stream.close()
+        assert taking.result(30).status_code == 200
+        assert sorted(answer.result(30).status_code for answer in waiting) == [200, 200, 429]
+        wait_for(lambda: all(alice.get("/health").json()[name] == 0 for name in ("waiting", "active")))
 
 
 WRONG: list[tuple[int, dict[str, Any]]] = [

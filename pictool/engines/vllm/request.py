@@ -3,6 +3,7 @@
 {"pic": {"chunks": [{"key": K, "start": 12}, …], "policy": "legolink-16"}}   objects, and where each one starts
 {"pic": {"keys": [K, …], "policy": {"algo": "legolink", "k": 16}}}           objects to locate in the prompt, in order
 {"pic": {"recognise": true, "codec": "int8"}}                                all stored chunks that are in the prompt
+{"pic": {"chunks": […], "fresh": true}}                                      not from vLLM's cache of an equal link
 {"pic": {"chunks": […], "recognise": true}}                                  both: stored chunks around the named ones
 {"pic": {"compile": {"text": "…", "sinks": 4}}}                              write the prompt's KV to the store
 {"pic": false}                                                               nothing: an ordinary request
@@ -97,13 +98,15 @@ class ObjectRef:
 class LinkRequest:
     """A request to link the prompt. `objects` is None if the chunks in it are to be recognised, those of a codec.
 
-    With objects, `recognises` says whether stored chunks are recognised in the tokens around them.
+    With objects, `recognises` says whether stored chunks are recognised in the tokens around them. With `fresh` it is
+    linked anew, though vLLM's own cache may have an equal link.
     """
 
     policy: Policy
     objects: tuple[ObjectRef, ...] | None
     codec: str | None = None  # None: any
     recognises: bool = False
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,10 +145,21 @@ def parse_request(
         return None
     if not isinstance(fields, Mapping):
         raise RequestError(f"kv_transfer_params: {FIELD} must be an object with chunks, keys or recognise, or false")
-    if unknown := sorted(set(fields) - {*_WAYS, "policy", "codec"}):
+    if unknown := sorted(set(fields) - {*_WAYS, "policy", "codec", "fresh"}):
         raise RequestError(
-            f"kv_transfer_params: {FIELD} has no field {unknown[0]!r}; it has {', '.join(_WAYS)}, policy, codec"
+            f"kv_transfer_params: {FIELD} has no field {unknown[0]!r}; it has {', '.join(_WAYS)}, policy, codec, fresh"
         )
+    fresh = fields.get("fresh", False)
+    if not isinstance(fresh, bool):
+        raise RequestError(f"kv_transfer_params: fresh={fresh!r} must be true or false")
+    parsed = _parse_fields(fields, policy, codec)
+    return replace(parsed, fresh=fresh) if isinstance(parsed, LinkRequest) else parsed
+
+
+def _parse_fields(
+    fields: Mapping[str, object], policy: Policy, codec: str | None
+) -> LinkRequest | CompileRequest | None:
+    """What the fields of `pic` ask for. Raises RequestError."""
     ways = [way for way in _WAYS if way in fields]
     recognises = len(ways) == 2 and "recognise" in ways and "compile" not in ways  # beside named objects
     if len(ways) != 1 and not recognises:

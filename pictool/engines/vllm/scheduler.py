@@ -94,6 +94,7 @@ class _Link:
     deadline: Deadline | None  # until when it must be planned
     report: Report
     started: float
+    is_fresh: bool = False  # nothing of it comes from vLLM's own cache
     planned: _Planned | None = None  # once it has the salt of its plan
     num_external: int = 0  # tokens that its job loads or computes
     is_loaded: bool = False
@@ -217,7 +218,7 @@ class SchedulerSide:
         planning = threads.submit(self._plan, parsed, tokens, client_salt, deadline)
         limit = None if parsed.policy.needs.runs_model else deadline  # a second model takes the time that it takes
         report, own_salt = Report(label_of(parsed.policy)), request.cache_salt
-        link = _Link(request, client_salt, own_salt, planning, limit, report, time.perf_counter())
+        link = _Link(request, client_salt, own_salt, planning, limit, report, time.perf_counter(), parsed.fresh)
         self._links[request.request_id] = link
         if self._is_done(planning):
             self._take_plan(link)
@@ -251,7 +252,8 @@ class SchedulerSide:
         _count_documents(report, planned)
         report.timing["select_s"] = time.perf_counter() - link.started
         table_rows = planned.rows if plan.policy.needs.tables else None
-        _set_salt(link.request, self._salter.salt_of(plan, link.client_salt, table_rows))
+        salt = self._salter.salt_of(plan, link.client_salt, table_rows)
+        _set_salt(link.request, self._salter.unique() if link.is_fresh else salt)
         link.planned = planned
 
     def _num_to_link(self, link: _Link, num_computed: int) -> int | None:
