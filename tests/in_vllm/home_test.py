@@ -401,7 +401,8 @@ def test_what_pic_link_sends_is_answered_as_by_the_torch_home(
     texts = [f"{text} It is linked for the {policy['algo']}." for text in TEXTS]
     documents = [{"text": text, "source": f"{i}.txt"} for i, text in enumerate(texts)]
     body = {"query": "Really?", "documents": documents, "policy": policy, "max_new_tokens": 8, "compare": True}
-    said, times = [], 2  # the second time all is compiled, and vLLM's own cache changes no count
+    said: list[dict[str, Any]] = []
+    times = 2  # the second time all is compiled, and vLLM's own cache changes no count
     with served.client() as client:
         for home in (client, torch_server.client):
             for _ in range(times):
@@ -413,11 +414,14 @@ def test_what_pic_link_sends_is_answered_as_by_the_torch_home(
                 compare = {name: report["compare"][name] for name in ("answer", "same_answer", "common_prefix")}
                 tokens = {name: round(count, 6) for name, count in report["tokens"].items()}
                 origin = {name: last["origin"][name] for name in ("objects", "fingerprint", "version", "dtype")}
-                said.append((compiled, text, report["answer"], report["params"], tokens, compare, origin))
+                said.append(
+                    {"compiled": compiled, "text": text, "answer": report["answer"], "params": report["params"]}
+                    | {"tokens": tokens, "compare": compare, "origin": origin}
+                )
                 assert report["engine"] == ("vllm" if home is client else "torch") and report["model"] == NAME
                 assert report["compare"]["kl"] == pytest.approx(0, abs=1e-5) or policy["algo"] != "full"
     assert said[:times] == said[times:]
-    assert (len(said[0][0]) >= len(TEXTS) or policy["algo"] == "full") and not said[1][0]
+    assert (len(said[0]["compiled"]) >= len(TEXTS) or policy["algo"] == "full") and not said[1]["compiled"]
 
 
 def test_what_vllm_cannot_link_for_is_refused_by_name(served: Served) -> None:
@@ -425,7 +429,7 @@ def test_what_vllm_cannot_link_for_is_refused_by_name(served: Served) -> None:
     refused: list[tuple[int, dict[str, Any], str]] = [
         (400, {"codec": "int8"}, "--codec int8: vLLM compiles without one"),
         (400, {"policy": {"algo": "prefix"}}, "--algo prefix: vLLM has a prefix cache of its own"),
-        (400, {"documents": [{"text": "word " * 1200}]}, "too long for this engine"),
+        (400, {"documents": [{"text": "word " * 1200}]}, "takes 2048 positions"),
         (400, {"query": "word " * 3000}, "positions"),
         (404, {"documents": [{"key": "ab" * 32}]}, "no such thing here"),
     ]

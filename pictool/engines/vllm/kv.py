@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -217,11 +217,17 @@ class ObjectReader:
     Attributes:
         positions: int64 [tokens], the positions of the prompt that are read.
 
+    Args:
+        pause: called before an object is opened.
+
     Raises:
         UnusableObjectError: an object that is missing, foreign or damaged.
     """
 
-    def __init__(self, store: Store, target: Target, job: LinkJob, heads: KVHeads, pinned: bool = False) -> None:
+    def __init__(
+        self, store: Store, target: Target, job: LinkJob, heads: KVHeads, pinned: bool = False,
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._target, self._heads, self._memory, self._pinned = target, heads, store.memory, pinned
         self._parts: list[tuple[ObjectFile, slice]] = []  # objects, and which of their tokens are read
         positions = [np.zeros(0, dtype=np.int64)]
@@ -229,6 +235,7 @@ class ObjectReader:
             for span in job.plan.object_spans:
                 start = max(span.start, job.computed)
                 if start < span.end:
+                    pause()
                     part = slice(span.part.start + start - span.start, span.part.stop)
                     self._parts.append((self._open(store, span, job), part))
                     positions.append(np.arange(start, span.end))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pictool.core import RowMask, TokenIds
+from pictool.core import RowMask
 from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
 from pictool.engines.vllm.planning import Planner
 from pictool.engines.vllm.plugin import is_router
@@ -116,7 +116,7 @@ class SchedulerSide:
     """The connector in the scheduler's process.
 
     Requests are planned in threads: whatever clients ask for, no step of the scheduler waits for all of it longer than
-    `PLAN_WAIT_S`. An exception, whatever it is, makes its request an ordinary one, and so does a plan that is not made
+    `PLAN_WAIT_S`, and one after a step that had other work not at all. An exception, whatever it is, makes its request an ordinary one, and so does a plan that is not made
     in time.
     """
 
@@ -129,6 +129,7 @@ class SchedulerSide:
         self._jobs: list[Job] = []
         self._threads = ThreadPoolExecutor(_THREADS, "pic-plan")
         self._threads_for_many = ThreadPoolExecutor(_THREADS_FOR_MANY, "pic-plan-many")
+        self._courtesy = planner.courtesy
         self._patience_s = PLAN_WAIT_S  # that is left of this step's
 
     def add_request(self, request: Request) -> None:
@@ -174,9 +175,10 @@ class SchedulerSide:
         except Exception as error:  # vLLM waits for an outcome from here on
             self._jobs.append(FailedJob(request.request_id, Problem.of(error)))
 
-    def take_jobs(self) -> list[Job]:
-        """The jobs of this step, which is over."""
-        self._patience_s = PLAN_WAIT_S
+    def take_jobs(self, is_idle: bool = True) -> list[Job]:
+        """The jobs of this step, which is over. After one that has other work, the next waits for no plan."""
+        self._courtesy.note(is_idle)
+        self._patience_s = PLAN_WAIT_S if is_idle else 0.0
         jobs, self._jobs = self._jobs, []
         return jobs
 
@@ -212,7 +214,7 @@ class SchedulerSide:
         self._planner.close()
 
     def _add_link(self, request: Request, parsed: LinkRequest, client_salt: str) -> None:
-        tokens = np.asarray(request.prompt_token_ids, dtype=np.int32)
+        tokens = request.prompt_token_ids or []
         deadline = Deadline.after(self._settings.plan_s)
         threads = self._threads_for_many if len(parsed.objects or ()) > _MANY else self._threads
         planning = threads.submit(self._plan, parsed, tokens, client_salt, deadline)
@@ -236,9 +238,9 @@ class SchedulerSide:
             deadline.check()
         return is_done
 
-    def _plan(self, parsed: LinkRequest, tokens: TokenIds, salt: str, deadline: Deadline) -> _Planned | None:
+    def _plan(self, parsed: LinkRequest, tokens: Sequence[int], salt: str, deadline: Deadline) -> _Planned | None:
         """In a thread: the plan and its rows; None if nothing was recognised."""
-        plan = self._planner.plan(parsed, tokens, salt, deadline)
+        plan = self._planner.plan(parsed, np.asarray(tokens, dtype=np.int32), salt, deadline)
         return None if plan is None else _Planned(plan, self._planner.select(plan))
 
     def _take_plan(self, link: _Link) -> None:

@@ -23,7 +23,7 @@ from pictool.engines.vllm.loading import Loading
 from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
 from pictool.engines.vllm.pace import Clock, Deadline, Pace, PieceSize
 from pictool.engines.vllm.request import Problem
-from pictool.engines.vllm.threads import background_threads
+from pictool.engines.vllm.threads import Courtesy, background_threads
 from pictool.errors import PicError
 from pictool.runtime.model import Model
 from pictool.runtime.tensors import to_bytes
@@ -127,6 +127,7 @@ class WorkerSide:
         self._forward, self._store, self._model, self._budget = forward, store, model, budget
         self._clock = Clock(forward.model.device)
         self._pace, self._copy_size = Pace(budget.step_s), PieceSize(FIRST_BYTES)
+        self._courtesy = Courtesy()
         self._threads = background_threads(THREADS, "pic-read")
         self._loading: dict[str, Loading] = {}  # by request id
         self._short: deque[_Computing] = deque()  # rows of static policies
@@ -145,6 +146,7 @@ class WorkerSide:
             is_idle: the step has no other work: nobody waits for its end.
         """
         deadline = self._pace.begin(is_idle)
+        self._courtesy.note(is_idle)
         outcomes = {job.request_id: Outcome(job.problem) for job in jobs if isinstance(job, FailedJob)}
         self._loading |= {job.request_id: self._start(job, target) for job in jobs if isinstance(job, LinkJob)}
         has_copied = self._copy(deadline.half() if self._short or self._long else deadline, is_idle)
@@ -169,6 +171,7 @@ class WorkerSide:
     def _start(self, job: LinkJob, target: Target) -> Loading:
         model = self._forward.model
         reader = partial(ObjectReader, self._store, target, job, model.rank.heads, model.device.type == "cuda")
+        reader = partial(reader, pause=self._courtesy.pause)
         checked = job.plan.policy.check_layers(len(model.layers)) if job.rows is None else ()
         return Loading(job, self._threads, reader, checked)
 
