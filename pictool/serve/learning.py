@@ -1,6 +1,6 @@
 """Parts of prompts that come again: they are found by paragraphs, and compiled after an answer, within a budget.
 
-A server computes the KV of what a prompt has anyway; but only at a prompt's beginning is that the KV of an object, since
+A server computes the KV of what a prompt has anyway; but only at a prompt's beginning is that the KV of an object:
 elsewhere it depends on what precedes it. So a part is compiled on its own, whatever prompts it was in.
 
 A paragraph ends at an empty line. One that an earlier request of the tenant had is known; known ones that followed one
@@ -140,7 +140,7 @@ def texts_of(prompt: Chat | Raw) -> list[str]:
 
 
 def texts_of_body(body: Mapping[str, Any]) -> list[str]:
-    """The texts of a request that is not laid out here, in the form of OpenAI's API; nothing of what has another form."""
+    """The texts of a request that is not laid out here, in the form of OpenAI's API; none of another form."""
     prompt, messages = body.get("prompt"), body.get("messages")
     texts = [part for part in (prompt if isinstance(prompt, list) else [prompt]) if isinstance(part, str)]
     for message in messages if isinstance(messages, list) else ():

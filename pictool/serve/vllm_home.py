@@ -178,10 +178,12 @@ class VllmHome(Home):
             )  # fmt: skip
             send({"report": answer.report() | {"model": self.model}, "origin": answer.origin()})
 
-        async with self.places.place(tenant.name):
-            async with aclosing(events_of(self._threads, work, engine.stop)) as events:
-                async for event in events:
-                    yield event
+        async with (
+            self.places.place(tenant.name),
+            aclosing(events_of(self._threads, work, engine.stop)) as events,
+        ):
+            async for event in events:
+                yield event
 
     def engine_of(self, tenant: Tenant, *, later: bool = False, fresh: bool = False) -> OnlineEngine:
         """The engine over a tenant's objects.

@@ -32,9 +32,7 @@ _OURS = ("pic", "verify", "cache_ids")
 _REFERENCES = ("cache", "file", "document")
 _MARKERS = ("cache_control", "prompt_cache_breakpoint")
 _MESSAGES, _DOCUMENTS = TypeAdapter(list[Message]), TypeAdapter(list[DocumentText])
-LayOut = Callable[
-    [Service, VllmHome, Tenant, dict[str, Any], str | None], Awaitable[tuple["Wanted", dict[str, Any]]]
-]
+LayOut = Callable[[Service, VllmHome, Tenant, dict[str, Any], str | None], Awaitable[tuple["Wanted", dict[str, Any]]]]
 HandOn = Callable[[Mapping[str, Any], Request], Awaitable[Response]]
 
 

@@ -413,7 +413,7 @@ def test_what_pic_link_sends_is_answered_as_by_the_torch_home(
                 report = last["report"]
                 compare = {name: report["compare"][name] for name in ("answer", "same_answer", "common_prefix")}
                 tokens = {name: round(count, 6) for name, count in report["tokens"].items()}
-                origin = {name: last["origin"][name] for name in ("objects", "fingerprint", "version", "dtype")}
+                origin = {name: last["origin"][name] for name in ("objects", "fingerprint", "dtype")}
                 said.append(
                     {"compiled": compiled, "text": text, "answer": report["answer"], "params": report["params"]}
                     | {"tokens": tokens, "compare": compare, "origin": origin}

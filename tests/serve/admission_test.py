@@ -86,7 +86,7 @@ def test_who_goes_away_leaves_the_queue_and_loses_no_place() -> None:
         taking.tasks["a3"].cancel()
         await taking.settle()
         assert (places.num_active, places.num_waiting) == (0, 0)
-        with pytest.raises(ValueError), held(await places.take("a")):  # noqa: PT011
+        with pytest.raises(ValueError), held(await places.take("a")):
             raise ValueError
         assert places.num_active == 0
 

@@ -282,9 +282,7 @@ class VllmEngine(Engine):
 class _Answering:
     """One request of an engine, and the answer that grows."""
 
-    def __init__(
-        self, engine: VllmEngine, spec: Spec, prompt: Prepared, on_text: Callable[[str], None] | None
-    ) -> None:
+    def __init__(self, engine: VllmEngine, spec: Spec, prompt: Prepared, on_text: Callable[[str], None] | None) -> None:
         self._engine, self._spec, self._prompt = engine, spec, prompt
         self._show = on_text or (lambda _: None)
         self._stream, self._num_shown = TextStream(engine.model.tokenizer, spec.sampling.stop), 0

@@ -116,8 +116,8 @@ class SchedulerSide:
     """The connector in the scheduler's process.
 
     Requests are planned in threads: whatever clients ask for, no step of the scheduler waits for all of it longer than
-    `PLAN_WAIT_S`, and one after a step that had other work not at all. An exception, whatever it is, makes its request an ordinary one, and so does a plan that is not made
-    in time.
+    `PLAN_WAIT_S`, and one after a step that had other work not at all. An exception, whatever it is, makes its request
+    an ordinary one, and so does a plan that is not made in time.
     """
 
     def __init__(self, planner: Planner, settings: Settings) -> None:
