@@ -70,9 +70,7 @@ class Places:
         """
         place = Place(self, tenant, size)
         try:
-            loser = self._queue.push(place) if self._is_full or len(self._queue) else self._begin(place)
-            if loser is not None:
-                loser.give(QueueFullError())
+            self._admit(place)
             await place.wait()
         except QueueFullError as error:
             raise queue_full() from error
@@ -101,6 +99,13 @@ class Places:
     @property
     def _is_full(self) -> bool:
         return self._running.total() >= self._most
+
+    def _admit(self, place: Place) -> None:
+        """Begin with a request, or let it wait. Raises QueueFullError."""
+        if not self._is_full and not len(self._queue):
+            self._begin(place)
+        elif (loser := self._queue.push(place)) is not None:
+            loser.give(QueueFullError())
 
     def _begin(self, place: Place) -> None:
         self._active.add(place)

@@ -267,11 +267,11 @@ class TorchHome(Home):
             steps.append(step)
             yield
         seconds = time.perf_counter() - started
-        answers = [
+        own, exact = (
             Answer(text, _result(result), seconds, model, TorchEngine.name)
             for text, result in ((generated, linked), (generated_of(steps), full))
-        ]
-        compared = compare_answers(*answers).report()
+        )
+        compared = compare_answers(own, exact).report()
         send(Verified({name: compared[name] for name in _VERIFIED}))
 
     # Texts that requests repeat

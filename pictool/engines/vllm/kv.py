@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
+# Their metadata have room for any number of runs, or for max_num_seqs (`RowForward.max_rows`)
+BACKENDS = frozenset({"CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN", "FLASHINFER", "FLEX_ATTENTION"})
 Bits = NDArray[Any]  # numbers of 2 or 4 bytes, as unsigned integers
 _scratch = threading.local()  # a layer of an object, by thread
 KV = tuple[Tensor, Tensor]  # un-rotated keys and values, [tokens, kv_heads, head_dim]
@@ -194,6 +196,11 @@ def _attention_layers(module: nn.Module, config: VllmConfig, names: Sequence[str
             raise ModelError(
                 f"pic: the attention backend {layer.backend} writes KV within its forward alone, so objects cannot be "
                 "put into its blocks; use --attention-backend FLASH_ATTN"
+            )
+        if layer.backend not in BACKENDS:
+            raise ModelError(
+                f"pic: the attention backend {layer.backend} has not been examined for forwards of many short runs; "
+                f"use --attention-backend FLASH_ATTN (or one of {', '.join(sorted(BACKENDS - {'FLASH_ATTN'}))})"
             )
         layers.append(layer)
     return layers
