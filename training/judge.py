@@ -24,7 +24,18 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from pictool.world.generate import ALL_KINDS, KINDS, Attribute, Fact, Kind, Prompt, Question, Shape, filler, write_prompt
+from pictool.world.generate import (
+    ALL_KINDS,
+    KINDS,
+    Attribute,
+    Fact,
+    Kind,
+    Prompt,
+    Question,
+    Shape,
+    filler,
+    write_prompt,
+)
 from training.data import Batch, Encoder
 from training.package import MODELS, save_half
 from training.recipe import BASE

@@ -1,4 +1,4 @@
-"""`link()`: resolve → lay out → select → open → claim → for each layer: load, relocate, compute rows, narrow → logits."""
+"""`link()`: resolve → lay out → select → open → claim → each layer: load, relocate, compute, narrow → logits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Which objects are resident in a pool of KV on the device, and how the next prompt is made of them (Span queries §5.5).
+"""Objects that are resident in a pool of KV on the device, and how the next prompt is made of them.
+
 
 A link's image is a region of the pool. Objects that the pool has are moved to their places in it by CIDRA's moves, all
-at once; what they displace is parked beside; the others are loaded as ever. After the answer, what the policy wrote
+at once (Span queries §5.5); what they displace is parked beside; the others are loaded as ever. After the answer, what the policy wrote
 over documents is restored, so that every resident object is as it was compiled, and the region's documents stay.
 
 A region is in use as long as its image exists: several requests may be under way, and what a caller still holds is
@@ -22,7 +23,7 @@ from pictool.errors import InputError
 from pictool.linker.loader import Placed
 from pictool.runtime.cidra import Move
 from pictool.runtime.image import GROWTH, Image
-from pictool.runtime.pool import Pool, PooledImage, Repositioning, Saved, require_movable, restore, token_bytes
+from pictool.runtime.pool import Pool, PooledImage, Repositioning, Saved, require_movable, restore, slot_bytes
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -108,9 +109,9 @@ class Residency:
 
     def __init__(self, model: Model, max_bytes: int) -> None:
         require_movable(model)
-        self._model, self.num_slots = model, max_bytes // token_bytes(model)
+        self._model, self.num_slots = model, max_bytes // slot_bytes(model)
         if self.num_slots <= GROWTH:
-            least = (GROWTH + 1) * token_bytes(model)
+            least = (GROWTH + 1) * slot_bytes(model)
             raise InputError(f"a pool of {max_bytes} bytes holds no prompt of {model.name}; give it {least} or more")
         self._pool: Pool | None = None
         self._residents: list[Resident] = []

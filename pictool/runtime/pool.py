@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _MANY_RUNS = 16  # one indexed copy is faster than a copy per run
 
+
 @dataclass(frozen=True)
 class Repositioning:
     """What one round of moves took. `seconds` are those of the device, without planning.
@@ -85,6 +86,11 @@ class Pool:
             self.raw[layer][:, at:end], self.values[layer][:, at:end] = key, value
         move = Move(at, at, position, end - at)
         self._rotate([move], self._tables([move]))
+
+    def clear(self) -> None:
+        """Zero all slots."""
+        for tensor in (*self.raw, *self.keys, *self.values):
+            tensor.zero_()
 
     def read(self, layer: int, at: int, length: int) -> tuple[Tensor, Tensor]:
         """Rotated keys and values of slots, [kv_heads, length, head_dim]."""
@@ -211,7 +217,7 @@ def require_movable(model: Model) -> None:
         raise ModelError(f"{model.name}: its RoPE depends on the prompt's length, so keys cannot be moved in a pool")
 
 
-def token_bytes(model: Model) -> int:
+def slot_bytes(model: Model) -> int:
     """Bytes of a slot."""
     geometry = model.geometry
     return 3 * geometry.layers * geometry.kv_heads * geometry.head_dim * model.torch_dtype.itemsize

@@ -23,7 +23,7 @@ from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate
 from pictool.runtime.image import GROWTH
 from pictool.runtime.model import Model
-from pictool.runtime.pool import token_bytes
+from pictool.runtime.pool import slot_bytes
 from pictool.store.store import Store
 
 LENGTHS = (1, 3, 29, 17, 23, 40, 8)
@@ -31,7 +31,7 @@ ARCHITECTURES = [name for name in tiny.CONFIGS if name not in LENGTH_DEPENDENT]
 
 
 def residency(model: Model, tokens: int) -> Residency:
-    return Residency(model, tokens * token_bytes(model))
+    return Residency(model, tokens * slot_bytes(model))
 
 
 def spec(chunks: list[Chunk], policy: Policy, tail: str = TAIL) -> Spec:
@@ -173,7 +173,9 @@ def test_a_salt_finds_no_object_of_another(store: Store) -> None:
 def test_an_engine_with_a_pool_answers_and_reports(store: Store, tmp_path: Path) -> None:
     model, chunks, policy = subject("llama").model, make_chunks((29, 17)), make_policy("legolink")
     with TorchEngine(model, store, 1 << 22) as engine:
-        reports: list[dict[str, Any]] = [engine.answer(spec(order, policy)).report() for order in (chunks, chunks[::-1])]
+        reports: list[dict[str, Any]] = [
+            engine.answer(spec(order, policy)).report() for order in (chunks, chunks[::-1])
+        ]
     assert "pool" not in TorchEngine(model, store).answer(spec(chunks, policy)).report()
     head = len(model.encode(HEAD))
     first, second = (report["pool"] for report in reports)
@@ -184,10 +186,10 @@ def test_an_engine_with_a_pool_answers_and_reports(store: Store, tmp_path: Path)
 
 def test_bad_pools_are_refused(store: Store) -> None:
     model = subject("llama").model
-    least = (GROWTH + 1) * token_bytes(model)
+    least = (GROWTH + 1) * slot_bytes(model)
     with pytest.raises(InputError, match=f"^a pool of 100 bytes holds no prompt of llama; give it {least} or more$"):
         TorchEngine(model, store, 100)
-    with pytest.raises(ModelError, match="^phi3-long: its RoPE depends on the prompt's length"):
+    with pytest.raises(ModelError, match=r"^phi3-long: its RoPE depends on the prompt's length"):
         TorchEngine(subject("phi3-long").model, store, 1 << 22)
 
 

@@ -60,8 +60,7 @@ def random_moves(rng: random.Random, places: int) -> list[Move]:
     else:  # duplicates and chains
         sources = rng.choices(range(places), k=len(targets))
     return [
-        Move(source, target, rng.choice([None, target, 7]))
-        for source, target in zip(sources, targets, strict=True)
+        Move(source, target, rng.choice([None, target, 7])) for source, target in zip(sources, targets, strict=True)
     ]
 
 

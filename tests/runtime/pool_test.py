@@ -48,7 +48,9 @@ def test_blocks_are_where_they_belong_after_many_rounds(name: str) -> None:
     for at in range(BLOCKS):
         twin.write(at * BLOCK, positions[at], held[at])
         for layer in range(model.geometry.layers):
-            for moved, fresh in zip(pool.read(layer, at * BLOCK, BLOCK), twin.read(layer, at * BLOCK, BLOCK), strict=True):
+            for moved, fresh in zip(
+                pool.read(layer, at * BLOCK, BLOCK), twin.read(layer, at * BLOCK, BLOCK), strict=True
+            ):
                 assert torch.equal(moved, fresh)
 
 
