@@ -2,8 +2,8 @@
 
 
 A link's image is a region of the pool. Objects that the pool has are moved to their places in it by CIDRA's moves, all
-at once (Span queries §5.5); what they displace is parked beside; the others are loaded as ever. After the answer, what the policy wrote
-over documents is restored, so that every resident object is as it was compiled, and the region's documents stay.
+at once (Span queries §5.5); what they displace is parked beside; the others are loaded as ever. After the answer, what
+the policy wrote over documents is restored, so that every resident object is as it was compiled, and stays.
 
 A region is in use as long as its image exists: several requests may be under way, and what a caller still holds is
 never touched. A prompt for which there is no room beside those is linked as without a pool.
