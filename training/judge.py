@@ -46,7 +46,7 @@ DECLINED = "none"
 DIRECTORY = Path(__file__).parent / "judge_model"
 CYCLE = ("pages", "candidates", "haystack", "pages", "candidates beside pages", "haystack", "candidates", "pages")
 RECIPE = Recipe(
-    "judge", BASE, seed=31, steps=1500, cooldown=250, stages=(Stage(0, pages=(2, 16), filler=6, restated=0.1),),
+    "judge", BASE, seed=31, steps=1500, cooldown=175, stages=(Stage(0, pages=(2, 16), filler=6, restated=0.1),),
     batch_tokens=3000, muon_rate=0.006, adam_rate=0.001, hint_weight=0.0, document_weight=0.05,
 )  # fmt: skip
 LOG_EVERY = 25

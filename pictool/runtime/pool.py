@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
     from pictool.runtime.rope import RotaryTables
 
-_MANY_RUNS = 16  # one indexed copy is faster than a copy per run
+_LONG_RUN = 64  # slots, on average, from which on a copy per run is faster than one by index
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Pool:
         if not moves:
             return
         targets = self._slots(moves, "target")
-        if len(targets) == len(moves):
+        if isinstance(targets[0], slice):
             wanted = [tables_at(tables, slice(m.position or 0, (m.position or 0) + m.length)) for m in moves]
         else:
             positions = [torch.arange(move.length) + (move.position or 0) for move in moves]
@@ -149,10 +149,10 @@ class Pool:
                 keys[:, at] = self.stack.rotate(raw[None, :, at], table, layer)[0]
 
     def _slots(self, moves: Sequence[Move], end: str) -> list[slice] | list[Tensor]:
-        """The slots of the moves' sources or targets: a slice for each of few, or one index of all."""
+        """The slots of the moves' sources or targets: a slice for each, or one index of all."""
         places = [(getattr(move, end), move.length) for move in moves]
         spans = [(self.num_slots if at == SCRATCH else at, length) for at, length in places]
-        if len(spans) <= _MANY_RUNS:
+        if sum(length for _, length in spans) >= _LONG_RUN * len(spans):
             return [slice(at, at + length) for at, length in spans]
         return [torch.cat([torch.arange(at, at + length) for at, length in spans]).to(self.stack.device)]
 

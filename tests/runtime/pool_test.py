@@ -54,14 +54,14 @@ def test_blocks_are_where_they_belong_after_many_rounds(name: str) -> None:
                 assert torch.equal(moved, fresh)
 
 
-def test_many_moves_are_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_runs_are_moved_as_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """One index of all against a slice for each."""
     model, moves = load("gemma3"), [Move(at, 40 + at, 100 + 3 * at) for at in range(30)]
     pools = [Pool(model, 80), Pool(model, 80)]
     shape = (model.geometry.kv_heads, 40, model.geometry.head_dim)
     layers = [(torch.randn(shape), torch.randn(shape)) for _ in range(model.geometry.layers)]
-    for pool, runs in zip(pools, (16, 1000), strict=True):
-        monkeypatch.setattr("pictool.runtime.pool._MANY_RUNS", runs)
+    for pool, length in zip(pools, (0, 1000), strict=True):
+        monkeypatch.setattr("pictool.runtime.pool._LONG_RUN", length)
         pool.write(0, 7, layers)
         pool.reposition(moves)
     for layer in range(model.geometry.layers):
