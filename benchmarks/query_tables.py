@@ -40,14 +40,19 @@ def moves(points: Points) -> Rows:
     head = ["moves", "tokens", *(f"batches of {batch}" for batch in batches), "a link's copy", "duplicates",
             "scratch, blocks"]  # fmt: skip
     rows = []
-    for kind, tokens in dict.fromkeys((point["kind"], point["tokens"]) for point in points if point["batch"]):
-        own = [point for point in points if (point["kind"], point["tokens"]) == (kind, tokens)]
+    sizes = [point["tokens"] for point in points if not point["batch"]]
+
+    def place(point: Mapping[str, Any]) -> tuple[str, int]:  # what went over scratch is among its tokens
+        return point["kind"], min(sizes, key=lambda size: abs(size - point["tokens"]))
+
+    for kind, tokens in dict.fromkeys(place(point) for point in points if point["batch"]):
+        own = [point for point in points if point["batch"] and place(point) == (kind, tokens)]
         rates = {point["batch"]: point["tokens_per_ms"]["median"] for point in own}
         (copy,) = (p["tokens_per_ms"]["median"] for p in points if (p["kind"], p["tokens"]) == ("link", tokens))
         scratch = [str(point["batch"]) for point in own if point["scratch"]]
         rows.append([
             kind, f"{tokens:,}", *(f"{rates[batch]:,.0f}" for batch in batches), f"{copy:,.0f}",
-            str(own[0]["duplicates"]), f"1 with {', '.join(scratch)}" if scratch else "0",
+            str(own[0]["duplicates"]), f"1 with batches of {', '.join(scratch)}" if scratch else "0",
         ])  # fmt: skip
     return [head, *rows]
 
