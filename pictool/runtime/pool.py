@@ -148,7 +148,7 @@ class Pool:
             for at, table in zip(targets, wanted, strict=True):
                 keys[:, at] = self.stack.rotate(raw[None, :, at], table, layer)[0]
 
-    def _slots(self, moves: Sequence[Move], end: str) -> list[slice] | list[Tensor]:
+    def _slots(self, moves: Sequence[Move], end: str) -> list[slice | Tensor]:
         """The slots of the moves' sources or targets: a slice for each, or one index of all."""
         places = [(getattr(move, end), move.length) for move in moves]
         spans = [(self.num_slots if at == SCRATCH else at, length) for at, length in places]

@@ -42,7 +42,7 @@ def test_blocks_are_where_they_belong_after_many_rounds(name: str) -> None:
         ]
         done = pool.reposition(moves, batch=rng.choice([BLOCK, 3 * BLOCK, 1000]))
         assert done.tokens == done.moves * BLOCK and done.scratch in (0, BLOCK) and done.tokens_per_ms > 0
-        after = {move.target: (held[move.source // BLOCK], move.position) for move in moves}
+        after = {move.target: (held[move.source // BLOCK], move.position or 0) for move in moves}
         for target, (layers, position) in after.items():
             held[target // BLOCK], positions[target // BLOCK] = layers, position
     for at in range(BLOCKS):
