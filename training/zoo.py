@@ -85,18 +85,20 @@ ZOO = {
         Size(8, 48, 3, 112, 1000, 32), HARBOUR, metaspace, seed=15, steps=1300, cooldown=300,
         subject_layer=2, source_layer=5,
     ),
-    "llama-wide": Member(Size(3, 128, 4, 320, 900, 32, bos=False), ESPACE, byte_level, seed=16),
-    "qwen3-deep": Member(
-        Size(6, 64, 4, 144, 800, 32, kv_heads=2, architecture="qwen3"), PUEBLO, byte_level, seed=17,
-        subject_layer=3, source_layer=4,
-    ),
     "gemma3-wide": Member(
         Size(4, 96, 4, 192, 900, 40, kv_heads=2, architecture="gemma3", local=(0, 3), window=64),
         ESPACE, metaspace, seed=19,
     ),
-    "phi3-long": Member(
-        Size(5, 64, 4, 144, 780, 32, kv_heads=2, architecture="phi3"), REGISTER, metaspace, seed=18, steps=1600,
-        cooldown=400,
+    "gemma3-deep": Member(
+        Size(6, 64, 4, 144, 1000, 32, kv_heads=2, architecture="gemma3", local=(0, 2, 4), window=40),
+        HARBOUR, byte_level, seed=21, subject_layer=1, source_layer=3, steps=1000,
+    ),
+    "qwen3-wide": Member(
+        Size(3, 112, 4, 256, 1000, 32, architecture="qwen3"), STADT, metaspace, seed=22, steps=1000,
+    ),
+    "gemma3-terse": Member(
+        Size(3, 72, 4, 160, 780, 32, kv_heads=2, architecture="gemma3", local=(1,), window=56, bos=False), REGISTER,
+        metaspace, seed=23, subject_layer=1, source_layer=2,
     ),
 }  # fmt: skip
 

@@ -30,7 +30,7 @@ from pictool.commands.options import (
 )
 from pictool.commands.outputs import output_path, print_json
 from pictool.commands.progress import answers_bar
-from pictool.commands.request import named_fields
+from pictool.commands.request import named_fields, policy_of_settings
 from pictool.commands.resources import open_model, open_store, quiet_libraries
 from pictool.commands.settings import Settings
 from pictool.commands.sizes import parse_size
@@ -143,7 +143,9 @@ def run_query(
     from pictool.linker.policies import DEFAULT, make_policy
 
     with of_command_line():
-        policy = make_policy(options.algo or DEFAULT, named_fields(options.params, k=options.k, ratio=options.ratio))
+        values = named_fields(options.params, k=options.k, ratio=options.ratio)
+        is_set = options.algo is None and settings.algo is not None
+        policy = policy_of_settings(settings, values) if is_set else make_policy(options.algo or DEFAULT, values)
     pool: dict[str, int] = {"pool_bytes": options.pool_bytes} if options.pool_bytes else {}
     engine_type = choose_engine(engine, options.outputs, wanted.trace, bool(pool))
     text, name, base = read_input(query)
