@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from pictool.world.generate import Shape, World
 from training.data import Encoder
 from training.network import Size
+from training.package import save_half
 from training.score import score
 from training.tokenizer import byte_level, metaspace
 from training.train import Recipe, Run, Stage
@@ -139,15 +139,9 @@ def held_out(model: Any, member: Member, prompts: int) -> dict[str, dict[str, fl
 def write(run: Run, member: Member, directory: Path) -> None:
     """Save a model as a directory of `transformers`: float16 weights that load as float32, and its scores."""
     scores = held_out(run.model, member, 64)
-    run.model.config._attn_implementation = "sdpa"
-    run.model.half().save_pretrained(directory)
-    config = directory / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "float32"}, indent=2) + "\n")
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=member.encoder.tokenizer, bos_token="<s>" if member.size.bos else None, eos_token="</s>",
-        pad_token="<pad>", model_max_length=member.size.positions, clean_up_tokenization_spaces=False,
+    save_half(
+        run.model, member.encoder.tokenizer, directory, "<s>" if member.size.bos else None, member.size.positions
     )  # fmt: skip
-    wrapped.save_pretrained(directory)
     (directory / "scores.json").write_text(json.dumps({"held-out, full": scores}, indent=1) + "\n")
 
 

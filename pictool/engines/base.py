@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from pictool.store.store import Store
     from pictool.trace.format import Trace
 
-Feature = Literal["trace", "auto_ratio", "codecs", "tables", "chains", "plans"]
+Feature = Literal["trace", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"]
 _FEATURES: dict[Feature, str] = {
     "trace": "shows no trace; use the torch engine",
     "auto_ratio": "measures no speed to choose a ratio by; use the torch engine",
     "codecs": "compiles without one; compile with the torch engine first",
     "tables": "measures no tables; compile with the torch engine first",
     "plans": "lays out its prompts itself; give documents and a query",
+    "pool": "keeps KV in a cache of its own",
     "chains": "has a prefix cache of its own; ask for full, or --engine torch",
 }
 
@@ -142,6 +143,7 @@ class Answer:
                 "decode_s": self.decode_s,
             },
             "compare": self.compare.report() if self.compare else None,
+            **({"pool": link.linked.pool.report()} if link.linked and link.linked.pool else {}),
         }
 
     def origin(self) -> dict[str, Any]:
@@ -179,8 +181,16 @@ class Engine(ABC):
     title: ClassVar[str]
     supports: ClassVar[frozenset[Feature]]
 
-    def __init__(self, model: Model, store: Store) -> None:
+    def __init__(self, model: Model, store: Store, pool_bytes: int = 0) -> None:
+        """`pool_bytes`: of KV of objects that stay on the device from link to link; 0: none do.
+
+        Raises:
+            InputError: this engine has no pool, or these are too few bytes.
+            ModelError: a model whose keys cannot be moved.
+        """
         self.model, self.store = model, store
+        if pool_bytes:
+            self.require("pool", "a pool")
 
     def __enter__(self) -> Self:
         return self
