@@ -1,4 +1,5 @@
-"""Draw the pictures of docs/guides/terminal-interface.md again, from the sample documents and the embedded model.
+"""Draw the pictures of docs/guides/terminal-interface.md, and that of a server in serving.md, again, from the sample
+documents and the embedded model.
 
 PYTHONPATH=tests:. python -m tui.pictures
 """
@@ -8,19 +9,24 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from serve.live import serving
 from textual.pilot import Pilot
 
 from pictool.commands.settings import Settings
 from pictool.commands.tui import make_exports
 from pictool.commands.tui_job import WorkerJob
 from pictool.commands.tui_worker import Worker
+from pictool.runtime.model import load_model
 from pictool.store.store import Store
 from pictool.tui.app import PicApp
 from pictool.tui.export import draw_png, screen_lines
 from pictool.tui.services import LinkForm, LoadedTrace, Services
+from pictool.tui.watching import Address
 from tui.drive import settle
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +71,31 @@ async def _press(pilot: Pilot[None], keys: Sequence[str]) -> None:
         await settle(pilot)
 
 
+async def take_server(seconds: float) -> None:
+    """A server of the embedded model to which three clients send questions, watched for some seconds."""
+    with serving(load_model("embedded"), Store("served")) as live, ThreadPoolExecutor(3) as clients:
+        pages = sorted(Path("docs").glob("book-3-page-*.txt"))
+        texts = [{"model": live.home.model, "text": page.read_text()} for page in pages]
+        caches = [live.ok("POST", "/v1/caches", json=text)["id"] for text in texts]
+        body = {"model": live.home.model, "messages": [{"role": "user", "content": QUERY}], "cache_ids": caches}
+        until = time.monotonic() + seconds
+
+        def ask(client: int) -> None:
+            while time.monotonic() < until:
+                live.ok("POST", "/v1/chat/completions", json=body | {"max_tokens": 8 * (client + 1)})
+                time.sleep(0.2 * (client + 1))
+
+        asked = [clients.submit(ask, client) for client in range(3)]
+        with WorkerJob(Settings()) as job:
+            app = PicApp(Store(), [], Services(job, make_exports()), server=Address(live.url))
+            async with app.run_test(size=(100, 30), notifications=False) as pilot:
+                await asyncio.sleep(seconds - 4)
+                await settle(pilot)
+                (IMAGES / "tui-server.png").write_bytes(draw_png(screen_lines(app)))
+        for each in asked:
+            each.result()
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
@@ -75,6 +106,7 @@ def main() -> None:
             for name, (_, traces, _) in PICTURES.items():
                 loaded = [LoadedTrace.read(Path(f"{trace}.trace")) for trace in traces]
                 asyncio.run(take(name, PicApp(Store(), loaded, Services(job, make_exports()))))
+        asyncio.run(take_server(30))
         os.chdir("/")
 
 
