@@ -16,7 +16,7 @@ from pictool.serve.errors import ApiError
 
 _log = logging.getLogger("pictool.cluster")
 _DEPLOYMENT = "engine"
-_ROUTER = "pictool.cluster.request_router.ResidencyRouter"
+ROUTER = "pictool.cluster.request_router.ResidencyRouter"
 _REPORT_S = 2.0  # between two reports of what a replica holds
 _STOP_S = 5.0  # for calls that run, when a replica is to end
 
@@ -55,8 +55,13 @@ class _Engine(Replica):
 
 
 @contextmanager
-def deployed(spec: ReplicaSpec, scale: Scale, routing: Routing, app: str) -> Iterator[Calls]:
+def deployed(
+    spec: ReplicaSpec, scale: Scale, routing: Routing, app: str, router_class: str = ROUTER
+) -> Iterator[Calls]:
     """Have replicas until the end, on the cluster that Ray is connected to.
+
+    Args:
+        app: what Ray Serve calls it. router_class: that chooses replicas.
 
     Raises:
         ModelError: a replica cannot start.
@@ -65,7 +70,7 @@ def deployed(spec: ReplicaSpec, scale: Scale, routing: Routing, app: str) -> Ite
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
     router = RequestRouterConfig(
-        request_router_class=_ROUTER, request_router_kwargs=asdict(routing), request_routing_stats_period_s=_REPORT_S
+        request_router_class=router_class, request_router_kwargs=asdict(routing), request_routing_stats_period_s=_REPORT_S
     )  # fmt: skip
     count: dict[str, Any] = {"num_replicas": scale.least}
     if scale.most > scale.least:
