@@ -105,7 +105,9 @@ def rank(
     for places, size in _resident(keys, holders, is_chain):
         held[places] += size
     is_over = _is_over(fleet, served, share, routing)
-    is_free = ~is_over & (load < np.ceil(routing.bound * (load.sum() + 1) * share / share.sum()))
+    is_free = load < np.ceil(routing.bound * (load.sum() + 1) * share / share.sum())
+    if (is_free & ~is_over).any():
+        is_free &= ~is_over
     for key, size in _cold(keys, holders, is_chain):
         held[np.where(is_free, fleet.affinity(key, share), -1.0).argmax()] += size
     score = held - routing.queue_bytes * load / share

@@ -70,7 +70,8 @@ def deployed(
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
     router = RequestRouterConfig(
-        request_router_class=router_class, request_router_kwargs=asdict(routing), request_routing_stats_period_s=_REPORT_S
+        request_router_class=router_class, request_router_kwargs=asdict(routing),
+        request_routing_stats_period_s=_REPORT_S,
     )  # fmt: skip
     count: dict[str, Any] = {"num_replicas": scale.least}
     if scale.most > scale.least:
