@@ -5,7 +5,7 @@
 500 documents, of which a replica's local tier holds 200. For each router: the tiers are emptied, each document is asked
 for once, and then as Zipf's law has it (exponent 1), some at once; bytes count from then on. Answers are one token,
 since what is measured comes before it. Then a replica is killed while documents are asked for: each answer is compared
-with that of one process. Choosing is timed beside `PowerOfTwoChoicesRequestRouter`, Ray Serve's own router.
+with that of one process. Choosing is timed with and without Ray.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import fleet_state as state
+from benchmarks.fleet import state
 from benchmarks.output import write_results
 from pictool.cluster.fleet import FleetHome
 from pictool.cluster.replica import TIERS, ReplicaSpec
@@ -90,7 +90,7 @@ def running(address: str, model_name: str, root: Path, objects: int, held: int) 
     with ExitStack() as resources:
         resources.enter_context(connected(address))
         routing = Routing(queue_bytes=size / 8)  # so that bytes decide, but between long queues
-        router = "benchmarks.fleet_router.CountingRouter"
+        router = "benchmarks.fleet.router.CountingRouter"
         calls = resources.enter_context(deployed(spec, scale, routing, APP, router))
         home = resources.enter_context(closing(FleetHome(model, spec.remote, settings, calls)))
         yield Fleet(home, model, settings, root, [part.key for part in done])

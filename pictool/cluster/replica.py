@@ -28,6 +28,7 @@ from pictool.serve.work import CompiledText, Work
 from pictool.store.remote import Remote
 from pictool.store.store import Store
 from pictool.store.transfer import push
+from pictool.store.usage import read_counts
 
 _log = logging.getLogger("pictool.cluster")
 TIERS = "replicas"  # the directory of local tiers in a store
@@ -157,6 +158,14 @@ class Replica:
             self._report = report_of((entry.key, entry.num_bytes) for entry in entries[:MOST_HELD])
             self._stamp = stamp
         return self._report
+
+    def figures(self) -> dict[str, int]:
+        """Figures of the local tier, for metrics; those of use are since it was made."""
+        held, used = self._report["held"], read_counts(self._store.root / "stats")
+        return {
+            "objects": len(held), "bytes": sum(held.values()), "hits": used.hits, "misses": used.misses,
+            "written_bytes": used.written_bytes,
+        }  # fmt: skip
 
     def close(self) -> None:
         """End its threads."""

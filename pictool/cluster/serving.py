@@ -19,6 +19,13 @@ _DEPLOYMENT = "engine"
 ROUTER = "pictool.cluster.request_router.ResidencyRouter"
 _REPORT_S = 2.0  # between two reports of what a replica holds
 _STOP_S = 5.0  # for calls that run, when a replica is to end
+_GAUGES = {
+    "objects": "Objects of the local tier that are reported to the router.",
+    "bytes": "Their bytes.",
+    "hits": "Objects that requests found in the local tier, in all.",
+    "misses": "Objects that were fetched or compiled for requests, in all.",
+    "written_bytes": "Bytes that were fetched or compiled, in all.",
+}
 
 
 @dataclass(frozen=True)
@@ -46,9 +53,18 @@ class _Engine(Replica):
 
     def __init__(self, spec: ReplicaSpec) -> None:
         from ray import serve
+        from ray.serve import metrics
 
         logging.getLogger("pictool").setLevel(logging.WARNING)
         super().__init__(spec, str(serve.get_replica_context().rank.rank))
+        self._gauges = {name: metrics.Gauge(f"pic_tier_{name}", description=what) for name, what in _GAUGES.items()}
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """As `Replica`'s; what Ray's own metrics say of the local tier is renewed, too."""
+        report = super().record_routing_stats()
+        for name, value in self.figures().items():
+            self._gauges[name].set(value)
+        return report
 
     def __del__(self) -> None:
         self.close()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pictool.routing import Routing
     from pictool.runtime.model import Model
     from pictool.serve.torch_home import HomeSettings
+    from pictool.store.remote import Remote
 
 _APP = "pictool"  # what Ray Serve calls it
 
@@ -104,14 +105,17 @@ def opened_fleet(
     from pictool.cluster.fleet import FleetHome
     from pictool.cluster.serving import deployed
     from pictool.cluster.session import connected
+    from pictool.store.remote import Retry
 
     assert fleet.ray is not None
+    remote = shared_remote(settings, Retry())
     with connected(fleet.ray):
-        spec, scale = make_spec(fleet, model, home_settings, settings), make_scale(fleet, home_settings, settings)
+        spec = make_spec(fleet, model, remote, home_settings, settings)
+        scale = make_scale(fleet, home_settings, settings)
         with ExitStack() as resources:
             with waiting("starting replicas"):
                 calls = resources.enter_context(deployed(spec, scale, fleet.routing(), _APP))
-                home = resources.enter_context(closing(FleetHome(model, spec.remote, home_settings, calls)))
+                home = resources.enter_context(closing(FleetHome(model, remote, home_settings, calls)))
                 check(home, limit, refuses)
             yield home
 
@@ -132,14 +136,15 @@ def check(home: FleetHome, limit: float | None, refuses: bool) -> None:
         note(f"{home.problem}; requests that name no policy are answered exactly")
 
 
-def make_spec(fleet: FleetOptions, model: Model, home_settings: HomeSettings, settings: Settings) -> ReplicaSpec:
+def make_spec(
+    fleet: FleetOptions, model: Model, remote: Remote, home_settings: HomeSettings, settings: Settings
+) -> ReplicaSpec:
     """What all replicas have to know; paths are absolute, since they run elsewhere."""
     from pictool.cluster.replica import ReplicaSpec
-    from pictool.store.remote import Retry
 
     root, target = open_store(settings).root.absolute(), model.target
     return ReplicaSpec(
-        shared_remote(settings, Retry()), str(root), home_settings, settings.max_size, settings.memory,
+        remote, str(root), home_settings, settings.max_size, settings.memory,
         shared_model(settings), settings.device.partition(":")[0], settings.dtype, settings.salt,
         (target.model, target.tokenizer), threads_of(fleet), __version__,
     )  # fmt: skip
