@@ -18,6 +18,7 @@ _log = logging.getLogger("pictool.cluster")
 _DEPLOYMENT = "engine"
 ROUTER = "pictool.cluster.request_router.ResidencyRouter"
 _REPORT_S = 2.0  # between two reports of what a replica holds
+_STARTS = 2  # of a replica that cannot load its model
 _STOP_S = 5.0  # for calls that run, when a replica is to end
 _GAUGES = {
     "objects": "Objects of the local tier that are reported to the router.",
@@ -98,7 +99,7 @@ def deployed(
     engines = serve.deployment(
         _Engine, name=_DEPLOYMENT, max_ongoing_requests=scale.ongoing, max_queued_requests=scale.queued,
         ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus}, request_router_config=router,
-        graceful_shutdown_timeout_s=_STOP_S, health_check_period_s=2.0, **count,
+        graceful_shutdown_timeout_s=_STOP_S, health_check_period_s=2.0, max_constructor_retry_count=_STARTS, **count,
     )  # fmt: skip
     _be_quiet()
     serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False, "log_level": "ERROR"})
@@ -126,8 +127,9 @@ def _why(app: str) -> str:
     status = serve.status().applications.get(app)
     messages = [] if status is None else [part.message for part in status.deployments.values()]
     lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line]
-    return (named or lines or [""])[-1][:300]
+    named = [line for line in lines if "Error: " in line]
+    last = str((named or lines or [""])[-1])
+    return (last.partition("Error: ")[2] or last)[:300]
 
 
 def _calls(handle: Any) -> Calls:
