@@ -2,10 +2,10 @@
 
     python -m benchmarks.bulk_compile --out benchmarks/results/bulk_compile.json
 
-For each number of documents: one process compiles them with all threads, then workers of one thread each do, to an
-empty directory each. *Running* counts from the first rows that a bulk compile returns, since Ray and the models take
-seconds to start, whatever there is to do; the serial run counts without loading its model. Worker seconds are those in
-which workers had a batch.
+One process compiles some documents with one thread and with all, the better of which counts; then workers of one thread
+each compile each number of documents, to an empty directory. *Running* counts from the first rows that a bulk compile
+returns, since Ray and the models take seconds to start, whatever there is to do; the serial run counts without loading
+its model. Worker seconds are those in which workers had a batch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from benchmarks.output import write_results
 from pictool.cluster.bulk import Progress, compile_bulk
@@ -43,13 +44,14 @@ def texts_of(count: int) -> list[str]:
     ]
 
 
-def run_serial(model: Model, texts: list[str], root: Path) -> dict[str, float]:
+def run_serial(model: Model, texts: list[str], root: Path, threads: int) -> dict[str, float]:
     """As `pic compile` does it."""
+    torch.set_num_threads(threads)
     began = time.perf_counter()
     chunks = [chunk for text in texts for chunk in make_chunks(model, text, "text")]
     compile_chunks(model, Store(root), chunks)
     seconds = time.perf_counter() - began
-    return {"seconds": seconds, "documents_s": len(texts) / seconds}
+    return {"threads": threads, "seconds": seconds, "documents_s": len(texts) / seconds}
 
 
 def run_bulk(model: str, texts: list[str], root: Path, workers: int) -> dict[str, float]:
@@ -75,25 +77,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded-small")
     parser.add_argument("--documents", default="1000,5000,20000")
+    parser.add_argument("--serial", type=int, default=300, help="documents of the serial runs")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--ray", default="local", help="address of a cluster")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    model = load_model(options.model, "cpu")
-    with tempfile.TemporaryDirectory() as root:  # what is loaded and warmed up once
-        run_serial(model, texts_of(50), Path(root))
-    results: list[dict[str, Any]] = []
+    model, results = load_model(options.model, "cpu"), list[dict[str, Any]]()
+    with tempfile.TemporaryDirectory() as root:
+        run_serial(model, texts_of(50), Path(root) / "warm up", 1)
+        serial = [
+            run_serial(model, texts_of(options.serial), Path(root) / str(threads), threads)
+            for threads in (1, options.workers)
+        ]
+    print(serial, flush=True)
+    best = max(run["documents_s"] for run in serial)
     with connected(options.ray):
         for count in map(int, options.documents.split(",")):
-            texts = texts_of(count)
             with tempfile.TemporaryDirectory() as root:
-                serial = run_serial(model, texts, Path(root) / "serial")
-                bulk = run_bulk(options.model, texts, Path(root), options.workers)
-            ratio = bulk["running_documents_s"] / serial["documents_s"]
-            results.append({"documents": count, "serial": serial, "bulk": bulk, "ratio": ratio})
+                bulk = run_bulk(options.model, texts_of(count), Path(root), options.workers)
+            results.append({"documents": count, "bulk": bulk, "ratio": bulk["running_documents_s"] / best})
             print(results[-1], flush=True)
     if options.out is not None:
-        write_results(options.out, {"workers": options.workers, "load": os.getloadavg(), "runs": results})
+        more = {"workers": options.workers, "load": os.getloadavg(), "serial": serial, "runs": results}
+        write_results(options.out, more)
 
 
 if __name__ == "__main__":

@@ -161,6 +161,7 @@ class Replica:
 
     def figures(self) -> dict[str, int]:
         """Figures of the local tier, for metrics; those of use are since it was made."""
+        self._store.counters.flush()
         held, used = self._report["held"], read_counts(self._store.root / "stats")
         return {
             "objects": len(held), "bytes": sum(held.values()), "hits": used.hits, "misses": used.misses,

@@ -195,7 +195,7 @@ def test_a_replica_reports_what_it_holds(home: FleetHome, calls: Calls) -> None:
     size = calls.replica._store.path(done.key).stat().st_size
     assert report == report_of([(done.key, size)]) and calls.replica.record_routing_stats() is report
     figures = calls.replica.figures()
-    assert (figures["objects"], figures["bytes"]) == (1, size)
+    assert (figures["objects"], figures["bytes"], figures["written_bytes"]) == (1, size, size)
 
 
 def test_a_remote_that_cannot_be_written_makes_no_cache(home: FleetHome, tmp_path: Path) -> None:
