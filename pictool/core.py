@@ -7,6 +7,7 @@ import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pictool.errors import InputError
@@ -81,6 +82,10 @@ class Target:
         """The keys of `identify_blocks`."""
         return [identity.key for identity in self.identify_blocks(tokens, block, rotation, salt)]
 
+    @cached_property
+    def _fields(self) -> dict[str, Any]:
+        return asdict(self)
+
     def _digest(self, extra: Mapping[str, Any], tokens: Sequence[int] | TokenIds) -> str:
         """The hash of all that determines an object's content.
 
@@ -90,7 +95,7 @@ class Target:
         import numpy as np
 
         more = {} if self.dtype == "float32" else {"frequencies": "float32"}
-        named = {**asdict(self), **extra, **more}
+        named = {**self._fields, **extra, **more}
         digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode())
         digest.update(np.asarray(tokens, dtype="<i4").tobytes())
         return digest.hexdigest()

@@ -123,8 +123,9 @@ class Header:
     text_bytes: int
     coded_bytes: tuple[int, ...] = ()
 
-    @classmethod
-    def parse(cls, raw: bytes) -> Header:
+    @staticmethod
+    @lru_cache(maxsize=512)  # the same objects are opened for one request after the other
+    def parse(raw: bytes) -> Header:
         """The header that `raw` encodes.
 
         Raises:
@@ -134,7 +135,7 @@ class Header:
         meta, checksums = meta_of(fields), _checksums_of(fields.get("checksums"))
         _require_parts(meta, checksums, len(tensors))
         coded = () if meta.codec == "none" else tuple(_coded_size(meta, tensors, layer) for layer in _layers(meta))
-        header = cls(meta, checksums, _size_of(tensors, "text", MAX_TEXT, least=0), coded)
+        header = Header(meta, checksums, _size_of(tensors, "text", MAX_TEXT, least=0), coded)
         if raw != header.encode():
             raise HeaderError(_NOT_OURS)
         return header
