@@ -124,10 +124,12 @@ def draw(keys: Sequence[str], count: int, seed: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """One router. `fetched` bytes; `imbalance`: calls of the busiest replica ÷ the mean; seconds of a request."""
+    """One router. `fetched` bytes; calls of the busiest replica ÷ the mean, after the warm-up and in all; seconds of a
+    request."""
 
     fetched: int
     imbalance: float
+    imbalance_in_all: float
     requests_s: float
     p50_s: float
     p99_s: float
@@ -139,21 +141,25 @@ def measure(fleet: Fleet, router: str, requests: int, at_once: int) -> Measured:
         shutil.rmtree(tier / "objects", ignore_errors=True)
     time.sleep(_REPORTED_S)
     state.order = router
+    state.calls.clear()
     try:
         asyncio.run(run_all(fleet.home, random.Random(1).sample(fleet.keys, len(fleet.keys)), at_once))
-        before = fleet.fetched()
-        state.calls.clear()
+        before, warm_up = fleet.fetched(), Counter(state.calls)
         began = time.perf_counter()
         answers, seconds = asyncio.run(run_all(fleet.home, draw(fleet.keys, requests, 3), at_once))
         took = time.perf_counter() - began
     finally:
         state.order = "residency"
     assert all(isinstance(answer, Collected) for answer in answers), Counter(map(str, answers))
-    counts = [*state.calls.values()]
     return Measured(
-        fleet.fetched() - before, max(counts) / (sum(counts) / REPLICAS), requests / took,
+        fleet.fetched() - before, busiest(state.calls - warm_up), busiest(state.calls), requests / took,
         statistics.median(seconds), statistics.quantiles(seconds, n=100)[-1],
     )  # fmt: skip
+
+
+def busiest(calls: Counter[str]) -> float:
+    """Calls of the busiest replica ÷ the mean."""
+    return max(calls.values()) / (calls.total() / REPLICAS)
 
 
 @dataclass(frozen=True)

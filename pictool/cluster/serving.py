@@ -104,15 +104,20 @@ def deployed(
     _be_quiet()
     serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False, "log_level": "ERROR"})
     try:
-        handle = serve.run(engines.bind(spec), name=app, route_prefix=None)
-    except RuntimeError as error:
-        why = _why(app)
-        serve.delete(app)
-        raise ModelError(f"no replica can start: {why or ' '.join(str(error).split())[:300]}") from error
-    try:
-        yield _calls(handle)
+        yield _calls(_run(engines.bind(spec), app))
     finally:
         serve.delete(app)
+
+
+def _run(application: Any, app: str) -> Any:
+    """The handle of an application once its replicas run. Raises ModelError."""
+    from ray import serve
+
+    try:
+        return serve.run(application, name=app, route_prefix=None)
+    except RuntimeError as error:
+        why = _why(app) or " ".join(str(error).split())[:300]
+        raise ModelError(f"no replica can start: {why}") from error
 
 
 def _be_quiet() -> None:
@@ -133,7 +138,7 @@ def _why(app: str) -> str:
 
 
 def _calls(handle: Any) -> Calls:
-    from ray.exceptions import RayActorError, RayTaskError
+    from ray.exceptions import RayError, RayTaskError
     from ray.serve.exceptions import BackPressureError, RayServeException
 
     async def call(method: str, *arguments: Any, keys: tuple[str, ...], **named: Any) -> AsyncGenerator[Any, None]:
@@ -151,7 +156,7 @@ def _calls(handle: Any) -> Calls:
         except RayTaskError:
             is_whole = True
             raise  # of the replica's own code: nobody else would do better
-        except (RayActorError, RayServeException) as error:
+        except (RayError, RayServeException) as error:
             is_whole = True
             raise ReplicaLost(" ".join(str(error).split())[:200]) from error
         finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
     from pictool.serve.torch_home import HomeSettings
     from pictool.store.remote import Remote
-
-_APP = "pictool"  # what Ray Serve calls it
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,16 @@ def opened_fleet(
         scale = make_scale(fleet, home_settings, settings)
         with ExitStack() as resources:
             with waiting("starting replicas"):
-                calls = resources.enter_context(deployed(spec, scale, fleet.routing(), _APP))
+                calls = resources.enter_context(deployed(spec, scale, fleet.routing(), app_of(spec)))
                 home = resources.enter_context(closing(FleetHome(model, remote, home_settings, calls)))
                 check(home, limit, refuses)
             yield home
+
+
+def app_of(spec: ReplicaSpec) -> str:
+    """What Ray Serve calls the replicas of a store: a server that was killed finds its own again, and replaces them."""
+    place = f"{socket.gethostname()} {spec.root}"
+    return f"pictool-{hashlib.sha256(place.encode(errors='surrogatepass')).hexdigest()[:12]}"
 
 
 def check(home: FleetHome, limit: float | None, refuses: bool) -> None:

@@ -27,7 +27,7 @@ from pictool.store.store import Store
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
-OBJECTS, HELD = 500, 200  # of all, and of a local tier
+OBJECTS, HELD = 250, 100  # of all, and of a local tier; benchmarks/serve_fleet.py has 500
 ALICE, BOB = "a" * 20, "b" * 20
 KEYS = Keys({ALICE: Tenant("alice", "0123456789abcdef" * 4), BOB: Tenant("bob", "fedcba9876543210" * 4)})
 
@@ -99,8 +99,8 @@ def test_streams_queries_and_refusals_are_those_of_a_single_server(both: tuple[L
             live.error(400, "POST", "/v1/query/execute", content=b"{}"),
         ]
         asked = live.client.post("/v1/query/execute", json=CALL)
-        shown = asked.json()["choices"][0]["text"] if asked.status_code == 200 else asked.json()["error"]
-        said.append((texts, refused, asked.status_code, shown))
+        assert asked.status_code == 200, asked.text
+        said.append((texts, refused, asked.json()["choices"][0]["text"]))
     assert said[0] == said[1]
 
 
@@ -109,28 +109,28 @@ def test_a_lease_is_good_on_every_replica_and_for_its_tenant_alone(fleet: Fleet,
     name = many.cache("A text that only Alice has. " * 3)
     listed = many.ok("GET", f"/v1/caches/{name}")
     assert listed["status"] == "ready"
-    key = fleet.home._calls  # as routed by other words, so by every replica
-    lease = many.service.leases.find(name, next(t for t in KEYS.tenants if t.name == "alice").id)
+    alice, bob = (next(part for part in KEYS.tenants if part.name == wanted) for wanted in ("alice", "bob"))
+    lease = many.service.leases.find(name, alice.id)
     assert lease is not None
-    alice, bob = (next(t for t in KEYS.tenants if t.name == wanted) for wanted in ("alice", "bob"))
-    work = Work(alice, Raw((Stored(lease.objects[0].key), Text(QUESTION))), Sampling(0.0), 4)
+    key = lease.objects[0].key
 
-    async def answers(work: Work) -> list[str]:
-        found = []
-        for number in range(12):
-            collected = [event async for event in key("answer", work, keys=(f"text {number}",))]
-            found.append(str(collected[1:]))
-        return found
+    async def answers(tenant: Tenant) -> list[list[Any]]:
+        """As routed by other words than the object's key, so by every replica."""
+        work = Work(tenant, Raw((Stored(key), Text(QUESTION))), Sampling(0.0), 4)
+        return [
+            [event async for event in fleet.home._calls("answer", work, keys=(f"text {number}",))]
+            for number in range(40)
+        ]
 
-    assert len(set(asyncio.run(answers(work)))) == 1
-    holders = [tier for tier in fleet.tiers if Store(tier).path(lease.objects[0].key).exists()]
-    assert len(holders) == 3
+    first, *others = asyncio.run(answers(alice))
+    assert len(first) > 2 and all(answer == first for answer in others)
+    assert len([tier for tier in fleet.tiers if Store(tier).path(key).exists()]) == 3
     theirs = many.client_of(BOB)
     assert theirs.get(f"/v1/caches/{name}").status_code == 404
     body = {"model": "tiny", "prompt": QUESTION, "cache_ids": [name]}
     assert theirs.post("/v1/completions", json=body).status_code == 404
-    refused = set(asyncio.run(answers(Work(bob, work.prompt, Sampling(0.0), 4))))
-    assert refused == {"[]"}  # a refusal alone, on every replica
+    for refused in asyncio.run(answers(bob)):
+        assert [(part.status, part.code) for part in refused] == [(404, "cache_object_missing")]
 
 
 def test_a_client_that_vanishes_ends_its_call(fleet: Fleet, both: tuple[Live, Live]) -> None:
@@ -161,17 +161,17 @@ def ongoing() -> list[int]:
 
 
 def test_residency_moves_at_most_half_of_round_robin_and_is_even(fleet: Fleet) -> None:
-    theirs = measure(fleet, "round robin", requests=450, at_once=6)
-    ours = measure(fleet, "residency", requests=450, at_once=6)
+    theirs = measure(fleet, "round robin", requests=200, at_once=6)
+    ours = measure(fleet, "residency", requests=200, at_once=6)
     assert theirs.imbalance < 1.05  # it is what its name says
     assert 0 < ours.fetched <= theirs.fetched / 2, (ours, theirs)
-    assert ours.imbalance <= 1.5
+    assert ours.imbalance_in_all <= 1.5
 
 
 def test_a_replica_that_is_killed_under_load_costs_no_answer(fleet: Fleet) -> None:
-    killed = kill_one(fleet, requests=150, at_once=6)
-    assert killed.wrong == 0 and killed.answered + sum(killed.refused.values()) == 150
-    assert killed.refused.keys() <= {503} and killed.answered > 135
+    killed = kill_one(fleet, requests=100, at_once=6)
+    assert killed.wrong == 0 and killed.answered + sum(killed.refused.values()) == 100
+    assert killed.refused.keys() <= {503} and killed.answered > 90
 
 
 # The command
