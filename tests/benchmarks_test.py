@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.query_tables import STUDY, TABLES, replaced, table_of
+
 RUN_BY_MAKE = ("gpu", "gpu_parts")  # `make gpu`
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 README = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
@@ -20,6 +22,12 @@ def test_every_results_file_has_a_command(name: str) -> None:
 def test_commands_name_scripts_that_there_are() -> None:
     named = set(re.findall(r"-m benchmarks\.(\w+)", README))
     assert named and not [name for name in named if not (BENCHMARKS / f"{name}.py").exists()]
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_the_study_of_span_queries_has_the_tables_of_the_results(name: str) -> None:
+    study = STUDY.read_text(encoding="utf-8")
+    assert replaced(study, table_of(name)) == study
 
 
 @pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)

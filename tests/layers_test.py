@@ -36,6 +36,7 @@ RANKS = {
     "api": 6, "eval": 6, "spans": 6,
     "bench": 7,  # goodput needs datasets and metrics
     "serve": 7,
+    "tuning": 7,  # chooses by what eval measures
     "cluster": 8,
     "doctor": 8,  # measures as bench does
     "commands": 9, "tui": 9,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,10 @@ import pytest
 import torch
 
 from pictool.runtime.model import embedded_path, load_model
+from pictool.world.generate import Shape
 from training.data import Encoder
+from training.judge import CYCLE, DECLINED, DIRECTORY, JudgeEncoder, JudgeRun, draw
+from training.judge import RECIPE as JUDGE
 from training.muon import orthogonalise
 from training.network import Size, forward
 from training.recipe import RECIPES
@@ -89,6 +94,44 @@ def test_any_text_survives_the_tokenizers(make: object) -> None:
     tokenizer = make(1536)  # type: ignore[operator]
     for text in ("Question: Who?\nAnswer:", " naïve 東京 🙂  two\tthree\n\n", "a" * 50):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
+
+
+@pytest.mark.parametrize("task", sorted(set(CYCLE)))
+def test_a_judge_declines_what_the_pages_do_not_say(task: str) -> None:
+    encoder = JudgeEncoder()
+    encoder.task = task
+    declined = 0
+    for seed in range(20):
+        prompt = encoder.write(random.Random(seed), 3, Shape(max_filler_sentences=2))
+        for question in prompt.questions:
+            if question.kind == "absent":
+                told = [
+                    fact
+                    for fact in prompt.facts
+                    if fact.attribute.asked.format(s=fact.subject) in question.text.lower()
+                ]
+                assert question.answer == DECLINED and not told
+            if question.kind == "judged":
+                lines = {page.strip() for page in prompt.pages}
+                assert question.answer == DECLINED if lines == {DECLINED} else {question.answer} == lines - {DECLINED}
+            declined += question.answer == DECLINED
+    assert declined or task == "candidates beside pages"
+    batch = draw(encoder, random.Random(1), JUDGE)
+    kinds = {encoder.kinds[kind] for kind in batch.kinds[batch.kinds >= 0].tolist()}
+    assert kinds & {"absent", "judged"} or task == "candidates beside pages"
+
+
+def test_a_judge_begins_where_the_embedded_model_is() -> None:
+    run, base = JudgeRun(JUDGE, JudgeEncoder()), load_model("embedded", device="cpu")
+    for own, embedded in zip(run.model.parameters(), base.module.parameters(), strict=True):
+        assert torch.equal(own, embedded)
+
+
+def test_the_judge_is_in_half_precision_and_declines() -> None:
+    judge = load_model(str(DIRECTORY), device="cpu")
+    assert judge.dtype == "float32" and sum(path.stat().st_size for path in DIRECTORY.iterdir()) < 4e6
+    scores = json.loads((DIRECTORY / "scores.json").read_text())["held-out, full"]
+    assert scores["haystack"]["absent"] > 0.9 and scores["pages"]["local"] > 0.9
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "phi3", "gemma3"])

@@ -74,7 +74,7 @@ def log_of(world: rig.World) -> Path:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    for _ in range(600):  # a busy machine takes minutes to start it
+    for _ in range(1200):  # a busy machine takes minutes to start it
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=2):
                 return

@@ -26,7 +26,7 @@ class Batch:
     tokens: Tensor
     positions: Tensor
     blocks: Tensor  # 0 document, j question j, -1 padding
-    kinds: Tensor  # at the tokens of an answer the index of its question's kind, -1 elsewhere
+    kinds: Tensor  # at the tokens of an answer the index of its question's kind (`Encoder.kinds`), -1 elsewhere
     num_docs: int
     subjects: Tensor  # [facts, 3]: row, where a value is, where its subject is named
     sources: Tensor  # [answers, 3]: row, where a value is predicted, where it is in the documents
@@ -63,7 +63,7 @@ class Columns:
 def choose(rng: random.Random, questions: Iterable[Question], most: int) -> list[Question]:
     """Up to `most` questions, the rarer kinds more likely."""
     rank = {"two-hop": 0, "carried": 1, "local": 2}
-    chosen = sorted(questions, key=lambda question: rank[question.kind] + rng.random() * 1.3)[:most]
+    chosen = sorted(questions, key=lambda question: rank.get(question.kind, 1) + rng.random() * 1.3)[:most]
     rng.shuffle(chosen)
     return chosen
 
@@ -74,7 +74,10 @@ class Encoder:
     Attributes:
         restated: share of facts that are asked as a statement to complete.
         bos: what prompts begin with, those that begin with a special token at all.
+        kinds: of questions.
     """
+
+    kinds: tuple[str, ...] = KINDS
 
     def __init__(self, tokenizer: Tokenizer, world: World = BOOKS, first: str = "<s>") -> None:
         self.tokenizer, self.world, self.restated = tokenizer, world, 0.0
@@ -83,9 +86,13 @@ class Encoder:
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def write(self, rng: random.Random, num_pages: int, shape: Shape) -> Prompt:
+        """The pages of a prompt, and what is asked about them."""
+        return write_prompt(rng, num_pages, shape, self.world)
+
     def documents(self, rng: random.Random, num_pages: int, shape: Shape, has_bos: bool) -> Documents:
         """A prompt's pages, each tokenized on its own."""
-        prompt = write_prompt(rng, num_pages, shape, self.world)
+        prompt = self.write(rng, num_pages, shape)
         pages = [self.ids(page) for page in prompt.pages]
         tokens, starts = [self.bos] * has_bos, []
         for page in pages:
@@ -128,7 +135,7 @@ class Encoder:
             out.tokens += ask + answer
             out.positions += range(start, start + len(ask) + len(answer))
             out.blocks += [block] * (len(ask) + len(answer))
-            out.kinds += [-1] * len(ask) + [KINDS.index(question.kind)] * len(answer)
+            out.kinds += [-1] * len(ask) + [self.kinds.index(question.kind)] * len(answer)
         return out
 
     def batch(

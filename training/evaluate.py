@@ -74,13 +74,16 @@ def job(name: str, pages: int, prompts: int, per_prompt: int) -> dict[str, dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", default=["embedded", "embedded-small"])
     parser.add_argument("--pages", type=int, nargs="+", default=[6, 10, 20])
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--per-prompt", type=int, default=3, help="questions of each kind per prompt, at most")
     arguments = parser.parse_args()
     options = f"--out {arguments.out} --prompts {arguments.prompts} --per-prompt {arguments.per_prompt}"
+    if arguments.models != parser.get_default("models"):
+        options = f"--models {' '.join(arguments.models)} {options}"
     results: dict[str, Any] = {"command": f"python -m training.evaluate {options}"}
-    jobs = [(name, pages) for pages in arguments.pages for name in ("embedded", "embedded-small")]
+    jobs = [(name, pages) for pages in arguments.pages for name in arguments.models]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(job, *each, arguments.prompts, arguments.per_prompt) for each in jobs]
         for (name, pages), future in zip(jobs, futures, strict=True):

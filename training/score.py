@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pictool.world.generate import KINDS, Shape
+from pictool.world.generate import Shape
 from training.data import Encoder
 from training.network import forward
 
@@ -22,7 +22,8 @@ def score(
     model: Any, encoder: Encoder, pages: int, prompts: int, shape: Shape = Shape(), p_bos: float = 1.0
 ) -> dict[str, float]:
     """Share of whole answers that are right under full attention, by kind (every token the most likely one)."""
-    right, asked = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+    kinds = encoder.kinds
+    right, asked = dict.fromkeys(kinds, 0), dict.fromkeys(kinds, 0)
     encoder.restated = 0.0
     for index in range(0, prompts, 8):
         batch = encoder.batch(random.Random(f"{HELD_OUT}-{pages}-{index}"), 8, pages, shape, 24, p_bos)
@@ -32,7 +33,7 @@ def score(
         for row in range(8):
             for question in range(1, int(batch.blocks[row].max()) + 1):
                 cells = (batch.blocks[row] == question) & (batch.kinds[row] >= 0)
-                kind = KINDS[int(batch.kinds[row][cells][0])]
+                kind = kinds[int(batch.kinds[row][cells][0])]
                 asked[kind] += 1
                 right[kind] += bool(hit[row][cells].all())
-    return {kind: round(right[kind] / max(1, asked[kind]), 3) for kind in KINDS}
+    return {kind: round(right[kind] / asked[kind], 3) for kind in kinds if asked[kind]}

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from pictool.world.generate import Shape, World
 from training.data import Encoder
 from training.network import Size
+from training.package import save_half
 from training.score import score
 from training.tokenizer import byte_level, metaspace
 from training.train import Recipe, Run, Stage
@@ -85,18 +85,20 @@ ZOO = {
         Size(8, 48, 3, 112, 1000, 32), HARBOUR, metaspace, seed=15, steps=1300, cooldown=300,
         subject_layer=2, source_layer=5,
     ),
-    "llama-wide": Member(Size(3, 128, 4, 320, 900, 32, bos=False), ESPACE, byte_level, seed=16),
-    "qwen3-deep": Member(
-        Size(6, 64, 4, 144, 800, 32, kv_heads=2, architecture="qwen3"), PUEBLO, byte_level, seed=17,
-        subject_layer=3, source_layer=4,
-    ),
     "gemma3-wide": Member(
         Size(4, 96, 4, 192, 900, 40, kv_heads=2, architecture="gemma3", local=(0, 3), window=64),
         ESPACE, metaspace, seed=19,
     ),
-    "phi3-long": Member(
-        Size(5, 64, 4, 144, 780, 32, kv_heads=2, architecture="phi3"), REGISTER, metaspace, seed=18, steps=1600,
-        cooldown=400,
+    "gemma3-deep": Member(
+        Size(6, 64, 4, 144, 1000, 32, kv_heads=2, architecture="gemma3", local=(0, 2, 4), window=40),
+        HARBOUR, byte_level, seed=21, subject_layer=1, source_layer=3, steps=1000,
+    ),
+    "qwen3-wide": Member(
+        Size(3, 112, 4, 256, 1000, 32, architecture="qwen3"), STADT, metaspace, seed=22, steps=1000,
+    ),
+    "gemma3-terse": Member(
+        Size(3, 72, 4, 160, 780, 32, kv_heads=2, architecture="gemma3", local=(1,), window=56, bos=False), REGISTER,
+        metaspace, seed=23, subject_layer=1, source_layer=2,
     ),
 }  # fmt: skip
 
@@ -137,15 +139,9 @@ def held_out(model: Any, member: Member, prompts: int) -> dict[str, dict[str, fl
 def write(run: Run, member: Member, directory: Path) -> None:
     """Save a model as a directory of `transformers`: float16 weights that load as float32, and its scores."""
     scores = held_out(run.model, member, 64)
-    run.model.config._attn_implementation = "sdpa"
-    run.model.half().save_pretrained(directory)
-    config = directory / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "float32"}, indent=2) + "\n")
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=member.encoder.tokenizer, bos_token="<s>" if member.size.bos else None, eos_token="</s>",
-        pad_token="<pad>", model_max_length=member.size.positions, clean_up_tokenization_spaces=False,
+    save_half(
+        run.model, member.encoder.tokenizer, directory, "<s>" if member.size.bos else None, member.size.positions
     )  # fmt: skip
-    wrapped.save_pretrained(directory)
     (directory / "scores.json").write_text(json.dumps({"held-out, full": scores}, indent=1) + "\n")
 
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "diff": "Compare two links of one prompt.",
     "store": "List, check, prune and move the objects of a store.",
     "eval": "Ask a dataset's questions under several policies.",
+    "tune": "Find the cheapest policy that meets a target.",
     "bench": "Measure speed, on models of any shape with random weights.",
     "serve": "Serve a model over HTTP: OpenAI's API with explicit caches.",
     "tui": "Browse objects and traces on the terminal.",

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pictool.bench.queries.options import BulkOptions, DocumentsOptions, JudgeOptions, MovesOptions, TreeOptions
+from pictool.bench.queries.options import (
+    BulkOptions,
+    DocumentsOptions,
+    JudgeOptions,
+    MovesOptions,
+    PoolOptions,
+    TreeOptions,
+)
 from pictool.commands.bench_common import (
     BenchOptions,
     SeedOption,
@@ -26,13 +33,14 @@ if TYPE_CHECKING:
     from pictool.bench.queries.documents import DocumentsPoint
     from pictool.bench.queries.judge import JudgeResult, Percentiles
     from pictool.bench.queries.moves import MovesPoint
+    from pictool.bench.queries.pool import PoolPoint
     from pictool.bench.queries.quality import Quality
     from pictool.bench.queries.tree import TreePoint
 
 ALGOS = ("naive", "legolink-16")
 LONG_SHAPE, SHAPE = "tiny", "small"  # of long prompts; of all else
 
-app = make_app("Measure span queries: documents, judges, moves, bulks, trees.")
+app = make_app("Measure span queries: documents, judges, moves, pools, bulks, trees.")
 
 RepeatsOption = Annotated[int, option("--repeats", "N", "Times that each is run.", min=1)]
 QuestionsOption = Annotated[int, option("--questions", "N", "Questions that quality is measured by.", min=1)]
@@ -131,6 +139,36 @@ def moves(
         from pictool.bench.queries.plots import plot_moves
 
         plot_moves(points, f"{model_line(report)}, blocks of {block} tokens", common.plot)
+
+
+@command(app, "pool", *_QUERY)
+def pool(
+    common: BenchOptions,
+    settings: Settings,
+    documents: Annotated[int, option("--documents", "N", "Documents that there are.", PROMPT, min=1)] = 24,
+    read: Annotated[int, option("--read", "N", "Documents of a request.", PROMPT, min=1)] = 6,
+    tokens: Annotated[int, option("--tokens", "N", "Tokens of a document.", PROMPT, min=1)] = 512,
+    share: Annotated[float, option("--pool-share", "SHARE", "Of all documents, what the pool holds.")] = 0.5,
+    requests: Annotated[int, option("--requests", "N", "Requests of each stream.", min=1)] = 20,
+    seed: SeedOption = 0,
+) -> None:
+    """Measure links from a pool on the device. Beside links from files and from host memory (§5.5).
+
+    \b
+      pic bench query pool --documents 12 --read 4
+    """
+    options = PoolOptions(documents, read, tokens, share, requests, seed)
+    with open_subject(common, settings, SHAPE, ALGOS, seed) as subject:
+        from pictool.bench.queries.pool import bench_pool, num_runs
+
+        with progress("linking", num_runs(options, subject.policies)) as step:
+            points = bench_pool(subject.model, subject.policies, options, subject.directory, step)
+        report = make_report("query pool", subject.model, options, {"points": [p.report() for p in points]})
+    publish(common, report, lambda: print_pool(points, report))
+    if common.plot:
+        from pictool.bench.queries.plots import plot_pool
+
+        plot_pool(points, f"{model_line(report)}, prompts of {points[0].tokens:,} tokens", common.plot)
 
 
 @command(app, "bulk", *_QUERY)
@@ -249,6 +287,22 @@ def print_moves(points: Sequence[MovesPoint], report: dict[str, Any]) -> None:
         [point.kind, f"{point.tokens:,}", str(point.batch or "-"),
          *(f"{rate:,.0f}" for rate in (point.tokens_per_ms.median, point.tokens_per_ms.low, point.tokens_per_ms.high)),
          str(point.batches), str(point.duplicates), str(point.scratch)]
+        for point in points
+    ])  # fmt: skip
+
+
+def print_pool(points: Sequence[PoolPoint], report: dict[str, Any]) -> None:
+    print(head_line(report))
+    print("TTFT in ms, medians; sooner: host memory's ÷ the pool's, median of the requests' ratios; MB from the host")
+    places = list(points[0].ttft)
+    columns = ["policy", "stream", *places, "sooner", "MB, memory", "MB, pool", "resident", "stayed", "tokens/ms",
+               "duplicates", "scratch"]  # fmt: skip
+    print_table(columns, [
+        [point.label, point.stream, *(f"{point.ttft[place].median * 1e3:,.1f}" for place in places),
+         f"{point.speedup:.2f}x", f"{point.copied['memory'] / 1e6:,.1f}", f"{point.copied['pool'] / 1e6:,.1f}",
+         f"{point.resident:.0%}", f"{point.stayed:.0%}",
+         "-" if point.tokens_per_ms is None else f"{point.tokens_per_ms.median:,.0f}",
+         str(point.duplicates), f"{point.scratch:,}"]
         for point in points
     ])  # fmt: skip
 

@@ -41,10 +41,12 @@ def run_config(settings: Settings, as_json: JsonOption = False) -> None:
 
 
 def _row(settings: Settings, name: str) -> dict[str, Any]:
+    from pictool.linker.policies import DEFAULT as POLICY
+
     value = getattr(settings, name)
     if name in ("salt", "server_key"):
         value = "(set)" if value else ""
-    shown = _DEFAULTS.get(name, "") if value is None else value
+    shown = (_DEFAULTS | {"algo": POLICY}).get(name, "") if value is None else value
     return {"name": name, "value": shown, "origin": settings.origin(name), "variable": variable(name)}
 
 

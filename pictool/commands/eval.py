@@ -79,6 +79,9 @@ class EvalOptions:
     stop: Annotated[list[str], option("--stop", "TEXT", "Text that ends an answer; repeatable.", ANSWER)] = field(
         default_factory=list
     )
+    verify: Annotated[
+        float, option("--verify", "SHARE", "Compare a share of the questions with full recompute (1).", ANSWER)
+    ] = 1.0
     chunk_tokens: ChunkOption = None
     codec: Annotated[
         Optional[str], option("--codec", "NAME", "How KV is kept (none); a wrong name lists all.", COMPILING)
@@ -159,6 +162,7 @@ def make_spec_options(options: EvalOptions) -> SpecOptions:
         max_new_tokens=options.max_new_tokens,
         codec=options.codec or CODEC,
         stop=tuple(options.stop),
+        verify=options.verify,
     )
 
 
@@ -180,7 +184,8 @@ def print_summary(summary: Summary) -> None:
     console.print(
         f"{summary.title}: {count(summary.questions, 'question')} over {count(summary.units, 'set')} of documents, "
         f"{summary.tokens:.0f} tokens a prompt; {model['name']}, {model['dtype']} on {model['device']}, "
-        f"{count(summary.header['threads'], 'thread')}",
+        f"{count(summary.header['threads'], 'thread')}"
+        + ("" if summary.verified == summary.questions else f"; full on {summary.verified} of the questions"),
         soft_wrap=True,
     )
     tables = [quality_table(summary), cost_table(summary), *([kinds_table(summary)] if summary.kinds else [])]
@@ -236,7 +241,7 @@ def kinds_table(summary: Summary) -> LabelledTable:
         ["algorithm", *[f"{kind or 'other'} ({num_cases})" for kind, num_cases in summary.kinds.items()]]
     )
     for line in summary.lines:
-        table.add_row(line.label, *(with_interval(line.by_kind[kind]) for kind in summary.kinds))
+        table.add_row(line.label, *(with_interval(line.by_kind.get(kind)) for kind in summary.kinds))
     return table
 
 
@@ -246,7 +251,9 @@ def interval(estimate: Estimate, form: str) -> str:
     return f"{form.format(estimate.low)}…{form.format(estimate.high)}"
 
 
-def with_interval(estimate: Estimate) -> str:
+def with_interval(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return NONE
     if estimate.low is None:
         return f"{estimate.mean:.3f}"
     return f"{estimate.mean:.3f} {interval(estimate, '{:.2f}')}"

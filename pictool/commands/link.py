@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,20 +14,32 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 from pictool import __version__
 from pictool.commands.engine import find_engine
 from pictool.commands.errors import UsageError, of_command_line
-from pictool.commands.options import OUTPUT, SALT, DepfileOption, EngineOption, JsonOption, command, make_app, option
+from pictool.commands.link_batch import Batch, run_batch
+from pictool.commands.options import (
+    BATCH,
+    OUTPUT,
+    SALT,
+    DepfileOption,
+    EngineOption,
+    JsonOption,
+    command,
+    make_app,
+    option,
+)
 from pictool.commands.outputs import depfile_path, model_files, output_path, print_json, write_depfile, write_json
 from pictool.commands.request import AUTO, LinkScript, RequestOptions, make_spec, policy_values, read_script
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import DEFAULT, Settings
 from pictool.commands.verbosity import note
 from pictool.commands.words import count
-from pictool.errors import PicError
+from pictool.errors import InputError, PicError
 from pictool.reading import exists
 
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.controller.decision import RatioChoice
     from pictool.engines.base import Answer, Engine, Feature
+    from pictool.engines.verify import Canary
     from pictool.linker.grid import Labelled
     from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
@@ -46,6 +59,7 @@ class Asked:
     spec: Spec
     policies: list[Labelled]
     compare: bool
+    is_verified: bool
     trace: str | None
     engine: str | None
     is_written: bool  # to a file
@@ -75,6 +89,15 @@ def run_link(
     depfile: DepfileOption = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,
+    batch: Annotated[
+        Optional[str], option("--batch", "FILE", "Answer the requests of a file, as JSON lines.", BATCH)
+    ] = None,
+    verify: Annotated[
+        Optional[float], option("--verify", "SHARE", "Compare a share of requests with full recompute.", BATCH)
+    ] = None,
+    max_kl: Annotated[
+        Optional[float], option("--max-kl", "NATS", "Fail if the verified answers are farther apart.", BATCH, min=0)
+    ] = None,
 ) -> None:
     """Link documents into a prompt and answer a query.
 
@@ -83,13 +106,22 @@ def run_link(
       pic link -T question.yaml --trace link.trace
       pic link a.txt b.txt -q "Who?" --algo legolink-16 --algo cacheblend-15
     """
+    canary = make_canary(verify, max_kl, request.seed)
+    if batch is not None:
+        refuse_of_one(compare, trace, depfile)
+        path = None if output is None else output_path("-o", output, [batch])
+        run_batch(Batch(Path(batch), path, canary, max_kl, as_json), request, settings, engine)
+        return
     script = read_script(Path(request.script)) if request.script else LinkScript()
     inputs = input_files(request, script)
     check_outputs(output, trace, depfile, inputs)
     policies = side_by_side(request, trace)
     spec = make_spec(request, settings, script)
     is_quiet = as_json or output is not None or bool(policies)
-    asked = Asked(request, script, settings, spec, policies, compare, trace, engine, output is not None, is_quiet)
+    is_verified = canary.picks(json.dumps(request_json(spec, {}) | {"algo": spec.policy.params}))
+    asked = Asked(
+        request, script, settings, spec, policies, compare, is_verified, trace, engine, output is not None, is_quiet
+    )
     check_documents([*script.documents, *request.documents])
     with ExitStack() as opened:
         done = link_there(asked, depfile) if settings.server else link_here(asked, opened)
@@ -98,6 +130,8 @@ def run_link(
                 write_depfile(Path(output), [*inputs, *done.model_files])
             write_json(output, done.reports if policies else done.reports[0])
         show(asked, done, as_json)
+        if asked.is_verified:
+            require_little_drift(done.reports, max_kl)
 
 
 def show(asked: Asked, done: Done, as_json: bool) -> None:
@@ -107,9 +141,40 @@ def show(asked: Asked, done: Done, as_json: bool) -> None:
     elif asked.policies and not asked.is_written:
         print_verdict([labelled.label for labelled in asked.policies], done.reports)
     elif not asked.is_quiet:
-        print_answer(done.reports[0])
+        print_answer(done.reports[0], asked.compare)
     if done.is_foreign:
         note("the embedded demo model knows nothing but the documents of its own world; -m names yours")
+
+
+def make_canary(verify: float | None, max_kl: float | None, seed: int) -> Canary:
+    """Which requests are verified; none without --verify."""
+    from pictool.engines.verify import Canary
+
+    if max_kl is not None and verify is None:
+        raise UsageError("--max-kl: is of answers that are verified; say of which share with --verify")
+    with of_command_line():
+        return Canary(verify or 0.0, seed)
+
+
+def refuse_of_one(compare: bool, trace: str | None, depfile: bool) -> None:
+    """Refuse what is of one request beside --batch."""
+    for name, value in (("--compare", compare), ("--trace", trace), ("--depfile", depfile)):
+        if value:
+            raise UsageError(f"--batch: {name} is of one request; leave it out (--verify 1 compares all)")
+
+
+def require_little_drift(reports: Sequence[Mapping[str, Any]], max_kl: float | None) -> None:
+    """Say how far a verified answer is from that of full recompute. Raises InputError: farther than `max_kl`."""
+    from pictool.engines.base import Comparison
+    from pictool.engines.verify import Drift
+
+    drift = Drift.of(len(reports), [Comparison(**report["compare"]) for report in reports])
+    note(str(drift))
+    if max_kl is not None and drift.kl_mean is not None and drift.kl_mean > max_kl:
+        raise InputError(
+            f"the answer has a KL of {drift.kl_mean:.3g} to full recompute, above --max-kl {max_kl:g}; take a policy "
+            "with more rows (pic tune)"
+        )
 
 
 def link_here(asked: Asked, opened: ExitStack) -> Done:
@@ -127,7 +192,9 @@ def link_here(asked: Asked, opened: ExitStack) -> Done:
             answers = compare_policies(running, spec, asked.policies)
         else:
             on_text = None if asked.is_quiet else Stream()
-            answers = [running.answer(spec, compare=asked.compare, on_text=on_text, on_compile=tell)]
+            answers = [
+                running.answer(spec, compare=asked.compare or asked.is_verified, on_text=on_text, on_compile=tell)
+            ]
     if choice is not None:
         distrust_profile(model, choice, answers[0].timing.recompute_s)
     if asked.trace is not None:
@@ -149,7 +216,8 @@ def link_there(asked: Asked, depfile: bool) -> Done:
     }  # fmt: skip
     require_possible(asked.settings, local)
     specs = [replace(asked.spec, policy=labelled.policy) for labelled in asked.policies] or [asked.spec]
-    stream, compare = None if asked.is_quiet else Stream(), asked.compare or bool(asked.policies)
+    stream = None if asked.is_quiet else Stream()
+    compare = asked.compare or asked.is_verified or bool(asked.policies)
     reports = []
     for spec in specs:
         report, origin = ask_server(asked.settings, spec, compare, stream)
@@ -302,8 +370,8 @@ def distrust_profile(model: Model, choice: RatioChoice, recompute_s: float) -> N
         )
 
 
-def print_answer(report: Mapping[str, Any]) -> None:
-    """Print the end of the streamed answer's line, a summary on stderr, and the comparison."""
+def print_answer(report: Mapping[str, Any], shows_compare: bool = True) -> None:
+    """Print the end of the streamed answer's line, a summary on stderr, and the comparison if it was asked for."""
     print(flush=True)
     tokens, timing, compare = report["tokens"], report["timing"], report["compare"]
     rows = f"{tokens['recomputed']:.0f} of {tokens['context']} context rows recomputed"
@@ -311,7 +379,7 @@ def print_answer(report: Mapping[str, Any]) -> None:
         rows = "no documents, nothing linked"
     decoded = f"{count(tokens['generated'], 'token')} in {timing['decode_s'] * 1e3:.0f} ms"
     note(f"{report['algo']}: {rows}, TTFT {timing['ttft_s'] * 1e3:.1f} ms, {decoded}")
-    if compare:
+    if compare and shows_compare:
         print(f"full         {compare['answer']}")
         print(f"speedup      {compare['speedup']:.2f}x (TTFT {compare['ttft_s'] * 1e3:.1f} ms under full)")
         print(f"agreement    {'same answer' if compare['same_answer'] else 'another answer'}, "

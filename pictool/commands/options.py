@@ -25,9 +25,10 @@ F = TypeVar("F", bound=Callable[..., None])
 # Headings of options in help texts, in their order
 OPTIONS, PROMPT, DATASET, POLICY, ANSWER = "Options", "Prompt", "Dataset", "Policy", "Answer"
 SECTIONS, ANALYSIS, COMPILING, OUTPUT = "Sections", "Analysis", "Compiling", "Output"
-CLUSTER, MODEL, STORE = "Cluster", "Model", "Store"
+BATCH, CLUSTER, MODEL, STORE = "Batch", "Cluster", "Model", "Store"
 _HEADINGS = (
-    "Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, SECTIONS, ANALYSIS, COMPILING, CLUSTER, OUTPUT, MODEL, STORE
+    "Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, SECTIONS, ANALYSIS, COMPILING, BATCH, CLUSTER, OUTPUT,
+    MODEL, STORE,
 )  # fmt: skip
 SPECS = "NAME, NAME-NUMBER or NAME:FIELD=VALUE[,VALUE...]; repeatable. A wrong name lists all."
 

@@ -15,6 +15,7 @@ from pictool.commands.link import Stream
 from pictool.commands.options import (
     ANSWER,
     COMPILING,
+    MODEL,
     OUTPUT,
     POLICY,
     SALT,
@@ -29,9 +30,10 @@ from pictool.commands.options import (
 )
 from pictool.commands.outputs import output_path, print_json
 from pictool.commands.progress import answers_bar
-from pictool.commands.request import named_fields
+from pictool.commands.request import named_fields, policy_of_settings
 from pictool.commands.resources import open_model, open_store, quiet_libraries
 from pictool.commands.settings import Settings
+from pictool.commands.sizes import parse_size
 from pictool.commands.verbosity import note
 from pictool.errors import InputError, PicError
 
@@ -79,6 +81,14 @@ class QueryOptions:
         option("--outputs", "NAME", "generated: link outputs with the KV they came with; or compiled.", COMPILING),
     ] = None
     codec: CodecOption = None
+    pool: Annotated[
+        Optional[str], option("--pool", "SIZE", "KV of objects that stays on the device, as 500M; 0: none.", MODEL)
+    ] = None
+
+    @property
+    def pool_bytes(self) -> int:
+        """Raises InputError for what is no size."""
+        return 0 if self.pool is None else parse_size("--pool", self.pool)
 
 
 @dataclass(frozen=True)
@@ -133,14 +143,17 @@ def run_query(
     from pictool.linker.policies import DEFAULT, make_policy
 
     with of_command_line():
-        policy = make_policy(options.algo or DEFAULT, named_fields(options.params, k=options.k, ratio=options.ratio))
-    engine_type = choose_engine(engine, options.outputs, wanted.trace)
+        values = named_fields(options.params, k=options.k, ratio=options.ratio)
+        is_set = options.algo is None and settings.algo is not None
+        policy = policy_of_settings(settings, values) if is_set else make_policy(options.algo or DEFAULT, values)
+    pool: dict[str, int] = {"pool_bytes": options.pool_bytes} if options.pool_bytes else {}
+    engine_type = choose_engine(engine, options.outputs, wanted.trace, bool(pool))
     text, name, base = read_input(query)
     run_options = make_options(options, policy, settings, base, keeps_outputs(options.outputs, engine_type))
     quiet_libraries()
     store = open_store(settings)
     with ExitStack() as running:
-        engines = Engines(lambda of: running.enter_context(engine_type(open_model(of), store)), settings)
+        engines = Engines(lambda of: running.enter_context(engine_type(open_model(of), store, **pool)), settings)
         if wanted.bulk:
             run_bulk(engines, run_options, text, name, wanted, settings.memory)
         else:
@@ -148,11 +161,12 @@ def run_query(
     store.drain()
 
 
-def choose_engine(name: str | None, outputs: str | None, trace: str | None) -> type[Engine]:
+def choose_engine(name: str | None, outputs: str | None, trace: str | None, has_pool: bool) -> type[Engine]:
     """The engine, which can do what the options need."""
     if outputs not in (None, GENERATED, "compiled"):
         raise UsageError(f"--outputs {outputs}: must be {GENERATED} or compiled")
     needed: dict[Feature, str] = {} if outputs != GENERATED else {"trace": f"--outputs {GENERATED}"}
+    needed |= {"pool": "--pool"} if has_pool else {}
     return find_engine(name, needed | ({} if trace is None else {"trace": "--trace"}))
 
 
@@ -338,10 +352,11 @@ def print_call(done: Done, is_streamed: bool) -> None:
     if done.is_shared:
         note(f"{path_text(done.path)}: as an equal call before")
         return
-    tokens, timing = done.own["tokens"], done.own["timing"]
+    tokens, timing, pool = done.own["tokens"], done.own["timing"], done.own.get("pool")
+    on_device = f"{pool['resident']} were on the device, " if pool else ""
     note(
         f"{path_text(done.path)}: {tokens['recomputed']:.0f} of {tokens['context']} context rows recomputed, "
-        f"TTFT {timing['ttft_s'] * 1e3:.1f} ms, {tokens['generated']} tokens"
+        f"{on_device}TTFT {timing['ttft_s'] * 1e3:.1f} ms, {tokens['generated']} tokens"
     )
 
 

@@ -122,7 +122,7 @@ def make_spec(options: RequestOptions, settings: Settings, script: LinkScript = 
     return Spec(
         query=require_text("the query", query),
         documents=[*script.documents, *options.documents],
-        policy=_make_policy(options, script),
+        policy=_make_policy(options, script, settings),
         head=text_or_silent("the head", _first(options.head, script.head, settings.head)),
         query_template=text_or_silent(
             "the query template", _first(options.query_template, script.query_template, settings.query_template)
@@ -135,7 +135,7 @@ def make_spec(options: RequestOptions, settings: Settings, script: LinkScript = 
     )
 
 
-def _make_policy(options: RequestOptions, script: LinkScript) -> Policy:
+def _make_policy(options: RequestOptions, script: LinkScript, settings: Settings) -> Policy:
     from pictool.controller.decision import MIN_RATIO
     from pictool.linker.grid import parse_policy
     from pictool.linker.policies import DEFAULT, make_policy, policies
@@ -143,6 +143,8 @@ def _make_policy(options: RequestOptions, script: LinkScript) -> Policy:
     values = policy_values(options, script)
     if values.get("ratio") == AUTO:
         values["ratio"] = MIN_RATIO
+    if options.algo is None and script.algo is None and settings.algo is not None:
+        return policy_of_settings(settings, values)
     name = options.algo or script.algo or DEFAULT
     try:
         return make_policy(name, values) if values or name in policies() else parse_policy(name)
@@ -150,6 +152,29 @@ def _make_policy(options: RequestOptions, script: LinkScript) -> Policy:
         if options.algo is None and not _named_fields(options) and script.algo is not None:
             raise InputError(f"{script.path}: policy: {error}") from error
         raise UsageError(str(error)) from error
+
+
+def policy_of_settings(settings: Settings, values: Mapping[str, Any]) -> Policy:
+    """The policy that the settings name, with fields of the command line before its own.
+
+    Raises:
+        InputError: no such policy; it names the file or the variable. UsageError: a field that the policy lacks.
+    """
+    from pictool.linker.grid import parse_policy
+    from pictool.linker.policies import make_policy
+
+    assert settings.algo is not None
+    origin = settings.origin("algo")
+    try:
+        policy = parse_policy(settings.algo)
+    except InputError as error:
+        raise InputError(f"{origin}: algo: {error}") from error
+    if not values:
+        return policy
+    try:
+        return make_policy(policy.name, {**policy.params, **values})
+    except InputError as error:
+        raise UsageError(f"{error} (the policy is that of {origin}; --algo names another)") from error
 
 
 def _make_sampling(options: RequestOptions) -> Sampling:
@@ -257,7 +282,7 @@ def read_script(path: Path) -> LinkScript:
         raise InputError(f"{path}: codec {texts['codec']!r} must be one of {', '.join(codecs())}")
     return LinkScript(
         path=path,
-        documents=tuple(_beside(path, document) for document in documents),
+        documents=tuple(beside(path, document) for document in documents),
         algo=policy.get("algo"),
         params={name: value for name, value in policy.items() if name != "algo"},
         max_new_tokens=new_tokens,
@@ -265,8 +290,8 @@ def read_script(path: Path) -> LinkScript:
     )
 
 
-def _beside(script: Path, document: str) -> str:
-    """A document's path, relative to the script; what is no file there is left as it is (a key)."""
-    joined = os.path.normpath(script.parent / document)
+def beside(file: Path, document: str) -> str:
+    """A document's path, relative to the file that names it; what is no file there is left as it is (a key)."""
+    joined = os.path.normpath(file.parent / document)
     looks_like_file = "/" in document or "." in document
     return joined if looks_like_file or os.path.exists(joined) else document

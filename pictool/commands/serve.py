@@ -42,7 +42,8 @@ app = make_app()
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _CHECKS = ("exact", "refuse", "off")
 _ALONE = (("--engine", "engine"), ("--learn", "learn"), ("--min-tokens", "min_tokens"))  # not with --ray
-_TORCH_ONLY = ("queue", "active", "max_tokens", "codec", "learn")
+_TORCH_ONLY = ("max_tokens", "codec")
+_ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ class ServeOptions:
     ] = None
     name: Annotated[Optional[str], option("--name", "NAME", "What the API calls the model.")] = None
     queue: Annotated[int, option("--queue", "N", "Requests that wait at most.", min=1)] = 256
-    active: Annotated[int, option("--active", "N", "Requests that take turns.", min=1)] = 8
+    active: Annotated[
+        Optional[int], option("--active", "N", f"Requests that take turns ({_ACTIVE}; vLLM: its batch).", min=1)
+    ] = None
     policy: Annotated[str, option("--policy", "SPEC", "Of requests that name none; full: exact.", POLICY)] = (
         "legolink-16"
     )
@@ -156,7 +159,10 @@ def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) 
         "store": str(store.root.resolve()), "policy": options.policy, "policies": list(options.allow) or None,
         "min_tokens": options.min_tokens, "max_bytes": settings.max_size, "memory_bytes": settings.memory,
         "remote": settings.remote or None,
-        "serve": {"keys": keys, "ttl": options.ttl, "check": options.check, "check_limit": options.check_limit},
+        "serve": {
+            "keys": keys, "ttl": options.ttl, "check": options.check, "check_limit": options.check_limit,
+            "queue": options.queue, "active": options.active, "learn": learned_bytes(options),
+        },
     }  # fmt: skip
     name = options.name or model.name
     vllm_plugin.on_ready = lambda url, policy: note(f"serving {name} in vLLM on {url}/v1 ({policy}); Ctrl-C ends it")
@@ -202,20 +208,25 @@ def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
 
 def make_home_settings(options: ServeOptions, settings: Settings) -> HomeSettings:
     """How the home works. Raises InputError for a policy or codec that there is not."""
-    from pictool.commands.sizes import parse_size
     from pictool.linker.grid import parse_policy
     from pictool.serve.torch_home import HomeSettings
     from pictool.store.codecs import require_codec
 
     codec = options.codec or settings.codec
     require_codec(codec)
-    with of_command_line():
-        learned = 0 if options.learn is None else parse_size("--learn", options.learn)
     return HomeSettings(
         parse_policy(options.policy), frozenset(options.allow) if options.allow else None, options.queue,
-        options.active, options.max_tokens, options.min_tokens, codec=codec, name=options.name,
-        learned_bytes=learned,
+        options.active or _ACTIVE, options.max_tokens, options.min_tokens, codec=codec, name=options.name,
+        learned_bytes=learned_bytes(options),
     )  # fmt: skip
+
+
+def learned_bytes(options: ServeOptions) -> int:
+    """The budget of --learn. Raises UsageError."""
+    from pictool.commands.sizes import parse_size
+
+    with of_command_line():
+        return 0 if options.learn is None else parse_size("--learn", options.learn)
 
 
 def bind(options: ServeOptions) -> socket.socket:

@@ -20,7 +20,8 @@ DEFAULT = "default"
 _VARIABLES = {
     "model": "PIC_MODEL", "store": "PIC_STORE", "device": "PIC_DEVICE", "dtype": "PIC_DTYPE", "codec": "PIC_CODEC",
     "max_size": "PIC_MAX_SIZE", "salt": "PIC_SALT", "salt_file": "PIC_SALT_FILE", "remote": "PIC_REMOTE",
-    "memory": "PIC_MEMORY", "remote_rate": "PIC_REMOTE_RATE", "server": "PIC_SERVER", "server_key": "PIC_SERVER_KEY",
+    "algo": "PIC_ALGO", "memory": "PIC_MEMORY", "remote_rate": "PIC_REMOTE_RATE", "server": "PIC_SERVER",
+    "server_key": "PIC_SERVER_KEY",
 }  # fmt: skip
 _SIZES = ("max_size", "memory", "remote_rate")
 _PATHS = ("store", "salt_file", "remote", "model")  # relative ones of a file are relative to it
@@ -36,6 +37,7 @@ class Settings:
         head, query_template: of prompts that name none.
         max_size: bytes that the store may hold; None: no limit.
         codec: how KV is kept.
+        algo: the policy of links that name none, as `fixup-10`; None: the default one.
         salt: separates tenants; each place may name a file that holds it (`salt_file`). Never shown.
         remote: URL of a store to fetch missing objects from; an empty text is none.
         memory: bytes of host memory that keep objects.
@@ -53,6 +55,7 @@ class Settings:
     query_template: str | None = None
     max_size: int | None = None
     codec: str = "none"
+    algo: str | None = None
     salt: str = field(default="", repr=False)
     remote: str | None = None
     memory: int = 0
@@ -128,10 +131,14 @@ def find_file() -> Path | None:
     return None
 
 
+def setting_keys() -> tuple[str, ...]:
+    """The keys of `pic.yaml`."""
+    return (*(field.name for field in fields(Settings) if field.name != "origins"), "salt_file")
+
+
 def _file_settings(path: Path) -> dict[str, Any]:
     """What a file says, its relative paths as the working directory has them."""
-    keys = (*(field.name for field in fields(Settings) if field.name != "origins"), "salt_file")
-    values = {name: text_or_none(path, name, value) for name, value in read_yaml(path, keys).items()}
+    values = {name: text_or_none(path, name, value) for name, value in read_yaml(path, setting_keys()).items()}
     said = {name: value for name, value in values.items() if value is not None}
     if path.parent == Path():
         return said

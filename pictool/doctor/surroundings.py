@@ -8,17 +8,19 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from packaging.requirements import Requirement
 
 from pictool.bench.disk_io import read_direct, read_file, write_file
-from pictool.bench.roofline import measure_rates
+from pictool.bench.roofline import measure_matmul, measure_rates
 from pictool.controller.calibration import drop_page_cache, nearest_directory
 from pictool.doctor.verdict import Status, Verdict, guarded
 from pictool.engines.vllm.setup import VERSION
 from pictool.runtime import device as devices
 from pictool.runtime.machine import machine
+from pictool.runtime.products import onednn_wins
 from pictool.store.scratch import scratch_directory
 from pictool.store.store import Store
 
@@ -89,7 +91,13 @@ def _rates(device: str, dtype: str) -> Verdict:
         f"{device}: copies {_gb(rates.copy_bytes_s)}/s from host memory, multiplies at "
         f"{rates.flops_s / 1e12:.3g} TFLOP/s ({number})"
     )
-    values = {"device": device, "dtype": number, "copy_bytes_s": rates.copy_bytes_s, "flops_s": rates.flops_s}
+    values: dict[str, Any] = {
+        "device": device, "dtype": number, "copy_bytes_s": rates.copy_bytes_s, "flops_s": rates.flops_s,
+    }  # fmt: skip
+    if (device, number) == ("cpu", "float32"):
+        values["products"] = "oneDNN" if onednn_wins() else "BLAS"
+        values["bfloat16_flops_s"] = measure_matmul(device, "bfloat16")
+        text += f", by {values['products']}; in bfloat16 {values['bfloat16_flops_s'] / 1e12:.3g}"
     return Verdict(SECTION, "rates", Status.OK, text, values)
 
 

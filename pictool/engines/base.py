@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from pictool.store.store import Store
     from pictool.trace.format import Trace
 
-Feature = Literal["trace", "auto_ratio", "codecs", "tables", "chains", "plans"]
+Feature = Literal["trace", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"]
 _FEATURES: dict[Feature, str] = {
     "trace": "shows no trace; use the torch engine",
     "auto_ratio": "measures no speed to choose a ratio by; use the torch engine",
     "codecs": "compiles without one; compile with the torch engine first",
     "tables": "measures no tables; compile with the torch engine first",
     "plans": "lays out its prompts itself; give documents and a query",
+    "pool": "keeps KV in a cache of its own",
     "chains": "has a prefix cache of its own; ask for full, or --engine torch",
 }
 
@@ -44,6 +45,7 @@ class LinkResult:
         logits: of the first token, float32 [vocab], up to a constant (vLLM gives log-probabilities); None if the
             engine was not asked for them.
         linked: the image and all that the link did, of an engine that shows traces.
+        objects: source and key of each document, of an engine that shows none.
     """
 
     policy: Policy
@@ -53,6 +55,7 @@ class LinkResult:
     bytes_read: int
     logits: Tensor | None
     linked: Linked | None = None
+    objects: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -140,13 +143,16 @@ class Answer:
                 "decode_s": self.decode_s,
             },
             "compare": self.compare.report() if self.compare else None,
+            **({"pool": link.linked.pool.report()} if link.linked and link.linked.pool else {}),
         }
 
     def origin(self) -> dict[str, Any]:
         """What is needed, beside the request, to get the same answer again."""
-        parts = () if self.link.linked is None else self.link.linked.parts
+        objects, linked = self.link.objects, self.link.linked
+        if linked is not None:
+            objects = [(part.chunk.source, part.key(self.loaded)) for part in linked.parts]
         return {
-            "objects": [{"source": part.chunk.source, "key": part.key(self.loaded)} for part in parts],
+            "objects": [{"source": source, "key": key} for source, key in objects],
             "device": self.loaded.device, "dtype": self.loaded.dtype, "fingerprint": self.loaded.fingerprint,
         }  # fmt: skip
 
@@ -175,8 +181,16 @@ class Engine(ABC):
     title: ClassVar[str]
     supports: ClassVar[frozenset[Feature]]
 
-    def __init__(self, model: Model, store: Store) -> None:
+    def __init__(self, model: Model, store: Store, pool_bytes: int = 0) -> None:
+        """`pool_bytes`: of KV of objects that stay on the device from link to link; 0: none do.
+
+        Raises:
+            InputError: this engine has no pool, or these are too few bytes.
+            ModelError: a model whose keys cannot be moved.
+        """
         self.model, self.store = model, store
+        if pool_bytes:
+            self.require("pool", "a pool")
 
     def __enter__(self) -> Self:
         return self
@@ -303,16 +317,23 @@ class Engine(ABC):
             return error
 
 
-def compare_answers(answer: Answer, full: Answer) -> Comparison:
-    """How far an answer is from that of full recompute, and how much sooner its first token came."""
+def compare_answers(answer: Answer, full: Answer, first: tuple[float, bool] | None = None) -> Comparison:
+    """How far an answer is from that of full recompute, and how much sooner its first token came.
+
+    Args:
+        first: `kl` and `same_first_token`, of engines that give no logits.
+    """
+    if first is None:
+        is_same = bool(full.logits.argmax() == answer.logits.argmax())
+        first = first_token_kl(full.logits, answer.logits), is_same
     a, b = answer.generated.tokens, full.generated.tokens
     same = [x == y for x, y in zip(a, b, strict=False)]
     return Comparison(
         answer=full.text,
         ttft_s=full.timing.ttft_s,
         speedup=full.timing.ttft_s / answer.timing.ttft_s,
-        kl=first_token_kl(full.logits, answer.logits),
-        same_first_token=bool(full.logits.argmax() == answer.logits.argmax()),
+        kl=first[0],
+        same_first_token=first[1],
         same_answer=answer.text == full.text,
         common_prefix=[*same, False].index(False),
     )

@@ -13,11 +13,13 @@ from pictool.engines.base import Answer, Engine, Feature, LinkResult
 from pictool.linker.link import link
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Stage, no_stage
+from pictool.linker.residency import Residency
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import Step, generate, generate_steps, generated_of
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+    from pictool.store.store import Store
 
 
 class TorchEngine(Engine):
@@ -25,7 +27,13 @@ class TorchEngine(Engine):
 
     name: ClassVar[str] = "torch"
     title: ClassVar[str] = "the torch engine"
-    supports: ClassVar[frozenset[Feature]] = frozenset({"trace", "auto_ratio", "codecs", "tables", "chains", "plans"})
+    supports: ClassVar[frozenset[Feature]] = frozenset(
+        {"trace", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"}
+    )
+
+    def __init__(self, model: Model, store: Store, pool_bytes: int = 0) -> None:
+        super().__init__(model, store, pool_bytes)
+        self._residency = Residency(model, pool_bytes) if pool_bytes else None
 
     def compile(
         self,
@@ -44,7 +52,9 @@ class TorchEngine(Engine):
         self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, stage: Stage = no_stage
     ) -> LinkResult:
         """See `Engine.link`; `stage` surrounds each stage of the link, and may end it."""
-        linked = link(self.model, self.store, spec, stage=stage, on_compile=on_compile)
+        linked = link(
+            self.model, self.store, spec, stage=stage, on_compile=on_compile, residency=self._residency
+        )  # fmt: skip
         return LinkResult(
             linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read,
             linked.image.logits, linked,

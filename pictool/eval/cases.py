@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pictool.compiler.chunking import make_chunks
 from pictool.compiler.compile import CODEC
 from pictool.core import Chunk, Sampling
+from pictool.engines.verify import Canary
 from pictool.errors import InputError, PicError
 from pictool.eval.datasets.base import Case
 from pictool.linker.policies import BASELINE, make_policy
@@ -31,6 +32,7 @@ class SpecOptions:
         chunk_tokens: documents are cut into chunks of at most so many tokens.
         codec: how the KV of documents is kept.
         stop: texts that end an answer, for a model that writes on after it; empty: as the case says.
+        verify: share of the cases that `full` answers too, with which the others are compared; picked by their ids.
     """
 
     chunk_tokens: int | None = None
@@ -39,16 +41,22 @@ class SpecOptions:
     max_new_tokens: int | None = None
     codec: str = CODEC
     stop: tuple[str, ...] = ()
+    verify: float = 1.0
 
     def __post_init__(self) -> None:
         Sampling(stop=self.stop)
         if self.query_template is not None and "{query}" not in self.query_template:
             raise InputError(f"query template {self.query_template!r}: must contain {{query}}")
         require_codec(self.codec)
+        Canary(self.verify)
         for name in ("chunk_tokens", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
+
+    def verifies(self, case_id: str) -> bool:
+        """Whether `full` answers this case too."""
+        return Canary(self.verify).picks(case_id)
 
 
 @dataclass(frozen=True)

@@ -111,17 +111,25 @@ def evaluate(
         if not file.header.is_of_machine(header):
             on_note(f"{path}: was begun on another machine; its times are of both")
         _require_same_models(model, file, algorithms)
-        _fill(file, model, store, algorithms, grouped.groups, run.jobs, on_progress)
+        tasks = missing_tasks(grouped.groups, algorithms, file.results, options.verifies)
+        _fill(
+            file,
+            model,
+            store,
+            algorithms,
+            tasks,
+            count_answers(grouped.groups, algorithms, options),
+            run.jobs,
+            on_progress,
+        )
         return _collect(file, algorithms, grouped)
 
 
 def _fill(
-    file: ResultsFile, model: Model, store: Store, algorithms: Sequence[Algorithm], groups: Sequence[CaseGroup],
-    jobs: int, on_progress: Callable[[int, int], None],
+    file: ResultsFile, model: Model, store: Store, algorithms: Sequence[Algorithm], tasks: Sequence[Task],
+    total: int, jobs: int, on_progress: Callable[[int, int], None],
 ) -> None:  # fmt: skip
-    """Answer what the file lacks; each group's results are written as soon as they are there."""
-    tasks = missing_tasks(groups, algorithms, file.results)
-    total = len(algorithms) * sum(len(group.cases) for group in groups)
+    """Answer what the file lacks, of `total` answers; each group's results are written as soon as they are there."""
     done = total - sum(len(labels) for task in tasks for labels in task.labels.values())
     on_progress(done, total)
     with closing(_run(model, store, algorithms, tasks, file.header, jobs)) as batches:
@@ -133,24 +141,39 @@ def _fill(
 
 def _collect(file: ResultsFile, algorithms: Sequence[Algorithm], grouped: CaseGroups) -> Evaluation:
     ids = tuple(tuple(case.id for case in group.cases) for group in grouped.groups)
-    results = tuple(file.results[id_, algorithm.label] for group in ids for id_ in group for algorithm in algorithms)
+    keys = ((id_, algorithm.label) for group in ids for id_ in group for algorithm in algorithms)
+    results = tuple(file.results[key] for key in keys if key in file.results)
     return Evaluation(file.path, file.header, tuple(algorithms), ids, results, grouped.skipped)
 
 
 def missing_tasks(
-    groups: Sequence[CaseGroup], algorithms: Sequence[Algorithm], done: Container[tuple[str, str]]
-) -> list[Task]:
-    """What is still to be answered; `done` are the ids and labels of results."""
+    groups: Sequence[CaseGroup], algorithms: Sequence[Algorithm], done: Container[tuple[str, str]],
+    verifies: Callable[[str], bool] = lambda case_id: True,
+) -> list[Task]:  # fmt: skip
+    """What is still to be answered; `done` are the ids and labels of results.
+
+    Args:
+        verifies: whether the case of this id is answered under `full` too.
+    """
     tasks = []
     for group in groups:
         labels = {
-            case.id: tuple(algorithm.label for algorithm in algorithms if (case.id, algorithm.label) not in done)
+            case.id: tuple(
+                algorithm.label for algorithm in algorithms
+                if (case.id, algorithm.label) not in done and (not algorithm.is_full or verifies(case.id))
+            )
             for case in group.cases
-        }
+        }  # fmt: skip
         missing = {case_id: some for case_id, some in labels.items() if some}
         if missing:
-            tasks.append(Task(group, missing))
+            tasks.append(Task(group, missing, frozenset(filter(verifies, missing))))
     return tasks
+
+
+def count_answers(groups: Sequence[CaseGroup], algorithms: Sequence[Algorithm], options: SpecOptions) -> int:
+    """How many answers an evaluation has in all."""
+    ids = [case.id for group in groups for case in group.cases]
+    return (len(algorithms) - 1) * len(ids) + sum(map(options.verifies, ids))
 
 
 def default_jobs(model: Model) -> int:

@@ -149,9 +149,10 @@ def make_header(model: Model, dataset: Dataset, cases: Sequence[Case], options: 
 
 
 def settings_of(options: SpecOptions) -> dict[str, Any]:
-    """The options as JSON has them; without stop texts as before there were any."""
+    """The options as JSON has them; without stop texts and a share as before there were any."""
     settings = {**asdict(options), "stop": list(options.stop)}
-    return settings if options.stop else {name: value for name, value in settings.items() if name != "stop"}
+    unsaid = {*(() if options.stop else ("stop",)), *(() if options.verify < 1 else ("verify",))}
+    return {name: value for name, value in settings.items() if name not in unsaid}
 
 
 def _model_identity(model: Model) -> dict[str, Any]:
@@ -177,7 +178,8 @@ class CaseResult:
     Fields:
         other_model: fingerprint of a second model that the user named.
         metric: the case's own. scores: by every metric.
-        kl: KL(full ‖ this) of the first token in nats; None for methods, whose prompts are others.
+        kl: KL(full ‖ this) of the first token in nats; None for methods, whose prompts are others. It, `agreement` and
+            `common_prefix` are None for a case that is not verified.
         agreement: share of tokens that are equal to those of `full`, position by position, of the longer answer.
         common_prefix, generated: tokens of the answer. tokens: of the prompt. context: of head and documents.
         rows: mean number of context rows that were computed per layer.
@@ -193,8 +195,8 @@ class CaseResult:
     scores: dict[str, float]
     answer: str
     kl: float | None
-    agreement: float
-    common_prefix: int
+    agreement: float | None
+    common_prefix: int | None
     generated: int
     tokens: int
     context: int

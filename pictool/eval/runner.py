@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks, head_codec
@@ -32,10 +32,17 @@ WARM_UP = "Once upon a time.\n"
 
 @dataclass(frozen=True)
 class Task:
-    """A group of cases, and by each case's id the labels of the algorithms that are still to answer it."""
+    """A group of cases, and by each case's id the labels of the algorithms that are still to answer it.
+
+    `verified` are the ids of those that are compared with `full`; None: all.
+    """
 
     group: CaseGroup
     labels: Mapping[str, tuple[str, ...]]
+    verified: frozenset[str] | None = None
+
+    def is_verified(self, case_id: str) -> bool:
+        return self.verified is None or case_id in self.verified
 
 
 class Runner:
@@ -61,7 +68,7 @@ class Runner:
         self._warm_up(labels)
         cases = [case for case in task.group.cases if case.id in task.labels]
         self._compile(task.group.chunks, {case.frame.head for case in cases}, labels)
-        return [result for case in cases for result in self._results(case, task.labels[case.id])]
+        return [result for case in cases for result in self._results(case, task)]
 
     def _warm_up(self, labels: set[str]) -> None:
         """Answer a small question under every policy, so that no first case is timed with the start-up."""
@@ -91,11 +98,13 @@ class Runner:
             named = [head for head in encoded if head.tokens]
             compile_chunks(self._model, self._store, named, options, alone=True, check=False)
 
-    def _results(self, case: PreparedCase, labels: Sequence[str]) -> Iterator[CaseResult]:
-        full, full_peak = self._answer(case, FULL)
-        for label in labels:
+    def _results(self, case: PreparedCase, task: Task) -> Iterator[CaseResult]:
+        full, full_peak = self._answer(case, FULL) if task.is_verified(case.id) else (None, None)
+        for label in task.labels[case.id]:
             algorithm = self._algorithms[label]
-            answer, peak_bytes = (full, full_peak) if algorithm.is_full else self._answer(case, algorithm)
+            has_answer = algorithm.is_full and full is not None
+            answer, peak_bytes = (full, full_peak) if has_answer else self._answer(case, algorithm)
+            assert answer is not None
             yield make_result(case, algorithm, self._other_models[label], answer, full, peak_bytes)
 
     def _answer(self, case: PreparedCase, algorithm: Algorithm) -> tuple[MeasuredAnswer, int | None]:
@@ -112,24 +121,33 @@ class Runner:
 
 def make_result(
     prepared: PreparedCase, algorithm: Algorithm, other_model: str | None, answer: MeasuredAnswer,
-    full: MeasuredAnswer, peak_bytes: int | None,
+    full: MeasuredAnswer | None, peak_bytes: int | None,
 ) -> CaseResult:  # fmt: skip
-    """Score an answer, and compare it with that of `full`."""
-    from pictool.engines.base import first_token_kl
-
-    case, logits = prepared.case, answer.logits
-    assert full.logits is not None
-    same = [a == b for a, b in zip(answer.tokens, full.tokens, strict=False)]
+    """Score an answer, and compare it with that of `full`, if the case is verified."""
+    case = prepared.case
     return CaseResult(
         id=case.id, label=algorithm.label, kind=case.kind, algo=algorithm.name,
         params=json.loads(json.dumps(algorithm.params)), other_model=other_model, metric=case.metric,
         scores={name: float(metric(answer.text, case.answers)) for name, metric in METRICS.items()},
-        answer=answer.text, kl=None if logits is None else first_token_kl(full.logits, logits),
-        agreement=sum(same) / max(len(answer.tokens), len(full.tokens)),
-        common_prefix=[*same, False].index(False), generated=len(answer.tokens), tokens=prepared.num_tokens,
+        answer=answer.text, **_against(answer, full), generated=len(answer.tokens), tokens=prepared.num_tokens,
         context=prepared.num_context, rows=answer.rows, bytes_read=answer.bytes_read, timing=answer.times,
         peak_bytes=peak_bytes,
     )  # fmt: skip
+
+
+def _against(answer: MeasuredAnswer, full: MeasuredAnswer | None) -> dict[str, Any]:
+    """The fields of a result that compare it with `full`."""
+    from pictool.engines.base import first_token_kl
+
+    if full is None:
+        return {"kl": None, "agreement": None, "common_prefix": None}
+    assert full.logits is not None
+    same = [a == b for a, b in zip(answer.tokens, full.tokens, strict=False)]
+    return {
+        "kl": None if answer.logits is None else first_token_kl(full.logits, answer.logits),
+        "agreement": sum(same) / max(len(answer.tokens), len(full.tokens)),
+        "common_prefix": [*same, False].index(False),
+    }
 
 
 def object_store(store: Store, model: Model, threads: int) -> Store:

@@ -62,6 +62,7 @@ class Summary:
         title: of the dataset.
         metric: the name of the score's metric, or "score" where cases have several.
         units: groups of cases that share their documents.
+        verified: questions that `full` answered too; its own line, and all that compares with it, is of these.
         kinds: questions of each kind; empty if there is one kind only.
         tokens: mean of the prompts.
     """
@@ -72,6 +73,7 @@ class Summary:
     metric: str
     questions: int
     units: int
+    verified: int
     skipped: Sequence[str]
     kinds: Mapping[str, int]
     tokens: float
@@ -96,15 +98,21 @@ def summarise(evaluation: Evaluation, metric: str | None = None) -> Summary:
     by_label: dict[str, list[CaseResult]] = {algorithm.label: [] for algorithm in evaluation.algorithms}
     for result in evaluation.results:
         by_label[result.label].append(result)
-    full = by_label[FULL.label]
-    kinds = Counter(result.kind for result in full)
-    maker = _LineMaker(full, [group_of[result.id] for result in full], metric, list(kinds) if len(kinds) > 1 else [])
-    metrics = {metric or result.metric for result in full}
+    full = {result.id: result for result in by_label[FULL.label]}
+    if not full:
+        raise InputError(
+            "--verify: none of the questions was picked, so there is nothing to compare; name a larger share"
+        )
+    every = by_label[evaluation.algorithms[-1].label]
+    kinds = Counter(result.kind for result in every)
+    maker = _LineMaker(full, group_of, metric, list(kinds) if len(kinds) > 1 else [])
+    metrics = {metric or result.metric for result in every}
     return Summary(
         title=evaluation.header.title, results=str(evaluation.path), header=evaluation.header.report(),
-        metric=metrics.pop() if len(metrics) == 1 else "score", questions=len(full), units=len(evaluation.groups),
+        metric=metrics.pop() if len(metrics) == 1 else "score", questions=len(every), units=len(evaluation.groups),
+        verified=len(full),
         skipped=evaluation.skipped, kinds=dict(kinds) if len(kinds) > 1 else {},
-        tokens=fmean(result.tokens for result in full),
+        tokens=fmean(result.tokens for result in every),
         lines=[maker.line(algorithm, by_label[algorithm.label]) for algorithm in evaluation.algorithms],
     )  # fmt: skip
 
@@ -115,33 +123,37 @@ def require_metric(metric: str | None) -> None:
 
 
 class _LineMaker:
-    """Makes lines of results that are in the same order as those of `full`."""
+    """Makes lines of results; what compares with `full` is of the cases that it answered."""
 
     def __init__(
-        self, full: Sequence[CaseResult], groups: Sequence[int], metric: str | None, kinds: Sequence[str]
+        self, full: Mapping[str, CaseResult], group_of: Mapping[str, int], metric: str | None, kinds: Sequence[str]
     ) -> None:
-        self._full, self._groups, self._metric, self._kinds = full, groups, metric, kinds
+        self._full, self._group_of, self._metric, self._kinds = full, group_of, metric, kinds
 
     def line(self, algorithm: Algorithm, results: Sequence[CaseResult]) -> Line:
-        assert [result.id for result in results] == [result.id for result in self._full]
-        scores, pairs = [self._score(result) for result in results], list(zip(results, self._full, strict=True))
+        scores, groups = [self._score(result) for result in results], [self._group_of[result.id] for result in results]
+        pairs = [(result, self._full[result.id]) for result in results if result.id in self._full]
+        paired = [self._group_of[result.id] for result, _ in pairs]
         differences = [self._score(result) - self._score(full) for result, full in pairs]
-        kls = [result.kl for result in results if result.kl is not None]
+        kls = [result.kl for result, _ in pairs if result.kl is not None]
         return Line(
             label=algorithm.label, algo=algorithm.name, params=results[0].params,
-            score=clustered_mean(scores, self._groups),
-            difference=clustered_mean(differences, self._groups),
+            score=clustered_mean(scores, groups),
+            difference=clustered_mean(differences, paired),
             lost=fmean(difference < 0 for difference in differences),
             won=fmean(difference > 0 for difference in differences),
-            kl=clustered_mean(kls, self._groups) if kls else None,
-            agreement=fmean(result.agreement for result in results),
-            common_prefix=fmean(result.common_prefix for result in results),
+            kl=clustered_mean(kls, paired) if kls else None,
+            agreement=fmean(result.agreement or 0.0 for result, _ in pairs),
+            common_prefix=fmean(result.common_prefix or 0 for result, _ in pairs),
             rows=fmean(result.rows for result in results), row_share=fmean(result.row_share for result in results),
             timing=_median_times([result.timing for result in results]),
             speedup=median(full.timing.ttft_s / result.timing.ttft_s for result, full in pairs),
             decode_tokens_per_s=_decode_rate(results), peak_bytes=_highest(result.peak_bytes for result in results),
             bytes_read=fmean(result.bytes_read for result in results),
-            by_kind={kind: self._of_kind(results, scores, kind) for kind in self._kinds},
+            by_kind={
+                kind: self._of_kind(results, scores, kind) for kind in self._kinds
+                if any(result.kind == kind for result in results)
+            },
         )  # fmt: skip
 
     def _score(self, result: CaseResult) -> float:
@@ -149,7 +161,7 @@ class _LineMaker:
 
     def _of_kind(self, results: Sequence[CaseResult], scores: Sequence[float], kind: str) -> Estimate:
         chosen = [i for i, result in enumerate(results) if result.kind == kind]
-        return clustered_mean([scores[i] for i in chosen], [self._groups[i] for i in chosen])
+        return clustered_mean([scores[i] for i in chosen], [self._group_of[results[i].id] for i in chosen])
 
 
 def _median_times(several: Sequence[Times]) -> Times:

@@ -1,4 +1,4 @@
-"""`link()`: resolve → lay out → select → open → for each layer: load, relocate, compute rows, narrow → logits."""
+"""`link()`: resolve → lay out → select → open → claim → each layer: load, relocate, compute, narrow → logits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError, NotFiniteError, ObjectError
 from pictool.linker.context import Context, context_of
 from pictool.linker.fusor import Fusor, measure_attention
-from pictool.linker.loader import Loader
+from pictool.linker.loader import Loader, Placed
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stage, no_stage
+from pictool.linker.residency import Claim, PoolUse, Residency
 from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents, resolve_plan
 from pictool.linker.spec import Spec
 from pictool.runtime.device import synchronize
@@ -46,7 +47,7 @@ class Linked:
     """A linked prompt. `rows` is bool [layers, n]: whose K and V were computed at each layer; `scores` float32 [n].
 
     `bytes_read` is KV that was read from objects; what host memory held is not among it. `texts` are those of head,
-    chunks and tail.
+    chunks and tail. `pool` is what was reused of KV on the device, of an engine that has a pool.
     """
 
     image: Image
@@ -57,6 +58,7 @@ class Linked:
     scores: Scores | None
     timing: Timing
     bytes_read: int
+    pool: PoolUse | None = None
 
     @property
     def recomputed(self) -> float:
@@ -65,8 +67,9 @@ class Linked:
 
 
 def link(
-    model: Model, store: Store, spec: Spec, *, on_compile: OnCompile | None = None, stage: Stage = no_stage
-) -> Linked:
+    model: Model, store: Store, spec: Spec, *, on_compile: OnCompile | None = None, stage: Stage = no_stage,
+    residency: Residency | None = None,
+) -> Linked:  # fmt: skip
     """Link documents into a prompt: head + documents + tail, each tokenized on its own (docs/design.md §2, rule 1).
 
     What a remote does not give whole is compiled here instead, with a warning (`Store.on_warning`); the time that was
@@ -76,6 +79,7 @@ def link(
         on_compile: called for each object that had to be compiled.
         stage: `stage(name)` is entered around each part of the work that can be timed on its own: ``scoring`` (a second
             model reads the prompt), ``layer`` (once for each), in it ``check`` (compare and narrow), and ``logits``.
+        residency: objects on the device; the image is in their pool, and what it reuses of them is not loaded again.
 
     Raises:
         PicError: an unusable document or object, or a prompt that is too long for the model.
@@ -86,14 +90,16 @@ def link(
     context = context_of(store, spec.policy, on_compile)
     while True:
         try:
-            return _link(model, store, spec, context, clock, stage)
+            return _link(model, store, spec, context, clock, stage, residency)
         except (ObjectError, NotFiniteError) as error:  # something turned out damaged, or lost, while it was read
             if not context.recover(error):
                 raise
             clock.load_s += clock.lap()
 
 
-def _link(model: Model, store: Store, spec: Spec, context: Context, clock: _Clock, stage: Stage) -> Linked:
+def _link(
+    model: Model, store: Store, spec: Spec, context: Context, clock: _Clock, stage: Stage, residency: Residency | None
+) -> Linked:  # fmt: skip
     policy = spec.policy
     with ExitStack() as opened:
         # Resolve: every document is parts with tokens; objects that documents name are open from here on.
@@ -110,10 +116,13 @@ def _link(model: Model, store: Store, spec: Spec, context: Context, clock: _Cloc
         # Open: what there is to reuse, each object where it is in the prompt.
         reused = context.open(prompt, parts, policy, selection, opened)
         clock.exclude(reused.compile_s)
-        image = Image(model.stack, layout)
+
+        # Claim: the image, a region of the pool if there is one, in which resident objects are in their places.
+        claim = _claim(model, layout, reused.placed, policy, residency)
+        image = claim.image
         context.prepare(image)
-        first = _first_layer(policy, model.stack.num_layers, selection)
-        with Loader(image, reused.placed, first, overlaps=policy.needs.runs_model, memory=store.memory) as loader:
+        first = 0 if claim.region else _first_layer(policy, model.stack.num_layers, selection)
+        with Loader(image, claim.missing, first, overlaps=policy.needs.runs_model, memory=store.memory) as loader:
             clock.load_s += clock.lap()
             seen = reused.prompt
             if policy.needs.attention:  # every layer is loaded for it
@@ -134,12 +143,22 @@ def _link(model: Model, store: Store, spec: Spec, context: Context, clock: _Cloc
                 fusor.finish()
             synchronize(model.stack.device)
             timing = clock.timing(loader.busy_s)
+        claim.finish()
         context.keep(image, fusor.rows)
         linked = {part.file.meta.key for part in reused.placed}
         return Linked(
             image, policy, tuple(part.after(linked) for part in parts[1:]), prompt.texts, fusor.rows, fusor.scores,
-            timing, loader.bytes_read,
+            timing, loader.bytes_read, claim.use if residency else None,
         )  # fmt: skip
+
+
+def _claim(
+    model: Model, layout: Layout, placed: list[Placed], policy: Policy, residency: Residency | None
+) -> Claim:  # fmt: skip
+    """The image; in the pool if the policy reuses objects. A chain's blocks are not kept there."""
+    if residency is None or not policy.needs.objects:
+        return Claim(Image(model.stack, layout), placed, PoolUse(0, 0, 0, has_room=False))
+    return residency.claim(layout, placed)
 
 
 @dataclass(frozen=True)

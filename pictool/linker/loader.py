@@ -65,6 +65,7 @@ class Loader:
         memory: LayerMemory | None = None,
     ) -> None:  # fmt: skip
         self._image, self._placed, self._first, self._memory = image, placed, first, memory
+        self._runs = _runs(placed)
         self._read: list[int] = []  # bytes, of each layer that was read
         self._resources = ExitStack()
         for part in placed:
@@ -138,7 +139,8 @@ class Loader:
             self._image.place(layer, part.start, *self._numbers(part.file, layer)[:, :, part.tokens])
             if self._stream is not None and self._memory is None and not is_quantized(part.file):
                 self._staging.copied[0] = self._stream.record_event()
-        self._image.relocate(layer, self._placed[0].start, self._placed[-1].end)
+        for start, end in self._runs:
+            self._image.relocate(layer, start, end)
 
     def _numbers(self, file: ObjectFile, layer: int) -> torch.Tensor:
         """Keys and values of one object, [2, kv_heads, n, head_dim], on the image's device."""
@@ -194,6 +196,17 @@ class Loader:
             staging.buffers[0] = streams.host_buffer(num_bytes, self._image.stack.device)
         buffer: torch.Tensor = staging.buffers[0]
         return buffer
+
+
+def _runs(placed: Sequence[Placed]) -> list[tuple[int, int]]:
+    """`[start, end)` of what is placed, neighbours as one."""
+    runs: list[tuple[int, int]] = []
+    for part in placed:
+        if runs and runs[-1][1] == part.start:
+            runs[-1] = runs[-1][0], part.end
+        else:
+            runs.append((part.start, part.end))
+    return runs
 
 
 class BusyTime:

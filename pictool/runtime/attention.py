@@ -3,7 +3,8 @@
 Rows come in runs: consecutive positions [start, end) of the prompt. A run attends to the keys [0, end), a causal
 rectangle whose last columns are a triangle. A bottom-right mask over all rows at once would be wrong for scattered
 rows; here the mask is by position. Long runs are cut and short ones joined to blocks of some hundred rows, each with
-a mask of its own, so memory stays O(rows + keys).
+a mask of its own, so memory stays O(rows + keys). Where oneDNN's products are the fastest (`products`), blocks are
+smaller, and a KV head's scores are one product.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from pictool.runtime.products import onednn_linear, onednn_wins
 from pictool.runtime.rope import Rope, RotaryTable
 
 NAME = "pictool"
-_MAX_SCORES = 1 << 20  # rows × keys of one block: its mask should stay in the caches
+_MAX_SCORES = 1 << 20  # rows × keys of one block: its mask, or a KV head's scores, should stay in the caches
+_MIN_PRODUCT = 1 << 18  # scores of a KV head: with fewer the fused kernel is as fast
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ def attend(
     if pic.on_scores is not None:
         pic.on_scores(_all_scores(query, key, pic.runs, scaling, sliding_window, softcap))
     out = torch.empty_like(query)
-    for block in _blocks(pic.runs, sliding_window, softcap is not None):
+    is_cut = softcap is not None or _is_by_products(query, key)
+    for block in _blocks(pic.runs, sliding_window, is_cut, _scores_a_row(query, key)):
         rows = slice(block[0].row, block[-1].row + block[-1].end - block[-1].start)
         first = _first_key(block[0].start, sliding_window)
         out[:, :, rows] = _rectangle(
@@ -103,15 +107,31 @@ def _first_key(position: int, window: int | None) -> int:
     return max(0, position - window + 1) if window else 0
 
 
-def _blocks(runs: tuple[Run, ...], window: int | None, has_softcap: bool) -> Iterator[list[Run]]:
-    """Cut and join runs to blocks whose score matrix stays small; a plain causal square needs no cut."""
+def _scores_a_row(query: Tensor, key: Tensor) -> int:
+    """Scores of a row and a key that are in memory at a time: a mask has one, products have those of a KV head."""
+    group = query.shape[1] // key.shape[1]
+    return group if _is_by_products(query, key) else 1
+
+
+def _is_by_products(query: Tensor, key: Tensor) -> bool:
+    num_scores = query.shape[2] * (query.shape[1] // key.shape[1]) * key.shape[2]
+    is_float = (query.device.type, query.dtype) == ("cpu", torch.float32)
+    return is_float and num_scores >= _MIN_PRODUCT and onednn_wins()
+
+
+def _blocks(runs: tuple[Run, ...], window: int | None, is_cut: bool, scores: int) -> Iterator[list[Run]]:
+    """Cut and join runs to blocks whose scores, so many a row and key, are few.
+
+    Args:
+        is_cut: whether a plain causal square is, too; the fused kernel takes it whole.
+    """
     block: list[Run] = []
     for run in runs:
-        if run.start == 0 and not has_softcap and (not window or run.end <= window):
+        if run.start == 0 and not is_cut and (not window or run.end <= window):
             yield [run]  # the first of all runs: nothing is before it
             continue
-        for part in _cut(run, window):
-            if block and not _fits(block, part, window):
+        for part in _cut(run, window, scores):
+            if block and not _fits(block, part, window, scores):
                 yield block
                 block = []
             block.append(part)
@@ -119,22 +139,22 @@ def _blocks(runs: tuple[Run, ...], window: int | None, has_softcap: bool) -> Ite
         yield block
 
 
-def _cut(run: Run, window: int | None) -> Iterator[Run]:
+def _cut(run: Run, window: int | None, scores: int) -> Iterator[Run]:
     """Parts of a run that are short enough for a block."""
-    step = _most_rows(min(run.end, window + 128) if window else run.end)
+    step = _most_rows(min(run.end, window + 128) if window else run.end, scores)
     for start in range(run.start, run.end, step):
         yield Run(run.row + start - run.start, start, min(start + step, run.end))
 
 
-def _fits(block: list[Run], part: Run, window: int | None) -> bool:
+def _fits(block: list[Run], part: Run, window: int | None, scores: int) -> bool:
     """Whether a part may join a block: few rows, and in a window few keys that no row of it sees."""
     num_rows = part.row + part.end - part.start - block[0].row
     num_keys = part.end - _first_key(block[0].start, window)
-    return num_rows <= _most_rows(num_keys) and (not window or num_keys <= 2 * window + 128)
+    return num_rows <= _most_rows(num_keys, scores) and (not window or num_keys <= 2 * window + 128)
 
 
-def _most_rows(num_keys: int) -> int:
-    return max(16, min(256, _MAX_SCORES // num_keys))
+def _most_rows(num_keys: int, scores: int) -> int:
+    return max(16, min(256, _MAX_SCORES // (num_keys * scores)))
 
 
 def _rectangle(
@@ -146,6 +166,8 @@ def _rectangle(
     if spans[0][0] == 0 and rows == num_keys and softcap is None and (not window or num_keys <= window):
         return scaled_dot_product_attention(query, key, value, is_causal=rows > 1, scale=scaling, enable_gqa=True)
     mask = _mask(spans, num_keys, window, query)
+    if _is_by_products(query, key):
+        return _by_products(query, key, value, mask, scaling, softcap)
     if softcap is None:
         return _attend_by_group(query, key, value, mask, scaling)
     return _softcapped(query, key, value, mask, scaling, softcap)
@@ -162,6 +184,26 @@ def _attend_by_group(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     key, value = (tensor[:, None].expand(-1, group, -1, -1, -1).flatten(0, 1) for tensor in (key, value))
     out = scaled_dot_product_attention(apart, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(batch, group, -1, rows, dim).transpose(1, 2).reshape(query.shape)
+
+
+def _by_products(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
+) -> Tensor:
+    """Softmax attention by two of oneDNN's products for each KV head, whose query heads read its keys together."""
+    batch, num_heads, rows, dim = query.shape
+    by_group = (batch, key.shape[1], num_heads // key.shape[1], rows, dim)
+    out, weights = torch.empty(by_group), torch.empty(by_group[2] * rows, key.shape[2])
+    for sequence, head in itertools.product(range(batch), range(key.shape[1])):
+        folded = query.view(by_group)[sequence, head].reshape(-1, dim) * (scaling or dim**-0.5)
+        scores = onednn_linear(folded, key[sequence, head])
+        if softcap is not None:
+            scores.div_(softcap).tanh_().mul_(softcap)
+        if mask is not None:
+            scores.view(-1, *mask.shape).add_(mask)
+        torch.softmax(scores, -1, out=weights)
+        attended = onednn_linear(weights, value[sequence, head].mT.contiguous())
+        out[sequence, head] = attended.view(by_group[2:])
+    return out.view(query.shape)
 
 
 def _mask(spans: list[tuple[int, int]], num_keys: int, window: int | None, like: Tensor) -> Tensor | None:

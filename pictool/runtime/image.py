@@ -13,7 +13,7 @@ from pictool.runtime.caches import ImageCache, LayerKV, Projected, ProjectionCac
 from pictool.runtime.rope import tables_at
 from pictool.runtime.stack import LayerStack
 
-_GROWTH = 256  # tokens that the buffers have room for after the prompt
+GROWTH = 256  # tokens that the buffers have room for after the prompt
 _MANY_RUNS = 16  # scattered rows: one indexed copy is faster than a copy per run
 
 
@@ -27,18 +27,22 @@ class Image:
     def __init__(self, stack: LayerStack, layout: Layout) -> None:
         self.stack, self.layout = stack, layout
         self.num_tokens = layout.num_tokens
-        positions = torch.arange(self.num_tokens, device=stack.device)
-        self._tables = stack.rotary_tables(positions)
-        shape = (1, stack.geometry.kv_heads, self.num_tokens + _GROWTH, stack.geometry.head_dim)
-        # No position of a buffer is read before it is written.
-        self._keys, self._values = (
-            [torch.empty(shape, dtype=stack.dtype, device=stack.device) for _ in range(stack.num_layers)]
-            for _ in ("keys", "values")
-        )
+        self._tables = stack.rotary_tables(torch.arange(self.num_tokens, device=stack.device))
+        self._keys, self._values = self._buffers(self.num_tokens + GROWTH)
         self.logits: Tensor | None = None  # float32 [vocab], at the last prompt token
         # Per layer, the keys of the rows computed there as they were before rotation, if `keep_keys` was called:
         # [1, kv_heads, rows, head_dim]
         self.fresh_keys: list[Tensor] | None = None
+
+    def _buffers(self, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of each layer, [1, kv_heads, tokens, head_dim]. No position is read before it is written."""
+        stack = self.stack
+        shape = (1, stack.geometry.kv_heads, tokens, stack.geometry.head_dim)
+        keys, values = (
+            [torch.empty(shape, dtype=stack.dtype, device=stack.device) for _ in range(stack.num_layers)]
+            for _ in ("keys", "values")
+        )
+        return keys, values
 
     def key(self, layer: int) -> Tensor:
         """Rotated keys of a layer, [1, kv_heads, n, head_dim]."""
@@ -127,5 +131,5 @@ class Image:
         for buffers in (self._keys, self._values):
             for layer, old in enumerate(buffers):
                 if old.shape[2] < self.num_tokens:
-                    step = max(_GROWTH, old.shape[2] // 4)
+                    step = max(GROWTH, old.shape[2] // 4)
                     buffers[layer] = torch.cat([old, old.new_empty(*old.shape[:2], step, old.shape[3])], dim=2)

@@ -109,7 +109,7 @@ class Model:
         """The `transformers` model on its device, for inference, with our attention function."""
         import torch
 
-        from pictool.runtime import attention
+        from pictool.runtime import attention, products
 
         if self._module is None:
             with self.on_wait(f"loading the weights of {self.name}"):
@@ -118,6 +118,7 @@ class Model:
         module = self._module.to(device=torch.device(self.device)).eval()
         module.requires_grad_(False)
         module.set_attn_implementation(attention.NAME)
+        products.use_fastest(module)
         return module
 
     def _read_weights(self, attention: str) -> Any:

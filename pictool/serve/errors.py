@@ -12,6 +12,7 @@ _TYPES = {
     405: "invalid_request_error", 409: "conflict_error", 413: "request_too_large", 422: "invalid_request_error",
     429: "rate_limit_error", 499: "client_closed_request", 503: "service_unavailable",
 }  # fmt: skip
+RETRY_AFTER_S = 1
 _MAX_MESSAGE = 1000  # characters: a client's own words may be in it
 
 
@@ -54,3 +55,11 @@ class ApiError(Exception):
 def not_found(what: str, param: str | None = None, code: str = "not_found") -> ApiError:
     """The one answer for what does not exist and what is another tenant's."""
     return ApiError(404, f"{what}: no such thing here", param=param, code=code)
+
+
+def queue_full() -> ApiError:
+    """There is no room left in the queue, or not for this tenant."""
+    return ApiError(
+        429, "the server has as many requests waiting as it takes; try again", code="queue_full",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )  # fmt: skip

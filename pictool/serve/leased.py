@@ -1,11 +1,13 @@
-"""The object that a lease names, as far as it is its tenant's: both homes open it here."""
+"""Objects that requests name, by leases or keys, as far as they are their tenant's: both homes find them here."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from pictool.core import TokenIds
 from pictool.errors import ObjectError, StoreError
+from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
 from pictool.serve.errors import not_found
 from pictool.store.store import Store
@@ -27,3 +29,15 @@ def leased_object(store: Store, key: str, model: Model, log: logging.Logger) -> 
     except (ObjectError, StoreError) as error:
         log.warning("pic: a leased object cannot be used: %s", error)
         raise not_found("a cache's object; make the cache again", "cache_id", "cache_object_missing") from error
+
+
+def with_objects(spec: Spec, store: Store, salt: str) -> Spec:
+    """A spec whose keys are objects of a salt. Raises ApiError 404."""
+    documents = list(spec.documents)
+    for i, name in enumerate(documents):
+        if isinstance(name, str):
+            try:
+                documents[i] = store.path(store.find(name, salt))
+            except StoreError as error:
+                raise not_found(f"object {name[:12]}", "documents", "object_not_found") from error
+    return replace(spec, documents=documents)

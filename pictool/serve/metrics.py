@@ -36,6 +36,7 @@ class Metrics:
             "pic_waiting_requests": ("Requests in the queue.", lambda: status().waiting),
             "pic_active_requests": ("Requests that take turns.", lambda: status().active),
             "pic_learned_bytes": ("Of objects of texts that requests repeat.", lambda: status().learned_bytes),
+            "pic_learning_failures": ("Such texts that were not compiled.", lambda: status().learning_failures),
             "pic_leases": ("Caches that have not expired.", num_leases),
             "pic_fell_back_to_exact": (
                 "1 if the start-up check turned linking off.", lambda: status().problem is not None

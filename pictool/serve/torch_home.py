@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy, deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,10 +28,11 @@ from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy, Stage
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated, Step, generate_steps, generated_of
-from pictool.serve.errors import ApiError, not_found
+from pictool.serve.channel import Channel, End, compiled_event
+from pictool.serve.errors import ApiError, queue_full
 from pictool.serve.layout import LaidOut, lay_out, pieces_of
-from pictool.serve.learning import Repeats, texts_of
-from pictool.serve.leased import leased_object
+from pictool.serve.learning import Learner, texts_of
+from pictool.serve.leased import leased_object, with_objects
 from pictool.serve.offered import offered_policy, require_offered
 from pictool.serve.query import run_query
 from pictool.serve.tenants import Tenant
@@ -60,8 +61,6 @@ if TYPE_CHECKING:
     from pictool.store.store import Store
 
 _log = logging.getLogger("pictool.serve")
-RETRY_AFTER_S = 1
-MIN_LEARNED, MAX_LEARNED = 64, 4096  # tokens of a part that requests repeat, and of an object of it
 
 
 @dataclass(frozen=True)
@@ -95,23 +94,6 @@ class Gone(Exception):
     """The client of a request went away."""
 
 
-@dataclass
-class Channel:
-    """What the engine's thread sends to a coroutine."""
-
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
-
-    def send(self, value: object) -> None:
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.queue.put_nowait, value)
-
-
-@dataclass(frozen=True)
-class _End:
-    error: BaseException | None
-
-
 class TorchHome(Home):
     """Answers on `transformers` models in this process. A context manager, of which `close` is the end."""
 
@@ -131,7 +113,7 @@ class TorchHome(Home):
         self._indexing.wait()
         self._turns = Turns(settings.max_waiting, settings.max_active)
         self._querying: asyncio.Lock | None = None
-        self._repeats, self._num_learned_bytes = Repeats(), 0
+        self._learner = Learner(settings.learned_bytes, self.index, settings.min_tokens)
 
     def __enter__(self) -> TorchHome:
         return self
@@ -146,7 +128,7 @@ class TorchHome(Home):
     def status(self) -> Status:
         return Status(
             self._turns.num_waiting, self._turns.num_active, label_of(self.policy), self.divergence, self.problem,
-            self._num_learned_bytes,
+            self._learner.num_bytes, self._learner.num_failed,
         )  # fmt: skip
 
     # The home's contract
@@ -158,8 +140,7 @@ class TorchHome(Home):
                 yield event
         finally:
             await events.aclose()
-        if self._settings.learned_bytes:
-            self._learn(work)
+        self._learn(work)
 
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
         def steps(task: Task, send: Callable[[object], None]) -> Iterator[None]:
@@ -187,10 +168,10 @@ class TorchHome(Home):
         engine = self.engine_of(tenant)
 
         def steps(task: Task, send: Callable[[object], None]) -> Iterator[None]:
-            asked, stage = self._with_objects(spec, engine.model), _until_gone(task)
+            asked, stage = with_objects(spec, self._store, engine.model.salt), _until_gone(task)
             asked = replace(asked, max_new_tokens=min(spec.max_new_tokens, self._settings.max_tokens or 1 << 31))
             answer = yield from engine.answer_steps(
-                asked, on_text=lambda text: send({"text": text}), on_compile=lambda done: send(_compiled(done)),
+                asked, on_text=lambda text: send({"text": text}), on_compile=lambda done: send(compiled_event(done)),
                 stage=stage,
             )  # fmt: skip
             if compares:
@@ -206,17 +187,6 @@ class TorchHome(Home):
         finally:
             await events.aclose()
 
-    def _with_objects(self, spec: Spec, model: Model) -> Spec:
-        """A spec whose keys are the tenant's objects. Raises ApiError 404."""
-        documents = list(spec.documents)
-        for i, name in enumerate(documents):
-            if isinstance(name, str):
-                try:
-                    documents[i] = self._store.path(self._store.find(name, model.salt))
-                except StoreError as error:
-                    raise not_found(f"object {name[:12]}", "documents", "object_not_found") from error
-        return replace(spec, documents=documents)
-
     # Turns
 
     async def _in_turn(
@@ -224,16 +194,16 @@ class TorchHome(Home):
     ) -> AsyncGenerator[Any, None]:
         """What steps on the engine's thread send. A caller that goes no further ends them."""
         channel = Channel()
-        task = Task(tenant, lambda task: steps(task, channel.send), lambda error: channel.send(_End(error)))
+        task = Task(tenant, lambda task: steps(task, channel.send), lambda error: channel.send(End(error)))
         try:
             self._turns.submit(task)
         except QueueFullError as error:
-            raise _full() from error
+            raise queue_full() from error
         try:
-            while not isinstance(event := await channel.queue.get(), _End):
+            while not isinstance(event := await channel.queue.get(), End):
                 yield event
             if isinstance(event.error, QueueFullError):
-                raise _full()
+                raise queue_full()
             if event.error is not None:
                 raise event.error
         finally:
@@ -297,40 +267,37 @@ class TorchHome(Home):
             steps.append(step)
             yield
         seconds = time.perf_counter() - started
-        answers = [
+        own, exact = (
             Answer(text, _result(result), seconds, model, TorchEngine.name)
             for text, result in ((generated, linked), (generated_of(steps), full))
-        ]
-        compared = compare_answers(*answers).report()
+        )
+        compared = compare_answers(own, exact).report()
         send(Verified({name: compared[name] for name in _VERIFIED}))
 
     # Texts that requests repeat
 
     def _learn(self, work: Work) -> None:
         """Have the parts of a request compiled that an earlier one had, if nobody waits and the budget is not spent."""
-        parts = self._repeats.find(work.tenant.id, texts_of(work.prompt))
-        if not parts or self._turns.num_waiting or self._num_learned_bytes >= self._settings.learned_bytes:
+        parts = self._learner.find(work.tenant.id, texts_of(work.prompt))
+        if not parts or self._turns.num_waiting:
             return
-        task = Task(work.tenant.name, lambda task: self._compile_parts(work.tenant, parts), _tell_failure)
+        task = Task(work.tenant.name, lambda task: self._compile_parts(work.tenant, parts), self._end_learning)
         with suppress(QueueFullError):
             self._turns.submit(task)
 
     def _compile_parts(self, tenant: Tenant, parts: Sequence[str]) -> Iterator[None]:
-        """Compile texts, a step each; but for short ones, and those of which the store has most."""
+        """Compile texts, a step each."""
         model, policy = self.engine_of(tenant).model, self.policy
         options = Spec(policy=policy, codec=self._settings.codec).objects
-        for text in parts if policy.needs.objects else ():
-            tokens = np.asarray(model.encode(text), dtype=np.int32)
-            known = sum(len(match.tokens) for match in self.index.find(tokens, policy.needs.sinks, model.salt))
-            if len(tokens) < max(MIN_LEARNED, self._settings.min_tokens) or 2 * known > len(tokens):
-                continue
-            for chunk in make_chunks(model, text, "a repeated part", MAX_LEARNED):
-                if self._num_learned_bytes >= self._settings.learned_bytes:
-                    return
-                (done,) = compile_chunks(model, self._store, [chunk], options, check=False)
-                self._num_learned_bytes += done.path.stat().st_size if done.is_new else 0
-                yield
+        for chunk in self._learner.chunks(model, policy, parts):
+            (done,) = compile_chunks(model, self._store, [chunk], options, check=False)
+            self._learner.count(done)
+            yield
         self._indexing.wake()
+
+    def _end_learning(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, QueueFullError):
+            self._learner.fail(error)
 
     # Plans
 
@@ -410,22 +377,6 @@ _FULL = make_policy(BASELINE)
 _VERIFIED = ("answer", "kl", "same_answer", "same_first_token", "common_prefix")
 
 
-def _tell_failure(error: BaseException | None) -> None:
-    if error is not None:
-        _log.warning("pic: a text that requests repeat is not compiled: %s", error)
-
-
-def _full() -> ApiError:
-    return ApiError(
-        429, "the server has as many requests waiting as it takes; try again", code="queue_full",
-        headers={"Retry-After": str(RETRY_AFTER_S)},
-    )  # fmt: skip
-
-
-def _compiled(done: Compiled) -> dict[str, Any]:
-    return {"compiled": {"source": done.chunk.source, "tokens": len(done.chunk)}}
-
-
 def _result(linked: Linked) -> LinkResult:
     return LinkResult(
         linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read, linked.image.logits
@@ -488,12 +439,12 @@ class QueuedEngine(TorchEngine):
 
         def end(error: BaseException | None) -> None:
             if error is not None:
-                done.set_exception(_full() if isinstance(error, QueueFullError) else error)
+                done.set_exception(queue_full() if isinstance(error, QueueFullError) else error)
             elif not done.done():
                 done.set_exception(ApiError(503, "the server ends"))
 
         try:
             self._turns.submit(Task(self._tenant, steps, end))
         except QueueFullError as error:
-            raise _full() from error
+            raise queue_full() from error
         return done.result()

@@ -7,6 +7,7 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 _log = logging.getLogger("pictool.serve")
 
@@ -26,7 +27,16 @@ class Task:
     _running: Iterator[None] | None = field(default=None, repr=False)
 
 
-class FairQueue:
+class OfTenant(Protocol):
+    """What waits in a fair queue."""
+
+    tenant: str
+
+
+W = TypeVar("W", bound=OfTenant)
+
+
+class FairQueue(Generic[W]):
     """Tasks of tenants: the next one is of the tenant with the fewest running, then of whom waited longest for a turn.
 
     At most `limit` tasks wait. Where all places are taken, a tenant that has fewer of them than another takes the last
@@ -35,23 +45,23 @@ class FairQueue:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiting: OrderedDict[str, deque[Task]] = OrderedDict()  # the tenant of the next turn first
+        self._waiting: OrderedDict[str, deque[W]] = OrderedDict()  # the tenant of the next turn first
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def push(self, task: Task) -> Task | None:
+    def push(self, task: W) -> W | None:
         """Add a task; returns the one that lost its place for it, if any. Raises QueueFullError."""
         loser = None
         if len(self) >= self._limit:
-            most = max(self._waiting.values(), key=len, default=deque[Task]())
+            most = max(self._waiting.values(), key=len, default=deque[W]())
             if len(most) <= len(self._waiting.get(task.tenant, ())) + 1:
                 raise QueueFullError
             loser = most.pop()
         self._waiting.setdefault(task.tenant, deque()).append(task)
         return loser
 
-    def pop(self, running: Counter[str]) -> Task:
+    def pop(self, running: Counter[str]) -> W:
         """The next task. `running` counts those of each tenant that run."""
         tenant = min(self._waiting, key=lambda name: running[name])  # of equals the first
         task = self._waiting[tenant].popleft()
@@ -61,9 +71,9 @@ class FairQueue:
             del self._waiting[tenant]
         return task
 
-    def remove(self, task: Task) -> bool:
+    def remove(self, task: W) -> bool:
         """Take a task out that still waits; False if it does not."""
-        own = self._waiting.get(task.tenant, deque())
+        own = self._waiting.get(task.tenant, deque[W]())
         if task not in own:
             return False
         own.remove(task)
@@ -76,7 +86,7 @@ class Turns:
     """A thread that advances up to `most` tasks in turn; the others wait. Ends with `close`."""
 
     def __init__(self, limit: int, most: int) -> None:
-        self._queue, self._most = FairQueue(limit), most
+        self._queue, self._most = FairQueue[Task](limit), most
         self._active: list[Task] = []
         self._changed, self._is_closing = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="pic-engine", daemon=True)

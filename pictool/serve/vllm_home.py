@@ -8,8 +8,9 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from copy import copy, deepcopy
 from typing import Any, TypeVar
 
@@ -22,18 +23,22 @@ from pictool.engines.divergence import check_prompts
 from pictool.engines.vllm.online import OnlineEngine
 from pictool.engines.vllm.request import MAX_OBJECTS
 from pictool.engines.vllm.serving import Heard, Hearing, Serving
-from pictool.errors import InputError
+from pictool.errors import InputError, PicError
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
+from pictool.serve.admission import Places
+from pictool.serve.channel import Send, compiled_event, events_of
 from pictool.serve.errors import ApiError
 from pictool.serve.layout import LaidOut, Marks, lay_out, pieces_of, takes_documents
-from pictool.serve.leased import leased_object
-from pictool.serve.offered import offered_policy
+from pictool.serve.learning import Learner, texts_of
+from pictool.serve.leased import leased_object, with_objects
+from pictool.serve.offered import offered_policy, require_offered
 from pictool.serve.query import run_query
 from pictool.serve.tenants import Tenant
+from pictool.serve.vllm_plugin import PluginOptions
 from pictool.serve.work import (
     Chat,
     CompiledText,
@@ -54,22 +59,31 @@ from pictool.serve.work import (
 )
 from pictool.store.entries import Entry
 from pictool.store.eviction import remove_all
+from pictool.store.recognition import ContentIndex, IndexThread
 
 T = TypeVar("T")
+_LINKING = 16  # requests of pic link that run at once
 _FULL = make_policy(BASELINE)
 _LINKED = ("linked", "cached")  # states of the connector's report
 _log = logging.getLogger("vllm.pictool.serve")
 
 
 class VllmHome(Home):
-    """Answers inside vLLM's server. Until `start`, it only has a name."""
+    """Answers inside vLLM's server. Until `start`, it only has a name.
 
-    def __init__(self) -> None:
+    Attributes:
+        places: of requests in vLLM's engine, whichever route they came by.
+    """
+
+    def __init__(self, options: PluginOptions = PluginOptions()) -> None:
+        self._options, self.places = options, Places(options.queue, options.active or 1)
         self.created, self.model, self.context_length = int(time.time()), "", 0
         self.policy: Policy = _FULL
         self.divergence: dict[str, float] = {}
         self.problem: str | None = None
-        self._num_active = 0
+        self._learner: Learner | None = None
+        self._learning: asyncio.Task[None] | None = None
+        self._threads = ThreadPoolExecutor(_LINKING, "pic-link")
         self._encoding, self._querying = threading.Lock(), asyncio.Lock()
 
     async def start(self, serving: Serving) -> None:
@@ -78,29 +92,30 @@ class VllmHome(Home):
         self.model, self.context_length = serving.names[0], serving.max_model_len
         self.policy, self._store = serving.settings.policy, serving.open_store()
         _ = serving.target, serving.model.eos_ids
+        self.places = Places(self._options.queue, self._options.active or serving.max_num_seqs)
         await self._recognise_nothing()
+        if self._options.learn:
+            await asyncio.to_thread(self._start_learner)
 
     def status(self) -> Status:
-        return Status(0, self._num_active, label_of(self.policy), self.divergence, self.problem)
+        learner = self._learner
+        learned = (0, 0) if learner is None else (learner.num_bytes, learner.num_failed)
+        return Status(
+            self.places.num_waiting, self.places.num_active, label_of(self.policy), self.divergence, self.problem,
+            *learned,
+        )  # fmt: skip
 
     # The home's contract
 
     async def answer(self, work: Work) -> AsyncGenerator[Event, None]:
-        laid, params = await self.prompt(work.tenant, work.prompt, work.linking)
-        hearing, engine = Hearing(), self.engine_of(work.tenant)
-        with self.active():
+        async with self.places.place(work.tenant.name, work.n):
+            laid, params = await self.prompt(work.tenant, work.prompt, work.linking)
+            hearing, engine = Hearing(), self.engine_of(work.tenant)
             async with aclosing(self._events(work, laid, params, hearing, engine)) as events:
                 async for event in events:
                     yield event
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Count a request as one that runs."""
-        self._num_active += 1
-        try:
-            yield
-        finally:
-            self._num_active -= 1
+        if work.linking.recognises:
+            self.learn(work.tenant, texts_of(work.prompt))
 
     async def _events(
         self, work: Work, laid: LaidOut, params: object, hearing: Hearing, engine: OnlineEngine
@@ -135,9 +150,10 @@ class VllmHome(Home):
 
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
         engine = self.engine_of(tenant)
-        chunks = await self._in_thread(lambda: make_chunks(engine.model, text, "text", chunk_tokens))
         options = CompileOptions(Spec(policy=self.policy).objects.sinks)
-        done = await asyncio.to_thread(engine.compile, chunks, options)
+        async with self.places.place(tenant.name):
+            chunks = await self._in_thread(lambda: make_chunks(engine.model, text, "text", chunk_tokens))
+            done = await asyncio.to_thread(engine.compile, chunks, options)
         return [CompiledText(part.key, len(part.chunk)) for part in done]
 
     def has(self, key: str) -> bool:
@@ -145,18 +161,43 @@ class VllmHome(Home):
 
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
         engine = self._apart(tenant)
-        async with self._querying:
-            return await asyncio.to_thread(run_query, query, engine, self.policy, Spec().codec)
+        async with self._querying, self.places.place(tenant.name):
+            try:
+                return await asyncio.to_thread(run_query, query, engine, self.policy, Spec().codec)
+            finally:
+                engine.stop()
 
-    def engine_of(self, tenant: Tenant) -> OnlineEngine:
-        """The engine over a tenant's objects."""
+    async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
+        settings, engine = self.serving.settings, self._apart(tenant, fresh=True)
+        require_offered(spec.policy, settings.policy, settings.policies)
+
+        def work(send: Send) -> None:
+            answer = engine.answer(
+                with_objects(spec, self._store, tenant.salt), compare=compares,
+                on_text=lambda text: send({"text": text}), on_compile=lambda done: send(compiled_event(done)),
+            )  # fmt: skip
+            send({"report": answer.report() | {"model": self.model}, "origin": answer.origin()})
+
+        async with (
+            self.places.place(tenant.name),
+            aclosing(events_of(self._threads, work, engine.stop)) as events,
+        ):
+            async for event in events:
+                yield event
+
+    def engine_of(self, tenant: Tenant, *, later: bool = False, fresh: bool = False) -> OnlineEngine:
+        """The engine over a tenant's objects.
+
+        Args:
+            later: one for whose objects nobody waits. fresh: one to which vLLM's own cache gives nothing.
+        """
         model = copy(self.serving.model)
         model.salt = tenant.salt
-        return OnlineEngine(model, self._store, self.serving.client, self._loop)
+        return OnlineEngine(model, self._store, self.serving.client, self._loop, later=later, fresh=fresh)
 
-    def _apart(self, tenant: Tenant) -> OnlineEngine:
+    def _apart(self, tenant: Tenant, *, fresh: bool = False) -> OnlineEngine:
         """The same with a tokenizer of its own: one that encodes is used by one thread at a time."""
-        engine = self.engine_of(tenant)
+        engine = self.engine_of(tenant, fresh=fresh)
         engine.model.tokenizer = deepcopy(engine.model.tokenizer)
         return engine
 
@@ -266,6 +307,47 @@ class VllmHome(Home):
                 return work()
 
         return await asyncio.to_thread(run)
+
+    # Texts that requests repeat
+
+    def learn(self, tenant: Tenant, texts: Iterable[str]) -> None:
+        """After an answer: have the parts of its request compiled that an earlier one had, if nobody waits."""
+        if self._learner is None:
+            return
+        parts = self._learner.find(tenant.id, texts)
+        is_busy = self.places.num_waiting or (self._learning is not None and not self._learning.done())
+        if parts and not is_busy:
+            self._learning = asyncio.create_task(self._compile_parts(self._learner, tenant, parts))
+
+    async def _compile_parts(self, learner: Learner, tenant: Tenant, parts: Sequence[str]) -> None:
+        """Compile texts, one object at a time, while nobody waits for a place."""
+        engine, policy = self.engine_of(tenant, later=True), self.policy
+        options = CompileOptions(Spec(policy=policy).objects.sinks)
+        chunks = learner.chunks(engine.model, policy, parts)
+        try:
+            while (chunk := await self._in_thread(lambda: next(chunks, None))) is not None:
+                if self.places.num_waiting:
+                    return
+                (done,) = await asyncio.to_thread(engine.compile, [chunk], options)
+                learner.count(done)
+        except (PicError, OSError) as error:
+            learner.fail(error)
+        finally:
+            self._indexing.wake()
+
+    def _start_learner(self) -> None:
+        """Read the store: what it has is not learned."""
+        settings, model = self.serving.settings, self.serving.model
+
+        def decode(tokens: Sequence[int]) -> str:
+            return str(model.tokenizer.decode(list(tokens)))
+
+        index = ContentIndex(self._store, self.serving.target, settings.min_tokens, decode, model.bos_id)
+        self._indexing = IndexThread(index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
+        self._indexing.start()
+        self._indexing.wait(settings.start_s)
+        longest = self.context_length - Spec(policy=self.policy).objects.sinks - 2
+        self._learner = Learner(self._options.learn, index, settings.min_tokens, longest)
 
     # The start
 

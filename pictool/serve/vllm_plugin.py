@@ -32,12 +32,18 @@ class PluginOptions:
         ttl: seconds that caches last which name no time.
         check: what follows if linking fails the start-up check: exact, refuse; off: there is none.
         check_limit: the divergence from full recompute that it allows, in nats.
+        queue: requests that wait at most, of all tenants. active: answers that vLLM is asked for at once; None: as many
+            as it batches (`--max-num-seqs`).
+        learn: bytes of objects that are compiled from texts which requests repeat, until the server ends.
     """
 
     keys: str | None = None
     ttl: float = 3600.0
     check: str = "exact"
     check_limit: float = 0.5
+    queue: int = 256
+    active: int | None = None
+    learn: int = 0
 
 
 def parse_options(value: Mapping[str, Any] | None) -> PluginOptions:
@@ -48,7 +54,10 @@ def parse_options(value: Mapping[str, Any] | None) -> PluginOptions:
     """
     from pictool.errors import InputError
 
-    kinds: dict[str, Any] = {"keys": (str, type(None)), "ttl": (int, float), "check": str, "check_limit": (int, float)}
+    kinds: dict[str, Any] = {
+        "keys": (str, type(None)), "ttl": (int, float), "check": str, "check_limit": (int, float), "queue": int,
+        "active": (int, type(None)), "learn": int,
+    }  # fmt: skip
     given = dict(value or {})
     if unknown := sorted(set(given) - set(kinds)):
         raise InputError(f"kv_connector_extra_config: serve has no field {unknown[0]!r}; it has {', '.join(kinds)}")
@@ -61,6 +70,8 @@ def parse_options(value: Mapping[str, Any] | None) -> PluginOptions:
         raise InputError(f"kv_connector_extra_config: serve: check must be one of {', '.join(CHECKS)}")
     if not (options.ttl >= 1 and options.check_limit >= 0):
         raise InputError("kv_connector_extra_config: serve: ttl must be 1 or more, check_limit 0 or more")
+    if options.queue < 1 or options.learn < 0 or (options.active is not None and options.active < 1):
+        raise InputError("kv_connector_extra_config: serve: queue and active must be 1 or more, learn 0 or more")
     return options
 
 
@@ -100,7 +111,7 @@ class PicEndpoints:
         keys = Keys(default=Tenant("default"))
         if self._options.keys is not None:
             keys = read_keys(Path(self._options.keys))
-        self._home = VllmHome()
+        self._home = VllmHome(self._options)
         settings = ServiceSettings(default_ttl_s=self._options.ttl)
         self._service = Service(self._home, Path(extra["store"]), keys, settings, registry=REGISTRY)
         attach(app, self._service, self._home)

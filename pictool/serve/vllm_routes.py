@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from pictool.engines.vllm.request import SALT_PREFIX as PREFIX
 from pictool.engines.vllm.serving import Hearing
+from pictool.serve.admission import Place, held
 from pictool.serve.errors import ApiError
 from pictool.serve.layout import LaidOut
+from pictool.serve.learning import texts_of, texts_of_body
 from pictool.serve.openai_routes import POLICY
 from pictool.serve.reading import cached_pieces, documents_of, linking_of, prompts_of, turns_of
 from pictool.serve.schema import CompletionRequest, DocumentText, Generation, Message
-from pictool.serve.service import Service
+from pictool.serve.service import Service, unless_gone
 from pictool.serve.tenants import Tenant
 from pictool.serve.vllm_home import VllmHome
 from pictool.serve.work import Chat, Linking, Raw, Reuse, Text, Turn
@@ -30,16 +32,21 @@ _OURS = ("pic", "verify", "cache_ids")
 _REFERENCES = ("cache", "file", "document")
 _MARKERS = ("cache_control", "prompt_cache_breakpoint")
 _MESSAGES, _DOCUMENTS = TypeAdapter(list[Message]), TypeAdapter(list[DocumentText])
+LayOut = Callable[[Service, VllmHome, Tenant, dict[str, Any], str | None], Awaitable[tuple["Wanted", dict[str, Any]]]]
 HandOn = Callable[[Mapping[str, Any], Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request asks for, apart from its prompt. `laid` is the prompt, if it was laid out here."""
+    """What a request asks for, apart from its prompt. `laid` is the prompt, if it was laid out here.
+
+    `tenant` has the salt under which the prompt is linked; `texts` are what may be learned of it.
+    """
 
     tenant: Tenant
     linking: Linking
     laid: LaidOut | None = None
+    texts: Sequence[str] = ()
 
 
 def vllm_routes(service: Service, home: VllmHome) -> APIRouter:
@@ -48,17 +55,44 @@ def vllm_routes(service: Service, home: VllmHome) -> APIRouter:
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request, x_pic_policy: POLICY = None) -> Response:
-        started, tenant, body = time.perf_counter(), service.tenant(request), await _read(request)
-        wanted, body = await _chat(service, home, tenant, body, x_pic_policy)
-        return await _hand_on(service, home, home.serving.chat, request, body, wanted, started)
+        return await answer(request, x_pic_policy, _chat, home.serving.chat)
 
     @router.post("/v1/completions", response_model=None)
     async def complete(request: Request, x_pic_policy: POLICY = None) -> Response:
+        return await answer(request, x_pic_policy, _completion, home.serving.complete)
+
+    async def answer(request: Request, header: str | None, lay_out: LayOut, hand_on: HandOn) -> Response:
+        """Hold a place from here to the end of the response."""
         started, tenant, body = time.perf_counter(), service.tenant(request), await _read(request)
-        wanted, body = await _completion(service, home, tenant, body, x_pic_policy)
-        return await _hand_on(service, home, home.serving.complete, request, body, wanted, started)
+        place = await unless_gone(request, home.places.take(tenant.name, _num_answers(body)))
+        response = None
+        try:
+            wanted, body = await lay_out(service, home, tenant, body, header)
+            response = await _hand_on(service, home, hand_on, request, body, wanted, started)
+        finally:
+            if not isinstance(response, StreamingResponse):
+                place.release()
+        return Held(response, place) if isinstance(response, StreamingResponse) else response
 
     return router
+
+
+class Held(Response):
+    """A stream during which its request holds a place, whether or not a client reads it to its end."""
+
+    def __init__(self, stream: StreamingResponse, place: Place) -> None:
+        self._stream, self._place = stream, place
+        self.status_code, self.raw_headers, self.background = stream.status_code, stream.raw_headers, None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with held(self._place):
+            await self._stream(scope, receive, send)
+
+
+def _num_answers(body: Mapping[str, Any]) -> int:
+    """How many answers a body asks vLLM for at once; 1 if that makes no sense, which vLLM says then."""
+    count = body.get("n")
+    return max(1, count if isinstance(count, int) else 1) * max(1, _num_prompts(body))
 
 
 async def _read(request: Request) -> dict[str, Any]:
@@ -121,10 +155,11 @@ async def _chat(
     find_cache, find_file = service.find_cache(tenant), service.find_file(tenant)
     turns = await asyncio.to_thread(turns_of, messages, find_cache, find_file, own.cache_ids or ())
     tools = () if body.get("tool_choice") == "none" else tuple(body.get("tools") or ())
-    laid, params = await home.prompt(tenant, Chat(turns, tools, documents), linking, rest)
+    chat = Chat(turns, tools, documents)
+    laid, params = await home.prompt(tenant, chat, linking, rest)
     rest |= {"messages": [_message(turn) for turn in turns], "documents": None}
     rest["kv_transfer_params"] = {"pic": params, "prompt_token_ids": laid.tokens.tolist()}
-    return Wanted(tenant, linking, laid), rest
+    return Wanted(_owner(tenant, rest), linking, laid, texts_of(chat)), rest
 
 
 def _message(turn: Turn) -> dict[str, Any]:
@@ -149,16 +184,23 @@ async def _completion(
     laid = [await home.prompt(tenant, Raw((*before, *prompt)), linking) for prompt in prompts]
     rest["prompt"] = [entry.tokens.tolist() for entry, _ in laid]
     rest["kv_transfer_params"] = {"pic": laid[0][1]}
-    return Wanted(tenant, linking, laid[0][0]), rest
+    return Wanted(_owner(tenant, rest), linking, laid[0][0], texts_of_body(body)), rest
 
 
 def _as_it_is(home: VllmHome, tenant: Tenant, linking: Linking, rest: dict[str, Any]) -> tuple[Wanted, dict[str, Any]]:
     """A request whose prompt vLLM lays out; documents in it may be recognised."""
     params = home.params(home.policy_of(linking), linking)
     transfer = rest.get("kv_transfer_params") or {}
-    if isinstance(transfer, Mapping) and "pic" not in transfer:  # else the client says it, or vLLM refuses it
-        rest["kv_transfer_params"] = {**transfer, "pic": params}
-    return Wanted(tenant, linking), rest
+    if not isinstance(transfer, Mapping) or "pic" in transfer:  # the client says it, or vLLM refuses it
+        return Wanted(tenant, linking), rest
+    rest["kv_transfer_params"] = {**transfer, "pic": params}
+    return Wanted(_owner(tenant, rest), linking, texts=texts_of_body(rest)), rest
+
+
+def _owner(tenant: Tenant, rest: Mapping[str, Any]) -> Tenant:
+    """The tenant, under the salt of a body: without keys, a client may name one."""
+    salt = rest.get("cache_salt")
+    return Tenant(tenant.name, salt) if isinstance(salt, str) else tenant
 
 
 def _without_ours(body: Mapping[str, Any], tenant: Tenant, linking: Linking) -> dict[str, Any]:
@@ -193,7 +235,7 @@ async def _hand_on(
 ) -> Response:  # fmt: skip
     """vLLM's own response, with the field `pic`."""
     try:
-        with Hearing() as hearing, home.active():
+        with Hearing() as hearing:
             response = await hand_on(body, request)
     except ValidationError as error:
         first = error.errors()[0]
@@ -234,18 +276,19 @@ class Reported:
         if self._hearing.first_s is not None:
             self._service.metrics.ttft.observe(self._hearing.first_s - self._started)
         self._service.metrics.duration.observe(time.perf_counter() - self._started)
+        if self._wanted.linking.recognises:
+            self._home.learn(self._wanted.tenant, self._wanted.texts)
         return reports[0] if len(reports) == 1 else reports
 
     async def stream(self, events: AsyncIterator[str | bytes], num_choices: int) -> AsyncGenerator[str | bytes, None]:
         """The events of vLLM's stream; the last one with a choice has the field `pic`."""
         num_ended = 0
         try:
-            with self._home.active():
-                async for event in events:
-                    ended = _ended_choices(event)
-                    num_ended += ended
-                    is_last = ended and num_ended == num_choices
-                    yield await self._with_report(event) if is_last else event
+            async for event in events:
+                ended = _ended_choices(event)
+                num_ended += ended
+                is_last = ended and num_ended == num_choices
+                yield await self._with_report(event) if is_last else event
         finally:
             close = getattr(events, "aclose", None)
             if close is not None:

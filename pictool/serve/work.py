@@ -221,7 +221,8 @@ class Status:
 
     Fields:
         divergence: KL(full ‖ linked) in nats by policy, of the start-up check.
-        learned_bytes: of objects that were compiled from texts which requests repeat.
+        learned_bytes: of objects that were compiled from texts which requests repeat. learning_failures: such texts
+            that could not be compiled, or not written.
     """
 
     waiting: int
@@ -230,6 +231,7 @@ class Status:
     divergence: Mapping[str, float] = field(default_factory=dict)
     problem: str | None = None
     learned_bytes: int = 0
+    learning_failures: int = 0
 
 
 class Home(ABC):

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pictool.compiler.chunking import read_text
 from pictool.errors import InputError
@@ -146,6 +146,16 @@ def _greedy(queries: Sequence[Items], capacity: int) -> list[int]:
     return order
 
 
+class Asked(Protocol):
+    """What is asked on a line of a file; `digest` is the same only for the same."""
+
+    @property
+    def line(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
 class AnswerFile:
     """Answers as JSON Lines, appended and synced one at a time, so that a run that was stopped can go on.
 
@@ -155,14 +165,14 @@ class AnswerFile:
         InputError: the file cannot be used, or has answers to other queries.
     """
 
-    def __init__(self, path: Path, queries: Sequence[BulkQuery]) -> None:
+    def __init__(self, path: Path, queries: Sequence[Asked]) -> None:
         self._path = path
         self._digests = {query.line: query.digest for query in queries}
         self.answered: dict[int, dict[str, Any]] = {}
         if path.exists():
             self._read(path.read_bytes())
 
-    def append(self, query: BulkQuery, result: Mapping[str, Any]) -> None:
+    def append(self, query: Asked, result: Mapping[str, Any]) -> None:
         record = {"line": query.line, "query": query.digest, **result}
         with self._path.open("ab") as file:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")

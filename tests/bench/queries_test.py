@@ -11,12 +11,20 @@ from typing import Any
 import pytest
 from commands.run import pic
 
-from pictool.bench.queries import bulk, documents, judge, moves, tree
+from pictool.bench.queries import bulk, documents, judge, moves, pool, tree
 from pictool.bench.queries.bulk import bench_bulk, bulk_order
 from pictool.bench.queries.documents import bench_documents
 from pictool.bench.queries.judge import bench_judge
 from pictool.bench.queries.moves import KINDS, LINK, bench_moves, moves_of
-from pictool.bench.queries.options import BulkOptions, DocumentsOptions, JudgeOptions, MovesOptions, TreeOptions
+from pictool.bench.queries.options import (
+    BulkOptions,
+    DocumentsOptions,
+    JudgeOptions,
+    MovesOptions,
+    PoolOptions,
+    TreeOptions,
+)
+from pictool.bench.queries.pool import STREAMS, bench_pool
 from pictool.bench.queries.tree import bench_tree, queries_over, write_haystack
 from pictool.eval.datasets.world import World
 from pictool.linker.grid import parse_grid
@@ -81,8 +89,18 @@ def test_moves_are_what_their_names_say(model: Model) -> None:
     assert by_kind["permutation", 16].scratch == 0 == by_kind["overlap", 2].scratch
     assert by_kind["duplicates", 16].duplicates == 4 and by_kind["duplicates", 16].moves == 8
     assert all(point.tokens_per_ms.median > 0 for point in points) and by_kind[LINK, 0].tokens == 64
-    moved = moves_of("permutation", 9, 1)
+    moved = moves_of("permutation", 9, MovesOptions(block=1))
     assert sorted(move.target for move in moved) == sorted(move.source for move in moved) == list(range(9))
+
+
+def test_streams_meet_the_pool_as_their_names_say(model: Model, tmp_path: Path) -> None:
+    options, steps = PoolOptions(documents=6, read=3, tokens=16, requests=5), Steps()
+    points = {point.stream: point for point in bench_pool(model, POLICIES[:1], options, tmp_path, steps)}
+    assert steps.count == pool.num_runs(options, POLICIES[:1])
+    same, shuffled, drawn = (points[stream] for stream in STREAMS)
+    assert (same.resident, same.stayed, same.tokens_per_ms) == (1, 1, None) and same.copied["pool"] == 0
+    assert shuffled.resident == 1 > shuffled.stayed and shuffled.copied["pool"] == 0 < shuffled.copied["memory"]
+    assert 0 < drawn.resident < 1 and 0 < drawn.copied["pool"] < drawn.copied["memory"] and drawn.scratch > 0
 
 
 def test_bulks_are_ordered_within_themselves_and_cached_as_expected(model: Model, tmp_path: Path) -> None:
@@ -139,6 +157,7 @@ RUNS: dict[str, list[Any]] = {
     "documents": ["--documents", "1,2", "--tokens", 12, "--repeats", 1, "--questions", 1],
     "judge": ["--fan-out", "1,2", "--temperature", "0,1", "--tokens", 3, "--pool", 2, "--samples", 1, "--questions", 1],
     "moves": ["--tokens", 64, "--batch", "2,4", "--repeats", 1],
+    "pool": ["--documents", 4, "--read", 2, "--tokens", 12, "--requests", 2],
     "bulk": ["--limit", 4, "--bulk", "1,0", "--repeats", 1],
     "tree": ["-m", "embedded", "--hay", "0,10", "--candidates", 3, "--runs", 1],
 }
@@ -169,6 +188,7 @@ def test_tables_json_and_pictures(name: str, tmp_path: Path) -> None:
         (["documents", "--tokens", "300", "-m", "embedded"], 1, "a prompt of 9632 tokens, but embedded takes 8192"),
         (["judge", "--temperature", "-1"], 1, "--temperature: must be from 0 to 100"),
         (["moves", "--tokens", "8"], 1, "--tokens 8: must be 16 or more"),
+        (["pool", "--read", "3", "--documents", "2"], 1, "--read 3: must be from 1 to --documents 2"),
         (["bulk", "--cache-share", "0"], 1, "--cache-share 0.0: must be above 0, and 1 at most"),
         (["bulk", "--dataset", "no.json"], 1, "dataset 'no.json': is no file"),
         (["tree", "--arity", "9"], 1, "--candidates: from 2 to 16, and --arity from 2 to as many"),

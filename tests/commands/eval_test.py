@@ -207,3 +207,22 @@ def test_an_answer_ends_where_it_is_told_to(run: Run) -> None:
     assert first["answer"].startswith(next(result["answer"] for result in results if result["id"] == first["id"]))
     refused = run(o=str(ended), max_new_tokens=8)
     assert refused.code == 1 and "stop" in refused.err and "null here" in refused.err
+
+
+def test_full_answers_a_share_of_the_questions_and_is_compared_on_these(run: Run) -> None:
+    whole = run(json=True).json
+    report = run(json=True, verify=0.5).json
+    assert 0 < report["verified"] < report["questions"] == 3
+    naive = report["lines"][1]
+    assert naive["score"] == whole["lines"][1]["score"]  # of all questions
+    rows = [json.loads(line) for line in Path(report["results"]).read_text().splitlines()[1:]]
+    by_label = {label: [row for row in rows if row["label"] == label] for label in ("full", "naive")}
+    assert (len(by_label["full"]), len(by_label["naive"])) == (report["verified"], 3)
+    verified = {row["id"] for row in by_label["full"]}
+    assert {row["id"] for row in by_label["naive"] if row["kl"] is not None} == verified
+    assert naive["kl"]["mean"] == pytest.approx(sum(row["kl"] or 0 for row in by_label["naive"]) / len(verified))
+    text = run(verify=0.5)
+    assert f"full on {len(verified)} of the questions" in text.out
+    none = run(verify=0)
+    assert none.code == 1 and "none of the questions was picked" in none.err
+    assert "must be a share" in run(verify=2).err

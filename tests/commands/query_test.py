@@ -223,3 +223,28 @@ def test_what_the_user_types_is_a_message(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr("sys.stdin", Terminal())
     assert query_command.ask("Who?") == "me"
     assert capsys.readouterr().err == "Who? "
+
+
+def test_a_pool_on_the_device_changes_no_answer(query: Any) -> None:
+    """Every call links from what the one before left there."""
+    pages = {"plus": [{"file": "a.txt"}, {"file": "b.txt"}]}
+    rounds = {"seq": [g(pages, user("one?")), g({"plus": pages["plus"][::-1]}, user("two?")), g(pages, user("three?"))]}
+    plain = query(rounds, "--json").json
+    report = query(rounds, "--json", "--pool", "1M").json
+    assert [call["answer"] for call in report["calls"]] == [call["answer"] for call in plain["calls"]]
+    assert all("pool" not in call for call in plain["calls"])
+    pools = [call["pool"] for call in report["calls"]]
+    context = [call["tokens"]["context"] for call in report["calls"]]
+    assert [pool["resident"] for pool in pools] == [0, *context[1:]] and [pool["moves"] for pool in pools] == [0, 2, 2]
+    assert "context rows recomputed, 0 were on the device, TTFT" in query(rounds, "--pool", "1M").err
+
+
+def test_a_pool_that_cannot_be(query: Any) -> None:
+    for size, problem in (
+        ("1", "--pool '1': must be a size such as 500M"),
+        ("1K", "a pool of 1000 bytes holds no prompt"),
+    ):
+        outcome = query(g(user("x")), "--pool", size)
+        assert outcome.code == 1 and problem in outcome.err and outcome.err.count("\n") == 1
+    outcome = query(g(user("x")), "--pool", "1M", "--engine", "vllm")
+    assert outcome.code == 2 and "--engine vllm: has no --pool; use that of another engine" in outcome.err

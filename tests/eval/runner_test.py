@@ -124,7 +124,7 @@ def test_agreement_is_by_position_over_the_longer_answer(opened: Model, store: S
         assert rows["x", label].agreement == pytest.approx(same.sum() / max(len(tokens), len(full)))
         prefix = len(same) if same.all() else int(np.argmin(same))
         assert rows["x", label].common_prefix == prefix
-    assert min(row.agreement for row in rows.values()) < 1, "no policy answers otherwise: this test sees nothing"
+    assert any(row.agreement != 1 for row in rows.values()), "no policy answers otherwise: this test sees nothing"
 
 
 def test_what_is_reused_is_read_and_full_reads_nothing(rows: dict[tuple[str, str], CaseResult], opened: Model) -> None:

@@ -37,6 +37,15 @@ def test_a_backend_that_writes_within_its_forward_is_refused() -> None:
         layers_of(HpcAttentionBackend)
 
 
+def test_a_backend_that_was_not_examined_is_refused() -> None:
+    def named(name: str) -> Any:
+        return SimpleNamespace(get_name=lambda: name, forward_includes_kv_cache_update=False)
+
+    with pytest.raises(ModelError, match=r"backend B12X has not been examined.*FLASH_ATTN .*TRITON_ATTN"):
+        layers_of(named("B12X"))
+    assert layers_of(named("FLASHINFER"))
+
+
 @pytest.mark.parametrize("name", ["FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN"])
 def test_backends_that_write_through_a_call_of_their_own_are_taken(name: str) -> None:
     """FlashInfer is another one; its package is for GPUs alone, and so cannot be imported here."""

@@ -10,19 +10,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import vllm_rig as rig
 from openai import NotFoundError, OpenAI
 from serve.live import DOCS, NAME, Live, serving, text_of
 from vllm_server import environment, wait_until_ready
 
-from pictool.api import answer
+from pictool.api import answer, compile
+from pictool.compiler.chunking import make_chunk
 from pictool.linker.grid import parse_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import load_model
@@ -66,7 +70,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     command = [
         sys.executable, "-m", "pictool", "serve", "--engine", "vllm", "-m", str(world.directory), "--device", "cpu",
         "--store", str(world.store.root), "--name", NAME, "--policy", "legolink-4", "--port", str(port),
-        "--keys", str(keys), "--min-tokens", "8", "--check-limit", "9", "--", *VLLM,
+        "--keys", str(keys), "--min-tokens", "8", "--check-limit", "9", "--learn", "1G",
+        "--active", "2", "--queue", "3", "--", *VLLM,
     ]  # fmt: skip
     log = root / "server.log"
     with log.open("wb") as output:
@@ -328,6 +333,142 @@ def test_gemini_and_span_queries(served: Served, torch_server: Live) -> None:
             count = whole["usageMetadata"]["promptTokenCount"]
             said.append(([part.rstrip("\ufffd") for part in answers], whole["pic"], count))
     assert said[0] == said[1] and said[0][1]["chunks"] == len(TEXTS)
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def learned_bytes(served: Served) -> float:
+    with served.client("operator") as client:
+        lines = client.get("/metrics").text.splitlines()
+    assert "pic_learning_failures 0.0" in lines
+    (line,) = [line for line in lines if line.startswith("pic_learned_bytes ")]
+    return float(line.split()[-1])
+
+
+def test_what_is_repeated_becomes_the_object_that_pic_compile_makes(served: Served, tmp_path: Path) -> None:
+    text = "\n\n".join(f"Paragraph {i} of what nobody has compiled: {DOCS[i % len(DOCS)].strip()}" for i in range(5))
+    before, until = set(served.world.store.root.rglob("*.kvo")), time.monotonic() + 60
+    learned_before = learned_bytes(served)
+
+    def ask(client: httpx.Client, question: str, **more: Any) -> Any:
+        return chat(client, messages=user(f"Context:\n{text}\n\n{question}"), **more)
+
+    with served.client() as alice, served.client("bob") as bob:
+        assert ask(bob, "Whose?")["pic"]["chunks"] == 0  # another tenant's: it is not known to be repeated
+        for _ in range(2):
+            assert ask(alice, "What?", pic=False)["pic"]["chunks"] == 0  # nor what says that it is not linked
+        assert ask(alice, "What?")["pic"]["chunks"] == 0
+        assert set(served.world.store.root.rglob("*.kvo")) == before
+        while (learned := ask(alice, "Who?", stream=False)["pic"])["chunks"] == 0:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        assert learned["source"] == "recognised"
+        exact = ask(alice, "Who?", pic={"policy": "full"}, logprobs=True)
+        assert logprobs_of(ask(alice, "Who?", pic={"policy": "legolink-999"}, logprobs=True)) == pytest.approx(
+            logprobs_of(exact), abs=rig.TOLERANCE
+        )
+    made = set(served.world.store.root.rglob("*.kvo")) - before
+    assert made and sum(path.stat().st_size for path in made) == learned_bytes(served) - learned_before
+    model = load_model(str(served.world.directory), "cpu", "float32").with_salt("alice" * 8)
+    for path in made:
+        with served.world.store.peek(path.stem) as own:
+            chunk = make_chunk(model, own.text(), "")
+            (done,) = compile(model, Store(tmp_path / "other"), [chunk], sinks=0)
+            assert done.key == path.stem
+            with Store(tmp_path / "other").peek(done.key) as theirs:
+                for layer in range(model.geometry.layers):
+                    for a, b in zip(own.layer(layer), theirs.layer(layer), strict=True):
+                        assert np.frombuffer(a, np.float32) == pytest.approx(np.frombuffer(b, np.float32), abs=1e-4)
+
+
+def link_events(client: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
+    response = client.post("/v1/link", json=body)
+    assert response.status_code == 200, response.text
+    *lines, last = [line[6:] for line in response.text.split("\n\n") if line.startswith("data: ")]
+    assert last == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("policy", [{"algo": "legolink", "k": 4}, {"algo": "cacheblend"}, {"algo": "full"}])
+def test_what_pic_link_sends_is_answered_as_by_the_torch_home(
+    served: Served, torch_server: Live, policy: dict[str, Any]
+) -> None:
+    texts = [f"{text} It is linked for the {policy['algo']}." for text in TEXTS]
+    documents = [{"text": text, "source": f"{i}.txt"} for i, text in enumerate(texts)]
+    body = {"query": "Really?", "documents": documents, "policy": policy, "max_new_tokens": 8, "compare": True}
+    said: list[dict[str, Any]] = []
+    times = 2  # the second time all is compiled, and vLLM's own cache changes no count
+    with served.client() as client:
+        for home in (client, torch_server.client):
+            for _ in range(times):
+                events = link_events(home, body)
+                *_, last = events
+                made = [event["compiled"] for event in events if "compiled" in event]
+                parts = [part for part in made if part["source"] != "head"]  # another test may have had it made
+                compiled = sorted(parts, key=lambda part: part["source"])  # the homes compile in different orders
+                text = "".join(event.get("text", "") for event in events)
+                report = last["report"]
+                compare = {name: report["compare"][name] for name in ("answer", "same_answer", "common_prefix")}
+                tokens = {name: round(count, 6) for name, count in report["tokens"].items()}
+                origin = {name: last["origin"][name] for name in ("objects", "fingerprint", "dtype")}
+                said.append(
+                    {"compiled": compiled, "text": text, "answer": report["answer"], "params": report["params"]}
+                    | {"tokens": tokens, "compare": compare, "origin": origin}
+                )
+                assert report["engine"] == ("vllm" if home is client else "torch") and report["model"] == NAME
+                assert report["compare"]["kl"] == pytest.approx(0, abs=1e-5) or policy["algo"] != "full"
+    for ours, theirs in zip(said[:times], said[times:], strict=True):
+        for name, value in ours.items():
+            assert value == theirs[name], name
+    assert (len(said[0]["compiled"]) >= len(TEXTS) or policy["algo"] == "full") and not said[1]["compiled"]
+
+
+def test_what_vllm_cannot_link_for_is_refused_by_name(served: Served) -> None:
+    body = {"query": "Really?", "documents": [{"text": TEXTS[0]}], "policy": {"algo": "naive"}}
+    refused: list[tuple[int, dict[str, Any], str]] = [
+        (400, {"codec": "int8"}, "--codec int8: vLLM compiles without one"),
+        (400, {"policy": {"algo": "prefix"}}, "--algo prefix: vLLM has a prefix cache of its own"),
+        (400, {"documents": [{"text": "word " * 1200}]}, "takes 2048 positions"),
+        (400, {"query": "word " * 3000}, "positions"),
+        (404, {"documents": [{"key": "ab" * 32}]}, "no such thing here"),
+    ]
+    with served.client() as client:
+        for status, change, word in refused:
+            response = client.post("/v1/link", json=body | change)
+            assert response.status_code == status and word in response.json()["error"]["message"]
+
+
+def test_the_queue_is_bounded_and_who_goes_away_leaves_it(served: Served) -> None:
+    """Two stream, three wait, the next is refused (`--active 2 --queue 3`); in the end nobody waits or runs."""
+    body = ASK | {"messages": user("Why is it so long?"), "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with ExitStack() as opened:
+        alice = opened.enter_context(served.client())
+        bob = opened.enter_context(served.client("bob"))
+        streams = [opened.enter_context(alice.stream("POST", "/v1/chat/completions", json=body)) for _ in range(2)]
+        assert [stream.status_code for stream in streams] == [200, 200]
+        threads = opened.enter_context(ThreadPoolExecutor(8))
+        short = ASK | {"messages": user("Why?"), "max_tokens": 1}
+        with pytest.raises(httpx.ReadTimeout):  # gives up, and waits no more
+            alice.post("/v1/chat/completions", json=short, timeout=0.3)
+        wait_for(lambda: alice.get("/health").json()["waiting"] == 0)
+        waiting = [threads.submit(alice.post, "/v1/chat/completions", json=short) for _ in range(3)]
+        wait_for(lambda: alice.get("/health").json()["waiting"] == 3)
+        refused = alice.post("/v1/chat/completions", json=short)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["code"] == "queue_full"
+        taking = threads.submit(bob.post, "/v1/chat/completions", json=short)  # takes the place of alice's last
+        (lost,) = wait(waiting, 30, FIRST_COMPLETED).done
+        assert lost.result().status_code == 429
+        for stream in streams:  # go away in the middle
+            stream.close()
+        assert taking.result(30).status_code == 200
+        assert sorted(answer.result(30).status_code for answer in waiting) == [200, 200, 429]
+        wait_for(lambda: all(alice.get("/health").json()[name] == 0 for name in ("waiting", "active")))
 
 
 WRONG: list[tuple[int, dict[str, Any]]] = [

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pictool.runtime import attention
 from pictool.runtime.attention import Rows, Run
+from pictool.runtime.products import has_onednn
 
 
 class NoRope:
@@ -44,6 +45,17 @@ def dense(
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_scattered_rows_equal_dense_attention(data: st.DataObject) -> None:
+    check_scattered_rows(data)
+
+
+@pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
+def test_scattered_rows_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_MIN_PRODUCT", 0)
+    monkeypatch.setattr(attention, "onednn_wins", lambda: True)
+    settings(max_examples=60, deadline=None)(given(st.data())(check_scattered_rows))()
+
+
+def check_scattered_rows(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 40))
     rows = sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1)))
     window = data.draw(st.sampled_from([None, 1, 3, 7, 100]))

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pictool.errors import StoreError
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
-from pictool.serve.learning import Repeats
+from pictool.serve.learning import Repeats, texts_of_body
 from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.torch_home import HomeSettings
 from pictool.store.store import Store
@@ -95,3 +96,30 @@ def test_another_tenant_s_texts_are_not_known(model: Model, tmp_path: Path) -> N
             ask(live, A, "Why?")
             settled(live)
         assert live.home.status().learned_bytes == 0
+
+
+def test_a_disk_that_is_full_is_counted_and_nothing_is_tried_for_a_while(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def full(self: Store, chunk: object) -> None:
+        tried.append(chunk)
+        raise StoreError(f"{self.root}: No space left on device")
+
+    with serving(model, Store(tmp_path / "store"), settings=settings(1 << 30)) as live:
+        monkeypatch.setattr(Store, "put", full)
+        for _ in range(4):
+            assert "problem" not in ask(live, A, "Why?")["pic"]
+            settled(live)
+        status = live.home.status()
+        assert (len(tried), status.learned_bytes, status.learning_failures) == (1, 0, 1)
+        assert "pic_learning_failures 1.0" in live.client.get("/metrics").text
+
+
+def test_texts_of_a_body_are_those_that_it_has() -> None:
+    content = [{"type": "text", "text": "b"}, {"type": "image_url"}, {"type": "text", "text": 5}, 7]
+    messages = [{"content": "a"}, {"content": content}, {"content": None}, "x"]
+    assert texts_of_body({"messages": messages}) == ["a", "b"]
+    assert texts_of_body({"prompt": "p"}) == ["p"] and texts_of_body({"prompt": ["p", [1, 2], "q"]}) == ["p", "q"]
+    assert texts_of_body({"messages": 5, "prompt": None}) == []

@@ -16,14 +16,14 @@ def task(tenant: str) -> Task:
 
 
 def test_tenants_take_turns_whoever_came_first() -> None:
-    queue, running = FairQueue(100), Counter[str]()
+    queue, running = FairQueue[Task](100), Counter[str]()
     for tenant in "aaaaaabc":
         queue.push(task(tenant))
     assert [queue.pop(running).tenant for _ in range(8)] == [*"abcaaaaa"]
 
 
 def test_who_runs_least_is_next() -> None:
-    queue = FairQueue(100)
+    queue = FairQueue[Task](100)
     for tenant in "aab":
         queue.push(task(tenant))
     assert queue.pop(Counter({"a": 2, "b": 1})).tenant == "b"
@@ -31,7 +31,7 @@ def test_who_runs_least_is_next() -> None:
 
 
 def test_a_full_queue_gives_a_place_to_whom_has_fewer() -> None:
-    queue = FairQueue(4)
+    queue = FairQueue[Task](4)
     tasks = [task("a") for _ in range(4)]
     for entry in tasks:
         assert queue.push(entry) is None
@@ -46,7 +46,7 @@ def test_a_full_queue_gives_a_place_to_whom_has_fewer() -> None:
 
 
 def test_what_is_removed_has_no_place() -> None:
-    queue, one = FairQueue(1), task("a")
+    queue, one = FairQueue[Task](1), task("a")
     queue.push(one)
     assert queue.remove(one) and not queue.remove(one) and len(queue) == 0
     queue.push(task("b"))

@@ -76,7 +76,8 @@ class Requests:
 
     def _named(self, draw: Draw) -> Asked:
         prompt, salt = self._prompt(draw), self._salt(draw)
-        return self._asked("named", draw, prompt, salt, {"pic": self._names(draw, prompt, salt)})
+        fresh = {"fresh": True} if draw.random() < 0.2 else {}
+        return self._asked("named", draw, prompt, salt, {"pic": self._names(draw, prompt, salt) | fresh})
 
     def _recognised(self, draw: Draw) -> Asked:
         fields: dict[str, Any] = {"recognise": True, "policy": draw.choice(POLICIES)}

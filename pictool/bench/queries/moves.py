@@ -14,10 +14,10 @@ import torch
 from pictool.bench.queries.options import MovesOptions
 from pictool.bench.repeats import MedianRange, OnRun, interleave
 from pictool.core import Layout
+from pictool.runtime.cidra import Move
 from pictool.runtime.device import synchronize
 from pictool.runtime.image import Image
-from pictool.spans.cidra import Move
-from pictool.spans.pool import PagedPool, Repositioning
+from pictool.runtime.pool import Pool, Repositioning
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -42,7 +42,7 @@ class MovesPoint:
     moves: int
     batches: int
     duplicates: int
-    scratch: int
+    scratch: int  # blocks
 
     def report(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,15 +53,16 @@ def bench_moves(model: Model, options: MovesOptions, on_run: OnRun) -> list[Move
     points = []
     for tokens in options.tokens:
         count = tokens // options.block
-        pool = PagedPool(model, 2 * count, options.block)
+        pool = Pool(model, 2 * count * options.block, scratch=options.block)
+        pool.clear()
         runs = {
-            (kind, batch): partial(_run, pool, kind, count, batch, options.seed)
+            (kind, batch): partial(_run, pool, moves_of(kind, count, options), batch * options.block)
             for kind in KINDS
             for batch in options.batches
         }
         named: dict[str, Callable[[], Repositioning]] = {f"{kind} {batch}": run for (kind, batch), run in runs.items()}
         done = interleave(named | {LINK: partial(_place, model, tokens)}, options.repeats, on_run)
-        points += [_point(kind, batch, done[f"{kind} {batch}"]) for kind, batch in runs]
+        points += [_point(kind, batch, done[f"{kind} {batch}"], options.block) for kind, batch in runs]
         points.append(_point(LINK, 0, done[LINK]))
         del pool, runs, named
     return points
@@ -72,21 +73,23 @@ def num_runs(options: MovesOptions) -> int:
     return len(options.tokens) * (len(KINDS) * len(options.batches) + 1) * (options.repeats + 1)
 
 
-def moves_of(kind: str, count: int, seed: int) -> list[Move]:
-    """`count` moves in a pool of twice as many blocks, each with a shift of its own."""
-    rng = random.Random(seed)
+def moves_of(kind: str, count: int, options: MovesOptions) -> list[Move]:
+    """Moves of `count` blocks in a pool of twice as many, each to a position of its own."""
+    rng, block = random.Random(options.seed), options.block
     if kind == "permutation":
-        targets = rng.sample(range(count), count)
+        sources, targets = list(range(count)), rng.sample(range(count), count)
     elif kind == "overlap":
-        targets = [source + count // 2 for source in range(count)]
+        sources, targets = list(range(count)), [source + count // 2 for source in range(count)]
     else:
-        return [Move(source // 2, count + source, rng.randrange(1, 4096)) for source in range(count)]
-    return [Move(source, target, rng.randrange(1, 4096)) for source, target in enumerate(targets)]
+        sources, targets = [source // 2 for source in range(count)], [count + source for source in range(count)]
+    return [
+        Move(source * block, target * block, rng.randrange(1, 4096), block)
+        for source, target in zip(sources, targets, strict=True)
+    ]
 
 
-def _run(pool: PagedPool, kind: str, count: int, batch: int, seed: int) -> Repositioning:
-    with torch.inference_mode():
-        return pool.reposition(moves_of(kind, count, seed), batch)
+def _run(pool: Pool, moves: Sequence[Move], batch: int) -> Repositioning:
+    return pool.reposition(moves, batch)
 
 
 @torch.inference_mode()
@@ -101,10 +104,10 @@ def _place(model: Model, tokens: int) -> Repositioning:
         image.place(layer, 0, kv, kv)
         image.relocate(layer, 0, tokens)
     synchronize(model.device)
-    return Repositioning(1, tokens, 0, 0, 0, time.perf_counter() - started)
+    return Repositioning(1, tokens, seconds=time.perf_counter() - started)
 
 
-def _point(kind: str, batch: int, done: Sequence[Repositioning]) -> MovesPoint:
+def _point(kind: str, batch: int, done: Sequence[Repositioning], block: int = 1) -> MovesPoint:
     last = done[-1]
     rate = MedianRange.of([each.tokens_per_ms for each in done])
-    return MovesPoint(kind, last.tokens, batch, rate, last.moves, last.batches, last.duplicates, last.scratch)
+    return MovesPoint(kind, last.tokens, batch, rate, last.moves, last.batches, last.duplicates, last.scratch // block)

@@ -74,6 +74,25 @@ class MovesOptions:
 
 
 @dataclass(frozen=True)
+class PoolOptions:
+    """Streams of `requests`, each of `read` of the `documents` of `tokens`; the pool holds `share` of all documents,
+    beside one image."""
+
+    documents: int = 24
+    read: int = 6
+    tokens: int = 512
+    share: float = 0.5
+    requests: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.read <= self.documents:
+            raise InputError(f"--read {self.read}: must be from 1 to --documents {self.documents}")
+        if not 0 <= self.share <= 1:
+            raise InputError(f"--pool-share {self.share}: must be from 0 to 1")
+
+
+@dataclass(frozen=True)
 class BulkOptions:
     """Table 4. Queries of a dataset, in bulks of `sizes` (0: all), with a cache for `share` of what they read."""
 

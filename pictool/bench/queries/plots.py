@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pictool.bench.queries.documents import DocumentsPoint
     from pictool.bench.queries.judge import JudgePoint, JudgeResult
     from pictool.bench.queries.moves import MovesPoint
+    from pictool.bench.queries.pool import PoolPoint
     from pictool.bench.queries.tree import TreePoint
 
 _COLOURS = ("#555555", "#08519c", "#d94801", "#31a354", "#756bb1", "#e7298a", "#a6761d")
@@ -103,6 +104,25 @@ def plot_moves(points: Sequence[MovesPoint], title: str, name: str | Path) -> No
             axes.set_title(kind)
             axes.set_ylim(bottom=0)
         every[0].set_ylabel("tokens/ms")
+        figure.suptitle(picture_text(title), fontsize=10, x=0.01, ha="left")
+        figure.legend(loc="outside right center")
+
+
+def plot_pool(points: Sequence[PoolPoint], title: str, name: str | Path) -> None:
+    """TTFT by stream and by where objects come from, a panel for each policy."""
+    labels = list(dict.fromkeys(point.label for point in points))
+    with picture(name, 7.6, 3.2) as figure:
+        every = figure.subplots(1, len(labels), squeeze=False)[0]
+        for axes, label in zip(every, labels, strict=True):
+            own = [point for point in points if point.label == label]
+            places = list(own[0].ttft)
+            for index, place in enumerate(places):
+                at = [row + 0.27 * (index - 1) for row in range(len(own))]
+                times = [point.ttft[place].median * 1e3 for point in own]
+                axes.bar(at, times, 0.25, color=_COLOURS[index], label=place if label == labels[0] else None)
+            axes.set_xticks(range(len(own)), [point.stream for point in own])
+            axes.set_title(picture_text(label))
+        every[0].set_ylabel("TTFT, ms")
         figure.suptitle(picture_text(title), fontsize=10, x=0.01, ha="left")
         figure.legend(loc="outside right center")
 

@@ -99,7 +99,7 @@ class PicConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         is_idle = not scheduler_output.total_num_scheduled_tokens
-        return PicMetadata(self._setup.target, self._scheduler.take_jobs(), is_idle)
+        return PicMetadata(self._setup.target, self._scheduler.take_jobs(is_idle), is_idle)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         meta = connector_output.kv_connector_worker_meta

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
+# Their metadata have room for any number of runs, or for max_num_seqs (`RowForward.max_rows`)
+BACKENDS = frozenset({"CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN", "FLASHINFER", "FLEX_ATTENTION"})
 Bits = NDArray[Any]  # numbers of 2 or 4 bytes, as unsigned integers
 _scratch = threading.local()  # a layer of an object, by thread
 KV = tuple[Tensor, Tensor]  # un-rotated keys and values, [tokens, kv_heads, head_dim]
@@ -195,6 +197,11 @@ def _attention_layers(module: nn.Module, config: VllmConfig, names: Sequence[str
                 f"pic: the attention backend {layer.backend} writes KV within its forward alone, so objects cannot be "
                 "put into its blocks; use --attention-backend FLASH_ATTN"
             )
+        if layer.backend not in BACKENDS:
+            raise ModelError(
+                f"pic: the attention backend {layer.backend} has not been examined for forwards of many short runs; "
+                f"use --attention-backend FLASH_ATTN (or one of {', '.join(sorted(BACKENDS - {'FLASH_ATTN'}))})"
+            )
         layers.append(layer)
     return layers
 
@@ -217,11 +224,17 @@ class ObjectReader:
     Attributes:
         positions: int64 [tokens], the positions of the prompt that are read.
 
+    Args:
+        pause: called before an object is opened.
+
     Raises:
         UnusableObjectError: an object that is missing, foreign or damaged.
     """
 
-    def __init__(self, store: Store, target: Target, job: LinkJob, heads: KVHeads, pinned: bool = False) -> None:
+    def __init__(
+        self, store: Store, target: Target, job: LinkJob, heads: KVHeads, pinned: bool = False,
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._target, self._heads, self._memory, self._pinned = target, heads, store.memory, pinned
         self._parts: list[tuple[ObjectFile, slice]] = []  # objects, and which of their tokens are read
         positions = [np.zeros(0, dtype=np.int64)]
@@ -229,6 +242,7 @@ class ObjectReader:
             for span in job.plan.object_spans:
                 start = max(span.start, job.computed)
                 if start < span.end:
+                    pause()
                     part = slice(span.part.start + start - span.start, span.part.stop)
                     self._parts.append((self._open(store, span, job), part))
                     positions.append(np.arange(start, span.end))

@@ -22,7 +22,7 @@ class LinkJob:
 
 @dataclass(frozen=True)
 class CompileJob:
-    """A prompt of sinks and a chunk, to be computed and written to the store."""
+    """A prompt of sinks and a chunk, to be computed and written to the store; with `later`, after all other jobs."""
 
     request_id: str
     tokens: TokenIds  # sinks and chunk
@@ -30,6 +30,7 @@ class CompileJob:
     text: str
     blocks: tuple[int, ...]
     salt: str = field(default="", repr=False)
+    later: bool = False
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,15 @@ CONNECTOR = "pictool.engines.vllm.connector"
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """A prompt whose objects are in the store; `params` link it, None if there is nothing to link."""
+class Prepared:
+    """A prompt whose objects are in the store; `params` link it, None if there is nothing to link.
+
+    `objects` are the source and the key of each document.
+    """
 
     layout: Layout
     params: Mapping[str, Any] | None
+    objects: Sequence[tuple[str, str]] = ()
 
 
 class VllmEngine(Engine):
@@ -115,7 +119,7 @@ class VllmEngine(Engine):
         self.require_supported(spec)
         prompt = self._prepare(spec, on_compile)
         output = self._first_token(prompt.layout, prompt.params, num_logprobs=-1)
-        return _link_result(spec.policy, prompt.layout, output, _logprob_vector(output.outputs[0].logprobs[0]))
+        return _link_result(spec.policy, prompt, output, _logprob_vector(output.outputs[0].logprobs[0]))
 
     def run(
         self, spec: Spec, *, on_text: Callable[[str], None] | None = None, on_compile: OnCompile | None = None,
@@ -133,7 +137,7 @@ class VllmEngine(Engine):
 
     def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
         """Answer specs side by side, in one batch of vLLM's. `decode_s` of an answer is that beside the others."""
-        prepared: dict[int, _Prepared] = {}
+        prepared: dict[int, Prepared] = {}
         for index, spec in enumerate(specs):  # all before the first runs: vLLM may be started again for a longer one
             try:
                 self.require_supported(spec)
@@ -176,7 +180,7 @@ class VllmEngine(Engine):
         }  # fmt: skip
         self._llm = LLM(str(model.directory), **(arguments | self._options))
 
-    def _prepare(self, spec: Spec, on_compile: OnCompile | None) -> _Prepared:
+    def _prepare(self, spec: Spec, on_compile: OnCompile | None) -> Prepared:
         """Resolve and lay out a prompt, and have its objects in the store. Mistakes are found before vLLM starts.
 
         Raises:
@@ -196,7 +200,8 @@ class VllmEngine(Engine):
             self._start(min(self.model.max_positions, longest + spec.max_new_tokens + 2))
             if spec.policy.needs.objects and parts:
                 self._store_objects(objects, on_compile)
-            return _Prepared(layout, link_params(self.model, parts, layout, spec.policy))
+            names = [(part.chunk.source, part.key(self.model)) for part in parts]
+            return Prepared(layout, link_params(self.model, parts, layout, spec.policy), names)
 
     def _table(self, part: Part) -> FixupTable | None:
         """The table of a part's object; None without one, or if it is still to be compiled."""
@@ -277,9 +282,7 @@ class VllmEngine(Engine):
 class _Answering:
     """One request of an engine, and the answer that grows."""
 
-    def __init__(
-        self, engine: VllmEngine, spec: Spec, prompt: _Prepared, on_text: Callable[[str], None] | None
-    ) -> None:
+    def __init__(self, engine: VllmEngine, spec: Spec, prompt: Prepared, on_text: Callable[[str], None] | None) -> None:
         self._engine, self._spec, self._prompt = engine, spec, prompt
         self._show = on_text or (lambda _: None)
         self._stream, self._num_shown = TextStream(engine.model.tokenizer, spec.sampling.stop), 0
@@ -302,7 +305,7 @@ class _Answering:
         generated = Generated(self._stream.text, tuple(last.token_ids), tuple(
             float(entries[token].logprob) for token, entries in zip(last.token_ids, last.logprobs, strict=True)
         ))  # fmt: skip
-        result = _link_result(self._spec.policy, self._prompt.layout, self._output, logprobs)
+        result = _link_result(self._spec.policy, self._prompt, self._output, logprobs)
         decode_s = max(0.0, total_s - result.timing.ttft_s)
         return Answer(generated, result, decode_s, self._engine.model, self._engine.name)
 
@@ -314,11 +317,12 @@ class _Answering:
             return error
 
 
-def _link_result(policy: Policy, layout: Layout, output: Any, logprobs: torch.Tensor | None) -> LinkResult:
+def _link_result(policy: Policy, prompt: Prepared, output: Any, logprobs: torch.Tensor | None) -> LinkResult:
     """What the connector's report and vLLM's metrics say of a link."""
-    report = (output.kv_transfer_params or {}).get(FIELD)
+    report, layout = (output.kv_transfer_params or {}).get(FIELD), prompt.layout
     timing = _timing(report, output.metrics.first_token_latency)
-    return LinkResult(policy, layout, _recomputed(report, layout), timing, 0, logprobs)
+    recomputed = _recomputed(report, layout)
+    return LinkResult(policy, layout, recomputed, timing, 0, logprobs, objects=prompt.objects)
 
 
 def link_params(model: Model, parts: Sequence[Part], layout: Layout, policy: Policy) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from pictool.engines.vllm.request import (
     UnusableObjectError,
 )
 from pictool.engines.vllm.setup import Settings
+from pictool.engines.vllm.threads import Courtesy
 from pictool.errors import InputError, PicError
 from pictool.linker.plan import LinkPlan, Span, make_plan
 from pictool.linker.policies.base import Policy, Prompt
@@ -37,11 +38,16 @@ _log = logging.getLogger("vllm.pictool")
 
 
 class Planner:
-    """Plans the requests of a server: one store, and one model whose weights are not loaded. Thread-safe."""
+    """Plans the requests of a server: one store, and one model whose weights are not loaded. Thread-safe.
+
+    Attributes:
+        courtesy: to the engine, whose steps planning is not to hold.
+    """
 
     def __init__(self, settings: Settings, store: Store, model: Model) -> None:
         self._settings, self._store, self._model = settings, store, model
         self._target = model.target
+        self.courtesy = Courtesy()
         self._models = threading.Lock()  # a second model, and a tokenizer that encodes, are used by one thread
         settings.policy.prepare(model)
         self._index = ContentIndex(store, self._target, settings.min_tokens, self._decode, model.bos_id)
@@ -131,9 +137,9 @@ class Planner:
     def _require_allowed(self, policy: Policy) -> None:
         """A client chooses among the server's policies, and has no directory or name of a hub loaded as a model."""
         name, default, allowed = policy.second_model, self._settings.policy, self._settings.policies
-        if allowed is not None and policy.name not in (default.name, *allowed):
+        if allowed is not None and (others := policy.names - {*default.names, *allowed}):
             raise RequestError(
-                f"policy: {policy.name!r} is not one of this server's: {', '.join((default.name, *allowed))}"
+                f"policy: {min(others)!r} is not one of this server's: {', '.join((default.name, *allowed))}"
             )
         if name and not self._settings.any_model and name != default.second_model:
             raise RequestError(
@@ -149,6 +155,7 @@ class Planner:
         num_tokens = 0  # of all objects, less those that may be missing at their edges
         for ref in objects:
             deadline.check()
+            self.courtesy.pause()
             if ref.key not in keys:
                 keys[ref.key] = full_key(self._store, ref.key, salt, listed)
                 with open_object(self._store, self._target, keys[ref.key], salt) as file:
@@ -179,6 +186,7 @@ class Planner:
         usable: dict[str, bool] = {}
         for key in dict.fromkeys(match.key for match in matches):
             deadline.check()
+            self.courtesy.pause()
             usable[key] = self._is_usable(key, salt)
         return [match for match in matches if usable[match.key]]
 

@@ -3,6 +3,7 @@
 {"pic": {"chunks": [{"key": K, "start": 12}, …], "policy": "legolink-16"}}   objects, and where each one starts
 {"pic": {"keys": [K, …], "policy": {"algo": "legolink", "k": 16}}}           objects to locate in the prompt, in order
 {"pic": {"recognise": true, "codec": "int8"}}                                all stored chunks that are in the prompt
+{"pic": {"chunks": […], "fresh": true}}                                      not from vLLM's cache of an equal link
 {"pic": {"chunks": […], "recognise": true}}                                  both: stored chunks around the named ones
 {"pic": {"compile": {"text": "…", "sinks": 4}}}                              write the prompt's KV to the store
 {"pic": false}                                                               nothing: an ordinary request
@@ -97,26 +98,30 @@ class ObjectRef:
 class LinkRequest:
     """A request to link the prompt. `objects` is None if the chunks in it are to be recognised, those of a codec.
 
-    With objects, `recognises` says whether stored chunks are recognised in the tokens around them.
+    With objects, `recognises` says whether stored chunks are recognised in the tokens around them. With `fresh` it is
+    linked anew, though vLLM's own cache may have an equal link.
     """
 
     policy: Policy
     objects: tuple[ObjectRef, ...] | None
     codec: str | None = None  # None: any
     recognises: bool = False
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
 class CompileRequest:
     """A request to compile the prompt: `sinks` dummy tokens, the tokens of `text`, and one token of padding.
 
-    `secret` is that of the server's own router, which may write objects where clients may not.
+    `secret` is that of the server's own router, which may write objects where clients may not. With `later`, all other
+    work of the engine comes first.
     """
 
     policy: Policy
     text: str
     sinks: int
     secret: str = field(default="", repr=False)
+    later: bool = False
 
 
 def parse_request(
@@ -140,10 +145,21 @@ def parse_request(
         return None
     if not isinstance(fields, Mapping):
         raise RequestError(f"kv_transfer_params: {FIELD} must be an object with chunks, keys or recognise, or false")
-    if unknown := sorted(set(fields) - {*_WAYS, "policy", "codec"}):
+    if unknown := sorted(set(fields) - {*_WAYS, "policy", "codec", "fresh"}):
         raise RequestError(
-            f"kv_transfer_params: {FIELD} has no field {unknown[0]!r}; it has {', '.join(_WAYS)}, policy, codec"
+            f"kv_transfer_params: {FIELD} has no field {unknown[0]!r}; it has {', '.join(_WAYS)}, policy, codec, fresh"
         )
+    fresh = fields.get("fresh", False)
+    if not isinstance(fresh, bool):
+        raise RequestError(f"kv_transfer_params: fresh={fresh!r} must be true or false")
+    parsed = _parse_fields(fields, policy, codec)
+    return replace(parsed, fresh=fresh) if isinstance(parsed, LinkRequest) else parsed
+
+
+def _parse_fields(
+    fields: Mapping[str, object], policy: Policy, codec: str | None
+) -> LinkRequest | CompileRequest | None:
+    """What the fields of `pic` ask for. Raises RequestError."""
     ways = [way for way in _WAYS if way in fields]
     recognises = len(ways) == 2 and "recognise" in ways and "compile" not in ways  # beside named objects
     if len(ways) != 1 and not recognises:
@@ -210,12 +226,14 @@ def _parse_way(way: str, value: object, policy: Policy, codec: str | None) -> Li
 
 
 def _parse_compile(value: object, policy: Policy) -> CompileRequest:
-    if not isinstance(value, Mapping) or set(value) - {"secret"} != {"text", "sinks"}:
+    if not isinstance(value, Mapping) or set(value) - {"secret", "later"} != {"text", "sinks"}:
         raise RequestError("kv_transfer_params: compile must be an object with text and sinks")
-    secret = value.get("secret", "")
-    if not isinstance(value["text"], str) or not _is_count(value["sinks"]) or not isinstance(secret, str):
+    secret, later = value.get("secret", ""), value.get("later", False)
+    if not (isinstance(value["text"], str) and _is_count(value["sinks"]) and isinstance(secret, str)) or (
+        not isinstance(later, bool)
+    ):
         raise RequestError("kv_transfer_params: compile takes a text, and sinks of 0 or more")
-    return CompileRequest(policy, value["text"], value["sinks"], secret)
+    return CompileRequest(policy, value["text"], value["sinks"], secret, later)
 
 
 def _parse_object(way: str, value: object) -> ObjectRef:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pictool.core import RowMask, TokenIds
+from pictool.core import RowMask
 from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
 from pictool.engines.vllm.planning import Planner
 from pictool.engines.vllm.plugin import is_router
@@ -94,6 +94,7 @@ class _Link:
     deadline: Deadline | None  # until when it must be planned
     report: Report
     started: float
+    is_fresh: bool = False  # nothing of it comes from vLLM's own cache
     planned: _Planned | None = None  # once it has the salt of its plan
     num_external: int = 0  # tokens that its job loads or computes
     is_loaded: bool = False
@@ -115,8 +116,8 @@ class SchedulerSide:
     """The connector in the scheduler's process.
 
     Requests are planned in threads: whatever clients ask for, no step of the scheduler waits for all of it longer than
-    `PLAN_WAIT_S`. An exception, whatever it is, makes its request an ordinary one, and so does a plan that is not made
-    in time.
+    `PLAN_WAIT_S`, and one after a step that had other work not at all. An exception, whatever it is, makes its request
+    an ordinary one, and so does a plan that is not made in time.
     """
 
     def __init__(self, planner: Planner, settings: Settings) -> None:
@@ -128,6 +129,7 @@ class SchedulerSide:
         self._jobs: list[Job] = []
         self._threads = ThreadPoolExecutor(_THREADS, "pic-plan")
         self._threads_for_many = ThreadPoolExecutor(_THREADS_FOR_MANY, "pic-plan-many")
+        self._courtesy = planner.courtesy
         self._patience_s = PLAN_WAIT_S  # that is left of this step's
 
     def add_request(self, request: Request) -> None:
@@ -173,9 +175,10 @@ class SchedulerSide:
         except Exception as error:  # vLLM waits for an outcome from here on
             self._jobs.append(FailedJob(request.request_id, Problem.of(error)))
 
-    def take_jobs(self) -> list[Job]:
-        """The jobs of this step, which is over."""
-        self._patience_s = PLAN_WAIT_S
+    def take_jobs(self, is_idle: bool = True) -> list[Job]:
+        """The jobs of this step, which is over. After one that has other work, the next waits for no plan."""
+        self._courtesy.note(is_idle)
+        self._patience_s = PLAN_WAIT_S if is_idle else 0.0
         jobs, self._jobs = self._jobs, []
         return jobs
 
@@ -211,13 +214,13 @@ class SchedulerSide:
         self._planner.close()
 
     def _add_link(self, request: Request, parsed: LinkRequest, client_salt: str) -> None:
-        tokens = np.asarray(request.prompt_token_ids, dtype=np.int32)
+        tokens = request.prompt_token_ids or []
         deadline = Deadline.after(self._settings.plan_s)
         threads = self._threads_for_many if len(parsed.objects or ()) > _MANY else self._threads
         planning = threads.submit(self._plan, parsed, tokens, client_salt, deadline)
         limit = None if parsed.policy.needs.runs_model else deadline  # a second model takes the time that it takes
         report, own_salt = Report(label_of(parsed.policy)), request.cache_salt
-        link = _Link(request, client_salt, own_salt, planning, limit, report, time.perf_counter())
+        link = _Link(request, client_salt, own_salt, planning, limit, report, time.perf_counter(), parsed.fresh)
         self._links[request.request_id] = link
         if self._is_done(planning):
             self._take_plan(link)
@@ -235,9 +238,9 @@ class SchedulerSide:
             deadline.check()
         return is_done
 
-    def _plan(self, parsed: LinkRequest, tokens: TokenIds, salt: str, deadline: Deadline) -> _Planned | None:
+    def _plan(self, parsed: LinkRequest, tokens: Sequence[int], salt: str, deadline: Deadline) -> _Planned | None:
         """In a thread: the plan and its rows; None if nothing was recognised."""
-        plan = self._planner.plan(parsed, tokens, salt, deadline)
+        plan = self._planner.plan(parsed, np.asarray(tokens, dtype=np.int32), salt, deadline)
         return None if plan is None else _Planned(plan, self._planner.select(plan))
 
     def _take_plan(self, link: _Link) -> None:
@@ -251,7 +254,8 @@ class SchedulerSide:
         _count_documents(report, planned)
         report.timing["select_s"] = time.perf_counter() - link.started
         table_rows = planned.rows if plan.policy.needs.tables else None
-        _set_salt(link.request, self._salter.salt_of(plan, link.client_salt, table_rows))
+        salt = self._salter.salt_of(plan, link.client_salt, table_rows)
+        _set_salt(link.request, self._salter.unique() if link.is_fresh else salt)
         link.planned = planned
 
     def _num_to_link(self, link: _Link, num_computed: int) -> int | None:
@@ -280,7 +284,7 @@ class SchedulerSide:
         if name in self._compiles:
             parsed, salt = self._compiles[name].parsed, self._compiles[name].salt
             tokens = np.asarray(request.prompt_token_ids[:-1], dtype=np.int32)
-            return CompileJob(name, tokens, parsed.sinks, parsed.text, tuple(blocks), salt)
+            return CompileJob(name, tokens, parsed.sinks, parsed.text, tuple(blocks), salt, parsed.later)
         link = self._links[name]
         assert link.planned is not None
         link.num_external = num_external

@@ -19,6 +19,7 @@ from pictool.core import Sampling, Target
 from pictool.engines.vllm.online import LIKELY, OnlineEngine, coarse_kl, generate
 from pictool.engines.vllm.request import FIELD
 from pictool.engines.vllm.setup import Settings, load_target_model, parse_settings
+from pictool.errors import InputError
 from pictool.runtime.model import Model
 from pictool.store.store import Store
 
@@ -104,14 +105,20 @@ class Serving:
     Args:
         client: its engine client. state: that of its application, whose chat and completion handlers are made to be
             heard.
+
+    Raises:
+        InputError: an option of vLLM's replaced PicConnector.
     """
 
     def __init__(self, client: Any, state: Any) -> None:
         self.client, config = client, client.vllm_config
+        if config.kv_transfer_config.kv_connector != "PicConnector":
+            raise InputError("--kv-offloading-size puts another connector in the place of PicConnector; leave it out")
         self.settings: Settings = parse_settings(config.kv_transfer_config.kv_connector_extra_config)
         self.model: Model = load_target_model(config, self.settings)
         self.names: list[str] = [path.name for path in state.openai_serving_models.base_model_paths]
         self.max_model_len: int = client.model_config.max_model_len
+        self.max_num_seqs: int = config.scheduler_config.max_num_seqs
         for name in ("openai_serving_chat", "openai_serving_completion"):
             handler = copy(getattr(state, name))
             handler.engine_client = _HeardClient(client)

@@ -23,7 +23,7 @@ from pictool.engines.vllm.loading import Loading
 from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
 from pictool.engines.vllm.pace import Clock, Deadline, Pace, PieceSize
 from pictool.engines.vllm.request import Problem
-from pictool.engines.vllm.threads import background_threads
+from pictool.engines.vllm.threads import Courtesy, background_threads
 from pictool.errors import PicError
 from pictool.runtime.model import Model
 from pictool.runtime.tensors import to_bytes
@@ -32,6 +32,7 @@ from pictool.store.store import Store
 
 THREADS = 4  # that read objects and write compiled ones, at most
 FIRST_BYTES, FIRST_ROWS = 1 << 20, 16  # of the first piece that is copied, and of a forward
+LATER_SHARE = 0.25  # of a step's time, for what nobody waits for
 _log = logging.getLogger("vllm.pictool")
 
 
@@ -126,11 +127,13 @@ class WorkerSide:
         self._forward, self._store, self._model, self._budget = forward, store, model, budget
         self._clock = Clock(forward.model.device)
         self._pace, self._copy_size = Pace(budget.step_s), PieceSize(FIRST_BYTES)
+        self._courtesy = Courtesy()
         self._threads = background_threads(THREADS, "pic-read")
         self._loading: dict[str, Loading] = {}  # by request id
         self._short: deque[_Computing] = deque()  # rows of static policies
         self._long: deque[_Computing] = deque()  # of those that narrow them, and of what is compiled
         self._turns = deque([self._short, self._long])
+        self._later: deque[_Computing] = deque()  # of what is compiled and nobody waits for
         self._writing: dict[str, Future[None]] = {}
 
     def step(self, jobs: Sequence[Job], target: Target, is_idle: bool) -> dict[str, Outcome]:
@@ -143,14 +146,16 @@ class WorkerSide:
             is_idle: the step has no other work: nobody waits for its end.
         """
         deadline = self._pace.begin(is_idle)
+        self._courtesy.note(is_idle)
         outcomes = {job.request_id: Outcome(job.problem) for job in jobs if isinstance(job, FailedJob)}
         self._loading |= {job.request_id: self._start(job, target) for job in jobs if isinstance(job, LinkJob)}
         has_copied = self._copy(deadline.half() if self._short or self._long else deadline, is_idle)
         outcomes |= self._take_loaded()
         for job in jobs:
             if isinstance(job, CompileJob):
-                self._long.append(_Computing({job.request_id: Outcome()}, self._compile(job, target)))
-        outcomes |= self._compute(deadline, has_copied)
+                queue = self._later if job.later else self._long
+                queue.append(_Computing({job.request_id: Outcome()}, self._compile(job, target)))
+        outcomes |= self._compute(deadline, has_copied, is_idle)
         outcomes |= self._take_written(deadline.left_s if is_idle else 0.0)
         self._pace.end(is_idle)
         return outcomes
@@ -166,6 +171,7 @@ class WorkerSide:
     def _start(self, job: LinkJob, target: Target) -> Loading:
         model = self._forward.model
         reader = partial(ObjectReader, self._store, target, job, model.rank.heads, model.device.type == "cuda")
+        reader = partial(reader, pause=self._courtesy.pause)
         checked = job.plan.policy.check_layers(len(model.layers)) if job.rows is None else ()
         return Loading(job, self._threads, reader, checked)
 
@@ -178,7 +184,7 @@ class WorkerSide:
         has_copied = False
         for loading in self._loading.values():
             while loading.loaded is None and loading.problem is None:
-                if not loading.is_readable and is_idle and not (self._short or self._long):
+                if not loading.is_readable and is_idle and not (self._short or self._long or self._later):
                     loading.wait(max(0.0, deadline.left_s))
                 if not loading.is_readable or max_bytes <= 0 or (has_copied and deadline.is_near):
                     break
@@ -224,20 +230,23 @@ class WorkerSide:
 
     # Computing
 
-    def _compute(self, deadline: Deadline, has_copied: bool) -> dict[str, Outcome]:
+    def _compute(self, deadline: Deadline, has_copied: bool, is_idle: bool) -> dict[str, Outcome]:
         """Go on with what is being computed while there is time; returns the outcomes.
 
-        The two queues take turns to be first, so that no long pass holds the short ones. The first rank decides how
-        many rows the next piece has, and when the step has done enough.
+        The two queues take turns to be first, so that no long pass holds the short ones. What nobody waits for comes
+        after them; in a step that has other work it gets one piece, if they get none, of a part of the time. The first
+        rank decides how many rows the next piece has, and when the step has done enough.
         """
         rank, outcomes = self._forward.model.rank, dict[str, Outcome]()
         left, has_begun = self._budget.max_rows * len(self._forward.model.layers), has_copied
         self._turns.rotate()
-        for queue in self._turns:
+        for queue in (*self._turns, self._later):
+            yields = queue is self._later and not is_idle
             while queue:
                 current = queue[0]
-                is_enough = current.is_over or left <= 0 or (has_begun and deadline.is_near)
-                rows = 0 if is_enough else min(left, current.next_rows(deadline.left_s))
+                is_enough = current.is_over or left <= 0 or (has_begun and (yields or deadline.is_near))
+                left_s = deadline.left_s * (LATER_SHARE if yields else 1)
+                rows = 0 if is_enough else min(left, current.next_rows(left_s))
                 rows, has_failed = rank.follow_first(rows, current.problem is not None)
                 if has_failed or current.is_over:
                     queue.popleft()

@@ -130,6 +130,11 @@ class Policy(ABC):
         return asdict(self)
 
     @property
+    def names(self) -> frozenset[str]:
+        """Its name, and those of the policies that it is made of."""
+        return frozenset({self.name})
+
+    @property
     def needs(self) -> Needs:
         return Needs()
 

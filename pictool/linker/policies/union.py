@@ -86,6 +86,10 @@ class Union(Policy):
         return tuple(part.with_default_model(self.spec_model) if self.spec_model else part for part in parts)
 
     @property
+    def names(self) -> frozenset[str]:
+        return frozenset({self.name, *(part.name for part in self.policies)})
+
+    @property
     def needs(self) -> Needs:
         needs = [part.needs for part in self.policies]
         return Needs(

@@ -16,6 +16,7 @@ from pictool.engines.vllm import scheduler
 from pictool.engines.vllm.request import LinkRequest
 from pictool.engines.vllm.scheduler import Salter, SchedulerSide
 from pictool.engines.vllm.setup import parse_settings
+from pictool.engines.vllm.threads import Courtesy
 from pictool.linker.plan import make_plan
 from pictool.linker.policies import make_policy
 
@@ -70,7 +71,14 @@ class Asked:
         self.block_hashes.append(b"")
 
 
-class Broken:
+class Planning:
+    """A planner of a test's own."""
+
+    def __init__(self) -> None:
+        self.courtesy = Courtesy()
+
+
+class Broken(Planning):
     """A planner that meets what nobody foresaw."""
 
     def plan(self, *_: object) -> None:
@@ -92,10 +100,11 @@ def test_an_error_makes_its_request_exact_and_ends_nothing(params: object) -> No
     assert "a path of the server's" not in report["pic"]["problem"]
 
 
-class Slow:
+class Slow(Planning):
     """A planner that makes no plan until it is released, but for requests of few objects: in those it finds nothing."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.released, self.num_planned = threading.Event(), 0
 
     def plan(self, parsed: LinkRequest, *_: object) -> None:
@@ -156,6 +165,10 @@ def test_a_step_waits_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> Non
             assert side.num_matched_tokens(request, 0) is None
         side.take_jobs()
         assert sum(waits) == pytest.approx(scheduler.PLAN_WAIT_S)
+    side.take_jobs(is_idle=False)
+    waits.clear()
+    side.add_request(asked(9, 2))
+    assert waits == [0], "a step that has other work waits for no plan"
     side.shutdown()
 
 

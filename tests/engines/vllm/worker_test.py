@@ -24,7 +24,7 @@ from pictool.engines.vllm.messages import LinkJob, Outcome
 from pictool.engines.vllm.planning import Planner
 from pictool.engines.vllm.request import LinkRequest, ObjectRef, Problem
 from pictool.engines.vllm.setup import parse_settings
-from pictool.engines.vllm.worker import Budget, WorkerSide
+from pictool.engines.vllm.worker import Budget, WorkerSide, _Computing
 from pictool.linker.plan import LinkPlan
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model
@@ -277,3 +277,28 @@ def test_threads_that_read_yield_to_the_engine(model: Model, store: Store, monke
     monkeypatch.setattr("pictool.engines.vllm.worker.background_threads", lambda most, name: names.append(name))
     start(model, store, Budget(1, 1))
     assert names == ["pic-read"]
+
+
+def test_what_nobody_waits_for_comes_after_all_links_one_piece_a_step(
+    model: Model, store: Store, plan: LinkPlan
+) -> None:
+    side, forward = start(model, store, Budget(10**9, 10**6, 10.0))
+    forward.num_rows, later = 40, list[int]()
+
+    def work() -> Work[Sequence[float]]:
+        for _ in range(30):
+            later.append((yield Piece("later", 50)))
+        return [0.0]
+
+    side._later.append(_Computing({"later": Outcome()}, work()))
+    outcomes, jobs = dict[str, Outcome](), [job_of(plan)]
+    while "later" not in outcomes:
+        done = len(forward.written) + len(forward.pieces), len(later)
+        is_idle = len(later) > 10
+        outcomes |= side.step(jobs, model.target, is_idle)
+        jobs = []
+        of_links, of_later = len(forward.written) + len(forward.pieces) - done[0], len(later) - done[1]
+        assert not (of_links and of_later) and (is_idle or of_later <= 1)
+        time.sleep(1e-4)
+    side.shutdown()
+    assert outcomes["a"].problem is None and outcomes["later"].problem is None and len(later) == 30

@@ -1,0 +1,170 @@
+"""`pic link --batch`: the requests of a file, a line each, answered by one process; a share of them verified."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pictool.commands.engine import find_engine
+from pictool.commands.errors import UsageError
+from pictool.commands.outputs import print_json
+from pictool.commands.progress import answers_bar
+from pictool.commands.request import LinkScript, RequestOptions, beside, make_spec
+from pictool.commands.resources import open_model, open_store
+from pictool.commands.settings import Settings
+from pictool.commands.verbosity import note
+from pictool.errors import InputError, PicError
+
+if TYPE_CHECKING:
+    from pictool.engines.base import Answer, Comparison, Engine
+    from pictool.engines.verify import Canary
+    from pictool.eval.datasets.records import Record
+    from pictool.linker.spec import Spec
+
+_KEYS = ("id", "documents", "query", "head", "max_new_tokens")
+_UNUSED = ("answers", "kind")  # of files that pic eval reads too
+_OF_ONE = ("query", "script", "documents")  # options of a single request
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """A line of the file. `digest` is that of the line and of what the command line says of all."""
+
+    line: int
+    id: str
+    digest: str
+    spec: Spec
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the command line asks for. `max_kl`: of the verified answers in the mean; None: it is only reported."""
+
+    path: Path
+    output: Path | None
+    canary: Canary
+    max_kl: float | None
+    as_json: bool
+
+
+def run_batch(batch: Batch, request: RequestOptions, settings: Settings, engine: str | None) -> None:
+    """Answer every request of the file; those that fail are told at the end.
+
+    Raises:
+        UsageError: options of one request. InputError: an unusable file; requests that failed; drift above `max_kl`.
+    """
+    from pictool.engines.verify import Drift
+    from pictool.spans.bulk import AnswerFile
+
+    check_batch(batch, request, settings)
+    requests = read_batch(batch.path, request, settings)
+    engine_type = find_engine(engine, {})
+    answers = None if batch.output is None else AnswerFile(batch.output, requests)
+    results: dict[int, Mapping[str, Any]] = dict(answers.answered) if answers is not None else {}
+    waiting = [each for each in requests if each.line not in results]
+    model, store = open_model(settings), open_store(settings)
+    with answers_bar(batch.path.name) as show, engine_type(model, store) as running:
+        show(len(results), len(requests))
+        for each, outcome in answer_each(running, waiting, batch.canary):
+            results[each.line] = {"id": each.id, **outcome_report(outcome)}
+            if answers is not None:
+                answers.append(each, results[each.line])
+            show(len(results), len(requests))
+    store.drain()
+    ordered = [results[line] for line in sorted(results)]
+    drift = Drift.of(len(ordered), compared_of(ordered))
+    if batch.as_json:
+        print_json({"answers": ordered, "drift": drift.report()})
+    elif batch.output is None:
+        for result in ordered:
+            print(json.dumps({"id": result["id"], "answer": result.get("answer")}, ensure_ascii=False))
+    if batch.canary.share:
+        note(str(drift))
+    raise_failures(batch, results, drift.kl_mean)
+
+
+def check_batch(batch: Batch, request: RequestOptions, settings: Settings) -> None:
+    """Refuse what is of one request."""
+    for name in _OF_ONE:
+        if getattr(request, name):
+            raise UsageError(f"--batch: the file has the {name} of each request; leave the other out")
+    if len(request.algos) > 1:
+        raise UsageError("--batch: takes one policy; pic eval compares several")
+    if request.ratio == "auto":
+        raise UsageError("--batch: name a ratio; auto is measured for one request")
+    if settings.server:
+        raise UsageError("--batch: links in this process; leave --server out (--server '')")
+
+
+def read_batch(path: Path, request: RequestOptions, settings: Settings) -> list[BatchRequest]:
+    """The requests of a file. Raises InputError, which names the line and the key."""
+    from pictool.eval.datasets.records import read_records
+
+    common = repr(replace(request, documents=[])) + repr(settings.head) + repr(settings.algo)
+    return [_request_of(record, request, settings, common) for record in read_records(path)]
+
+
+def _request_of(record: Record, request: RequestOptions, settings: Settings, common: str) -> BatchRequest:
+    from pictool.core import Text
+
+    if unknown := [key for key in record.values if key not in (*_KEYS, *_UNUSED)]:
+        raise record.error(f"unknown key {', '.join(unknown)[:200]}; known are {', '.join(_KEYS)}")
+    documents: list[str | Text] = []
+    for name, value in record.items("documents"):
+        if isinstance(value, dict):
+            documents.append(Text(record.inner(name, value).text("text"), f"{record.place}: {name}"))
+        elif isinstance(value, str) and value:
+            documents.append(beside(record.path, value))
+        else:
+            raise record.key_error(name, 'must be a path, a key, or {"text": …}')
+    most = record.whole_number_or_none("max_new_tokens")
+    own = replace(
+        request, query=record.text("query"), head=record.text_or_none("head") or request.head,
+        max_new_tokens=most or request.max_new_tokens,
+    )  # fmt: skip
+    spec = replace(make_spec(own, settings, LinkScript()), documents=documents)
+    text = json.dumps(record.values, sort_keys=True)
+    return BatchRequest(record.number, record.id("id"), sha256((text + common).encode()).hexdigest(), spec)
+
+
+def answer_each(
+    engine: Engine, requests: Sequence[BatchRequest], canary: Canary
+) -> Iterator[tuple[BatchRequest, Answer | PicError]]:
+    """Answer requests: those that are verified one after the other, the others as the engine likes."""
+    picked = [each for each in requests if canary.picks(each.digest)]
+    others = [each for each in requests if not canary.picks(each.digest)]
+    for each in picked:
+        try:
+            yield each, engine.answer(each.spec, compare=True)
+        except PicError as error:
+            yield each, error
+    for index, outcome in engine.answer_all([each.spec for each in others]):
+        yield others[index], outcome
+
+
+def outcome_report(outcome: Answer | PicError) -> dict[str, Any]:
+    return {"error": str(outcome)} if isinstance(outcome, PicError) else outcome.report()
+
+
+def compared_of(results: Sequence[Mapping[str, Any]]) -> list[Comparison]:
+    """The comparisons of the answers that were verified."""
+    from pictool.engines.base import Comparison
+
+    return [Comparison(**result["compare"]) for result in results if result.get("compare")]
+
+
+def raise_failures(batch: Batch, results: Mapping[int, Mapping[str, Any]], kl: float | None) -> None:
+    """Raise InputError for requests that failed, or answers that are too far from those of full recompute."""
+    failed = [line for line, result in sorted(results.items()) if "error" in result]
+    if failed:
+        first = results[failed[0]]["error"]
+        raise InputError(f"{batch.path}: {len(failed)} of {len(results)} requests failed; request {failed[0]}: {first}")
+    if batch.max_kl is not None and kl is not None and kl > batch.max_kl:
+        raise InputError(
+            f"{batch.path}: the verified answers have a KL of {kl:.3g} to full recompute, above --max-kl "
+            f"{batch.max_kl:g}; take a policy with more rows (pic tune)"
+        )

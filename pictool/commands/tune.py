@@ -1,0 +1,264 @@
+"""`pic tune`: the cheapest policy that meets a target on your model and documents, written to `pic.yaml`."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+from pictool.commands.errors import UsageError, of_command_line
+from pictool.commands.options import (
+    COMPILING,
+    DATASET,
+    POLICY,
+    SALT,
+    SPECS,
+    ChunkOption,
+    JsonOption,
+    PlotOption,
+    argument,
+    command,
+    make_app,
+    option,
+)
+from pictool.commands.outputs import output_path, print_json
+from pictool.commands.progress import answers_bar
+from pictool.commands.resources import open_model, open_store
+from pictool.commands.settings import FILE, Settings, find_file
+from pictool.commands.settings_file import write_setting
+from pictool.commands.verbosity import note
+from pictool.commands.words import count
+from pictool.errors import InputError
+
+if TYPE_CHECKING:
+    from pictool.eval.cases import SpecOptions
+    from pictool.runtime.model import Model
+    from pictool.store.store import Store
+    from pictool.tuning.questions import Questions
+    from pictool.tuning.tune import Target, Tuned
+
+DEFAULT_KL = 0.05
+COSTS = ("rows", "ttft")
+PICTURES = (".svg", ".png")
+LEGEND = (
+    "meets, fails: shown at {level:.0%}, for all policies together. open: not clear yet; blocked: one with more\n"
+    "rows of its kind fails. rows: share of the context. TTFT: median, ms. same: answers that are full's."
+)
+
+app = make_app()
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """The options of `pic tune`; None where the user said nothing."""
+
+    documents: Annotated[list[str], argument("DOCUMENT", "Text files that prompts are made of.")] = field(
+        default_factory=list
+    )
+    questions: Annotated[
+        Optional[str],
+        option("--questions", "FILE", "Lines of query and perhaps answers; or a dataset of pic eval.", DATASET),
+    ] = None
+    limit: Annotated[int, option("--limit", "N", "Questions at most (1000).", DATASET, min=1)] = 1000
+    per_prompt: Annotated[
+        int, option("--per-prompt", "N", "Documents of a prompt, where questions are made (8).", DATASET, min=1)
+    ] = 8
+    seed: Annotated[int, option("--seed", "N", "Of what is drawn at random (0).", DATASET, min=0)] = 0
+    target_kl: Annotated[
+        Optional[float], option("--target-kl", "NATS", "KL of the first token to full, in the mean (0.05).", min=0)
+    ] = None
+    target_loss: Annotated[
+        Optional[str], option("--target-loss", "SHARE", "Share of full's score that may be lost, as 1%.")
+    ] = None
+    by: Annotated[str, option("--by", "COST", "What is cheap: rows (default) or ttft.")] = "rows"
+    algo: Annotated[list[str], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = field(default_factory=list)
+    jobs: Annotated[int, option("--jobs", "N", "Processes, of one thread each (1).", min=1)] = 1
+    dry_run: Annotated[bool, option("-n, --dry-run", None, "Write nothing.")] = False
+    chunk_tokens: ChunkOption = None
+    codec: Annotated[
+        Optional[str], option("--codec", "NAME", "How KV is kept (none); a wrong name lists all.", COMPILING)
+    ] = None
+    plot: PlotOption = None
+    as_json: JsonOption = False
+
+
+@command(app, "tune", "model", "device", "dtype", "store", "remote", *SALT)
+def run_tune(options: TuneOptions, settings: Settings) -> None:
+    """Find the cheapest policy that meets a target. It is written to pic.yaml.
+
+    \b
+      pic tune docs/*.txt --questions questions.jsonl --target-kl 0.05
+      pic tune docs/*.txt --target-loss 1% --plot frontier.svg
+    """
+    from pictool.eval.algorithms import parse_algorithms
+    from pictool.tuning.tune import DEFAULT_POLICIES, Tuned, tune
+
+    target = target_of(options)
+    check_options(options)
+    with of_command_line():
+        algorithms = parse_algorithms(options.algo or DEFAULT_POLICIES)
+    if any(algorithm.method is not None for algorithm in algorithms):
+        raise UsageError("--algo: only policies can be tuned; mapreduce and maprerank are none")
+    store, model = open_store(settings), open_model(settings)
+    questions = make_questions(model, store, options)
+    spec_options = make_spec_options(options, settings)
+    rounds = list[Tuned]()
+    try:
+        with answers_bar(f"{count(questions.num_units, 'question')}, {model.name}") as bar:
+            tuned = tune(
+                model, store, questions, algorithms, target, options.by, options.jobs, spec_options,
+                on_progress=bar, on_note=note, on_round=rounds.append,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        note("stopped; nothing is written, and the same command goes on from here")
+        if rounds:
+            show(rounds[-1], model, options)
+        raise
+    show(tuned, model, options)
+    finish(tuned, options)
+
+
+def target_of(options: TuneOptions) -> Target:
+    """What the user wants. Raises UsageError: both targets, or no share."""
+    from pictool.tuning.tune import Target
+
+    if options.target_loss is None:
+        limit = DEFAULT_KL if options.target_kl is None else options.target_kl
+        if not limit > 0:
+            raise UsageError("--target-kl: must be above 0; at 0 only full and prefix do")
+        return Target("kl", limit)
+    if options.target_kl is not None:
+        raise UsageError("--target-kl and --target-loss: name one of the two")
+    text = options.target_loss
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise UsageError(f"--target-loss {text}: must be a share above 0 and below 1, as 1% or 0.01")
+    return Target("loss", share)
+
+
+def check_options(options: TuneOptions) -> None:
+    """Refuse what makes no sense, and outputs that cannot be written, before the long run."""
+    from pictool.eval import require_extra
+
+    require_extra()
+    if options.by not in COSTS:
+        raise UsageError(f"--by {options.by}: must be one of {', '.join(COSTS)}")
+    if not options.documents and options.questions is None:
+        raise UsageError("nothing to tune on; name documents, or questions with --questions")
+    if options.plot is None:
+        return
+    if Path(options.plot).suffix not in PICTURES:
+        raise UsageError(f"--plot {options.plot}: must end in {' or '.join(PICTURES)}; both are written")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("--plot: needs matplotlib; install pictool[plot], or leave --plot out")
+    for suffix in PICTURES:
+        output_path("--plot", str(Path(options.plot).with_suffix(suffix)), options.documents)
+
+
+def make_spec_options(options: TuneOptions, settings: Settings) -> SpecOptions:
+    """How questions become prompts: as `pic link` makes them, but for continuations, which have no template."""
+    from pictool.eval.cases import SpecOptions
+
+    is_given, cuts_here = options.questions is not None, not options.documents
+    return SpecOptions(
+        head=settings.head,
+        query_template=settings.query_template if is_given else None,
+        codec=options.codec or "none",
+        chunk_tokens=options.chunk_tokens if is_given and cuts_here else None,
+    )
+
+
+def make_questions(model: Model, store: Store, options: TuneOptions) -> Questions:
+    """The user's questions; else what the model writes, or what it is to continue."""
+    from pictool.tuning.questions import continued, questions_of_file, read_documents, written
+
+    texts = read_documents(model, options.documents, options.chunk_tokens)
+    if options.questions is not None:
+        return questions_of_file(options.questions, texts, options.limit, options.seed)
+    if model.tokenizer.chat_template:
+        with answers_bar(f"questions about {count(len(texts), 'document')}, {model.name}") as bar:
+            return written(model, store, texts, options.per_prompt, options.limit, options.seed, bar)
+    note("no --questions, and the model has no chat template: passages of the documents are to be continued")
+    return continued(model, texts, options.per_prompt, options.limit, options.seed)
+
+
+def show(tuned: Tuned, model: Model, options: TuneOptions) -> None:
+    """Print what is known, where the caller wants it, and draw it."""
+    if options.plot is not None:
+        from pictool.tuning.plot import write_frontier
+
+        title = f"{model.name}, {count(tuned.units, 'question')}"
+        note(f"wrote {' and '.join(map(str, write_frontier(tuned, title, Path(options.plot))))}")
+    if options.as_json:
+        print_json(tuned.report())
+    else:
+        print_tuned(tuned, model)
+
+
+def print_tuned(tuned: Tuned, model: Model) -> None:
+    """The frontier as a table, and what it says of answers."""
+    from pictool.commands.eval import ms, number, percent
+    from pictool.commands.terminal import LabelledTable, open_screen
+
+    console, target = open_screen(), tuned.target
+    goal = f"KL {target.limit:g}" if target.measure == "kl" else f"loss {target.limit:.3g}"
+    console.print(
+        f"{tuned.units} of {count(tuned.available, 'question')} ({tuned.questions}); {model.name}, {model.dtype} on "
+        f"{model.device}; target: {goal}", soft_wrap=True,
+    )  # fmt: skip
+    table = LabelledTable(["policy", "rows", "KL", goal.split()[0] + " at most", "lost", "same", "TTFT", "n", ""])
+    for line in sorted(tuned.lines, key=lambda line: line.rows):
+        has_answers = not tuned.no_answers
+        table.add_row(
+            line.label, percent(line.rows), number(line.kl), number(line.finding.high),
+            f"{line.loss:+.3f}" if has_answers else "-", percent(line.same_answer) if has_answers else "-",
+            ms(line.ttft_s), str(line.finding.units), str(line.finding.status),
+        )  # fmt: skip
+    table.add_row("full", "100%", "0", "0", "0", "100%", ms(tuned.full_ttft_s), str(tuned.units), "meets")
+    console.print()
+    console.print(table)
+    console.print(f"\n{LEGEND.format(level=1 - tuned.level)}")
+    if tuned.no_answers:
+        console.print(f"No claim on answers is possible: {tuned.no_answers}.", soft_wrap=True)
+
+
+def finish(tuned: Tuned, options: TuneOptions) -> None:
+    """Write the policy, or say why there is none.
+
+    Raises:
+        InputError: too few questions to say, or no claim is possible.
+    """
+    from pictool.tuning.tune import Outcome
+
+    if tuned.outcome is Outcome.NO_CLAIM:
+        raise InputError(
+            f"no claim on answers is possible: {tuned.no_answers}; nothing is written. --target-kl asks for less"
+        )
+    if tuned.outcome is Outcome.UNCLEAR:
+        raise InputError(f"{unclear(tuned)}; nothing is written")
+    assert tuned.chosen is not None
+    if tuned.outcome is Outcome.ONLY_FULL:
+        note("no policy but full meets the target")
+    else:
+        cost = "computes the fewest rows" if tuned.by == "rows" else "is the soonest with the first token"
+        others = [line.label for line in tuned.lines if line.finding.status == "open"]
+        more = f"; not clear yet: {', '.join(others)}" if others else ""
+        note(f"{tuned.chosen} {cost} of those that meet the target{more}")
+    if options.dry_run:
+        return
+    path = find_file() or Path(FILE)
+    write_setting(path, "algo", tuned.chosen)
+    note(f"wrote algo: {tuned.chosen} to {path}")
+
+
+def unclear(tuned: Tuned) -> str:
+    """Why nothing is known, and how many questions it may take."""
+    needed = [line.finding.needed for line in tuned.lines if line.finding.needed is not None]
+    text = f"{count(tuned.units, 'question')} are too few to say which policy meets the target"
+    if needed:
+        return f"{text}; about {min(needed)} may do, if they are as these (--limit, or more documents)"
+    return f"{text}, and none looks as if it did"

@@ -1,0 +1,122 @@
+"""Places in an engine that batches: so many requests run, the others wait in a bounded queue that is fair."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from pictool.serve.errors import queue_full
+from pictool.serve.turns import FairQueue, QueueFullError
+
+
+class Place:
+    """What a request holds while it runs, or waits to. `size` is how many answers it asks for at once."""
+
+    def __init__(self, places: Places, tenant: str, size: int) -> None:
+        self.tenant, self.size = tenant, size
+        self._places, self._is_held = places, True
+        self._given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> None:
+        """Until it is given. Raises QueueFullError if another tenant's request takes its turn."""
+        await self._given
+
+    def give(self, error: BaseException | None = None) -> None:
+        """It is given, or lost."""
+        if self._given.done():  # whoever waited went away
+            return
+        if error is None:
+            self._given.set_result(None)
+        else:
+            self._given.set_exception(error)
+
+    def release(self) -> None:
+        """The request is over, or does not want it any more. May be called twice."""
+        if self._is_held:
+            self._is_held = False
+            self._places.end(self)
+
+
+class Places:
+    """The places of one event loop.
+
+    Requests run while their answers are fewer than `most`: the next one is begun once there are fewer, so that the last
+    may go beyond by its own answers. Who is next, and who loses a turn where `limit` wait, is the queue's rule.
+
+    Attributes:
+        num_waiting, num_active: requests.
+    """
+
+    def __init__(self, limit: int, most: int) -> None:
+        self._queue, self._most = FairQueue[Place](limit), most
+        self._running = Counter[str]()  # answers by tenant
+        self._active: set[Place] = set()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
+    async def take(self, tenant: str, size: int = 1) -> Place:
+        """Wait for a place.
+
+        Raises:
+            ApiError: 429, at once or while it waits: there is no room in the queue.
+        """
+        place = Place(self, tenant, size)
+        try:
+            self._admit(place)
+            await place.wait()
+        except QueueFullError as error:
+            raise queue_full() from error
+        except BaseException:  # the client went away
+            place.release()
+            raise
+        return place
+
+    @asynccontextmanager
+    async def place(self, tenant: str, size: int = 1) -> AsyncGenerator[Place, None]:
+        """A place while the context lasts. Raises as `take`."""
+        place = await self.take(tenant, size)
+        with held(place):
+            yield place
+
+    def end(self, place: Place) -> None:
+        """A place is given back, or not waited for any more."""
+        if place in self._active:
+            self._active.remove(place)
+            self._running[place.tenant] -= place.size
+        else:
+            self._queue.remove(place)
+        while len(self._queue) and not self._is_full:
+            self._begin(self._queue.pop(self._running))
+
+    @property
+    def _is_full(self) -> bool:
+        return self._running.total() >= self._most
+
+    def _admit(self, place: Place) -> None:
+        """Begin with a request, or let it wait. Raises QueueFullError."""
+        if not self._is_full and not len(self._queue):
+            self._begin(place)
+        elif (loser := self._queue.push(place)) is not None:
+            loser.give(QueueFullError())
+
+    def _begin(self, place: Place) -> None:
+        self._active.add(place)
+        self._running[place.tenant] += place.size
+        place.give()
+
+
+@contextmanager
+def held(place: Place) -> Iterator[None]:
+    """Gives a place back at the end of the context."""
+    try:
+        yield
+    finally:
+        place.release()

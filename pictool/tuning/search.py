@@ -1,0 +1,141 @@
+"""Which policies meet a target, as far as a sample says: chains of policies, each tested from the dearest on.
+
+A chain is one policy at falling cost (`fixup` at 40, 20, 10 % of rows). Its members are tested in that order, each at
+the chain's whole level, and the first that is not shown to meet the target ends it: fixed-sequence testing, which keeps
+the chance of any wrong claim at the level however long the chain is. The level is shared equally between the chains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from pictool.eval.algorithms import Algorithm
+from pictool.tuning.bounds import Values, log_capital_above, log_capital_below, lower_bound, upper_bound
+
+LEVEL = 0.1  # chance that the policy that is chosen does not meet the target
+MIN_UNITS = 32  # no claim from fewer
+
+
+class Status(StrEnum):
+    """What the sample says of a policy: it meets the target, it does not, or neither is clear.
+
+    BLOCKED: a dearer one of its chain does not meet the target, so it is not tested.
+    """
+
+    MEETS = "meets"
+    FAILS = "fails"
+    OPEN = "open"
+    BLOCKED = "blocked"
+
+
+@dataclass(frozen=True)
+class Range:
+    """The least and the largest value that a question can have."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known of one policy's mean.
+
+    Fields:
+        units: questions (or groups of them) that were measured. low, high: bounds that hold together with all others.
+        needed: as many units as would settle that it meets the target if the others are like these; None: no number.
+    """
+
+    status: Status
+    units: int
+    mean: float
+    low: float
+    high: float
+    needed: int | None
+
+
+def make_chains(algorithms: Sequence[Algorithm]) -> list[list[str]]:
+    """The labels of the algorithms, `full` left out, in chains: those that differ in their ratio or k only.
+
+    The order is that of cost, the dearest first, and known before anything is measured.
+    """
+    chains: dict[tuple[str, ...], list[tuple[float, str]]] = {}
+    for algorithm in algorithms:
+        if algorithm.is_full:
+            continue
+        params = dict(algorithm.params)
+        cost = float(params.pop("ratio", params.pop("k", 0)))
+        kind = (algorithm.name, *(f"{name}={value}" for name, value in sorted(params.items())))
+        chains.setdefault(kind, []).append((cost, algorithm.label))
+    return [[label for _, label in sorted(chain, key=lambda each: -each[0])] for chain in chains.values()]
+
+
+def judge(
+    chains: Sequence[Sequence[str]], values: Mapping[str, Values], limit: float, bounds: Range, level: float = LEVEL
+) -> dict[str, Finding]:
+    """What the values say of every policy.
+
+    Args:
+        values: of each label, one number a unit: what must be at most `limit` in the mean.
+        bounds: no value is beyond.
+    """
+    each, found = level / len(chains), dict[str, Finding]()
+    for chain in chains:
+        is_open = True
+        has_failed = False
+        for label in chain:
+            status = _status(values[label], limit, bounds, each)
+            if status is Status.MEETS and not is_open:
+                status = Status.OPEN
+            if status is not Status.FAILS and has_failed:
+                status = Status.BLOCKED
+            is_open = is_open and status is Status.MEETS
+            has_failed = has_failed or status is Status.FAILS
+            found[label] = _finding(status, values[label], limit, bounds, each)
+    return found
+
+
+def cheapest(found: Mapping[str, Finding], costs: Mapping[str, float]) -> str | None:
+    """The label of the policy of least cost that meets the target; of equal ones the first."""
+    meeting = [label for label, finding in found.items() if finding.status is Status.MEETS]
+    return min(meeting, key=lambda label: costs[label], default=None)
+
+
+def worth_measuring(
+    chains: Sequence[Sequence[str]], found: Mapping[str, Finding], costs: Mapping[str, float]
+) -> list[str]:
+    """The labels whose further measurement could change the choice.
+
+    These are open ones that cost less than what is chosen, and the open ones before them in their chain.
+    """
+    chosen = cheapest(found, costs)
+    limit = math.inf if chosen is None else costs[chosen]
+    labels = list[str]()
+    for chain in chains:
+        still_open = [label for label in chain if found[label].status is Status.OPEN]
+        last = max((i for i, label in enumerate(still_open) if costs[label] < limit), default=-1)
+        labels += still_open[: last + 1]
+    return labels
+
+
+def _status(values: Values, limit: float, bounds: Range, level: float) -> Status:
+    if len(values) < MIN_UNITS:
+        return Status.OPEN
+    odds = -math.log(level)
+    if log_capital_below(values, limit, bounds.low, bounds.high) >= odds:
+        return Status.MEETS
+    if log_capital_above(values, limit, bounds.low, bounds.high) >= odds:
+        return Status.FAILS
+    return Status.OPEN
+
+
+def _finding(status: Status, values: Values, limit: float, bounds: Range, level: float) -> Finding:
+    needed = None
+    if status is Status.OPEN and (won := log_capital_below(values, limit, bounds.low, bounds.high)) > 0:
+        needed = math.ceil(max(MIN_UNITS, len(values) * max(1.0, -math.log(level) / won)))
+    low, high = (bound(values, level, bounds.low, bounds.high) for bound in (lower_bound, upper_bound))
+    return Finding(status, len(values), float(np.mean(values)), low, high, needed)

@@ -1,0 +1,282 @@
+"""`tune()`: the cheapest policy that is shown to meet a target, by growing rounds of questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pictool.eval.algorithms import FULL, Algorithm
+from pictool.eval.cases import SpecOptions
+from pictool.eval.evaluate import Evaluation, RunOptions, evaluate
+from pictool.eval.metrics import METRICS
+from pictool.eval.results import CaseResult
+from pictool.store.store import Store
+from pictool.tuning.bounds import Values, lower_bound
+from pictool.tuning.questions import Questions, surprise
+from pictool.tuning.search import LEVEL, Finding, Range, Status, cheapest, judge, make_chains, worth_measuring
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+DEFAULT_POLICIES = (
+    "naive", "legolink:k=4,16,64", "fixup:ratio=.02,.05,.1,.2,.4", "cacheblend:ratio=.05,.15,.3"
+)  # fmt: skip
+FIRST_ROUND = 32  # units; each further round has twice as many
+MIN_SCORE = 0.1  # of full's answers, for a claim on answers
+MAX_SURPRISE = 0.8  # of log V a token: a model that knows less of the documents' language makes no answers
+Measure = Literal["kl", "loss"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the mean must be at most: KL(full ‖ policy) of the first token in nats, or the loss of answers.
+
+    The loss of a question is full's score less the policy's, by the question's metric; where no right answer is known,
+    what is missing from full's own answer (1 - F1).
+    """
+
+    measure: Measure
+    limit: float
+
+
+class Outcome(StrEnum):
+    """What came of it: a policy meets the target; only `full` does; too few questions to say; no claim is possible."""
+
+    FOUND = "found"
+    ONLY_FULL = "only full"
+    UNCLEAR = "unclear"
+    NO_CLAIM = "no claim"
+
+
+@dataclass(frozen=True)
+class TuneLine:
+    """One policy. Fields are the keys of the JSON.
+
+    Fields:
+        finding: of the target's measure. kl, loss: means. rows: share of context rows a layer. ttft_s: median.
+        speedup: median of full's TTFT ÷ this one's. same_answer: share of answers that are full's very text.
+    """
+
+    label: str
+    algo: str
+    finding: Finding
+    kl: float
+    loss: float
+    rows: float
+    ttft_s: float
+    speedup: float
+    same_answer: float
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What is known after a round. Fields are the keys of the JSON.
+
+    Fields:
+        by: what costs are compared by, "rows" or "ttft". level: the chance of a wrong claim.
+        questions: what they are. units: that were measured; available: of all.
+        range: the values that a question can have, as far as any policy showed.
+        full_score: None where no right answers are known.
+        no_answers: why nothing can be said of answers; empty if it can.
+        chosen: the label of the policy that is chosen; None: none is.
+    """
+
+    target: Target
+    by: str
+    level: float
+    questions: str
+    units: int
+    available: int
+    range: Range
+    full_score: float | None
+    full_ttft_s: float
+    no_answers: str
+    outcome: Outcome
+    chosen: str | None
+    lines: Sequence[TuneLine]
+    results: str
+
+    def report(self) -> dict[str, Any]:
+        """The JSON of `pic tune --json`."""
+        return asdict(self)
+
+
+Results = Mapping[str, Sequence[CaseResult]]  # by label, in the order of the questions
+
+
+class Sample:
+    """What was measured so far: by label the results of a growing number of questions."""
+
+    def __init__(self, questions: Questions) -> None:
+        self.questions = questions
+        self.results: dict[str, list[CaseResult]] = {}
+        self.path = ""
+
+    def take(self, done: Evaluation) -> None:
+        """Add an evaluation of the first questions, of some of the policies."""
+        by_label: dict[str, list[CaseResult]] = {algorithm.label: [] for algorithm in done.algorithms}
+        for result in done.results:
+            by_label[result.label].append(result)
+        self.results |= by_label
+        self.path = str(done.path)
+
+    def units(self, label: str, measure: Measure) -> Values:
+        """The mean of every unit that was measured, by the target's measure."""
+        of_unit: dict[int, list[float]] = {}
+        for unit, value in zip(self.questions.units, self.values(label, measure), strict=False):
+            of_unit.setdefault(unit, []).append(value)
+        return np.array([fmean(values) for values in of_unit.values()])
+
+    def values(self, label: str, measure: Measure) -> list[float]:
+        """The KL or the loss of every question that was measured."""
+        if measure == "kl":
+            return [_kl(result) for result in self.results[label]]
+        return [
+            loss_of(result, full, bool(case.answers))
+            for case, result, full in zip(
+                self.questions.listed, self.results[label], self.results[FULL.label], strict=False
+            )
+        ]  # fmt: skip
+
+
+def loss_of(result: CaseResult, full: CaseResult, has_answers: bool) -> float:
+    """How much of full's answer is lost, see `Target`."""
+    if has_answers:
+        return full.scores[full.metric] - result.scores[result.metric]
+    return 1 - METRICS["f1"](result.answer, [full.answer])
+
+
+def range_of(sample: Sample, target: Target) -> Range:
+    """The values that a question can have: losses by what they are, KL by the highest that any policy showed.
+
+    KL has no bound of its own. That no policy does worse on a question than the worst of all did on any so far (among
+    them `naive`, which is wrong often) is an assumption.
+    """
+    if target.measure == "loss":
+        return Range(-1.0 if sample.questions.has_answers else 0.0, 1.0)
+    return kl_range([sample.units(label, "kl") for label in sample.results], target.limit)
+
+
+def kl_range(values: Iterable[Values], limit: float) -> Range:
+    """From 0 to the highest of the values, and to twice the limit at least."""
+    return Range(0.0, max(2 * limit, *(float(each.max()) for each in values)))
+
+
+def tune(
+    model: Model, store: Store, questions: Questions, algorithms: Sequence[Algorithm], target: Target,
+    by: str = "rows", jobs: int = 1, options: SpecOptions = SpecOptions(), *, level: float = LEVEL,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_note: Callable[[str], None] = lambda text: None,
+    on_round: Callable[[Tuned], None] = lambda tuned: None,
+) -> Tuned:  # fmt: skip
+    """Measure policies against `full` on more and more questions, until the cheapest that meets the target is clear.
+
+    What was measured is in a results file of `pic eval`, so the same call goes on where one was stopped.
+
+    Args:
+        algorithms: `full` first, see `parse_algorithms`. by: "rows" or "ttft", what "cheapest" means.
+        on_round: called with what is known after every round.
+
+    Raises:
+        PicError: names the case, the file or the option.
+    """
+    chains, sample = make_chains(algorithms), Sample(questions)
+    no_language = _no_language(model, questions)
+    wanted, units = [label for chain in chains for label in chain], 0
+    while True:
+        units = next_round(units, questions.num_units)
+        run = RunOptions(limit=questions.cases_of(units), jobs=jobs)
+        chosen = [algorithm for algorithm in algorithms if algorithm.is_full or algorithm.label in wanted]
+        sample.take(evaluate(model, store, questions, chosen, options, run, on_progress=on_progress, on_note=on_note))
+        tuned = conclude(sample, chains, algorithms, target, by, units, no_language, level)
+        on_round(tuned)
+        found = {line.label: line.finding for line in tuned.lines}
+        wanted = worth_measuring(chains, found, {line.label: _cost(line, by) for line in tuned.lines})
+        if not wanted or units == questions.num_units or tuned.outcome is Outcome.NO_CLAIM:
+            return tuned
+
+
+def next_round(units: int, available: int) -> int:
+    """How many units are measured after a round of so many."""
+    return min(max(FIRST_ROUND, 2 * units), available)
+
+
+def conclude(
+    sample: Sample, chains: Sequence[Sequence[str]], algorithms: Sequence[Algorithm], target: Target, by: str,
+    units: int, no_language: str, level: float = LEVEL,
+) -> Tuned:  # fmt: skip
+    """What a sample says."""
+    bounds, full = range_of(sample, target), sample.results[FULL.label]
+    values = {label: sample.units(label, target.measure) for chain in chains for label in chain}
+    found = judge(chains, values, target.limit, bounds, level)
+    names = {algorithm.label: algorithm.name for algorithm in algorithms}
+    lines = [_line(sample, label, names[label], found[label]) for chain in chains for label in chain]
+    chosen = cheapest(found, {line.label: _cost(line, by) for line in lines})
+    no_answers = no_language or _no_score(sample, level)
+    if no_answers and target.measure == "loss":
+        outcome, chosen = Outcome.NO_CLAIM, None
+    elif chosen is not None:
+        outcome = Outcome.FOUND
+    elif all(finding.status in (Status.FAILS, Status.BLOCKED) for finding in found.values()):
+        outcome, chosen = Outcome.ONLY_FULL, FULL.label
+    else:
+        outcome = Outcome.UNCLEAR
+    return Tuned(
+        target, by, level, sample.questions.origin, units, sample.questions.num_units, bounds,
+        fmean(result.scores[result.metric] for result in full) if sample.questions.has_answers else None,
+        median(result.timing.ttft_s for result in full), no_answers, outcome, chosen, lines, sample.path,
+    )  # fmt: skip
+
+
+def _line(sample: Sample, label: str, name: str, finding: Finding) -> TuneLine:
+    results, full = sample.results[label], sample.results[FULL.label]
+    pairs = list(zip(results, full, strict=False))
+    return TuneLine(
+        label,
+        name,
+        finding,
+        fmean(sample.values(label, "kl")),
+        fmean(sample.values(label, "loss")),
+        rows=fmean(result.row_share for result in results),
+        ttft_s=median(result.timing.ttft_s for result in results),
+        speedup=median(exact.timing.ttft_s / result.timing.ttft_s for result, exact in pairs),
+        same_answer=fmean(result.answer == exact.answer for result, exact in pairs),
+    )
+
+
+def _cost(line: TuneLine, by: str) -> float:
+    return line.rows if by == "rows" else line.ttft_s
+
+
+def _kl(result: CaseResult) -> float:
+    assert result.kl is not None, "only policies are tuned, and each has the prompt of full"
+    return result.kl
+
+
+def _no_language(model: Model, questions: Questions) -> str:
+    """Why answers of this model mean nothing, whatever the questions; empty if they may."""
+    share = surprise(model, list(dict.fromkeys(text for case in questions.listed[:64] for text in case.documents)))
+    if share < MAX_SURPRISE:
+        return ""
+    return (
+        f"{model.name} does not know the language of these documents: its surprise at a token is {share:.0%} of that "
+        "of a guess, so its answers mean nothing"
+    )
+
+
+def _no_score(sample: Sample, level: float) -> str:
+    """Why too few answers of full are right for a claim on answers; empty if enough are."""
+    if not sample.questions.has_answers:
+        return ""
+    of_unit: dict[int, list[float]] = {}
+    for unit, result in zip(sample.questions.units, sample.results[FULL.label], strict=False):
+        of_unit.setdefault(unit, []).append(result.scores[result.metric])
+    scores = np.array([fmean(values) for values in of_unit.values()])
+    if lower_bound(scores, level, 0.0, 1.0) > MIN_SCORE:
+        return ""
+    return f"full recompute itself scores {scores.mean():.2f} on these questions, so there are no answers to lose"

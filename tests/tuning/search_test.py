@@ -1,0 +1,67 @@
+"""The search: chains from the dearest policy on, what meets the target, and what is worth measuring further."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pictool.eval.algorithms import parse_algorithms
+from pictool.tuning.search import LEVEL, Range, Status, cheapest, judge, make_chains, worth_measuring
+
+CHAINS = [["a-40", "a-10", "a-5"], ["b-20", "b-0"]]
+COSTS = {"a-40": 0.4, "a-10": 0.1, "a-5": 0.05, "b-20": 0.2, "b-0": 0.0}
+GOOD, BAD, HARD = np.full(400, 0.001), np.full(400, 0.5), np.tile([0.0, 0.0, 0.0, 0.19], 100)
+
+
+def found(**values: np.ndarray) -> dict[str, Status]:
+    named = {label.replace("_", "-"): each for label, each in values.items()}
+    return {label: one.status for label, one in judge(CHAINS, named, 0.05, Range(0, 1)).items()}
+
+
+def test_chains_are_policies_that_differ_in_ratio_or_k_only_the_dearest_first() -> None:
+    algorithms = parse_algorithms(["fixup:ratio=.05,.2", "naive", "legolink:k=4,16", "fixup:ratio=.1:budget=chunk"])
+    assert sorted(make_chains(algorithms)) == [
+        ["fixup-10:budget=chunk"], ["fixup-20", "fixup-5"], ["legolink-16", "legolink-4"], ["naive"]
+    ]  # fmt: skip
+
+
+def test_a_policy_counts_only_if_all_dearer_ones_of_its_chain_do() -> None:
+    assert found(a_40=GOOD, a_10=GOOD, a_5=BAD, b_20=BAD, b_0=GOOD) == {
+        "a-40": Status.MEETS, "a-10": Status.MEETS, "a-5": Status.FAILS,
+        "b-20": Status.FAILS, "b-0": Status.BLOCKED,
+    }  # fmt: skip
+    assert found(a_40=HARD, a_10=GOOD, a_5=GOOD, b_20=GOOD, b_0=GOOD)["a-10"] is Status.OPEN
+
+
+def test_few_units_say_nothing() -> None:
+    few = np.zeros(31)
+    assert set(found(a_40=few, a_10=few, a_5=few, b_20=few, b_0=few).values()) == {Status.OPEN}
+
+
+def test_what_is_measured_further_could_still_be_the_cheapest() -> None:
+    values = {"a-40": GOOD, "a-10": GOOD, "a-5": HARD, "b-20": HARD, "b-0": HARD}
+    judged = judge(CHAINS, values, 0.05, Range(0, 1))
+    assert cheapest(judged, COSTS) == "a-10"
+    assert worth_measuring(CHAINS, judged, COSTS) == ["a-5", "b-20", "b-0"]  # b-20 since b-0 comes after it
+    dear = COSTS | {"b-0": 0.15}
+    assert worth_measuring(CHAINS, judged, dear) == ["a-5"]
+
+
+def test_what_is_chosen_meets_the_target_as_often_as_said() -> None:
+    """Means from 0.2 down to 0.0005 with a heavy tail; what is chosen wrongly is rare."""
+    rng, wrong, chosen = np.random.default_rng(5), 0, 0
+    means = {"a-40": 0.01, "a-10": 0.045, "a-5": 0.055, "b-20": 0.052, "b-0": 0.2}
+    for _ in range(100):
+        values = {label: np.where(rng.random(800) < mean / 2, 2.0, 0.0) for label, mean in means.items()}
+        judged = judge(CHAINS, values, 0.05, Range(0, 2))
+        label = cheapest(judged, COSTS)
+        chosen += label is not None
+        wrong += label is not None and means[label] > 0.05
+    assert wrong <= 100 * LEVEL and chosen > 50
+
+
+def test_how_many_units_it_may_take() -> None:
+    (one,) = judge([["a"]], {"a": np.zeros(64)}, 0.05, Range(0, 5)).values()
+    assert one.status is Status.OPEN and one.needed is not None
+    (more,) = judge([["a"]], {"a": np.zeros(one.needed)}, 0.05, Range(0, 5)).values()
+    assert more.status is Status.MEETS and more.low == pytest.approx(0, abs=1e-6)

@@ -1,0 +1,128 @@
+"""`tune()`: from questions to the cheapest policy, or to why there is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+from transformers import LlamaConfig
+
+from pictool.errors import InputError
+from pictool.eval.algorithms import parse_algorithms
+from pictool.eval.cases import SpecOptions
+from pictool.eval.datasets import open_dataset
+from pictool.eval.datasets.base import Case
+from pictool.runtime.model import Model, load_model
+from pictool.store.store import Store
+from pictool.tuning import questions as making
+from pictool.tuning.questions import continued, draw, questions_of_file, surprise, written
+from pictool.tuning.tune import Outcome, Target, Tuned, tune
+
+TEXTS = [tiny.TEXT * 2, "Nobody asked why the harbour holds numbers; words stand here in the spring. " * 3]
+POLICIES = parse_algorithms(["naive", "legolink-400"])
+SHORT = SpecOptions(max_new_tokens=2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    return load_model(str(tiny.save_model(directory, LlamaConfig(**tiny.SIZE))), "cpu", "float32")
+
+
+def cases(count: int, documents: int) -> list[Case]:
+    return [Case(str(i), (f"text {i % documents}",), f"what {i}?", ("x",)) for i in range(count)]
+
+
+def test_units_are_sets_of_documents_or_questions_over_one_set() -> None:
+    many, one = draw("q", cases(12, 4), 100, 0), draw("q", cases(12, 1), 100, 0)
+    assert (many.num_units, one.num_units) == (4, 12)
+    for unit in range(4):
+        of_unit = [case.documents for case, number in zip(many.listed, many.units, strict=True) if number == unit]
+        assert len(of_unit) == 3 and len(set(of_unit)) == 1
+    assert many.cases_of(2) == 6
+    assert draw("q", cases(12, 4), 100, 0) == many != draw("q", cases(12, 4), 100, 1)
+
+
+def test_continuations_are_of_the_documents(model: Model) -> None:
+    made = continued(model, TEXTS, 2, 20, 0)
+    assert made.num_units == 20 and made.has_answers
+    for case in made.listed:
+        (gold,) = case.answers
+        assert any(" ".join((case.query + " " + gold).split()) in " ".join(text.split()) for text in case.documents)
+    with pytest.raises(InputError, match="give --questions"):
+        continued(model, ["Too short."], 2, 4, 0)
+
+
+def test_questions_of_a_file_may_have_answers_and_documents(tmp_path: Path, model: Model) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"query": "Who?"}\n{"query": "Where?", "answers": ["here"]}\n')
+    given = questions_of_file(str(path), TEXTS, 10, 0)
+    assert {case.query: case.answers for case in given.listed} == {"Who?": (), "Where?": ("here",)}
+    assert given.num_units == 2 and not given.has_answers
+    with pytest.raises(InputError, match="names no documents"):
+        questions_of_file(str(path), [], 10, 0)
+    path.write_text(json.dumps({"documents": [{"text": "a b"}], "query": "Who?", "answers": ["b"]}))
+    with pytest.raises(InputError, match="has documents of its own"):
+        questions_of_file(str(path), TEXTS, 10, 0)
+
+
+def test_a_model_that_can_chat_writes_questions_once(
+    store: Store, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = written(model, store, TEXTS, 2, 3, 0)
+    assert made.listed and not made.has_answers
+    monkeypatch.setattr(making, "_write", lambda *_: pytest.fail("they are kept"))
+    assert written(model, store, TEXTS, 2, 3, 0) == made
+
+
+def test_a_random_model_knows_no_language_and_the_embedded_one_its_own() -> None:
+    world = open_dataset("world", {"prompts": "2"})
+    texts = list(next(world.cases()).documents)
+    embedded = load_model("embedded", "cpu")
+    assert surprise(embedded, texts) < 0.6
+    assert surprise(embedded, ["Lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod."]) > 0.8
+
+
+def test_of_a_random_model_kl_can_be_claimed_and_answers_cannot(store: Store, model: Model) -> None:
+    made = continued(model, TEXTS, 2, 40, 0)
+    exact = tune(model, store, made, POLICIES, Target("kl", 0.05), options=SHORT)
+    assert "does not know the language" in exact.no_answers
+    status = {line.label: line.finding.status for line in exact.lines}
+    assert exact.chosen == "naive", status
+    loss = tune(model, store, made, POLICIES, Target("loss", 0.01), options=SHORT)
+    assert (loss.outcome, loss.chosen) == (Outcome.NO_CLAIM, None)
+
+
+def test_rounds_grow_until_it_is_clear_and_a_second_run_measures_nothing(store: Store, model: Model) -> None:
+    rounds: list[Tuned] = []
+    made = continued(model, TEXTS, 2, 200, 0)
+    tuned = tune(model, store, made, POLICIES, Target("kl", 0.05), options=SHORT, on_round=rounds.append)
+    assert [each.units for each in rounds] == [32 * 2**i for i in range(len(rounds))] and tuned.units < 200
+    progress: list[tuple[int, int]] = []
+    again = tune(
+        model, store, made, POLICIES, Target("kl", 0.05), options=SHORT,
+        on_progress=lambda done, total: progress.append((done, total)),
+    )  # fmt: skip
+    assert again == tuned and all(done == total for done, total in progress)
+
+
+def test_too_few_questions_are_said_to_be_too_few(store: Store, model: Model) -> None:
+    tuned = tune(model, store, continued(model, TEXTS, 2, 20, 0), POLICIES, Target("kl", 0.05), options=SHORT)
+    assert (tuned.outcome, tuned.chosen) == (Outcome.UNCLEAR, None)
+
+
+def test_where_every_policy_fails_full_is_chosen(store: Store, model: Model) -> None:
+    made = continued(model, TEXTS, 2, 64, 0)
+    tuned = tune(model, store, made, parse_algorithms(["naive"]), Target("kl", 1e-6), options=SHORT)
+    assert (tuned.outcome, tuned.chosen) == (Outcome.ONLY_FULL, "full")
+
+
+def test_answers_of_full_are_what_is_lost_where_no_right_ones_are_known(store: Store, model: Model) -> None:
+    made = continued(model, TEXTS, 2, 32, 0)
+    unknown = replace(made, listed=tuple(replace(case, answers=()) for case in made.listed))
+    tuned = tune(model, store, unknown, POLICIES, Target("kl", 0.05), options=SHORT)
+    exact = next(line for line in tuned.lines if line.label == "legolink-400")
+    assert (exact.loss, exact.same_answer, tuned.full_score) == (0.0, 1.0, None)
