@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
     Hashes = NDArray[np.uint64]
 
 QUEUE_BYTES = 1e8  # what is fetched in 0.1 s at 1 GB/s
 BOUND = 1.25  # c of Mirrokni et al.: less spreads sooner, more keeps homes longer
+LEAD = 16.0  # requests: so few are no imbalance
+WINDOW = 256  # requests of a replica, by which it is judged whether it gets more than others
 _CACHED_FLEETS = 16
 
 
@@ -30,19 +33,47 @@ class Routing:
 
     Fields:
         queue_bytes: λ, the bytes that are fetched in the time that a queued request takes; 0: queues do not count.
-        bound: a replica whose queue is `bound` times the mean (with this request, rounded up) takes no cold object.
+        bound: a replica whose queue is `bound` times the mean (with this request, rounded up) takes no cold object; one
+            that got `bound` times the mean of the late requests, and `lead` more, takes none that another can take.
     """
 
     queue_bytes: float = QUEUE_BYTES
     bound: float = BOUND
+    lead: float = LEAD
 
     def __post_init__(self) -> None:
-        assert 0 <= self.queue_bytes < math.inf and 1 <= self.bound < math.inf
+        assert 0 <= self.queue_bytes < math.inf and 1 <= self.bound < math.inf and self.lead >= 0
+
+
+class Served:
+    """Requests that were routed to each replica lately: the last `window` for each, about.
+
+    Counts are halved together, so that shares stay. One that joins has what is fair, lest it gets all at once.
+    """
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self.counts: dict[str, float] = {}
+        self._window, self._total = window, 0.0
+
+    def keep(self, names: Collection[str]) -> None:
+        """These are the replicas now."""
+        fair = self._total / len(self.counts) if self.counts else 0.0
+        self.counts = {name: self.counts.get(name, fair) for name in names}
+        self._total = sum(self.counts.values())
+
+    def add(self, name: str) -> None:
+        """A request was routed."""
+        self.counts[name] = self.counts.get(name, 0.0) + 1
+        self._total += 1
+        if self._total > 2 * self._window * len(self.counts):
+            self.counts = {other: count / 2 for other, count in self.counts.items()}
+            self._total /= 2
 
 
 def rank(
     keys: Mapping[str, int], residency: Mapping[str, Collection[str]], queues: Mapping[str, float],
     routing: Routing = Routing(), *, is_chain: bool = False, weights: Mapping[str, float] | None = None,
+    served: Mapping[str, float] | None = None,
 ) -> list[str]:  # fmt: skip
     """The replicas, the best for a request first. The same arguments give the same order, in every process.
 
@@ -60,6 +91,7 @@ def rank(
         queues: requests that wait or run, by replica: all that can be chosen.
         is_chain: the keys are those of a prefix chain, from its beginning on.
         weights: what share of the load a replica is to have, relative to others; 1 without.
+        served: requests that were routed to each lately; one that joined has what is fair.
     """
     import numpy as np
 
@@ -72,12 +104,25 @@ def rank(
     held = np.zeros(len(load))
     for places, size in _resident(keys, holders, is_chain):
         held[places] += size
+    is_over = _is_over(fleet, served, share, routing)
     is_free = load < np.ceil(routing.bound * (load.sum() + 1) * share / share.sum())
+    if (is_free & ~is_over).any():
+        is_free &= ~is_over
     for key, size in _cold(keys, holders, is_chain):
         held[np.where(is_free, fleet.affinity(key, share), -1.0).argmax()] += size
     score = held - routing.queue_bytes * load / share
-    order = np.lexsort((-fleet.affinity(next(iter(keys), ""), share), -score))
+    order = np.lexsort((-fleet.affinity(next(iter(keys), ""), share), -score, is_over))
     return [fleet.names[place] for place in order]
+
+
+def _is_over(fleet: _Fleet, served: Mapping[str, float] | None, share: Floats, routing: Routing) -> Flags:
+    """Which replicas got more than their share of the late requests; bool [replicas]."""
+    import numpy as np
+
+    if served is None:
+        return np.zeros(len(fleet.names), dtype=bool)
+    got = np.array([served.get(name, 0.0) for name in fleet.names])
+    return np.asarray(got >= routing.bound * got.sum() * share / share.sum() + routing.lead)
 
 
 def _resident(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pictool.routing import Routing, rank
+from pictool.routing import Routing, Served, rank
 
 NAMES = [f"replica-{number}" for number in range(8)]
 KEYS = [f"key-{number}" for number in range(6)]
@@ -78,6 +78,38 @@ def test_the_longest_resident_prefix_of_a_chain_counts(keys: Sizes, residency: R
 def test_a_cold_object_goes_to_no_replica_beyond_the_bound(key: str, queues: Queues, bound: float) -> None:
     best = rank({key: 1}, {}, queues, Routing(0.0, bound))[0]
     assert queues[best] < math.ceil(bound * (sum(queues.values()) + 1) / len(queues))
+
+
+counts_of = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 400))
+
+
+@given(wanted, residencies, queues_of, routings, counts_of)
+def test_a_replica_beyond_its_share_of_late_requests_comes_last(
+    keys: Sizes, residency: Residency, queues: Queues, routing: Routing, served: dict[str, int]
+) -> None:
+    """Those within it are ordered as ever, apart from what is cold."""
+    counts = {name: served.get(name, 0) for name in queues}
+    most = routing.bound * sum(counts.values()) / len(counts) + routing.lead
+    ranked = rank(keys, residency, queues, routing, served=counts)
+    is_over = [counts[name] >= most for name in ranked]
+    assert is_over == sorted(is_over)
+    held = {key: [*names, *queues] for key, names in residency.items()}
+    within = [name for name in rank(keys, held, queues, routing) if counts[name] < most]
+    again = rank(keys, held, queues, routing, served=counts)
+    assert not set(keys) <= set(held) or again[: len(within)] == within
+
+
+def test_late_requests_are_counted_evenly() -> None:
+    served = Served(window=10)
+    served.keep(["a", "b"])
+    for _ in range(300):
+        served.add("a")
+        served.add("b")
+        served.add("b")
+    assert 20 <= sum(served.counts.values()) <= 40
+    assert served.counts["b"] / served.counts["a"] == pytest.approx(2, rel=0.1)
+    served.keep(["b", "c"])
+    assert served.counts.keys() == {"b", "c"} and 10 <= served.counts["c"] <= 20
 
 
 def test_homes_stay_where_they_are_if_another_replica_leaves_or_joins() -> None:

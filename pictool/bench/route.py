@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pictool.bench.queueing import Load
 from pictool.controller.cost import Estimator, PromptSize
 from pictool.errors import InputError
-from pictool.routing import Routing, rank
+from pictool.routing import Routing, Served, rank
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -286,7 +286,7 @@ class BoundedHashing(Router):
 
 
 class Residency(Router):
-    """Ours: `pictool.routing.rank`."""
+    """`pictool.routing.rank` by what is held and by queues."""
 
     label = "residency"
 
@@ -295,8 +295,11 @@ class Residency(Router):
         self._holders: dict[str, set[str]] = {}
 
     def choose(self, wanted: Sequence[int]) -> str:
+        return self._choose(wanted, None)
+
+    def _choose(self, wanted: Sequence[int], served: Mapping[str, float] | None) -> str:
         keys = {self._names[number]: int(self._sizes[number]) for number in wanted}
-        return rank(keys, self._holders, self.queues, self._routing)[0]
+        return rank(keys, self._holders, self.queues, self._routing, served=served)[0]
 
     def routed(self, wanted: Sequence[int], name: str) -> None:
         for number in wanted:
@@ -306,7 +309,29 @@ class Residency(Router):
         self._holders.get(self._names[number], set()).discard(name)
 
 
-ROUTERS: tuple[type[Router], ...] = (RoundRobin, TwoChoices, PrefixAffinity, BoundedHashing, Residency)
+class EvenResidency(Residency):
+    """Ours: `rank` with its bound on the late requests of a replica, too."""
+
+    label = "residency, even"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._served = Served()
+
+    def changed(self) -> None:
+        self._served.keep(self.queues)
+
+    def choose(self, wanted: Sequence[int]) -> str:
+        return self._choose(wanted, self._served.counts)
+
+    def routed(self, wanted: Sequence[int], name: str) -> None:
+        super().routed(wanted, name)
+        self._served.add(name)
+
+
+ROUTERS: tuple[type[Router], ...] = (
+    RoundRobin, TwoChoices, PrefixAffinity, BoundedHashing, Residency, EvenResidency,
+)  # fmt: skip
 
 
 @cache

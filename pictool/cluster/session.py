@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from pictool.errors import InputError
@@ -65,6 +66,22 @@ def connected(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@dataclass(frozen=True)
+class Resources:
+    """CPUs and GPUs of a cluster, as far as Ray knows."""
+
+    cpus: float
+    gpus: float
+
+
+def resources() -> Resources:
+    """Of the cluster that Ray is connected to."""
+    import ray
+
+    there = ray.cluster_resources()
+    return Resources(there.get("CPU", 1.0), there.get("GPU", 0.0))
 
 
 def _require_listening(address: str) -> None:

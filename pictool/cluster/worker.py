@@ -12,17 +12,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING
 
+from pictool.cluster.loading import load_same_model
 from pictool.cluster.manifest import Row
 from pictool.cluster.sources import Document
 from pictool.compiler.chunking import make_chunks
 from pictool.compiler.compile import Compiled, compile_chunks, object_key
 from pictool.core import Chunk, CompileOptions
-from pictool.errors import InputError, ModelError, PicError, StoreError
+from pictool.errors import InputError, PicError, StoreError
 from pictool.store.format import CompiledChunk
 from pictool.store.remote import Remote
 from pictool.store.scratch import scratch_directory
@@ -70,21 +70,7 @@ class Worker:
     @cached_property
     def model(self) -> Model:
         """Raises InputError or ModelError: it is not what the driver has."""
-        spec = self._spec
-        if spec.version not in ("", version("pictool")):
-            raise InputError(
-                f"a worker has pictool {version('pictool')}, the driver {spec.version}; install one of them on all"
-            )
-        import torch
-
-        from pictool.runtime.model import load_model
-
-        torch.set_num_threads(spec.threads)
-        model = load_model(spec.model, spec.device, spec.dtype, spec.salt)
-        own = model.target.model, model.target.tokenizer
-        if spec.fingerprints not in (None, own):
-            raise ModelError(f"{model.name}: a worker has another model than the driver; put the same on all machines")
-        return model
+        return load_same_model(self._spec)
 
     @cached_property
     def _scratch(self) -> _Scratch:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pictool.cluster.worker import BulkSpec
     from pictool.commands.compile import Compilation
     from pictool.runtime.model import Model
+    from pictool.store.remote import Remote, Retry
 
 _MANIFEST = "manifest.parquet"
 _ATTEMPTS = 8  # of a request to the remote: half a minute
@@ -102,20 +103,34 @@ def make_spec(what: Compilation, model: Model, settings: Settings) -> BulkSpec:
     """What all workers have to know; paths are absolute, since they run elsewhere."""
     from pictool.cluster.worker import BulkSpec
     from pictool.core import CompileOptions
-    from pictool.runtime.model import local_directory
-    from pictool.store.remote import Remote, Retry
+    from pictool.store.remote import Retry
 
-    url = settings.remote or ""
-    name = url if "://" in url else str(Path(url).absolute())
-    remote = Remote(name, Retry(_ATTEMPTS), min_rate=settings.remote_rate or MIN_RATE)
-    remote.require_writable()
+    remote = shared_remote(settings, Retry(_ATTEMPTS))
     remote.remove_litter()
-    named = local_directory(settings.model)
     return BulkSpec(
-        remote, settings.model if settings.model is None or named is None else str(named.absolute()),
+        remote, shared_model(settings),
         settings.device.partition(":")[0], settings.dtype, settings.salt, CompileOptions(what.sinks, settings.codec),
         what.chunk_tokens, what.overlap, what.force, (model.target.model, model.target.tokenizer), version=__version__,
     )  # fmt: skip
+
+
+def shared_remote(settings: Settings, retry: Retry) -> Remote:
+    """The remote that all processes write to. Raises StoreError if it is read-only."""
+    from pictool.store.remote import Remote
+
+    url = settings.remote or ""
+    name = url if "://" in url else str(Path(url).absolute())
+    remote = Remote(name, retry, min_rate=settings.remote_rate or MIN_RATE)
+    remote.require_writable()
+    return remote
+
+
+def shared_model(settings: Settings) -> str | None:
+    """The model as processes elsewhere find it: a directory is named from the root."""
+    from pictool.runtime.model import local_directory
+
+    directory = local_directory(settings.model)
+    return settings.model if settings.model is None or directory is None else str(directory.absolute())
 
 
 def progress_line(done: Progress) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ from pictool.commands.options import (
     option,
 )
 from pictool.commands.resources import open_model, open_store
+from pictool.commands.serve_ray import FleetOptions, opened_fleet
 from pictool.commands.settings import Settings
 from pictool.commands.verbosity import note
 from pictool.errors import InputError
@@ -34,10 +35,13 @@ from pictool.errors import InputError
 if TYPE_CHECKING:
     from pictool.serve.tenants import Keys
     from pictool.serve.torch_home import HomeSettings
+    from pictool.serve.work import Home
+    from pictool.store.store import Store
 
 app = make_app()
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _CHECKS = ("exact", "refuse", "off")
+_ALONE = (("--engine", "engine"), ("--learn", "learn"), ("--min-tokens", "min_tokens"))  # not with --ray
 _TORCH_ONLY = ("max_tokens", "codec")
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 
@@ -83,6 +87,7 @@ class ServeOptions:
 @command(app, "serve", "model", "device", "dtype", "store", "remote", *SALT)
 def run_serve(
     options: ServeOptions,
+    fleet: FleetOptions,
     settings: Settings,
     more: Annotated[
         Optional[list[str]], argument("[-- VLLM-OPTION]...", "With --engine vllm: options of vllm serve.")
@@ -94,8 +99,10 @@ def run_serve(
       pic serve
       pic serve -m MODEL --store /data/pic --keys keys --host 0.0.0.0
       pic serve -m MODEL --engine vllm -- --tensor-parallel-size 2
+      pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic
     """
     require_installed()
+    fleet.check({name: getattr(options, field) != getattr(ServeOptions(), field) for name, field in _ALONE}, settings)
     if find_engine(options.engine).name == "vllm":
         run_in_vllm(options, settings, more or [])
         return
@@ -104,21 +111,30 @@ def run_serve(
     from pictool.serve.app import make_app as make_application
     from pictool.serve.running import run
     from pictool.serve.service import Service, ServiceSettings
-    from pictool.serve.start import start_home
 
     check_choices(options)
-    home_settings = make_home_settings(options, settings)
     with closing(bind(options)) as listener:
-        keys = read_tenants(options, settings)
-        model, store = open_model(settings), open_store(settings)
-        limit = None if options.check == "off" else options.check_limit
-        with start_home(model, store, home_settings, limit, options.check == "refuse", note) as home:
+        keys, store = read_tenants(options, settings), open_store(settings)
+        with opened_home(options, fleet, settings, store) as home:
             service = Service(home, store.root, keys, ServiceSettings(default_ttl_s=options.ttl))
             listener.listen()  # who reads the next line is not refused
             host, port = listener.getsockname()[:2]
             note(f"serving {home.model} on http://{_shown(host)}:{port}/v1 ({home.status().policy}); Ctrl-C ends it")
             run(make_application(service, __version__), listener)
     store.drain()
+
+
+def opened_home(
+    options: ServeOptions, fleet: FleetOptions, settings: Settings, store: Store
+) -> AbstractContextManager[Home]:
+    """What answers: the model in this process, or replicas of it."""
+    from pictool.serve.start import start_home
+
+    home_settings, model = make_home_settings(options, settings), open_model(settings)
+    limit, refuses = None if options.check == "off" else options.check_limit, options.check == "refuse"
+    if fleet.ray is not None:
+        return opened_fleet(fleet, model, home_settings, settings, limit, refuses)
+    return start_home(model, store, home_settings, limit, refuses, note)
 
 
 def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) -> None:

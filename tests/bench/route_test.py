@@ -83,6 +83,9 @@ def test_all_routers_serve_all_requests_and_ours_moves_least() -> None:
     least = min(outcomes.values(), key=lambda one: one.moved_bytes)
     assert least.router == "residency"
     assert least.moved_bytes < 0.5 * outcomes["round robin"].moved_bytes
+    even = outcomes["residency, even"]
+    assert even.imbalance <= 1.5 and even.imbalance <= least.imbalance
+    assert even.moved_bytes < 1.2 * least.moved_bytes
 
 
 def test_a_fleet_of_one_is_the_same_under_every_router() -> None:

@@ -1,4 +1,4 @@
-"""`examples/kuberay.yaml` against the fields of KubeRay's RayJob (ray.io/v1) and of Kubernetes' pods that it may use.
+"""`examples/kuberay*.yaml` against the fields of KubeRay's RayJob (ray.io/v1) and of Kubernetes' pods that it may use.
 
 KubeRay's own schema is a megabyte, and no package has it: these are its names, as of KubeRay 1.3.
 """
@@ -6,6 +6,7 @@ KubeRay's own schema is a megabyte, and no package has it: these are its names, 
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-PATH = Path(__file__).parents[2] / "examples" / "kuberay.yaml"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+VERBS = {"kuberay.yaml": "compile", "kuberay-serve.yaml": "serve"}
 Schema = dict[
     str, Any
 ]  # a name to a type, a schema, or a list with that of its items; `?` ends one that may be left out
@@ -25,7 +27,13 @@ CONTAINER: Schema = {
 }  # fmt: skip
 POD: Schema = {
     "spec": {
-        "containers": [CONTAINER], "volumes?": [{"name": str, "persistentVolumeClaim": {"claimName": str}}],
+        "containers": [CONTAINER],
+        "volumes?": [
+            {
+                "name": str, "persistentVolumeClaim?": {"claimName": str},
+                "secret?": {"secretName": str, "defaultMode?": int},
+            }
+        ],
     }
 }  # fmt: skip
 HEAD: Schema = {"rayStartParams": {"*": str}, "template": POD}
@@ -34,7 +42,9 @@ RAY_JOB: Schema = {
     "apiVersion": str, "kind": str, "metadata": {"name": str},
     "spec": {
         "entrypoint": str, "shutdownAfterJobFinishes?": bool, "ttlSecondsAfterFinished?": int, "backoffLimit?": int,
-        "rayClusterSpec": {"rayVersion": str, "headGroupSpec": HEAD, "workerGroupSpecs": [WORKERS]},
+        "rayClusterSpec": {
+            "rayVersion": str, "enableInTreeAutoscaling?": bool, "headGroupSpec": HEAD, "workerGroupSpecs": [WORKERS],
+        },
     },
 }  # fmt: skip
 
@@ -61,9 +71,14 @@ def problems(value: Any, schema: Any, where: str = "") -> list[str]:
     ]
 
 
+@pytest.fixture(params=VERBS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def manifest() -> Any:
-    return yaml.safe_load(PATH.read_text(encoding="utf-8"))
+def manifest(name: str) -> Any:
+    return yaml.safe_load((EXAMPLES / name).read_text(encoding="utf-8"))
 
 
 def test_the_manifest_has_the_fields_of_a_ray_job(manifest: Any) -> None:
@@ -95,11 +110,10 @@ def test_its_ray_is_the_one_that_is_tested_and_names_are_those_of_kubernetes(man
             assert all(re.fullmatch(r"\d+(Gi|Mi|m)?", amount) for amount in amounts.values())
 
 
-def test_its_command_is_one_of_ours(manifest: Any) -> None:
+def test_its_command_is_one_of_ours(manifest: Any, name: str) -> None:
     import typer
 
-    from pictool.commands.compile import app
-
+    app = import_module(f"pictool.commands.{VERBS[name]}").app
     words = manifest["spec"]["entrypoint"].split()
     known = {name for one in typer.main.get_command(app).params for name in one.opts}
-    assert words[:2] == ["pic", "compile"] and {word for word in words if word.startswith("-")} <= known
+    assert words[:2] == ["pic", VERBS[name]] and {word for word in words if word.startswith("-")} <= known

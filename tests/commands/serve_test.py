@@ -16,6 +16,7 @@ import pytest
 import tiny
 
 from commands.run import pic, write
+from pictool.cluster import session
 from pictool.commands import serve
 from pictool.errors import InputError
 from pictool.serve.tenants import read_keys
@@ -73,6 +74,16 @@ def test_keys_and_their_tenants() -> None:
         (["--host", "256.0.0.1"], 1, "--host"),
         (["--keys", "absent"], 1, "absent"),
         (["--model", "absent/model/dir"], 1, "absent"),
+        (["--replicas", "2"], 2, "--replicas: is of a fleet; give --ray"),
+        (["--ray"], 2, "needs --remote"),
+        (["--ray", "--remote", "r", "--learn", "1G"], 2, "--learn: not with --ray"),
+        (["--ray", "--remote", "r", "--min-tokens", "4"], 2, "--min-tokens: not with --ray"),
+        (["--ray", "--remote", "r", "--engine", "vllm"], 2, "--engine: not with --ray"),
+        (["--ray", "--remote", "r", "--replicas", "3:1"], 2, "--replicas 3:1"),
+        (["--ray", "--remote", "r", "--queue-bytes", "much"], 2, "--queue-bytes"),
+        (["--ray", "ray://a:1", "--remote", "r"], 2, "no client of Ray"),
+        (["--ray", "127.0.0.1:1", "--remote", "r"], 1, "ray start"),
+        (["--ray", "--remote", "http://127.0.0.1:1/"], 1, "read-only"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(options: list[str], code: int, word: str) -> None:
@@ -84,6 +95,12 @@ def test_without_its_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(serve, "_PACKAGES", ("fastapi", "no_such_package"))
     done = pic("serve")
     assert done.code == 1 and "no_such_package" in done.err and "pip install 'pictool[serve]'" in done.err
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_PACKAGES", ("ray", "no_such_package"))
+    done = pic("serve", "--ray", "--remote", "r")
+    assert done.code == 1 and "no_such_package" in done.err and "pip install 'pictool[ray]'" in done.err
 
 
 @contextmanager

@@ -98,6 +98,16 @@ def serving(
 ) -> Iterator[Live]:  # fmt: skip
     """A server that runs until the end."""
     home = TorchHome(model, store, settings or HomeSettings(parse_policy("legolink-4"), refresh_s=3600))
+    with serving_home(home, store, keys, service_settings, key) as live:
+        yield live
+
+
+@contextmanager
+def serving_home(
+    home: Any, store: Store, keys: Keys | None = None, service_settings: ServiceSettings = ServiceSettings(),
+    key: str = "none",
+) -> Iterator[Live]:  # fmt: skip
+    """A server of a home, which ends with it."""
     service = Service(home, store.root, keys or Keys(default=Tenant("default")), service_settings)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

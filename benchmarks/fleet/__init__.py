@@ -1,0 +1,1 @@
+"""The router of requests with which `serve_fleet` measures."""

@@ -1,0 +1,33 @@
+"""A request router of Ray Serve whose order can be changed while it runs, and which counts (`serve_fleet`)."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+from benchmarks.fleet import state
+from pictool.cluster.request_router import ResidencyRouter
+
+
+class CountingRouter(ResidencyRouter):
+    """By residency, as `pic serve --ray` has it; in turn; or the shorter of two queues, as Ray Serve has it."""
+
+    _turn = 0
+
+    def in_order(self, candidates: list[Any], pending_request: Any) -> list[Any]:
+        began = time.perf_counter()
+        ranked: list[Any] = super().in_order(candidates, pending_request)
+        state.choose_s.append(time.perf_counter() - began)
+        if state.order == "round robin":
+            self._turn += 1
+            ranked = sorted(candidates, key=lambda replica: str(replica.replica_id.unique_id))
+            ranked = ranked[self._turn % len(ranked) :] + ranked[: self._turn % len(ranked)]
+        elif state.order == "two choices":
+            two = random.sample(candidates, min(2, len(candidates)))
+            ranked = sorted(two, key=lambda replica: self.replica_queue_len_cache.get(replica.replica_id) or 0)
+        return ranked
+
+    def on_send_request(self, replica_id: Any) -> None:
+        super().on_send_request(replica_id)
+        state.calls[replica_id.unique_id] += 1

@@ -1,0 +1,269 @@
+"""The home of a server whose engines are replicas elsewhere: what its router needs, and nothing that computes.
+
+Leases, files and keys of tenants are this process's alone, so that they are the same for all replicas. A request goes
+to a replica with the keys of the objects that it wants. If the replica dies, another one answers: an answer is
+determined by its request, so what was sent of it already is compared and left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pictool.cluster.replica import Refused
+from pictool.compiler.chunking import make_chunks
+from pictool.core import Text as TextDocument
+from pictool.errors import InputError
+from pictool.linker.grid import label_of
+from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.spec import Spec
+from pictool.serve.errors import ApiError
+from pictool.serve.learning import texts_of
+from pictool.serve.offered import offered_policy, require_offered
+from pictool.serve.tenants import Tenant
+from pictool.serve.torch_home import HomeSettings
+from pictool.serve.work import Chat, CompiledText, Event, Home, Marked, Piece, Raw, Status, Stored, Work
+
+if TYPE_CHECKING:
+    from pictool.linker.policies.base import Policy
+    from pictool.runtime.model import Model
+    from pictool.store.remote import Remote
+
+_log = logging.getLogger("pictool.cluster")
+_ATTEMPTS = 3  # replicas that a request may lose
+_REMEMBERED = 100_000  # objects at the remote; keys of texts
+_BEGINNING = 256  # characters of a prompt without objects, by which it finds the replica that had it
+
+
+class ReplicaLost(Exception):
+    """A replica died, or cannot be reached, while it had a call."""
+
+
+class Calls(Protocol):
+    """Calls of replicas."""
+
+    def __call__(self, method: str, *arguments: Any, keys: tuple[str, ...], **named: Any) -> AsyncGenerator[Any, None]:
+        """What a method of the replica sends that is chosen by `keys`; ending it early cancels it there.
+
+        Raises:
+            ReplicaLost: try again. ApiError: no replica has room.
+        """
+
+
+class FleetHome(Home):
+    """Answers by replicas.
+
+    Args:
+        model: as replicas have it; its weights are not loaded here.
+        remote: where all replicas find all objects.
+    """
+
+    def __init__(self, model: Model, remote: Remote, settings: HomeSettings, calls: Calls) -> None:
+        self.model, self.created = settings.name or model.name, int(time.time())
+        self.context_length = model.max_positions
+        self.policy = settings.policy
+        self.divergence: dict[str, float] = {}
+        self.problem: str | None = None
+        self._settings, self._remote, self._calls = settings, remote, calls
+        self._wants = Wants(model, settings.codec)
+        self._at_remote: OrderedDict[str, None] = OrderedDict()
+        self._num_waiting = self._num_active = 0
+
+    def close(self) -> None:
+        self._wants.close()
+
+    def status(self) -> Status:
+        """Calls that have had no event yet are those that wait."""
+        return Status(
+            self._num_waiting, self._num_active, label_of(self.policy), self.divergence, self.problem
+        )  # fmt: skip
+
+    async def check(self, limit: float) -> float:
+        """The figure of the start-up check, on a replica; above the limit, requests that name no policy are exact.
+
+        Raises:
+            ApiError: it cannot run.
+        """
+        (kl,) = [found async for found in self._call("check", limit, keys=())]
+        self.divergence = {label_of(self._settings.policy): kl}
+        if kl > limit:
+            self.policy = make_policy(BASELINE)
+            self.problem = (
+                f"{label_of(self._settings.policy)}: linked answers of {self.model} are {kl:.3g} nats from full "
+                f"recompute, more than {limit:g}"
+            )
+        return float(kl)
+
+    # The home's contract
+
+    async def answer(self, work: Work) -> AsyncGenerator[Event, None]:
+        named = work.linking.policy
+        policy = self.policy if named is None else offered_policy(named, self._settings.policy, self._settings.allowed)
+        keys = await self._wants.of_work(work, policy)
+        work = replace(work, linking=replace(work.linking, recognises=False))  # a replica knows its own tier only
+        async with aclosing(self._call("answer", work, keys=keys, exact=self._is_exact)) as events:
+            async for event in events:
+                yield event
+
+    async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
+        keys = await self._wants.of_texts([text], tenant, self.policy, chunk_tokens)
+        call = self._call("compile", text, tenant, chunk_tokens, keys=keys, exact=self._is_exact)
+        done: list[CompiledText] = [part async for part in call]
+        for part in done:
+            _remember(self._at_remote, part.key, None)
+        return done
+
+    def has(self, key: str) -> bool:
+        if key in self._at_remote:
+            return True
+        if self._remote.whole_bytes(key) is None:
+            return False
+        _remember(self._at_remote, key, None)
+        return True
+
+    async def execute(self, query: str, tenant: Tenant) -> list[str]:
+        call = self._call("execute", query, tenant, keys=(_word(query),), exact=self._is_exact)
+        (texts,) = [texts async for texts in call]
+        return list(texts)
+
+    async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
+        require_offered(spec.policy, self._settings.policy, self._settings.allowed)
+        texts = [part.text for part in spec.documents if isinstance(part, TextDocument)]
+        keys = tuple(part for part in spec.documents if isinstance(part, str))
+        keys += await self._wants.of_texts(texts, tenant, spec.policy, spec.chunk_tokens, spec)
+        keys = keys or (_word(spec.query),)
+        async with aclosing(self._call("link", spec, tenant, compares, keys=keys, exact=self._is_exact)) as events:
+            async for event in events:
+                yield event
+
+    # Calls
+
+    @property
+    def _is_exact(self) -> bool:
+        return self.problem is not None
+
+    async def _call(
+        self, method: str, *arguments: Any, keys: tuple[str, ...], **named: Any
+    ) -> AsyncGenerator[Any, None]:
+        """What a replica sends. If it dies, another one begins again, and goes on where it was."""
+        sent = list[Any]()
+        self._num_waiting += 1
+        try:
+            for attempt in range(_ATTEMPTS):
+                calls = self._calls(method, *arguments, keys=keys, **named)
+                try:
+                    async with aclosing(calls), aclosing(self._after(sent, calls)) as events:
+                        async for event in events:
+                            yield event
+                    return
+                except ReplicaLost as error:
+                    _log.warning("pic: a replica was lost (%s); attempt %d of %d", error, attempt + 1, _ATTEMPTS)
+            raise _unavailable()
+        finally:
+            self._num_active -= bool(sent)
+            self._num_waiting -= not sent
+
+    async def _after(self, sent: list[Any], events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """The events after those that were `sent`, which must be the same again; they are added to them."""
+        number = 0
+        async for event in events:
+            if isinstance(event, Refused):
+                self._forget_lost(event)
+                raise event.error
+            number += 1
+            if number > len(sent):
+                self._num_waiting -= not sent
+                self._num_active += not sent
+                sent.append(event)
+                yield event
+            elif event != sent[number - 1]:
+                raise _unavailable()
+
+    def _forget_lost(self, refused: Refused) -> None:
+        """An object that a lease names was removed by force: which ones are there is asked again."""
+        if refused.code == "cache_object_missing":
+            self._at_remote.clear()
+
+
+def _unavailable() -> ApiError:
+    return ApiError(503, "the replica that answered was lost; try again", code="replica_lost")
+
+
+class Wants:
+    """The keys of the objects that requests want, in the order of their prompts. It has the tokenizer of a thread."""
+
+    def __init__(self, model: Model, codec: str) -> None:
+        self._model, self._codec = model, codec
+        self._thread = ThreadPoolExecutor(1, "pic-keys")
+        self._known: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    async def of_work(self, work: Work, policy: Policy) -> tuple[str, ...]:
+        """Of a request; without objects, a word that stands for the beginning of its prompt."""
+        pieces = [piece for piece in _pieces(work.prompt) if isinstance(piece, Stored | Marked)]
+        if not pieces or not policy.needs.objects:
+            return (_word("".join(texts_of(work.prompt))[:_BEGINNING]),)
+        marked = [piece.text for piece in pieces if isinstance(piece, Marked)]
+        found = iter(await self._of_each(marked, work.tenant, Spec(policy=policy, codec=self._codec)))
+        return tuple(
+            key for piece in pieces for key in ((piece.key,) if isinstance(piece, Stored) else next(found))
+        )  # fmt: skip
+
+    async def of_texts(
+        self, texts: Sequence[str], tenant: Tenant, policy: Policy, chunk_tokens: int | None = None,
+        spec: Spec | None = None,
+    ) -> tuple[str, ...]:  # fmt: skip
+        """Of texts that are compiled as `spec` has it."""
+        asked = replace(spec or Spec(policy=policy, codec=self._codec), documents=(), chunk_tokens=chunk_tokens)
+        return tuple(key for keys in await self._of_each(texts, tenant, asked) for key in keys)
+
+    async def _of_each(self, texts: Sequence[str], tenant: Tenant, spec: Spec) -> list[tuple[str, ...]]:
+        if not texts:
+            return []
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: [self._keys(text, tenant, spec) for text in texts])
+
+    def _keys(self, text: str, tenant: Tenant, spec: Spec) -> tuple[str, ...]:
+        """Of a text; none of one that cannot be compiled, which the replica says."""
+        options = spec.objects
+        named = f"{tenant.id} {options} {spec.chunk_tokens} {text}".encode(errors="surrogatepass")
+        digest = hashlib.sha256(named).digest()
+        if digest not in self._known:
+            model = self._model
+            try:
+                chunks = make_chunks(model, text, "text", spec.chunk_tokens)
+            except InputError:
+                return ()
+            keys = tuple(
+                model.target.identify(chunk.tokens, options.sinks, options.codec, tenant.salt, model.bos_id).key
+                for chunk in chunks
+            )  # fmt: skip
+            _remember(self._known, digest, keys)
+        return self._known[digest]
+
+
+def _pieces(prompt: Chat | Raw) -> Iterable[Piece]:
+    if isinstance(prompt, Raw):
+        return prompt.pieces
+    return [piece for turn in prompt.turns for piece in turn.pieces] + [part.piece for part in prompt.documents]
+
+
+def _word(text: str) -> str:
+    """What stands for a text that is no object."""
+    return f"text {hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:16]}"
+
+
+def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    known[key] = value
+    while len(known) > _REMEMBERED:
+        known.popitem(last=False)

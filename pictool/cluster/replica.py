@@ -1,0 +1,184 @@
+"""A replica of a server: the torch engine over a local tier of its own; all objects are at the shared remote.
+
+Knows nothing of Ray: it is called with the router's work, and answers with events. What a client did wrong comes back
+as a value (`Refused`), since an exception would lose what it is on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pictool.cluster.loading import load_same_model
+from pictool.cluster.residency import MOST_HELD, report_of
+from pictool.errors import PicError
+from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.spec import Spec
+from pictool.serve.check import check_linking
+from pictool.serve.errors import ApiError
+from pictool.serve.start import start_home
+from pictool.serve.tenants import Tenant
+from pictool.serve.torch_home import HomeSettings
+from pictool.serve.work import CompiledText, Work
+from pictool.store.remote import Remote
+from pictool.store.store import Store
+from pictool.store.transfer import push
+from pictool.store.usage import read_counts
+
+_log = logging.getLogger("pictool.cluster")
+TIERS = "replicas"  # the directory of local tiers in a store
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    """How replicas work: the same for all.
+
+    Fields:
+        root: the store's directory on a replica's machine; local tiers are within.
+        max_bytes: of a local tier; None: no limit. memory_bytes: of host memory that keep layers.
+        model, device, dtype, salt, fingerprints, threads, version: as of `loading.ModelSpec`.
+    """
+
+    remote: Remote
+    root: str
+    settings: HomeSettings
+    max_bytes: int | None = None
+    memory_bytes: int = 0
+    model: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    salt: str = field(default="", repr=False)
+    fingerprints: tuple[str, str] | None = None
+    threads: int = 1
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An `ApiError` as a value."""
+
+    status: int
+    message: str
+    param: str | None
+    code: str | None
+    headers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, error: Exception) -> Refused:
+        told = ApiError.of(error)
+        if told.status >= 500:
+            _log.error("pic: a request failed: %s", error, exc_info=None if isinstance(error, PicError) else error)
+        return cls(told.status, told.message, told.param, told.code, told.headers)
+
+    @property
+    def error(self) -> ApiError:
+        return ApiError(self.status, self.message, param=self.param, code=self.code, headers=self.headers)
+
+
+class Replica:
+    """One replica, with its weights loaded. `name` is that of its local tier, which it finds again.
+
+    All calls take `keys`, what they want, by which they were routed; and `exact`: whether the start-up check failed, so
+    that requests which name no policy are answered exactly.
+
+    Raises:
+        PicError: the model cannot be loaded, or is another one than the driver's.
+    """
+
+    def __init__(self, spec: ReplicaSpec, name: str) -> None:
+        model = load_same_model(spec)
+        self._store = Store(
+            Path(spec.root) / TIERS / name, spec.max_bytes, remote=spec.remote, memory_bytes=spec.memory_bytes,
+            on_warning=lambda problem: _log.warning("pic: %s", problem),
+        )  # fmt: skip
+        self._model, self._settings = model, spec.settings
+        self._home = start_home(model, self._store, spec.settings, None)
+        self._report: dict[str, Any] = report_of(())
+        self._stamp: tuple[int, ...] = ()
+
+    def _be(self, exact: bool) -> None:
+        if exact:
+            self._home.policy = make_policy(BASELINE)
+
+    async def check(self, limit: float, keys: object = ()) -> AsyncGenerator[float | Refused, None]:
+        """KL(full ‖ linked) of the start-up check in nats (`serve.check`)."""
+        try:
+            yield (await asyncio.to_thread(check_linking, self._model, self._settings.policy, limit)).kl
+        except Exception as error:
+            yield Refused.of(error)
+
+    async def answer(self, work: Work, exact: bool = False, keys: object = ()) -> AsyncGenerator[Any, None]:
+        """The events of an answer (`Home.answer`)."""
+        self._be(exact)
+        async with aclosing(_told(self._home.answer(work))) as events:
+            async for event in events:
+                yield event
+
+    async def link(
+        self, spec: Spec, tenant: Tenant, compares: bool, exact: bool = False, keys: object = ()
+    ) -> AsyncGenerator[Any, None]:
+        """The events of /v1/link (`Home.link`)."""
+        self._be(exact)
+        async with aclosing(_told(self._home.link(spec, tenant, compares))) as events:
+            async for event in events:
+                yield event
+
+    async def compile(
+        self, text: str, tenant: Tenant, chunk_tokens: int | None, exact: bool = False, keys: object = ()
+    ) -> AsyncGenerator[CompiledText | Refused, None]:
+        """Compile a text, as `Home.compile`; each object is at the remote when it is sent here."""
+        self._be(exact)
+        try:
+            for done in await self._home.compile(text, tenant, chunk_tokens):
+                await asyncio.to_thread(push, self._store, [done.key])
+                yield done
+        except Exception as error:
+            yield Refused.of(error)
+
+    async def execute(
+        self, query: str, tenant: Tenant, exact: bool = False, keys: object = ()
+    ) -> AsyncGenerator[list[str] | Refused, None]:
+        """The texts of a span query's answer (`Home.execute`)."""
+        self._be(exact)
+        try:
+            yield await self._home.execute(query, tenant)
+        except Exception as error:
+            yield Refused.of(error)
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """What the local tier holds, for the router: the objects that were used last."""
+        stamp = self._store.stamp()
+        if stamp != self._stamp:
+            entries = sorted(self._store.files().values(), key=lambda entry: entry.used_ns, reverse=True)
+            self._report = report_of((entry.key, entry.num_bytes) for entry in entries[:MOST_HELD])
+            self._stamp = stamp
+        return self._report
+
+    def figures(self) -> dict[str, int]:
+        """Figures of the local tier, for metrics; those of use are since it was made."""
+        self._store.counters.flush()
+        held, used = self._report["held"], read_counts(self._store.root / "stats")
+        return {
+            "objects": len(held), "bytes": sum(held.values()), "hits": used.hits, "misses": used.misses,
+            "written_bytes": used.written_bytes,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """End its threads."""
+        self._home.close()
+
+
+async def _told(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Events; what ends them is the last one."""
+    try:
+        async for event in events:
+            yield event
+    except Exception as error:
+        yield Refused.of(error)
+    finally:
+        await events.aclose()

@@ -1,0 +1,175 @@
+"""`pic serve --ray`: a server whose engines are replicas on a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Optional
+
+from pictool import __version__
+from pictool.commands.compile_ray import shared_model, shared_remote
+from pictool.commands.errors import UsageError, of_command_line
+from pictool.commands.options import CLUSTER, RayOption, option
+from pictool.commands.resources import open_store
+from pictool.commands.settings import Settings
+from pictool.commands.sizes import parse_size
+from pictool.commands.verbosity import note, waiting
+from pictool.errors import InputError
+
+if TYPE_CHECKING:
+    from pictool.cluster.fleet import FleetHome
+    from pictool.cluster.replica import ReplicaSpec
+    from pictool.cluster.serving import Scale
+    from pictool.routing import Routing
+    from pictool.runtime.model import Model
+    from pictool.serve.torch_home import HomeSettings
+    from pictool.store.remote import Remote
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """What a command line says of replicas."""
+
+    ray: RayOption = None
+    replicas: Annotated[
+        Optional[str], option("--replicas", "N|MIN:MAX", "With --ray: engines; between two, by load (1).", CLUSTER)
+    ] = None
+    replica_cpus: Annotated[
+        Optional[int], option("--replica-cpus", "N", "With --ray: threads of each (its share).", CLUSTER, min=1)
+    ] = None
+    queue_bytes: Annotated[
+        Optional[str],
+        option("--queue-bytes", "SIZE", "With --ray: what is fetched in the time of a request (100M).", CLUSTER),
+    ] = None
+
+    def check(self, others: dict[str, object], settings: Settings) -> None:
+        """Refuse what makes no sense together, and a machine without Ray.
+
+        Args:
+            others: options that replicas have not, by name; true if one is used.
+        """
+        from pictool.cluster.session import require_installed
+
+        if self.ray is None:
+            own = {
+                "--replicas": self.replicas, "--replica-cpus": self.replica_cpus, "--queue-bytes": self.queue_bytes,
+            }  # fmt: skip
+            if given := [name for name, value in own.items() if value is not None]:
+                raise UsageError(f"{given[0]}: is of a fleet; give --ray, too")
+            return
+        if given := [name for name, value in others.items() if value]:
+            raise UsageError(f"{given[0]}: not with --ray")
+        if not settings.remote:
+            raise UsageError("--ray: needs --remote URL, where replicas find objects")
+        if self.ray.startswith("ray://"):
+            raise UsageError(f"--ray {self.ray}: a server is no client of Ray; start it on a machine of the cluster")
+        self.counts()
+        self.routing()
+        require_installed("pic serve --ray")
+
+    def counts(self) -> tuple[int, int]:
+        """The least and the most replicas. Raises UsageError."""
+        least, _, most = (self.replicas or "1").partition(":")
+        try:
+            found = int(least), int(most or least)
+        except ValueError:
+            found = 0, 0
+        if not 1 <= found[0] <= found[1]:
+            raise UsageError(f"--replicas {self.replicas}: must be a number, or MIN:MAX, from 1")
+        return found
+
+    def routing(self) -> Routing:
+        """How requests are routed. Raises UsageError."""
+        from pictool.routing import Routing
+
+        if self.queue_bytes is None:
+            return Routing()
+        with of_command_line():
+            return Routing(float(parse_size("--queue-bytes", self.queue_bytes)))
+
+
+@contextmanager
+def opened_fleet(
+    fleet: FleetOptions, model: Model, home_settings: HomeSettings, settings: Settings, limit: float | None,
+    refuses: bool,
+) -> Iterator[FleetHome]:  # fmt: skip
+    """Replicas that run until the end, as one home; they were checked as the server of one process is.
+
+    Raises:
+        InputError: there is no cluster, or the check failed and `refuses`. ModelError: a replica cannot start.
+    """
+    from pictool.cluster.fleet import FleetHome
+    from pictool.cluster.serving import deployed
+    from pictool.cluster.session import connected
+    from pictool.store.remote import Retry
+
+    assert fleet.ray is not None
+    remote = shared_remote(settings, Retry())
+    with connected(fleet.ray):
+        spec = make_spec(fleet, model, remote, home_settings, settings)
+        scale = make_scale(fleet, home_settings, settings)
+        with ExitStack() as resources:
+            with waiting("starting replicas"):
+                calls = resources.enter_context(deployed(spec, scale, fleet.routing(), app_of(spec)))
+                home = resources.enter_context(closing(FleetHome(model, remote, home_settings, calls)))
+                check(home, limit, refuses)
+            yield home
+
+
+def app_of(spec: ReplicaSpec) -> str:
+    """What Ray Serve calls the replicas of a store: a server that was killed finds its own again, and replaces them."""
+    place = f"{socket.gethostname()} {spec.root}"
+    return f"pictool-{hashlib.sha256(place.encode(errors='surrogatepass')).hexdigest()[:12]}"
+
+
+def check(home: FleetHome, limit: float | None, refuses: bool) -> None:
+    """The start-up check, on one replica: all have the same weights. Raises InputError."""
+    from pictool.serve.errors import ApiError
+
+    if limit is None or not home.policy.needs.objects:
+        return
+    try:
+        asyncio.run(home.check(limit))
+    except ApiError as error:
+        raise InputError(f"the start-up check cannot run: {error}; turn it off with --check off") from error
+    if home.problem is not None and refuses:
+        raise InputError(f"{home.problem}; try another --policy, or a larger --check-limit")
+    if home.problem is not None:
+        note(f"{home.problem}; requests that name no policy are answered exactly")
+
+
+def make_spec(
+    fleet: FleetOptions, model: Model, remote: Remote, home_settings: HomeSettings, settings: Settings
+) -> ReplicaSpec:
+    """What all replicas have to know; paths are absolute, since they run elsewhere."""
+    from pictool.cluster.replica import ReplicaSpec
+
+    root, target = open_store(settings).root.absolute(), model.target
+    return ReplicaSpec(
+        remote, str(root), home_settings, settings.max_size, settings.memory,
+        shared_model(settings), settings.device.partition(":")[0], settings.dtype, settings.salt,
+        (target.model, target.tokenizer), threads_of(fleet), __version__,
+    )  # fmt: skip
+
+
+def threads_of(fleet: FleetOptions) -> int:
+    """Of each replica: its share of the cluster's CPUs, if nothing is said."""
+    from pictool.cluster.session import resources
+
+    return fleet.replica_cpus or max(1, int(resources().cpus) // fleet.counts()[0])
+
+
+def make_scale(fleet: FleetOptions, home_settings: HomeSettings, settings: Settings) -> Scale:
+    """How many replicas there are, and what each takes of the cluster: a GPU if there are some, and half its CPUs."""
+    from pictool.cluster.serving import Scale
+    from pictool.cluster.session import resources
+
+    (least, most), there = fleet.counts(), resources()
+    gpus = float(settings.device != "cpu" and there.gpus > 0)
+    cpus = min(threads_of(fleet) / 2, 0.9 * there.cpus / least)
+    active, queue = home_settings.max_active, home_settings.max_waiting
+    return Scale(least, most, round(cpus, 3), gpus, ongoing=active + queue, queued=queue, load=active)
