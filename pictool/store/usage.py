@@ -83,6 +83,8 @@ class _Pending:
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._lock = directory, threading.Lock()
+        with suppress(OSError):  # the working directory is gone
+            self._directory = directory.absolute()  # it may be another one by the time that the last counts are written
         self._counts, self._since, self._process = Counts(), 0.0, os.getpid()
         self._hits: dict[str, int] = {}
 

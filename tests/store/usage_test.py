@@ -48,6 +48,20 @@ def test_counts_are_written_when_the_counter_is_let_go(directory: Path) -> None:
     assert read_counts(directory) == Counts(hits=2, misses=1, hit_bytes=10)
 
 
+def test_counts_go_to_the_store_that_they_are_of_wherever_the_process_is_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name / ".pic").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    counters = Counters(Path(".pic/stats"))
+    counters.add(Counts(hits=1))
+    monkeypatch.chdir(tmp_path / "there")
+    counters.flush()
+    assert read_counts(tmp_path / "here/.pic/stats") == Counts(hits=1)
+    assert not (tmp_path / "there/.pic/stats").exists()
+
+
 def test_a_file_system_that_is_gone_is_no_traceback_at_the_end(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
