@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 NICENESS = 10
-_REST = 8  # times what a thread took, that it rests while the engine steps
+_REST, _MOST_REST_S = 8, 0.01  # times what a thread took, that it rests while the engine steps; at a time at most
 _BUSY_S = 0.5  # after the last step that had work, the engine has none
 
 
@@ -49,8 +49,8 @@ class Courtesy:
         self._last = -_BUSY_S if is_idle else time.monotonic()
 
     def pause(self) -> None:
-        """Rest, in a thread, for what it took since it called this last."""
+        """Rest, in a thread, by what it took since it called this last, which may be more than it is to rest for."""
         now = time.thread_time()
         took, self._thread.last = now - getattr(self._thread, "last", now), now
         if self.is_busy:
-            time.sleep(_REST * took)
+            time.sleep(min(_REST * took, _MOST_REST_S))

@@ -41,12 +41,12 @@ def test_a_thread_rests_for_what_it_took_while_the_engine_has_other_work(clocks:
     courtesy = Courtesy()
 
     def open_two() -> None:
-        for _ in range(2):
+        for seconds in (0.001, 2.0):  # the second is more than opening: reading, between two requests
             courtesy.pause()
-            clocks.work(0.01)
+            clocks.work(seconds)
         courtesy.pause()
 
-    for is_idle, rests in ((True, []), (False, [0, 0.08, 0.08])):
+    for is_idle, rests in ((True, []), (False, [0, 0.008, 0.01])):
         clocks.rests.clear()
         courtesy.note(is_idle)
         with ThreadPoolExecutor(1) as pool:
