@@ -20,6 +20,7 @@ from serve.query_test import CALL
 
 from benchmarks.serve_fleet import APP, Fleet, kill_one, measure, running
 from pictool.core import Sampling
+from pictool.serve.schema import MAX_N
 from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.work import Raw, Stored, Text, Work
 from pictool.store.store import Store
@@ -135,7 +136,8 @@ def test_a_lease_is_good_on_every_replica_and_for_its_tenant_alone(fleet: Fleet,
 
 def test_a_client_that_vanishes_ends_its_call(fleet: Fleet, both: tuple[Live, Live]) -> None:
     many = both[0]
-    body = {"model": "tiny", "prompt": "Long", "max_tokens": 400, "stream": True, "temperature": 0}
+    # Many choices: one alone can be over before this thread looks again.
+    body = {"model": "tiny", "prompt": "Long", "max_tokens": 400, "n": MAX_N, "stream": True, "temperature": 0}
     with many.client.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_lines())
         assert fleet.home.status().active == 1
