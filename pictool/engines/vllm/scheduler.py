@@ -136,7 +136,7 @@ class SchedulerSide:
         """Begin to plan a new request. A plan that is made at once has its salt before vLLM looks for its blocks."""
         client_salt = request.cache_salt or ""
         try:
-            if client_salt.startswith(SALT_PREFIX):  # a client's own salt never is one of ours
+            if client_salt:  # vLLM's KV events show it, and it finds a tenant's objects
                 _set_salt(request, self._salter.salt_of_client(client_salt))
             params = request.kv_transfer_params
             if not isinstance(params, Mapping):  # vLLM itself reads from what is true
@@ -382,7 +382,7 @@ class Salter:
         return self._salt([own_salt, plan.policy.name, plan.policy.params, spans, rows_digest])
 
     def salt_of_client(self, salt: str) -> str:
-        """What a client's salt becomes that looks like one of ours: it may have been read from vLLM's KV events."""
+        """What a client's salt becomes: that which vLLM's KV events show opens nothing, here or elsewhere."""
         return self._salt(["client", salt])
 
     def unique(self) -> str:

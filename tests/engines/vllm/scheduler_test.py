@@ -172,8 +172,8 @@ def test_a_step_waits_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> Non
     side.shutdown()
 
 
-def test_a_client_s_salt_is_never_one_of_ours() -> None:
-    """Those that vLLM shows in its KV events are salted again, whether the request is linked or not."""
+def test_no_salt_that_vllm_shows_is_a_client_s_or_opens_anything() -> None:
+    """Those in its KV events are salted again, whether the request is linked or not; equal ones share blocks still."""
     side = SchedulerSide(Broken(), parse_settings({"store": "x"}))  # type: ignore[arg-type]
     plan = make_plan(NAIVE, rig.ids(*range(20)), [rig.match("a", 3, 3, 4)])
     shown = Salter().salt_of(plan, None)
@@ -181,6 +181,8 @@ def test_a_client_s_salt_is_never_one_of_ours() -> None:
         request: Any = Asked(params, cache_salt=shown)
         side.add_request(request)
         assert request.cache_salt not in (None, shown) and request.block_hashes
-        other: Any = Asked(params, cache_salt="tenant")
-        side.add_request(other)
-        assert other.cache_salt == "tenant"
+        others: list[Any] = [Asked(params, cache_salt=salt) for salt in ("tenant", "tenant", "another", None)]
+        for other in others:
+            side.add_request(other)
+        salts = [other.cache_salt for other in others]
+        assert salts[0] == salts[1] != salts[2] and salts[3] is None and "tenant" not in salts[0]
