@@ -12,7 +12,7 @@ import vllm_rig as rig
 
 from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
-from pictool.linker.policies import make_policy, policies
+from pictool.linker.policies import policies
 from pictool.runtime.model import embedded_path
 
 POLICIES = (
