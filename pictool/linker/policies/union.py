@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.core import Layout
+from pictool.core import Layout, RowMask
 from pictool.errors import InputError
 from pictool.linker.grid import parse_parts
 from pictool.linker.policies.base import (
@@ -121,9 +121,9 @@ class Union(Policy):
         rank[~deviation.rows] = len(rank)
         return Selection(self._within(rank), narrowed.scores)
 
-    def _within(self, rank: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _within(self, rank: NDArray[np.int64]) -> RowMask:
         """Those of the rows with a rank [N] that the budget reaches."""
-        return (rank < len(rank)) & highest(-rank, count_of(self.budget, len(rank)))
+        return (rank < len(rank)) & highest(-rank.astype(float), count_of(self.budget, len(rank)))
 
 
 def ranks(selection: Selection, layout: Layout) -> NDArray[np.int64]:
@@ -144,8 +144,9 @@ def ranks(selection: Selection, layout: Layout) -> NDArray[np.int64]:
     return places
 
 
-def _joined(chosen: Sequence[Selection]) -> NDArray[np.bool_]:
-    return np.logical_or.reduce([selection.rows for selection in chosen])
+def _joined(chosen: Sequence[Selection]) -> RowMask:
+    rows: RowMask = np.logical_or.reduce([selection.rows for selection in chosen])
+    return rows
 
 
 def _narrows(policy: Policy) -> bool:
