@@ -1,7 +1,7 @@
 """Which recipe of fixup tables holds on every model of the zoo (docs/studies/fixups.md).
 
     python -m benchmarks.fixup_zoo measure            # every model of the zoo that is trained → fixup_zoo.json
-    python -m benchmarks.fixup_zoo table              # the tables of the study, from fixup_zoo.json
+    python -m benchmarks.fixup_zoo table              # the tables of the study, from both results
     python -m benchmarks.fixup_zoo compose            # unions, and the tail's attention → fixup_zoo_compose.json
     python -m benchmarks.fixup_zoo plot               # its picture → docs/images/fixup_zoo.svg
 
@@ -356,6 +356,7 @@ def table(_: argparse.Namespace) -> None:
             f"| {name} | {best} | {100 * own[name, '20']:.1f} | {100 * own[name, '60']:.1f} | "
             f"{100 * default[name, '20']:.1f}, {100 * default[name, '60']:.1f} | {right} |"
         )
+    composed_table()
 
 
 def plot(_: argparse.Namespace) -> None:
@@ -392,7 +393,7 @@ COMPOSED = Path("benchmarks/results/fixup_zoo_compose.json")
 COMPOSITIONS = (
     "fixup-5", "attended-5", "fixup-2.5+attended-2.5", "fixup-5+attended-5@5", "fixup-5+speccache-5@5",
     "fixup-10", "attended-10", "fixup-5+attended-5", "fixup-10+attended-10@10", "fixup-5+speccache-5",
-    "fixup-5+legolink-2", "fixup-5+attended-15",
+    "fixup-5+legolink-2", "fixup-5+attended-15", "cacheblend-5", "fixup-5+cacheblend-5", "fixup-5+cacheblend-5@5",
 )  # fmt: skip
 
 
@@ -416,6 +417,17 @@ def compose(options: argparse.Namespace) -> None:
         }  # fmt: skip
         print(f"{subject.name}: {len(kl['naive'])} questions", file=sys.stderr, flush=True)
         write_results(COMPOSED, results)
+
+
+def composed_table() -> None:
+    """Print the compositions: the mean share of rows, and KL as a share of naive's for every model."""
+    models: Record = json.loads(COMPOSED.read_text())["models"]
+    print("\n| policy | rows, % | " + " | ".join(f"`{name}`" for name in models) + " |")
+    print("|---|---|" + "---|" * len(models))
+    for label in COMPOSITIONS:
+        rows = float(np.mean([100 * model[label]["rows"] for model in models.values()]))
+        cells = (f"{100 * model[label]['kl'] / model['naive']['kl']:.0f}" for model in models.values())
+        print(f"| {label} | {rows:.1f} | " + " | ".join(cells) + " |")
 
 
 def _composed(subject: Subject, index: int) -> Iterable[tuple[str, float, float]]:
