@@ -398,24 +398,25 @@ COMPOSITIONS = (
 
 
 def compose(options: argparse.Namespace) -> None:
-    """Every composition on one prompt after another of each model, tables by the model itself."""
+    """Every composition on one prompt after another of each model, tables by the model itself.
+
+    What is in the results already is kept: a new composition is measured alone.
+    """
     torch.set_num_threads(1)
-    results: Record = {"command": f"python -m benchmarks.fixup_zoo compose --prompts {options.prompts}", "models": {}}
+    results: Record = json.loads(COMPOSED.read_text()) if COMPOSED.exists() else {"models": {}}
+    results["command"] = f"python -m benchmarks.fixup_zoo compose --prompts {options.prompts}"
     for subject in subjects():
-        kl: dict[str, list[float]] = {}
-        rows: dict[str, list[float]] = {}
-        for index in range(options.prompts):
-            for label, divergence, share in _composed(subject, index):
-                kl.setdefault(label, []).append(divergence)
-                rows.setdefault(label, []).append(share)
-        results["models"][subject.name] = {
-            label: {
-                "questions": len(values), "kl": round(float(np.mean(values)), 5),
-                "rows": round(float(np.mean(rows[label])), 4),
-            }
-            for label, values in kl.items()
-        }  # fmt: skip
-        print(f"{subject.name}: {len(kl['naive'])} questions", file=sys.stderr, flush=True)
+        found = results["models"].setdefault(subject.name, {})
+        missing = [label for label in ("naive", *COMPOSITIONS) if label not in found]
+        if not missing:
+            continue
+        measured = [each for index in range(options.prompts) for each in _composed(subject, index, missing)]
+        for label in missing:
+            kl, rows = zip(*((divergence, share) for name, divergence, share in measured if name == label), strict=True)
+            found[label] = {
+                "questions": len(kl), "kl": round(float(np.mean(kl)), 5), "rows": round(float(np.mean(rows)), 4)
+            }  # fmt: skip
+        print(f"{subject.name}: {found['naive']['questions']} questions", file=sys.stderr, flush=True)
         write_results(COMPOSED, results)
 
 
@@ -430,11 +431,11 @@ def composed_table() -> None:
         print(f"| {label} | {rows:.1f} | " + " | ".join(cells) + " |")
 
 
-def _composed(subject: Subject, index: int) -> Iterable[tuple[str, float, float]]:
+def _composed(subject: Subject, index: int, labels: Sequence[str]) -> Iterable[tuple[str, float, float]]:
     """Policy, KL of the first token from full, and share of context rows; of every question of one prompt."""
     model, world = subject.model, subject.prompt(20, index)
     pages = [Chunk(page, model.encode(page), "page") for page in world.pages]
-    policies = parse_grid(["naive", *COMPOSITIONS])
+    policies = parse_grid(labels)
     with tempfile.TemporaryDirectory() as directory:
         store = Store(directory)
         compile(model, store, pages, probes=PROBES, probe_model=model)
