@@ -215,7 +215,7 @@ def test_attention_is_that_of_the_tail_over_naive_reuse(architecture: str, store
 
 def test_an_engine_without_attention_refuses_by_name() -> None:
     prompt = Prompt(subject("llama").model, Layout.of((0,), [(5, 6, 7)], (8,)), ("", "a", TAIL))
-    for spec in ("attended-10", "attended-10+legolink-2"):
+    for spec in ("attended-10", "attended-10+legolink-2", "cacheblend-5+attended-10"):
         with pytest.raises(InputError, match=r"attended: .* take the torch engine"):
             parse_policy(spec).select(prompt)
 
