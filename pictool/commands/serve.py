@@ -17,6 +17,7 @@ from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.options import (
     ANSWER,
     COMPILING,
+    MODEL,
     POLICY,
     SALT,
     CodecOption,
@@ -41,8 +42,13 @@ if TYPE_CHECKING:
 app = make_app()
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _CHECKS = ("exact", "refuse", "off")
-_ALONE = (("--engine", "engine"), ("--learn", "learn"), ("--min-tokens", "min_tokens"))  # not with --ray
-_TORCH_ONLY = ("max_tokens", "codec")
+_ALONE = (
+    ("--engine", "engine"),
+    ("--learn", "learn"),
+    ("--min-tokens", "min_tokens"),
+    ("--pool", "pool"),
+)  # not with --ray
+_TORCH_ONLY = ("max_tokens", "codec", "pool")
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 
 
@@ -81,6 +87,9 @@ class ServeOptions:
     codec: CodecOption = None
     learn: Annotated[
         Optional[str], option("--learn", "SIZE", "Compile texts that requests repeat, so many bytes (off).", COMPILING)
+    ] = None
+    pool: Annotated[
+        Optional[str], option("--pool", "SIZE", "KV of objects that stays on the device, as 500M; 0: none.", MODEL)
     ] = None
 
 
@@ -217,7 +226,7 @@ def make_home_settings(options: ServeOptions, settings: Settings) -> HomeSetting
     return HomeSettings(
         parse_policy(options.policy), frozenset(options.allow) if options.allow else None, options.queue,
         options.active or _ACTIVE, options.max_tokens, options.min_tokens, codec=codec, name=options.name,
-        learned_bytes=learned_bytes(options),
+        learned_bytes=learned_bytes(options), pool_bytes=pool_bytes(options),
     )  # fmt: skip
 
 
@@ -227,6 +236,13 @@ def learned_bytes(options: ServeOptions) -> int:
 
     with of_command_line():
         return 0 if options.learn is None else parse_size("--learn", options.learn)
+
+
+def pool_bytes(options: ServeOptions) -> int:
+    """The size of --pool. Raises InputError for what is no size."""
+    from pictool.commands.sizes import parse_size
+
+    return 0 if options.pool is None else parse_size("--pool", options.pool)
 
 
 def bind(options: ServeOptions) -> socket.socket:

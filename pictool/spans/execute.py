@@ -1,6 +1,7 @@
 """Running a query on an engine: every call from the bottom up; its answer is what the outer call reads.
 
-Calls that are ready at once reach the engine together, which runs them side by side if it can (`Engine.answer_all`).
+Calls that are ready at once, of one query or of several, reach the engine together: it runs them side by side if it can
+(`Engine.answer_all`), or links them in waves from its pool (`Engine.link_all`).
 
 The children of a + are linked as objects under the policy. A node that fails names its path, and what was done before
 is kept. Sampling is seeded by the path in the query as it was written, so that a query gives the same tree again,
@@ -13,6 +14,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +26,7 @@ from pictool.linker.policies import DEFAULT, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import MAX_NEW_TOKENS, Spec
 from pictool.spans import query as nodes
-from pictool.spans.generated import answer_and_keep, keep_output
+from pictool.spans.generated import answer_all_and_keep, answer_and_keep, keep_output
 from pictool.spans.optimise import Optimised, optimise
 from pictool.spans.prompt import FileText, Output, Prompt, Span, make_prompt, seam_after, span_text, spans_of
 from pictool.spans.query import (
@@ -198,12 +200,21 @@ class Executor:
         Raises:
             QueryError: the node that failed, why, and what was done before.
         """
-        running = _Run(self, query, self._hooks)
-        try:
-            return Result(running.evaluate(), tuple(running.done))
-        except QueryError as error:
-            error.done = tuple(running.done)
-            raise
+        (outcome,) = self.run_all([query])
+        if isinstance(outcome, QueryError):
+            raise outcome
+        return outcome
+
+    def run_all(
+        self, queries: Sequence[Query], on_end: Callable[[int, Result | QueryError], None] = _quiet
+    ) -> list[Result | QueryError]:
+        """Run several queries, each as `run` does; calls of all that are ready at once reach the engine together.
+
+        Args:
+            on_end: called with the index of a query and its outcome as soon as it has ended.
+        """
+        runs = [_Run(self, query, self._hooks) for query in queries]
+        return run(together([each.task(partial(on_end, index)) for index, each in enumerate(runs)]), _perform)
 
     def retrieve(self, node: nodes.Retrieve | nodes.Augment, query: str) -> list[nodes.Fragment]:
         """The fragments of an R for a query's text. Raises InputError for files that cannot be read."""
@@ -214,10 +225,11 @@ class Executor:
         return None if needs_running(node.input) else self.retrieve(node, query_text(node.input))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Asked:
-    """A call that is ready: all below it has run. `seed` and `at` are by its place in the query as it was written."""
+    """A call that is ready: all below it has run. `at` is its place in the query as it was written."""
 
+    run: _Run
     engine: Engine
     prompt: Prompt
     node: Generate | nodes.Chat
@@ -238,9 +250,16 @@ class _Run:
         self._asked: set[Query] = set()  # calls whose answers are to come, and others wait for
         self._started, self._tokens = time.monotonic(), 0
 
-    def evaluate(self) -> Query:
-        """What the query gives: messages and joins of them."""
-        return run(self._evaluate(self._query, ()), self._perform)
+    def task(self, on_end: Callable[[Result | QueryError], None]) -> _Task[Result | QueryError]:
+        """The whole run: what the query gives, messages and joins of them; or why it gives nothing."""
+        outcome: Result | QueryError
+        try:
+            outcome = Result((yield from self._evaluate(self._query, ())), tuple(self.done))
+        except QueryError as error:
+            error.done = tuple(self.done)
+            outcome = error
+        on_end(outcome)
+        return outcome
 
     def _evaluate(self, node: Query, path: Path) -> _Task[Query]:
         match node:
@@ -350,7 +369,7 @@ class _Run:
             return self._output(shared)
         with _Failing(at):
             engine = self._executor.engine_of(node.call.model)
-            asked = _Asked(engine, make_prompt(engine.model, over), node, path, at)
+            asked = _Asked(self, engine, make_prompt(engine.model, over), node, path, at)
         if is_deterministic(node):
             self._asked.add(node)
         try:
@@ -363,63 +382,59 @@ class _Run:
             self._known[node] = outcome
         return self._output(outcome)
 
-    def _perform(self, wave: Sequence[_Asked]) -> list[Done | PicError]:
-        """Run calls that are ready, side by side where the engine can.
+    @property
+    def keeps(self) -> bool:
+        """Whether outputs are kept as objects."""
+        return self._options.keeps_outputs and self._options.policy.needs.objects
 
-        Outputs that are kept, and a budget of tokens, take one call after the other, until one fails.
-        """
-        keeps = self._options.keeps_outputs and self._options.policy.needs.objects
-        outcomes: dict[int, Done | PicError] = {}
-        if keeps or self._options.budget.tokens is not None or len(wave) == 1:
-            for index, asked in enumerate(wave):
-                outcomes[index] = self._run_one(asked, keeps)
-                if isinstance(outcomes[index], PicError):
-                    break
-        else:
-            for engine in dict.fromkeys(asked.engine for asked in wave):
-                indices = [index for index, asked in enumerate(wave) if asked.engine is engine]
-                outcomes |= zip(indices, self._run_all(engine, [wave[index] for index in indices]), strict=True)
-        return [outcomes[index] for index in range(len(outcomes))]
+    @property
+    def is_serial(self) -> bool:
+        """Whether its calls run one after the other: the next one depends on what is left of a budget."""
+        budget = self._options.budget
+        return budget.tokens is not None or (self.keeps and budget.seconds is not None)
 
-    def _run_all(self, engine: Engine, wave: Sequence[_Asked]) -> list[Done | PicError]:
-        """Run calls on one engine side by side."""
-        started = time.monotonic()
-        try:
-            self._require_budget(wave[0].at)
-        except QueryError as error:
-            return [error] * len(wave)
-        ended: dict[int, Done | PicError] = {}
-        for index, answer in engine.answer_all([self._spec(asked) for asked in wave]):
-            if isinstance(answer, PicError):
-                ended[index] = QueryError(wave[index].at, str(answer))
-            else:
-                ended[index] = self._ended(wave[index], answer, started)
-        return [ended[index] for index in range(len(wave))]
-
-    def _run_one(self, asked: _Asked, keeps: bool) -> Done | PicError:
-        """Run one call, and keep its output's KV if an outer call can link it."""
-        engine, started = asked.engine, time.monotonic()
-        on_text = self._hooks.on_text if asked.node is self._query else None
+    def refusal(self, asked: _Asked) -> QueryError | None:
+        """Why a call may not begin."""
         try:
             with _Failing(asked.at):
                 self._require_budget(asked.at)
-                if not keeps:
-                    return self._ended(asked, engine.answer(self._spec(asked), on_text=on_text), started)
-                engine.require("trace", "to link outputs as they were generated")
-                spec = self._spec(asked)
-                return self._ended(asked, answer_and_keep(engine, spec, on_text), started, spec.codec)
+                if self.keeps:
+                    asked.engine.require("trace", "to link outputs as they were generated")
+        except QueryError as error:
+            return error
+        return None
+
+    def answer(self, asked: _Asked) -> Done | QueryError:
+        """Run one call."""
+        engine, started = asked.engine, time.monotonic()
+        on_text = self._hooks.on_text if asked.node is self._query else None
+        if (refused := self.refusal(asked)) is not None:
+            return refused
+        try:
+            if self.keeps:
+                return self.record(asked, answer_and_keep(engine, self.spec(asked), on_text), started)
+            return self.record(asked, engine.answer(self.spec(asked), on_text=on_text), started)
+        except PicError as error:
+            return QueryError(asked.at, str(error))
+
+    def record(self, asked: _Asked, answer: Answer | PicError, started: float) -> Done | QueryError:
+        """The record of a call that ran, or why it failed. Its output's KV is kept, if an outer call can link it."""
+        if isinstance(answer, PicError):
+            return QueryError(asked.at, str(answer))
+        try:
+            with _Failing(asked.at):
+                return self._ended(asked, answer, started)
         except QueryError as error:
             return error
 
-    def _ended(self, asked: _Asked, answer: Answer, started: float, codec: str | None = None) -> Done:
-        """The record of a call; with `codec` its output's KV is kept, if there is an outer call."""
+    def _ended(self, asked: _Asked, answer: Answer, started: float) -> Done:
         self._tokens += len(answer.generated.tokens)
         self._hooks.on_answer(asked.path, answer)
         done = Done.of(asked.path, answer)
-        if codec is not None and asked.path:
+        if self.keeps and asked.path:
             engine, text = asked.engine, done.text + seam_after(done.text)
             seam = engine.model.encode(seam_after(done.text))
-            key = keep_output(engine.store, answer, done.tokens, seam, text, codec)
+            key = keep_output(engine.store, answer, done.tokens, seam, text, self._options.codec)
             done = replace(done, object=key or "")
         done = replace(done, seconds=time.monotonic() - started)
         self._finish(done)
@@ -429,7 +444,8 @@ class _Run:
         self.done.append(done)
         self._hooks.on_done(done)
 
-    def _spec(self, asked: _Asked) -> Spec:
+    def spec(self, asked: _Asked) -> Spec:
+        """What the engine is asked for."""
         options, call, prompt = self._options, asked.node.call, asked.prompt
         limit = call.max_tokens or options.max_new_tokens
         if options.budget.tokens is not None:
@@ -451,6 +467,43 @@ class _Run:
 
     def _failing(self, node: Query, path: Path) -> _Failing:
         return _Failing(_written(node, path))
+
+
+def _perform(wave: Sequence[_Asked]) -> list[Done | QueryError]:
+    """Run calls that are ready, of one query or of several, side by side where the engine can."""
+    outcomes: dict[int, Done | QueryError] = {}
+    if len(wave) == 1 or any(asked.run.is_serial for asked in wave):
+        failed: dict[_Run, QueryError] = {}
+        for index, asked in enumerate(wave):
+            outcome = failed.get(asked.run) or asked.run.answer(asked)
+            outcomes[index] = outcome
+            if isinstance(outcome, QueryError):
+                failed[asked.run] = outcome
+    else:
+        for engine in dict.fromkeys(asked.engine for asked in wave):
+            indices = [index for index, asked in enumerate(wave) if asked.engine is engine]
+            outcomes |= zip(indices, _perform_together(engine, [wave[index] for index in indices]), strict=True)
+    return [outcomes[index] for index in range(len(wave))]
+
+
+def _perform_together(engine: Engine, wave: Sequence[_Asked]) -> list[Done | QueryError]:
+    """Run calls on one engine. Where outputs are kept, one that fails ends those of its query that come after it."""
+    started = time.monotonic()
+    refused = {index: asked.run.refusal(asked) for index, asked in enumerate(wave)}
+    ended: dict[int, Done | QueryError] = {index: error for index, error in refused.items() if error is not None}
+    ready = [index for index in range(len(wave)) if index not in ended]
+    specs = [wave[index].run.spec(wave[index]) for index in ready]
+    failed: dict[_Run, QueryError] = {}
+    for number, answer in answer_all_and_keep(engine, specs) if wave[0].run.keeps else engine.answer_all(specs):
+        index, asked = ready[number], wave[ready[number]]
+        outcome = failed.get(asked.run) or asked.run.record(asked, answer, started)
+        del answer  # its image goes back to the pool
+        ended[index] = outcome
+        if asked.run.keeps and isinstance(outcome, QueryError):
+            failed[asked.run] = outcome
+        if failed and all(wave[later].run in failed for later in ready[number + 1 :]):
+            break
+    return [ended.get(index) or failed[asked.run] for index, asked in enumerate(wave)]
 
 
 class _Failing:
