@@ -185,7 +185,9 @@ class TorchHome(Home):
             if compares:
                 full = yield from engine.answer_steps(replace(asked, policy=_FULL), stage=stage)
                 answer = replace(answer, compare=compare_answers(answer, full))
-            send({"report": answer.report() | {"model": self.model}, "origin": answer.origin()})
+            report = answer.report() | {"model": self.model}
+            report.pop("pool", None)  # its moves are of other tenants' objects, too
+            send({"report": report, "origin": answer.origin()})
             self._indexing.wake()
 
         events = self._in_turn(tenant.name, steps)
