@@ -317,8 +317,9 @@ def print_pool(points: Sequence[PoolPoint], waves: Sequence[WavePoint], report: 
 
 def print_waves(points: Sequence[WavePoint]) -> None:
     print(f"ms of {points[0].requests} requests: from host memory; from the pool with a plan for each; with one plan")
-    print_table(["policy", "stream", *points[0].seconds, "sooner than each", "plan", "together", "MB from the host", "moves",
-                 "tokens moved", "tokens/ms", "duplicates", "scratch KB"], [
+    columns = ["policy", "stream", *points[0].seconds, "sooner than each", "plans", "together", "MB from the host",
+               "moves", "tokens moved", "tokens/ms", "duplicates", "scratch KB"]  # fmt: skip
+    print_table(columns, [
         [point.label, point.stream, *(f"{own.median * 1e3:,.1f}" for own in point.seconds.values()),
          f"{point.speedup:.2f}x", way, f"{point.together[way]:.1f}", f"{point.copied[way] / 1e6:,.1f}",
          f"{point.moves[way]:.1f}", f"{point.moved[way]:,.0f}",

@@ -26,8 +26,8 @@ from pictool.bench.queries.options import (
     TreeOptions,
 )
 from pictool.bench.queries.pool import STREAMS, bench_pool
-from pictool.bench.queries.waves import bench_waves
 from pictool.bench.queries.tree import bench_tree, queries_over, write_haystack
+from pictool.bench.queries.waves import bench_waves
 from pictool.eval.datasets.world import World
 from pictool.linker.grid import parse_grid
 from pictool.runtime.model import Model, load_model
@@ -109,7 +109,7 @@ def test_streams_meet_the_pool_as_their_names_say(model: Model, tmp_path: Path) 
     assert steps.count == waves.num_runs(options, POLICIES[:1]) == 3 * 3
     same, shuffled, drawn = (together[stream] for stream in STREAMS)
     assert same.together == {"each": 1, "wave": 1} and same.moves == {"each": 0, "wave": 0}
-    assert shuffled.together == {"each": 1, "wave": 3} and shuffled.copied["wave"] == 0 == shuffled.copied["each"]
+    assert shuffled.together["wave"] > 1 and shuffled.copied["wave"] == 0 == shuffled.copied["each"]
     assert drawn.together["wave"] > 1 and drawn.duplicates["wave"] > 0 and drawn.scratch_bytes["wave"] > 0
     assert not waves.num_runs(replace(options, wave=0), POLICIES)
 

@@ -24,7 +24,6 @@ from pictool.errors import PicError
 from pictool.linker.grid import Labelled
 from pictool.linker.residency import PoolUse
 from pictool.linker.spec import Spec
-from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
