@@ -170,8 +170,10 @@ class WorkerSide:
 
     def _start(self, job: LinkJob, target: Target) -> Loading:
         model = self._forward.model
-        reader = partial(ObjectReader, self._store, target, job, model.rank.heads, model.device.type == "cuda")
-        reader = partial(reader, pause=self._courtesy.pause)
+        reader = partial(
+            ObjectReader, self._store, target, job, model.rank.heads, model.device.type == "cuda",
+            pause=self._courtesy.pause,
+        )  # fmt: skip
         checked = job.plan.policy.check_layers(len(model.layers)) if job.rows is None else ()
         return Loading(job, self._threads, reader, checked)
 
