@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +36,7 @@ class _Next:
 
 def link_waves(
     model: Model, store: Store, specs: Iterable[Spec], residents: ResidentObjects
-) -> Iterator[tuple[int, Linked | PicError]]:
+) -> Generator[tuple[int, Linked | PicError], None, None]:
     """Link prompts in their order, in waves of as many images as the pool has room for beside those that are held.
 
     Each is linked as `link` does it, when its turn comes; who drops an image before asking for the next one leaves its

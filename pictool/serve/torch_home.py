@@ -136,7 +136,8 @@ class TorchHome(Home):
     def status(self) -> Status:
         return Status(
             self._turns.num_waiting, self._turns.num_active, label_of(self.policy), self.divergence, self.problem,
-            self._learner.num_bytes, self._learner.num_failed, self._residents and self._residents.counts,
+            self._learner.num_bytes, self._learner.num_failed,
+            None if self._residents is None else self._residents.counts,
         )  # fmt: skip
 
     # The home's contract

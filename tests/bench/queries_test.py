@@ -107,10 +107,10 @@ def test_streams_meet_the_pool_as_their_names_say(model: Model, tmp_path: Path) 
     options, steps = replace(options, requests=6, wave=3), Steps()
     together = {point.stream: point for point in bench_waves(model, POLICIES[:1], options, tmp_path, steps)}
     assert steps.count == waves.num_runs(options, POLICIES[:1]) == 3 * 3
-    same, shuffled, drawn = (together[stream] for stream in STREAMS)
-    assert same.together == {"each": 1, "wave": 1} and same.moves == {"each": 0, "wave": 0}
-    assert shuffled.together["wave"] > 1 and shuffled.copied["wave"] == 0 == shuffled.copied["each"]
-    assert drawn.together["wave"] > 1 and drawn.duplicates["wave"] > 0 and drawn.scratch_bytes["wave"] > 0
+    alike, mixed, picked = (together[stream] for stream in STREAMS)
+    assert alike.together == {"each": 1, "wave": 1} and alike.moves == {"each": 0, "wave": 0}
+    assert mixed.together["wave"] > 1 and mixed.copied["wave"] == 0 == mixed.copied["each"]
+    assert picked.together["wave"] > 1 and picked.duplicates["wave"] > 0 and picked.scratch_bytes["wave"] > 0
     assert not waves.num_runs(replace(options, wave=0), POLICIES)
 
 
