@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from pictool.errors import NotFiniteError, ObjectError, PicError
@@ -21,7 +21,9 @@ from pictool.store.store import Store
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-_AHEAD = 32  # prompts whose objects are open at a time
+# Prompts are opened ahead until there are so many, or their objects so many open files.
+_MOST_AHEAD = 32
+_OPEN_FILES = 256
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class _Next:
     spec: Spec
     opened: ExitStack
     prepared: Prepared | None
+
+    @property
+    def num_files(self) -> int:
+        """Objects that are open."""
+        return 0 if self.prepared is None else len(self.prepared.reused.placed)
 
 
 def link_waves(
@@ -48,8 +55,10 @@ def link_waves(
     rest, ahead = enumerate(specs), deque[_Next]()
     with ExitStack() as every:
         while True:
-            for index, spec in islice(rest, _AHEAD - len(ahead)):
-                ahead.append(_open(model, store, index, spec))
+            while len(ahead) < _MOST_AHEAD and sum(each.num_files for each in ahead) < _OPEN_FILES:
+                if (following := next(rest, None)) is None:
+                    break
+                ahead.append(_open(model, store, *following))
                 every.callback(ahead[-1].opened.close)
             if not ahead:
                 return

@@ -15,6 +15,7 @@ from subjects import HEAD, LENGTH_DEPENDENT, TAIL, default_policy, make_chunks, 
 from pictool.core import Chunk, CompileOptions
 from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError, ModelError, ObjectError, PicError
+from pictool.linker import wave
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy, policies
 from pictool.linker.policies.base import Policy
@@ -133,6 +134,14 @@ def test_a_wave_is_as_large_as_the_pool_has_room_for(store: Store, tokens: int, 
     uses = [use for use, _ in waves(model, store, specs, pool)]
     assert {(use.requests, use.has_room) for use in uses} == {(requests, has_room)}
     assert (pool.counts.resident_bytes > 0) == has_room and pool.counts.loaded_bytes > 0
+
+
+def test_a_wave_is_as_large_as_files_may_be_open(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, chunks, naive = subject("llama").model, make_chunks((29, 17)), make_policy("naive")
+    specs = [spec(order, naive) for order in (chunks, chunks[::-1], chunks[:1], chunks[1:])]
+    monkeypatch.setattr(wave, "_OPEN_FILES", 5)  # a head and two documents, and some of the next
+    uses = [use for use, _ in waves(model, store, specs, residents(model, 4 * (100 + GROWTH)))]
+    assert [use.requests for use in uses] == [2, 2, 2, 2]
 
 
 def test_an_image_that_is_held_over_a_wave_is_never_touched(store: Store) -> None:
