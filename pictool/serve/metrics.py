@@ -42,9 +42,7 @@ class Metrics:
                 "1 if the start-up check turned linking off.", lambda: status().problem is not None
             ),
         }  # fmt: skip
-        if status().pool is not None:
-            gauges |= _pool_gauges(status)
-        for name, (what, value) in gauges.items():
+        for name, (what, value) in (gauges | _pool_gauges(status)).items():
             Gauge(name, what, **kept).set_function(value)
         self._kl = Gauge("pic_divergence_nats", "KL(full, linked) of the start-up check.", ["policy"], **kept)
 
@@ -71,10 +69,10 @@ class Metrics:
 
 
 def _pool_gauges(status: Callable[[], Status]) -> dict[str, tuple[str, Callable[[], float]]]:
-    """Of a pool on the device."""
+    """Of a pool on the device; 0 without one."""
 
     def count(name: str) -> Callable[[], float]:
-        return lambda: float(getattr(status().pool, name))
+        return lambda: float(getattr(status().pool, name, 0))
 
     return {
         "pic_pool_resident_bytes": ("KV of objects on the device.", count("resident_bytes")),
