@@ -28,7 +28,7 @@ from pictool.linker.spec import MAX_NEW_TOKENS, Spec
 from pictool.spans import query as nodes
 from pictool.spans.generated import answer_all_and_keep, answer_and_keep, keep_output
 from pictool.spans.optimise import Optimised, optimise
-from pictool.spans.prompt import FileText, Output, Prompt, Span, make_prompt, seam_after, span_text, spans_of
+from pictool.spans.prompt import FileText, Output, Span, make_prompt, seam_after, span_text, spans_of
 from pictool.spans.query import (
     DEFAULT_MODEL,
     Generate,
@@ -231,7 +231,7 @@ class _Asked:
 
     run: _Run
     engine: Engine
-    prompt: Prompt
+    over: Query
     node: Generate | nodes.Chat
     path: Path
     at: Path
@@ -369,7 +369,7 @@ class _Run:
             return self._output(shared)
         with _Failing(at):
             engine = self._executor.engine_of(node.call.model)
-            asked = _Asked(self, engine, make_prompt(engine.model, over), node, path, at)
+            asked = _Asked(self, engine, over, node, path, at)
         if is_deterministic(node):
             self._asked.add(node)
         try:
@@ -393,27 +393,28 @@ class _Run:
         budget = self._options.budget
         return budget.tokens is not None or (self.keeps and budget.seconds is not None)
 
-    def refusal(self, asked: _Asked) -> QueryError | None:
-        """Why a call may not begin."""
+    def begin(self, asked: _Asked) -> Spec | QueryError:
+        """What the engine is asked for, or why the call cannot begin."""
         try:
             with _Failing(asked.at):
                 self._require_budget(asked.at)
                 if self.keeps:
                     asked.engine.require("trace", "to link outputs as they were generated")
+                return self._spec(asked)
         except QueryError as error:
             return error
-        return None
 
     def answer(self, asked: _Asked) -> Done | QueryError:
         """Run one call."""
         engine, started = asked.engine, time.monotonic()
         on_text = self._hooks.on_text if asked.node is self._query else None
-        if (refused := self.refusal(asked)) is not None:
-            return refused
+        spec = self.begin(asked)
+        if isinstance(spec, QueryError):
+            return spec
         try:
             if self.keeps:
-                return self.record(asked, answer_and_keep(engine, self.spec(asked), on_text), started)
-            return self.record(asked, engine.answer(self.spec(asked), on_text=on_text), started)
+                return self.record(asked, answer_and_keep(engine, spec, on_text), started)
+            return self.record(asked, engine.answer(spec, on_text=on_text), started)
         except PicError as error:
             return QueryError(asked.at, str(error))
 
@@ -444,9 +445,9 @@ class _Run:
         self.done.append(done)
         self._hooks.on_done(done)
 
-    def spec(self, asked: _Asked) -> Spec:
-        """What the engine is asked for."""
-        options, call, prompt = self._options, asked.node.call, asked.prompt
+    def _spec(self, asked: _Asked) -> Spec:
+        options, call = self._options, asked.node.call
+        prompt = make_prompt(asked.engine.model, asked.over)
         limit = call.max_tokens or options.max_new_tokens
         if options.budget.tokens is not None:
             limit = min(limit, options.budget.tokens - self._tokens)
@@ -489,17 +490,28 @@ def _perform(wave: Sequence[_Asked]) -> list[Done | QueryError]:
 def _perform_together(engine: Engine, wave: Sequence[_Asked]) -> list[Done | QueryError]:
     """Run calls on one engine. Where outputs are kept, one that fails ends those of its query that come after it."""
     started = time.monotonic()
-    refused = {index: asked.run.refusal(asked) for index, asked in enumerate(wave)}
-    ended: dict[int, Done | QueryError] = {index: error for index, error in refused.items() if error is not None}
-    ready = [index for index in range(len(wave)) if index not in ended]
-    specs = [wave[index].run.spec(wave[index]) for index in ready]
+    keeps = wave[0].run.keeps
+    ended: dict[int, Done | QueryError] = {}
     failed: dict[_Run, QueryError] = {}
-    for number, answer in answer_all_and_keep(engine, specs) if wave[0].run.keeps else engine.answer_all(specs):
+    begun: dict[int, Spec] = {}
+    for index, asked in enumerate(wave):
+        spec = failed.get(asked.run) or asked.run.begin(asked)
+        if isinstance(spec, Spec):
+            begun[index] = spec
+            continue
+        ended[index] = spec
+        if keeps:
+            failed[asked.run] = spec
+    ready, specs = list(begun), list(begun.values())
+    if not specs:
+        return [ended[index] for index in range(len(wave))]
+    failed = {}  # those before such a call run
+    for number, answer in answer_all_and_keep(engine, specs) if keeps else engine.answer_all(specs):
         index, asked = ready[number], wave[ready[number]]
         outcome = failed.get(asked.run) or asked.run.record(asked, answer, started)
         del answer  # its image goes back to the pool
         ended[index] = outcome
-        if asked.run.keeps and isinstance(outcome, QueryError):
+        if keeps and isinstance(outcome, QueryError):
             failed[asked.run] = outcome
         if failed and all(wave[later].run in failed for later in ready[number + 1 :]):
             break
