@@ -14,11 +14,12 @@ import vllm_rig as rig
 
 from pictool.engines.vllm import scheduler
 from pictool.engines.vllm.request import LinkRequest
-from pictool.engines.vllm.scheduler import Salter, SchedulerSide
+from pictool.engines.vllm.scheduler import Planned, Salter, SchedulerSide
 from pictool.engines.vllm.setup import parse_settings
 from pictool.engines.vllm.threads import Courtesy
 from pictool.linker.plan import make_plan
 from pictool.linker.policies import make_policy
+from pictool.linker.policies.base import Selection
 
 NAIVE = make_policy("naive", {})
 FIXUP = make_policy("fixup", {"ratio": 0.2})
@@ -42,9 +43,16 @@ def test_salts_tell_every_way_of_linking_apart() -> None:
 
 def test_rows_of_other_tables_are_told_apart() -> None:
     plan, salter = make_plan(FIXUP, rig.ids(*range(9)), [rig.match("a", 0, 0, 1, 2, 3)]), Salter()
-    rows = np.eye(3, 8, dtype=bool)
+    rows, every = np.eye(3, 8, dtype=bool), np.ones(8, dtype=bool)
     assert len({salter.salt_of(plan, None, selected) for selected in (None, *rows)}) == 4
     assert salter.salt_of(plan, None, rows[0]) == salter.salt_of(plan, None, rows[0].copy())
+    kept, ranked = (
+        [Selection(every, keep=row) for row in rows],
+        [Selection(every, -row.astype(np.float32)) for row in rows],
+    )
+    for narrowed in (kept, ranked):  # from a layer on; what tables select of it
+        planned = [Planned(plan, None, first).selected for first in narrowed]
+        assert len({salter.salt_of(plan, None, selected) for selected in planned}) == 3
 
 
 # Requests that meet an error
