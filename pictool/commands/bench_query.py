@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pictool.bench.queries.pool import PoolPoint
     from pictool.bench.queries.quality import Quality
     from pictool.bench.queries.tree import TreePoint
+    from pictool.bench.queries.waves import WavePoint
 
 ALGOS = ("naive", "legolink-16")
 LONG_SHAPE, SHAPE = "tiny", "small"  # of long prompts; of all else
@@ -150,21 +151,26 @@ def pool(
     tokens: Annotated[int, option("--tokens", "N", "Tokens of a document.", PROMPT, min=1)] = 512,
     share: Annotated[float, option("--pool-share", "SHARE", "Of all documents, what the pool holds.")] = 0.5,
     requests: Annotated[int, option("--requests", "N", "Requests of each stream.", min=1)] = 20,
+    wave: Annotated[int, option("--wave", "N", "Requests that are linked by one plan; 0: none.", min=0)] = 4,
     seed: SeedOption = 0,
 ) -> None:
-    """Measure links from a pool on the device. Beside links from files and from host memory (§5.5).
+    """Measure links from a pool on the device. Beside links from files and from host memory; then in waves (§5.5).
 
     \b
       pic bench query pool --documents 12 --read 4
     """
-    options = PoolOptions(documents, read, tokens, share, requests, seed)
+    options = PoolOptions(documents, read, tokens, share, requests, seed, wave)
     with open_subject(common, settings, SHAPE, ALGOS, seed) as subject:
-        from pictool.bench.queries.pool import bench_pool, num_runs
+        from pictool.bench.queries import pool as alone
+        from pictool.bench.queries import waves as together
 
-        with progress("linking", num_runs(options, subject.policies)) as step:
-            points = bench_pool(subject.model, subject.policies, options, subject.directory, step)
-        report = make_report("query pool", subject.model, options, {"points": [p.report() for p in points]})
-    publish(common, report, lambda: print_pool(points, report))
+        num_runs = alone.num_runs(options, subject.policies) + together.num_runs(options, subject.policies)
+        with progress("linking", num_runs) as step:
+            points = alone.bench_pool(subject.model, subject.policies, options, subject.directory, step)
+            waves = together.bench_waves(subject.model, subject.policies, options, subject.directory, step)
+        results = {"points": [p.report() for p in points], "waves": [w.report() for w in waves]}
+        report = make_report("query pool", subject.model, options, results)
+    publish(common, report, lambda: print_pool(points, waves, report))
     if common.plot:
         from pictool.bench.queries.plots import plot_pool
 
@@ -291,7 +297,7 @@ def print_moves(points: Sequence[MovesPoint], report: dict[str, Any]) -> None:
     ])  # fmt: skip
 
 
-def print_pool(points: Sequence[PoolPoint], report: dict[str, Any]) -> None:
+def print_pool(points: Sequence[PoolPoint], waves: Sequence[WavePoint], report: dict[str, Any]) -> None:
     print(head_line(report))
     print("TTFT in ms, medians; sooner: host memory's ÷ the pool's, median of the requests' ratios; MB from the host")
     places = list(points[0].ttft)
@@ -304,6 +310,22 @@ def print_pool(points: Sequence[PoolPoint], report: dict[str, Any]) -> None:
          "-" if point.tokens_per_ms is None else f"{point.tokens_per_ms.median:,.0f}",
          str(point.duplicates), f"{point.scratch:,}"]
         for point in points
+    ])  # fmt: skip
+    if waves:
+        print_waves(waves)
+
+
+def print_waves(points: Sequence[WavePoint]) -> None:
+    print(f"ms of {points[0].requests} requests: from host memory; from the pool with a plan for each; with one plan")
+    columns = ["policy", "stream", *points[0].seconds, "sooner than each", "plans", "together", "MB from the host",
+               "moves", "tokens moved", "tokens/ms", "duplicates", "scratch KB"]  # fmt: skip
+    print_table(columns, [
+        [point.label, point.stream, *(f"{own.median * 1e3:,.1f}" for own in point.seconds.values()),
+         f"{point.speedup:.2f}x", way, f"{point.together[way]:.1f}", f"{point.copied[way] / 1e6:,.1f}",
+         f"{point.moves[way]:.1f}", f"{point.moved[way]:,.0f}",
+         "-" if (rate := point.tokens_per_ms[way]) is None else f"{rate.median:,.0f}",
+         str(point.duplicates[way]), f"{point.scratch_bytes[way] / 1e3:,.0f}"]
+        for point in points for way in point.moves
     ])  # fmt: skip
 
 

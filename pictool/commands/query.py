@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pictool.engines.base import Answer, Engine, Feature
     from pictool.linker.policies.base import Policy
     from pictool.spans.bulk import BulkQuery, Schedule
-    from pictool.spans.execute import Done, Executor, Hooks, RunOptions
+    from pictool.spans.execute import Done, Executor, Hooks, QueryError, Result, RunOptions
     from pictool.spans.optimise import Optimised
     from pictool.spans.query import Path as NodePath
     from pictool.spans.query import Query
@@ -362,7 +362,7 @@ def print_call(done: Done, is_streamed: bool) -> None:
 
 def run_bulk(engines: Engines, options: RunOptions, text: str, name: str, wanted: Wanted, memory: int) -> None:
     """Run the queries of a file, one a line, in the order that lets shared texts meet; or print that order."""
-    from pictool.spans.bulk import AnswerFile, read_bulk
+    from pictool.spans.bulk import TOGETHER, AnswerFile, read_bulk
     from pictool.spans.execute import Executor
 
     executor = Executor(engines, options)
@@ -375,13 +375,17 @@ def run_bulk(engines: Engines, options: RunOptions, text: str, name: str, wanted
     answers = AnswerFile(Path(wanted.output), queries) if wanted.output is not None else None
     results: dict[int, Mapping[str, Any]] = dict(answers.answered) if answers is not None else {}
     with answers_bar(name) as show:
+
+        def keep(query: BulkQuery, result: Mapping[str, Any]) -> None:
+            results[query.line] = result
+            if answers is not None:
+                answers.append(query, result)
+            show(len(results), len(queries))
+
         show(len(results), len(queries))
-        for query in ordered:
-            if query.line not in results:
-                results[query.line] = answer_line(executor, query)
-                if answers is not None:
-                    answers.append(query, results[query.line])
-                show(len(results), len(queries))
+        left = [query for query in ordered if query.line not in results]
+        for start in range(0, len(left), TOGETHER):
+            answer_queries(executor, left[start : start + TOGETHER], keep)
     if wanted.as_json:
         print_json([{"line": line, **results[line]} for line in sorted(results)])
     elif wanted.output is None:
@@ -423,10 +427,25 @@ def print_schedule(planned: Schedule, ordered: Sequence[BulkQuery], as_json: boo
     print(f"planned      {planned.hits / (planned.total or 1):.0%}")
 
 
-def answer_line(executor: Executor, query: BulkQuery) -> Mapping[str, Any]:
+def answer_queries(
+    executor: Executor, queries: Sequence[BulkQuery], keep: Callable[[BulkQuery, Mapping[str, Any]], None]
+) -> None:
+    """Run queries of a bulk together; `keep` is called with each and its answer, or its error, once it has ended."""
+    ready: list[tuple[BulkQuery, Query]] = []
+    for query in queries:
+        try:
+            ready.append((query, executor.optimise(query.query).after))
+        except PicError as error:
+            keep(query, {"error": str(error)})
+
+    def keep_outcome(index: int, outcome: Result | QueryError) -> None:
+        keep(ready[index][0], outcome_report(outcome))
+
+    executor.run_all([query for _, query in ready], keep_outcome)
+
+
+def outcome_report(outcome: Result | QueryError) -> Mapping[str, Any]:
     """The answer of one query of a bulk, or its error."""
-    try:
-        result = executor.run(executor.optimise(query.query).after)
-    except PicError as error:
-        return {"error": str(error)}
-    return {"answer": result.text, "calls": [done.report() for done in result.done]}
+    if isinstance(outcome, PicError):
+        return {"error": str(outcome)}
+    return {"answer": outcome.text, "calls": [done.report() for done in outcome.done]}

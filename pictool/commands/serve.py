@@ -17,6 +17,7 @@ from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.options import (
     ANSWER,
     COMPILING,
+    MODEL,
     POLICY,
     SALT,
     CodecOption,
@@ -43,8 +44,9 @@ if TYPE_CHECKING:
 app = make_app()
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _CHECKS = ("exact", "refuse", "off")
-_ALONE = (("--engine", "engine"), ("--learn", "learn"), ("--min-tokens", "min_tokens"))  # not with --ray
-_TORCH_ONLY = ("max_tokens", "codec")
+# Options that replicas do not have, and those that vLLM does not have.
+_ALONE = (("--engine", "engine"), ("--learn", "learn"), ("--min-tokens", "min_tokens"), ("--pool", "pool"))
+_TORCH_ONLY = ("max_tokens", "codec", "pool")
 DEFAULT = "legolink-16"  # the policy of requests, where nobody says one
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 
@@ -85,6 +87,9 @@ class ServeOptions:
     codec: CodecOption = None
     learn: Annotated[
         Optional[str], option("--learn", "SIZE", "Compile texts that requests repeat, so many bytes (off).", COMPILING)
+    ] = None
+    pool: Annotated[
+        Optional[str], option("--pool", "SIZE", "KV of objects that stays on the device, as 500M; 0: none.", MODEL)
     ] = None
 
 
@@ -238,7 +243,7 @@ def make_home_settings(options: ServeOptions, settings: Settings) -> HomeSetting
     return HomeSettings(
         find_policy(options, settings), frozenset(options.allow) if options.allow else None, options.queue,
         options.active or _ACTIVE, options.max_tokens, options.min_tokens, codec=codec, name=options.name,
-        learned_bytes=learned_bytes(options),
+        learned_bytes=learned_bytes(options), pool_bytes=pool_bytes(options),
     )  # fmt: skip
 
 
@@ -248,6 +253,13 @@ def learned_bytes(options: ServeOptions) -> int:
 
     with of_command_line():
         return 0 if options.learn is None else parse_size("--learn", options.learn)
+
+
+def pool_bytes(options: ServeOptions) -> int:
+    """The size of --pool. Raises InputError for what is no size."""
+    from pictool.commands.sizes import parse_size
+
+    return 0 if options.pool is None else parse_size("--pool", options.pool)
 
 
 def bind(options: ServeOptions) -> socket.socket:

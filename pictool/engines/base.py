@@ -257,6 +257,21 @@ class Engine(ABC):
             PicError: an unusable document or object, a prompt that is too long, or what is not supported.
         """
 
+    def link_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, LinkResult | PicError]]:
+        """Link several specs in their order, each as `link` does when its turn comes.
+
+        Yields:
+            the index of a spec and its link, or why there is none. An engine with a pool has its room again for the
+            next ones once nobody holds it.
+        """
+        return ((index, self._linked(spec)) for index, spec in enumerate(specs))
+
+    def _linked(self, spec: Spec) -> LinkResult | PicError:
+        try:
+            return self.link(spec)
+        except PicError as error:
+            return error
+
     @abstractmethod
     def run(
         self, spec: Spec, *, on_text: Callable[[str], None] | None = None,

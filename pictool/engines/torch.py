@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from pictool.compiler.compile import Compiled, compile_chunks
 from pictool.core import Chunk, CompileOptions
 from pictool.engines.base import Answer, Engine, Feature, LinkResult
-from pictool.linker.link import link
+from pictool.errors import PicError
+from pictool.linker.link import Linked, link
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Stage, no_stage
-from pictool.linker.residency import Residency
+from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Spec
+from pictool.linker.wave import link_waves
 from pictool.runtime.decode import Step, generate, generate_steps, generated_of
 
 if TYPE_CHECKING:
@@ -31,9 +33,12 @@ class TorchEngine(Engine):
         {"trace", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"}
     )
 
-    def __init__(self, model: Model, store: Store, pool_bytes: int = 0) -> None:
+    def __init__(
+        self, model: Model, store: Store, pool_bytes: int = 0, residents: ResidentObjects | None = None
+    ) -> None:
+        """`residents`: those of a pool that engines of one model share; None: of one of its own, of `pool_bytes`."""
         super().__init__(model, store, pool_bytes)
-        self._residency = Residency(model, pool_bytes) if pool_bytes else None
+        self.residents = ResidentObjects(model, pool_bytes) if pool_bytes and residents is None else residents
 
     def compile(
         self,
@@ -52,19 +57,42 @@ class TorchEngine(Engine):
         self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, stage: Stage = no_stage
     ) -> LinkResult:
         """See `Engine.link`; `stage` surrounds each stage of the link, and may end it."""
-        linked = link(
-            self.model, self.store, spec, stage=stage, on_compile=on_compile, residency=self._residency
-        )  # fmt: skip
-        return LinkResult(
-            linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read,
-            linked.image.logits, linked,
-        )  # fmt: skip
+        return _result(link(self.model, self.store, spec, stage=stage, on_compile=on_compile, residents=self.residents))
+
+    def link_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, LinkResult | PicError]]:
+        """See `Engine.link_all`. From a pool they are linked in waves."""
+        if self.residents is None:
+            return super().link_all(specs)
+
+        def result(linked: tuple[int, Linked | PicError]) -> tuple[int, LinkResult | PicError]:
+            index, outcome = linked
+            return index, outcome if isinstance(outcome, PicError) else _result(outcome)
+
+        return map(result, link_waves(self.model, self.store, specs, self.residents))  # map holds no image
 
     def run(
         self, spec: Spec, *, on_text: Callable[[str], None] | None = None,
         on_compile: Callable[[Compiled], None] | None = None, wants_logits: bool = True,
     ) -> Answer:  # fmt: skip
         result = self.link(spec, on_compile=on_compile)
+        return self._decode(spec, result, on_text)
+
+    def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
+        if self.residents is None:
+            return super().answer_all(specs)
+
+        def answer(linked: tuple[int, LinkResult | PicError]) -> tuple[int, Answer | PicError]:
+            index, result = linked
+            if isinstance(result, PicError):
+                return index, result
+            try:
+                return index, self._decode(specs[index], result)
+            except PicError as error:
+                return index, error
+
+        return map(answer, self.link_all(specs))
+
+    def _decode(self, spec: Spec, result: LinkResult, on_text: Callable[[str], None] | None = None) -> Answer:
         assert result.linked is not None
         started = time.perf_counter()
         generated = generate(self.model, result.linked.image, spec.max_new_tokens, spec.sampling, on_text)
@@ -89,3 +117,10 @@ class TorchEngine(Engine):
     def warm_up(self, spec: Spec, on_compile: Callable[[Compiled], None] | None = None) -> None:
         """A first pass over the model, of a prompt without documents."""
         link(self.model, self.store, replace(spec, documents=(), policy=make_policy(BASELINE)))
+
+
+def _result(linked: Linked) -> LinkResult:
+    return LinkResult(
+        linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read, linked.image.logits,
+        linked,
+    )  # fmt: skip

@@ -1,4 +1,7 @@
-"""`link()`: resolve → lay out → select → open → claim → each layer: load, relocate, compute, narrow → logits."""
+"""`link()`: resolve → lay out → select → open → claim → each layer: load, relocate, compute, narrow → logits.
+
+`prepare` ends before the claim, `compute` begins after it; so several prompts can be claimed together (`wave.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError, NotFiniteError, ObjectError
-from pictool.linker.context import Context, context_of
+from pictool.linker.context import Context, Reused, context_of
 from pictool.linker.fusor import Fusor, measure_attention
-from pictool.linker.loader import Loader, Placed
+from pictool.linker.loader import Loader
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stage, no_stage
-from pictool.linker.residency import Claim, PoolUse, Residency
+from pictool.linker.residency import Claim, PoolUse, ResidentObjects
 from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents, resolve_plan
 from pictool.linker.spec import Spec
 from pictool.runtime.device import synchronize
@@ -68,7 +71,7 @@ class Linked:
 
 def link(
     model: Model, store: Store, spec: Spec, *, on_compile: OnCompile | None = None, stage: Stage = no_stage,
-    residency: Residency | None = None,
+    residents: ResidentObjects | None = None,
 ) -> Linked:  # fmt: skip
     """Link documents into a prompt: head + documents + tail, each tokenized on its own (docs/design.md §2, rule 1).
 
@@ -79,90 +82,120 @@ def link(
         on_compile: called for each object that had to be compiled.
         stage: `stage(name)` is entered around each part of the work that can be timed on its own: ``scoring`` (a second
             model reads the prompt), ``layer`` (once for each), in it ``check`` (compare and narrow), and ``logits``.
-        residency: objects on the device; the image is in their pool, and what it reuses of them is not loaded again.
+        residents: objects on the device; the image is in their pool, and what it reuses of them is not loaded again.
 
     Raises:
         PicError: an unusable document or object, or a prompt that is too long for the model.
     """
-    _ = model.stack, model.target, model.eos_ids  # loaded before the clock starts
-    spec.policy.prepare(model)
-    clock = _Clock()
+    clock = start_clock(model, spec)
     context = context_of(store, spec.policy, on_compile)
     while True:
         try:
-            return _link(model, store, spec, context, clock, stage, residency)
+            with ExitStack() as opened:
+                prepared = prepare(model, store, spec, context, clock, stage, opened)
+                return compute(prepared, claim_alone(prepared, residents))
         except (ObjectError, NotFiniteError) as error:  # something turned out damaged, or lost, while it was read
             if not context.recover(error):
                 raise
             clock.load_s += clock.lap()
 
 
-def _link(
-    model: Model, store: Store, spec: Spec, context: Context, clock: _Clock, stage: Stage, residency: Residency | None
-) -> Linked:  # fmt: skip
-    policy = spec.policy
-    with ExitStack() as opened:
-        # Resolve: every document is parts with tokens; objects that documents name are open from here on.
-        # Lay out: where everything is in the prompt.
-        laid = _lay_out(model, store, spec, opened)
-        parts, layout = laid.parts, laid.layout
-        prompt = Prompt(model, layout, laid.texts, stage=stage)
-
-        # Select: the rows, so that only objects of which something is reused are opened. A policy that reads from
-        # objects, or is slow, selects below, once the first layers are on their way.
-        selection = None if policy.needs.selects_late else policy.select(prompt)
-        clock.select_s += clock.lap()
-
-        # Open: what there is to reuse, each object where it is in the prompt.
-        reused = context.open(prompt, parts, policy, selection, opened)
-        clock.exclude(reused.compile_s)
-
-        # Claim: the image, a region of the pool if there is one, in which resident objects are in their places.
-        claim = _claim(model, layout, reused.placed, policy, residency)
-        image = claim.image
-        context.prepare(image)
-        first = 0 if claim.region else _first_layer(policy, model.stack.num_layers, selection)
-        with Loader(image, claim.missing, first, overlaps=policy.needs.runs_model, memory=store.memory) as loader:
-            clock.load_s += clock.lap()
-            seen = reused.prompt
-            if policy.needs.attention:  # every layer is loaded for it
-                seen = replace(seen, attention=measure_attention(image, seen, laid.required, loader.synchronize))
-            fusor = Fusor(image, seen, policy, selection or policy.select(seen), laid.required)
-            clock.select_s += clock.lap()
-
-            # Each layer: load and relocate what is reused, compute the rows, narrow them. All fresh K and V of a layer
-            # are in place before any row attends.
-            for layer in range(model.stack.num_layers):
-                if not policy.needs.attention:
-                    clock.load_s += loader.synchronize(layer)
-                with stage("layer"):
-                    fusor.prefill_layer(layer)
-
-            # Logits of the last row.
-            with stage("logits"):
-                fusor.finish()
-            synchronize(model.stack.device)
-            timing = clock.timing(loader.busy_s)
-        claim.finish()
-        context.keep(image, fusor.rows)
-        linked = {part.file.meta.key for part in reused.placed}
-        return Linked(
-            image, policy, tuple(part.after(linked) for part in parts[1:]), prompt.texts, fusor.rows, fusor.scores,
-            timing, loader.bytes_read, claim.use if residency else None,
-        )  # fmt: skip
-
-
-def _claim(
-    model: Model, layout: Layout, placed: list[Placed], policy: Policy, residency: Residency | None
-) -> Claim:  # fmt: skip
-    """The image; in the pool if the policy reuses objects. A chain's blocks are not kept there."""
-    if residency is None or not policy.needs.objects:
-        return Claim(Image(model.stack, layout), placed, PoolUse(0, 0, 0, has_room=False))
-    return residency.claim(layout, placed)
+def start_clock(model: Model, spec: Spec) -> Clock:
+    """Load what is loaded but once; then the clock of a link starts."""
+    _ = model.stack, model.target, model.eos_ids
+    spec.policy.prepare(model)
+    return Clock()
 
 
 @dataclass(frozen=True)
-class _Laid:
+class Prepared:
+    """A link whose objects are open, before it has an image."""
+
+    store: Store
+    policy: Policy
+    laid: Laid
+    prompt: Prompt
+    selection: Selection | None
+    reused: Reused
+    context: Context
+    clock: Clock
+
+    @property
+    def wants_pool(self) -> bool:
+        """Whether it reuses objects, which may be resident. A chain's blocks are not kept on the device."""
+        return self.policy.needs.objects and bool(self.reused.placed)
+
+
+def prepare(
+    model: Model, store: Store, spec: Spec, context: Context, clock: Clock, stage: Stage, opened: ExitStack
+) -> Prepared:  # fmt: skip
+    """The passes of a link before it has an image. Objects are open until `opened` is closed."""
+    policy = spec.policy
+    # Resolve: every document is parts with tokens; objects that documents name are open from here on.
+    # Lay out: where everything is in the prompt.
+    laid = _lay_out(model, store, spec, opened)
+    prompt = Prompt(model, laid.layout, laid.texts, stage=stage)
+
+    # Select: the rows, so that only objects of which something is reused are opened. A policy that reads from
+    # objects, or is slow, selects below, once the first layers are on their way.
+    selection = None if policy.needs.selects_late else policy.select(prompt)
+    clock.select_s += clock.lap()
+
+    # Open: what there is to reuse, each object where it is in the prompt.
+    reused = context.open(prompt, laid.parts, policy, selection, opened)
+    clock.exclude(reused.compile_s)
+    clock.load_s += clock.lap()
+    return Prepared(store, policy, laid, prompt, selection, reused, context, clock)
+
+
+def claim_alone(prepared: Prepared, residents: ResidentObjects | None) -> Claim:
+    """Claim: the image, a region of the pool if there is one, in which resident objects are in their places."""
+    layout, placed = prepared.laid.layout, prepared.reused.placed
+    if residents is None:
+        return Claim(Image(prepared.prompt.model.stack, layout), list(placed))
+    return residents.claim([(layout, placed)])[0] if prepared.wants_pool else residents.claim_outside(layout, placed)
+
+
+def compute(prepared: Prepared, claim: Claim) -> Linked:
+    """The passes of a link over its image."""
+    policy, selection, prompt, clock = prepared.policy, prepared.selection, prepared.prompt, prepared.clock
+    laid, reused, context = prepared.laid, prepared.reused, prepared.context
+    stack, image, memory = prompt.model.stack, claim.image, prepared.store.memory
+    clock.resume(claim.seconds)
+    context.prepare(image)
+    first = 0 if claim.region else _first_layer(policy, stack.num_layers, selection)
+    with Loader(image, claim.missing, first, policy.needs.runs_model, memory, claim.copies) as loader:
+        clock.load_s += clock.lap()
+        seen = reused.prompt
+        if policy.needs.attention:  # every layer is loaded for it
+            seen = replace(seen, attention=measure_attention(image, seen, laid.required, loader.synchronize))
+        fusor = Fusor(image, seen, policy, selection or policy.select(seen), laid.required)
+        clock.select_s += clock.lap()
+
+        # Each layer: load and relocate what is reused, compute the rows, narrow them. All fresh K and V of a layer
+        # are in place before any row attends.
+        for layer in range(stack.num_layers):
+            if not policy.needs.attention:
+                clock.load_s += loader.synchronize(layer)
+            with prompt.stage("layer"):
+                fusor.prefill_layer(layer)
+
+        # Logits of the last row.
+        with prompt.stage("logits"):
+            fusor.finish()
+        synchronize(stack.device)
+        timing = clock.timing(loader.busy_s)
+    claim.finish()
+    context.keep(image, fusor.rows)
+    linked = {part.file.meta.key for part in reused.placed}
+    return Linked(
+        image, policy, tuple(part.after(linked) for part in laid.parts[1:]), prompt.texts, fusor.rows, fusor.scores,
+        timing, loader.bytes_read, claim.use if claim.on_finish else None,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Laid:
     """A prompt that is laid out. `parts` are head and chunks; `required` [N] are the rows that no object has."""
 
     layout: Layout
@@ -171,29 +204,29 @@ class _Laid:
     required: RowMask | None = None
 
 
-def _lay_out(model: Model, store: Store, spec: Spec, opened: ExitStack) -> _Laid:
+def _lay_out(model: Model, store: Store, spec: Spec, opened: ExitStack) -> Laid:
     if spec.plan is not None:
         return _lay_out_plan(model, store, spec.plan, opened)
     return _lay_out_texts(model, store, spec, opened)
 
 
-def _lay_out_texts(model: Model, store: Store, spec: Spec, opened: ExitStack) -> _Laid:
+def _lay_out_texts(model: Model, store: Store, spec: Spec, opened: ExitStack) -> Laid:
     frame = spec.frame(model)
     parts = resolve_documents(model, store, spec, opened)
     head = head_part(model, spec, frame.head)
     layout = lay_out(model, head.chunk, [part.chunk for part in parts], model.encode(frame.tail))
-    return _Laid(layout, (frame.head, *(part.chunk.text for part in parts), frame.tail), (head, *parts))
+    return Laid(layout, (frame.head, *(part.chunk.text for part in parts), frame.tail), (head, *parts))
 
 
-def _lay_out_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) -> _Laid:
+def _lay_out_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) -> Laid:
     require_room(model, plan.layout.num_tokens)
     parts, tail = resolve_plan(model, store, plan, opened), plan.layout.tokens[plan.layout.tail[0] :]
     last = str(model.tokenizer.decode(tail.tolist())) if plan.policy.needs.runs_model else ""
     required = None if plan.policy.needs.chain_block else plan.required  # a chain says itself what it has
-    return _Laid(plan.layout, (*(part.chunk.text for part in parts), last), tuple(parts), required)
+    return Laid(plan.layout, (*(part.chunk.text for part in parts), last), tuple(parts), required)
 
 
-class _Clock:
+class Clock:
     """Seconds of the parts of one link."""
 
     def __init__(self) -> None:
@@ -204,6 +237,13 @@ class _Clock:
         """Seconds since the last lap."""
         last, self._last = self._last, time.perf_counter()
         return self._last - last
+
+    def resume(self, counted: float) -> None:
+        """End a lap of which only `counted` seconds were spent on the image, and the others on other links."""
+        waited = self.lap()
+        counted = min(counted, waited)
+        self.load_s += counted
+        self._excluded_s += waited - counted
 
     def exclude(self, seconds: float) -> None:
         """Leave out seconds of the lap that has begun: compiling is no part of a link."""

@@ -49,10 +49,20 @@ class Placed:
         return self.start + int(self.tokens.stop) - int(self.tokens.start)
 
 
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """Another place for a part that a loader loads: position `start` of an image, its own or one that waits for it."""
+
+    part: Placed
+    image: Image
+    start: int
+
+
 class Loader:
     """Loads the layers from `first` on into an image, `PREFETCHED_LAYERS` of them at a time. A context manager.
 
-    `overlaps`: the caller has other work to do before it needs the first layer.
+    `overlaps`: the caller has other work to do before it needs the first layer. `copies`: where else parts of `placed`
+    are wanted.
 
     Nothing of an object is used before its checksum holds. Beside the image, memory holds two buffers of one chunk's
     layer. On an accelerator these are pinned, and copies and rotations run on a stream of their own. Layers that
@@ -62,10 +72,10 @@ class Loader:
 
     def __init__(
         self, image: Image, placed: Sequence[Placed], first: int = 0, overlaps: bool = False,
-        memory: LayerMemory | None = None,
+        memory: LayerMemory | None = None, copies: Sequence[Copy] = (),
     ) -> None:  # fmt: skip
         self._image, self._placed, self._first, self._memory = image, placed, first, memory
-        self._runs = _runs(placed)
+        self._runs, self._copies = _runs(placed), copies
         self._read: list[int] = []  # bytes, of each layer that was read
         self._resources = ExitStack()
         for part in placed:
@@ -136,11 +146,16 @@ class Loader:
 
     def _place(self, layer: int) -> None:
         for part in self._placed:
-            self._image.place(layer, part.start, *self._numbers(part.file, layer)[:, :, part.tokens])
+            numbers = self._numbers(part.file, layer)[:, :, part.tokens]
+            self._image.place(layer, part.start, *numbers)
+            for copy in (copy for copy in self._copies if copy.part is part):
+                copy.image.place(layer, copy.start, *numbers)
             if self._stream is not None and self._memory is None and not is_quantized(part.file):
                 self._staging.copied[0] = self._stream.record_event()
         for start, end in self._runs:
             self._image.relocate(layer, start, end)
+        for copy in self._copies:
+            copy.image.relocate(layer, copy.start, copy.start + copy.part.end - copy.part.start)
 
     def _numbers(self, file: ObjectFile, layer: int) -> torch.Tensor:
         """Keys and values of one object, [2, kv_heads, n, head_dim], on the image's device."""

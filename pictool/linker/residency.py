@@ -1,9 +1,10 @@
-"""Objects that are resident in a pool of KV on the device, and how the next prompt is made of them.
+"""Objects that are resident in a pool of KV on the device, and how the next prompts are made of them.
 
-
-A link's image is a region of the pool. Objects that the pool has are moved to their places in it by CIDRA's moves, all
-at once (Span queries §5.5); what they displace is parked beside; the others are loaded as ever. After the answer, what
-the policy wrote over documents is restored, so that every resident object is as it was compiled, and stays.
+A link's image is a region of the pool. Objects that the pool has are moved to their places in the regions of several
+prompts, a wave, by one plan of CIDRA's (Span queries §5.5): an object that two of them want is duplicated, objects that
+change places are a cycle. What they displace is parked beside. What the pool does not have is loaded as ever, once for
+all prompts of the wave. After the answer, what the policy wrote over documents is restored, so that every resident
+object is as it was compiled, and stays.
 
 A region is in use as long as its image exists: several requests may be under way, and what a caller still holds is
 never touched. A prompt for which there is no room beside those is linked as without a pool.
@@ -11,19 +12,29 @@ never touched. A prompt for which there is no room beside those is linked as wit
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 import weakref
-from collections import deque
-from collections.abc import Hashable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pictool.core import Layout
 from pictool.errors import InputError
-from pictool.linker.loader import Placed
+from pictool.linker.loader import Copy, Placed
 from pictool.runtime.cidra import Move
 from pictool.runtime.image import GROWTH, Image
-from pictool.runtime.pool import Pool, PooledImage, Repositioning, Saved, require_movable, restore, slot_bytes
+from pictool.runtime.pool import (
+    Pool,
+    PooledImage,
+    Repositioning,
+    Saved,
+    require_movable,
+    restore,
+    slot_bytes,
+)
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -34,16 +45,19 @@ class PoolUse:
     """What a link got of the pool, in tokens of its context.
 
     Fields:
-        resident: whose KV was in the pool; stayed: of these, those that were in their places; loaded: all others that
-            were reused.
-        moved: the moves, those of displaced objects among them.
-        has_room: whether the image is in the pool.
+        resident: whose KV was in the pool; stayed: of these, those that were in their places; loaded: that came from
+            the host; shared: all others that were reused, copied from what was loaded for another place or prompt.
+        moved: the moves of the wave's one plan, those of displaced objects among them.
+        requests: prompts of the wave.
+        has_room: False if the pool has no room for the image.
     """
 
-    resident: int
-    stayed: int
-    loaded: int
+    resident: int = 0
+    stayed: int = 0
+    loaded: int = 0
+    shared: int = 0
     moved: Repositioning = Repositioning()
+    requests: int = 1
     has_room: bool = True
 
     def report(self) -> dict[str, Any]:
@@ -51,9 +65,24 @@ class PoolUse:
         moved = self.moved
         return {
             "has_room": self.has_room, "resident": self.resident, "stayed": self.stayed, "loaded": self.loaded,
-            "moved": moved.tokens, "moves": moved.moves, "duplicates": moved.duplicates, "scratch": moved.buffer,
+            "shared": self.shared, "requests": self.requests, "moved": moved.tokens, "moves": moved.moves,
+            "duplicates": moved.duplicates, "scratch": moved.buffer, "scratch_bytes": moved.scratch_bytes,
             "tokens_per_ms": moved.tokens_per_ms,
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PoolCounts:
+    """Of a pool, since it was made.
+
+    Fields:
+        resident_bytes: of the objects in it, now. moves: runs that were moved. loaded_bytes: KV of objects that links
+            copied from the host.
+    """
+
+    resident_bytes: int = 0
+    moves: int = 0
+    loaded_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +93,7 @@ class Resident:
     start: int
     length: int
     position: int | None
-    used: int  # the number of the link that used it last
+    used: int  # the number of the wave that used it last
 
     @property
     def end(self) -> int:
@@ -83,24 +112,61 @@ class _Region:
     is_linked: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Claim:
-    """An image, and what is still to be loaded into it. `finish` is to be called when it is linked."""
+    """An image, and what is still to be loaded into it. `finish` is to be called when it is linked.
+
+    Claims of a wave are to be linked in their order, and at any time: what one loads, the later ones get as copies.
+
+    Fields:
+        own: what it has to load. copies: where else that goes.
+        awaited: what another one loads, whose region it is; if that fails, this one has to.
+        reused: tokens that are reused. stayed: as of `PoolUse`. seconds: that making the claims of the wave took.
+    """
 
     image: Image
-    missing: list[Placed]
-    use: PoolUse
+    own: list[Placed] = field(default_factory=list)
     region: _Region | None = None
+    copies: list[Copy] = field(default_factory=list)
+    awaited: list[tuple[Placed, _Region]] = field(default_factory=list)
+    reused: int = 0
+    stayed: int = 0
+    seconds: float = 0.0
+    moved: Repositioning = Repositioning()
+    requests: int = 1
+    has_room: bool = True
+    on_finish: Callable[[PoolUse], None] | None = None
+
+    @property
+    def missing(self) -> list[Placed]:
+        """What is to be loaded, as long as it is not linked."""
+        return [*self.own, *(part for part, leader in self.awaited if not leader.is_linked)]
+
+    @property
+    def use(self) -> PoolUse:
+        resident = 0 if self.region is None else sum(each.length for each in self.region.resident)
+        loaded = sum(map(_length, self.missing))
+        shared = self.reused - resident - loaded
+        return PoolUse(resident, self.stayed, loaded, shared, self.moved, self.requests, self.has_room)
 
     def finish(self) -> None:
         if self.region is not None:
             self.region.is_linked = True
+        if self.on_finish is not None:
+            self.on_finish(self.use)
 
 
-class Residency:
+Wanted = tuple[Layout, Sequence[Placed]]  # a prompt, and what is reused in it
+
+
+class ResidentObjects:
     """Objects resident on the device, in `max_bytes` of KV at most; the least recently used are evicted. Thread-safe.
 
-    Beside the bytes there is what links saved of the rows that they computed, until they are restored.
+    Beside the bytes there is what links saved of the rows that they computed, until they are restored, and what one
+    plan copies aside of a layer's keys or values.
+
+    Attributes:
+        counts: what was done until now.
 
     Raises:
         ModelError: a RoPE whose frequencies depend on the prompt's length.
@@ -113,37 +179,68 @@ class Residency:
         if self.num_slots <= GROWTH:
             least = (GROWTH + 1) * slot_bytes(model)
             raise InputError(f"a pool of {max_bytes} bytes holds no prompt of {model.name}; give it {least} or more")
+        self.counts = PoolCounts()
         self._pool: Pool | None = None
         self._residents: list[Resident] = []
         self._regions: list[_Region] = []
         self._ended: deque[_Region] = deque()  # whose images exist no more
-        self._links = 0
+        self._waves = 0
         self._lock = threading.Lock()
 
-    def claim(self, layout: Layout, placed: Sequence[Placed]) -> Claim:
-        """An image of a prompt, in which the objects that are resident are in their places."""
+    def claim(self, wanted: Sequence[Wanted]) -> list[Claim]:
+        """Images of the first prompts of several, a wave, in which the objects that are resident are in their places.
+
+        As many prompts as there is room for at once, one at least, up to one that reuses the same at the same places as
+        one before it: that finds everything in place when its turn comes. If there is no room for the first, its image
+        is not in the pool.
+        """
+        started = time.perf_counter()
         with self._lock:
             self._settle()
-            total = sum(part.end - part.start for part in placed)
-            start = self._room(layout.num_tokens + GROWTH)
-            if start is None:
-                image = Image(self._model.stack, layout)
-                return Claim(image, list(placed), PoolUse(0, 0, total, has_room=False))
-            if self._pool is None:
-                self._pool = Pool(self._model, self.num_slots)
-            self._links += 1
-            region = _Region(start, start + layout.num_tokens + GROWTH)
-            image = PooledImage(self._pool, layout, start, region.saved)
-            moves, missing, stayed = self._arrange(region, placed)
-            moved = self._reposition(self._pool, moves, image)
-            self._regions.append(region)
-            weakref.finalize(image, self._ended.append, region).atexit = False
-            loaded = sum(part.end - part.start for part in missing)
-            return Claim(image, missing, PoolUse(total - loaded, stayed, loaded, moved), region)
+            found = self._found()
+            regions = self._allot(wanted, found)
+            if regions:
+                claims = self._claim_regions(regions, wanted, found)
+            else:
+                claims = [self.claim_outside(*wanted[0], has_room=False)]
+        seconds = time.perf_counter() - started
+        for claim in claims:
+            claim.seconds = seconds
+        return claims
 
-    def _reposition(self, pool: Pool, moves: list[Move], image: PooledImage) -> Repositioning:
+    def claim_outside(self, layout: Layout, placed: Sequence[Placed], has_room: bool = True) -> Claim:
+        """An image that is not in the pool; `has_room` says whether it could be."""
+        return Claim(
+            Image(self._model.stack, layout), list(placed), reused=sum(map(_length, placed)), has_room=has_room,
+            on_finish=self._finished,
+        )  # fmt: skip
+
+    def _claim_regions(
+        self, regions: Sequence[_Region], wanted: Sequence[Wanted], found: Mapping[Hashable, Sequence[Resident]]
+    ) -> list[Claim]:
+        self._pool = pool = self._pool or Pool(self._model, self.num_slots)
+        self._waves += 1
+        images = [
+            PooledImage(pool, layout, region.start, region.saved)
+            for region, (layout, _) in zip(regions, wanted, strict=False)
+        ]
+        claims = [
+            Claim(image, region=region, requests=len(regions), on_finish=self._finished)
+            for image, region in zip(images, regions, strict=True)
+        ]
+        moves = self._arrange(claims, [placed for _, placed in wanted[: len(claims)]], found)
+        moves += self._park(regions, found)
+        moved = self._reposition(pool, moves, max(images, key=lambda image: image.num_tokens))
+        for claim, image, region in zip(claims, images, regions, strict=True):
+            claim.moved = moved
+            weakref.finalize(image, self._ended.append, region).atexit = False
+        self._regions += regions
+        self._count(moves=moved.moves)
+        return claims
+
+    def _reposition(self, pool: Pool, moves: list[Move], longest: PooledImage) -> Repositioning:
         try:
-            return pool.reposition(moves, tables=image.tables)
+            return pool.reposition(moves, tables=longest.tables)
         except BaseException:
             self._residents = []  # who knows what is where
             raise
@@ -157,65 +254,127 @@ class Residency:
             self._regions.remove(region)
             self._residents += region.resident + (region.loaded if region.is_linked else [])
 
-    def _room(self, length: int) -> int | None:
-        """The first slots that no image uses."""
-        return _gap([(region.start, region.end) for region in self._regions], length, self.num_slots)
-
-    def _arrange(self, region: _Region, placed: Sequence[Placed]) -> tuple[list[Move], list[Placed], int]:
-        """The moves that bring resident objects to a region, and park what is in its way; what is missing; how many
-        tokens are in their places already."""
+    def _found(self) -> dict[Hashable, list[Resident]]:
+        """The residents by content."""
         found: dict[Hashable, list[Resident]] = {}
         for resident in self._residents:
             found.setdefault(resident.content, []).append(resident)
-        moves: list[Move] = []
-        missing: list[Placed] = []
-        stayed = 0
-        for part in placed:
-            start, length = region.start + part.start, part.end - part.start
-            here = Resident(_content(part), start, length, part.start, self._links)
-            sources = found.get(here.content, [])
-            if not sources:
-                missing.append(part)
-                region.loaded.append(here)
-                continue
-            source = next((resident for resident in sources if resident.start == start), sources[0])
-            region.resident.append(here)
-            if source.start == start and source.position == part.start:
-                stayed += length
-            else:
-                moves.append(Move(source.start, start, part.start, length))
-        taken = {here.content for here in region.resident}
-        others = [resident for resident in self._residents if resident.content not in taken]
-        self._residents = []
-        return moves + self._park(region, others), missing, stayed
+        return found
 
-    def _park(self, region: _Region, others: Sequence[Resident]) -> list[Move]:
-        """Keep residents out of a region: moves of those that it displaces to where there is room, the latest first."""
-        regions = [(each.start, each.end) for each in (*self._regions, region)]
-        latest = sorted(others, key=lambda resident: -resident.used)
-        kept = [resident for resident in latest if not _overlaps(resident, regions)]
+    def _allot(self, wanted: Sequence[Wanted], found: Mapping[Hashable, Sequence[Resident]]) -> list[_Region]:
+        """The regions of a wave."""
+        regions: list[_Region] = []
+        contexts: set[Hashable] = set()
+        for layout, placed in wanted:
+            context = tuple((part.start, _content(part)) for part in placed)
+            length = layout.num_tokens + GROWTH
+            start = None if context in contexts else self._room(length, placed, found, regions)
+            if start is None:
+                break
+            contexts.add(context)
+            regions.append(_Region(start, start + length))
+        return regions
+
+    def _room(
+        self, length: int, placed: Sequence[Placed], found: Mapping[Hashable, Sequence[Resident]],
+        regions: Sequence[_Region],
+    ) -> int | None:  # fmt: skip
+        """The first of `length` slots that no image uses: where most can stay, or else the first there are."""
+        used = [(region.start, region.end) for region in (*self._regions, *regions)]
+        stays: Counter[int] = Counter()
+        for part in placed:
+            for resident in found.get(_content(part), ()):
+                if resident.position == part.start:
+                    stays[resident.start - part.start] += resident.length
+        for start, _ in stays.most_common():
+            if 0 <= start <= self.num_slots - length and not _overlaps(start, start + length, used):
+                return start
+        return _gap(used, length, self.num_slots)
+
+    def _arrange(
+        self, claims: Sequence[Claim], wanted: Sequence[Sequence[Placed]],
+        found: Mapping[Hashable, Sequence[Resident]],
+    ) -> list[Move]:  # fmt: skip
+        """The moves that bring residents to the claims' regions. Fills in what of the claims is to be loaded."""
         moves: list[Move] = []
+        leaders: dict[Hashable, tuple[Claim, Placed]] = {}  # who loads what
+        for claim, placed in zip(claims, wanted, strict=True):
+            assert claim.region is not None
+            for part in placed:
+                start, content = claim.region.start + part.start, _content(part)
+                here = Resident(content, start, _length(part), part.start, self._waves)
+                claim.reused += here.length
+                if sources := found.get(content):
+                    source = next((resident for resident in sources if resident.start == start), sources[0])
+                    claim.region.resident.append(here)
+                    stays = source.start == start and source.position == part.start
+                    claim.stayed += here.length if stays else 0
+                    moves.append(Move(source.start, start, None if stays else part.start, here.length))
+                    continue
+                claim.region.loaded.append(here)
+                leader, loaded = leaders.setdefault(content, (claim, part))
+                if loaded is part:
+                    claim.own.append(part)
+                    continue
+                leader.copies.append(Copy(loaded, claim.image, part.start))
+                if leader is not claim:
+                    assert leader.region is not None
+                    claim.awaited.append((part, leader.region))
+        return moves
+
+    def _park(self, regions: Sequence[_Region], found: Mapping[Hashable, Sequence[Resident]]) -> list[Move]:
+        """Keep the residents that a wave's images do not use out of its regions: the moves of those that are displaced
+        to where there is room, the latest first. Of an object that is elsewhere, too, a copy is kept while there is."""
+        used = [(each.start, each.end) for each in (*self._regions, *regions)]
+        latest = sorted(itertools.chain(*found.values()), key=lambda resident: -resident.used)
+        displaced = [resident for resident in latest if _overlaps(resident.start, resident.end, used)]
+        held = {here.content for region in regions for here in region.resident}
+        kept, spare, parked = list[Resident](), list[Resident](), list[Resident]()
         for resident in latest:
-            if not _overlaps(resident, regions):
+            if not _overlaps(resident.start, resident.end, used):
+                (spare if resident.content in held else kept).append(resident)
+                held.add(resident.content)
+        moves: list[Move] = []
+        for resident in displaced:
+            if resident.content in held:
                 continue
-            while (start := _gap([*regions, *_spans(kept)], resident.length, self.num_slots)) is None:
-                if not kept or kept[-1].used >= resident.used:
+            while (start := _gap([*used, *_spans([*kept, *spare])], resident.length, self.num_slots)) is None:
+                if not spare and (not kept or kept[-1].used >= resident.used):
                     break  # evicted
-                kept.pop()
+                (spare or kept).pop()
             if start is not None:
                 moves.append(Move(resident.start, start, None, resident.length))
-                regions.append((start, start + resident.length))
-                self._residents.append(replace(resident, start=start, position=None))
-        self._residents += kept
+                used.append((start, start + resident.length))
+                parked.append(replace(resident, start=start, position=None))
+                held.add(resident.content)
+        self._residents = kept + spare + parked
         return moves
+
+    def _finished(self, use: PoolUse) -> None:
+        with self._lock:
+            self._count(loaded=use.loaded)
+
+    def _count(self, moves: int = 0, loaded: int = 0) -> None:
+        """Bring `counts` up to date."""
+        there = [*self._residents]
+        for region in self._regions:
+            there += region.resident + (region.loaded if region.is_linked else [])
+        self.counts = PoolCounts(
+            sum(resident.length for resident in there) * slot_bytes(self._model), self.counts.moves + moves,
+            self.counts.loaded_bytes + 2 * loaded * slot_bytes(self._model) // 3,
+        )  # fmt: skip
+
+
+def _length(part: Placed) -> int:
+    return part.end - part.start
 
 
 def _spans(residents: Sequence[Resident]) -> list[tuple[int, int]]:
     return [(resident.start, resident.end) for resident in residents]
 
 
-def _overlaps(resident: Resident, spans: Sequence[tuple[int, int]]) -> bool:
-    return any(start < resident.end and resident.start < end for start, end in spans)
+def _overlaps(start: int, end: int, spans: Sequence[tuple[int, int]]) -> bool:
+    return any(span[0] < end and start < span[1] for span in spans)
 
 
 def _content(part: Placed) -> Hashable:

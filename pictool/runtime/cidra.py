@@ -35,7 +35,8 @@ class Move:
 
 @dataclass(frozen=True)
 class Plan:
-    """Batches in order. `duplicates` counts moves from a place that another move reads as well, less the first.
+    """Batches in order. `duplicates` counts moves from a place that another move reads as well, less the first; a run
+    that stays where it is, a move of its own, is among these.
 
     `scratch` and `buffer`: slots that are saved beside, and slots of the longest batch.
     """
@@ -67,14 +68,15 @@ def plan(moves: Iterable[Move], batch: int) -> Plan:
     Args:
         batch: slots that are moved together at most, but for runs and components that are longer.
     """
-    listed = [move for move in dict.fromkeys(moves) if move.source != move.target or move.position is not None]
+    wanted = dict.fromkeys(moves)
+    listed = [move for move in wanted if move.source != move.target or move.position is not None]
     readers, packer = _readers(listed), _Packer(max(batch, *(move.length for move in listed), 1))
     for component in _ordered_components(readers):
         within = set(component)
         before = {reader for index in component for reader in readers[index]} - within
         packer.add([listed[index] for index in component], [listed[index] for index in before])
-    sources = {(move.source, move.length) for move in listed}
-    return packer.plan(len(listed) - len(sources))
+    sources = {(move.source, move.length) for move in wanted}
+    return packer.plan(len(wanted) - len(sources))
 
 
 def _readers(moves: Sequence[Move]) -> list[list[int]]:

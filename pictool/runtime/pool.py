@@ -38,7 +38,7 @@ class Repositioning:
     """What one round of moves took. `seconds` are those of the device, without planning.
 
     `duplicates` counts runs that went to one more place; `scratch` and `buffer` are slots: saved beside the pool, and
-    of the longest batch, which is copied a layer at a time.
+    of the longest batch, which is copied a layer at a time. `scratch_bytes` is the most memory that these took.
     """
 
     moves: int = 0
@@ -47,6 +47,7 @@ class Repositioning:
     duplicates: int = 0
     scratch: int = 0
     buffer: int = 0
+    scratch_bytes: int = 0
     seconds: float = 0.0
 
     @property
@@ -114,8 +115,11 @@ class Pool:
         self._run(made, tables)
         synchronize(self.stack.device)
         seconds = max(time.perf_counter() - started, 1e-9)
+        tensor = self.raw[0][:, :1]  # a slot of a layer's keys
+        buffered, saved = made.buffer * tensor.nbytes, made.scratch * 3 * len(self.raw) * tensor.nbytes
         return Repositioning(
-            made.num_moves, made.num_slots, len(made.batches), made.duplicates, made.scratch, made.buffer, seconds
+            made.num_moves, made.num_slots, len(made.batches), made.duplicates, made.scratch, made.buffer,
+            buffered + saved, seconds,
         )  # fmt: skip
 
     def _tables(self, moves: Iterable[Move]) -> RotaryTables:

@@ -42,7 +42,7 @@ class Metrics:
                 "1 if the start-up check turned linking off.", lambda: status().problem is not None
             ),
         }  # fmt: skip
-        for name, (what, value) in gauges.items():
+        for name, (what, value) in (gauges | _pool_gauges(status)).items():
             Gauge(name, what, **kept).set_function(value)
         self._kl = Gauge("pic_divergence_nats", "KL(full, linked) of the start-up check.", ["policy"], **kept)
 
@@ -66,3 +66,16 @@ class Metrics:
         self.show_divergence()
         text: bytes = generate_latest(self._registry)
         return text
+
+
+def _pool_gauges(status: Callable[[], Status]) -> dict[str, tuple[str, Callable[[], float]]]:
+    """Of a pool on the device; 0 without one."""
+
+    def count(name: str) -> Callable[[], float]:
+        return lambda: float(getattr(status().pool, name, 0))
+
+    return {
+        "pic_pool_resident_bytes": ("KV of objects on the device.", count("resident_bytes")),
+        "pic_pool_moves": ("Runs of KV that were moved to their places on the device.", count("moves")),
+        "pic_pool_loaded_bytes": ("KV of objects that links copied from the host.", count("loaded_bytes")),
+    }

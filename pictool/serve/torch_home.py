@@ -24,6 +24,7 @@ from pictool.linker.link import Linked, link, require_room
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy, Stage
+from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated, Step, generate_steps, generated_of
 from pictool.serve.admission import Places
@@ -77,6 +78,7 @@ class HomeSettings:
         codec: how KV is kept.
         name: what the API calls the model; None: its own name.
         learned_bytes: of objects that are compiled from texts which requests repeat, until the server ends; 0: none.
+        pool_bytes: of KV of objects that stays on the device from request to request; 0: none.
     """
 
     policy: Policy
@@ -89,6 +91,7 @@ class HomeSettings:
     codec: str = CODEC
     name: str | None = None
     learned_bytes: int = 0
+    pool_bytes: int = 0
 
 
 class Gone(Exception):
@@ -96,11 +99,16 @@ class Gone(Exception):
 
 
 class TorchHome(Home):
-    """Answers on `transformers` models in this process. A context manager, of which `close` is the end."""
+    """Answers on `transformers` models in this process. A context manager, of which `close` is the end.
+
+    Raises:
+        InputError: a pool of too few bytes. ModelError: of a model whose keys cannot be moved.
+    """
 
     def __init__(self, model: Model, store: Store, settings: HomeSettings) -> None:
         self._base, self._store, self._settings = model, store, settings
         self._engines: dict[str, TorchEngine] = {}  # by salt
+        self._residents = ResidentObjects(model, settings.pool_bytes) if settings.pool_bytes else None
         self.model, self.created = settings.name or model.name, int(time.time())
         self.context_length = model.max_positions
         self.policy = settings.policy
@@ -130,6 +138,7 @@ class TorchHome(Home):
         return Status(
             self._turns.num_waiting, self._turns.num_active, label_of(self.policy), self.divergence, self.problem,
             self._learner.num_bytes, self._learner.num_failed,
+            None if self._residents is None else self._residents.counts,
         )  # fmt: skip
 
     # The home's contract
@@ -192,7 +201,9 @@ class TorchHome(Home):
             if compares:
                 full = yield from engine.answer_steps(replace(asked, policy=_FULL), stage=stage)
                 answer = replace(answer, compare=compare_answers(answer, full))
-            send({"report": answer.report() | {"model": self.model}, "origin": answer.origin()})
+            report = answer.report() | {"model": self.model}
+            report.pop("pool", None)  # its moves are of other tenants' objects, too
+            send({"report": report, "origin": answer.origin()})
             self._indexing.wake()
 
         events = self._in_turn(tenant.name, steps)
@@ -226,7 +237,8 @@ class TorchHome(Home):
     def engine_of(self, tenant: Tenant) -> TorchEngine:
         """The engine over a tenant's objects: one model and one store for all."""
         if tenant.salt not in self._engines:
-            self._engines[tenant.salt] = TorchEngine(self._base.with_salt(tenant.salt), self._store)
+            model = self._base.with_salt(tenant.salt)
+            self._engines[tenant.salt] = TorchEngine(model, self._store, residents=self._residents)
         return self._engines[tenant.salt]
 
     # Steps of one answer, on the engine's thread
@@ -370,7 +382,7 @@ class TorchHome(Home):
         """Link a prompt. If an object turns out damaged, it is computed exactly, and the reason returned."""
         stage = _until_gone(task)
         try:
-            return link(model, self._store, Spec.planned(plan), stage=stage), None
+            return link(model, self._store, Spec.planned(plan), stage=stage, residents=self._residents), None
         except (ObjectError, StoreError, NotFiniteError) as error:
             if not plan.object_spans:
                 raise

@@ -16,6 +16,7 @@ from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
 
 if TYPE_CHECKING:
+    from pictool.linker.residency import PoolCounts
     from pictool.linker.spec import Spec
 
 # What a prompt is made of
@@ -223,6 +224,7 @@ class Status:
         divergence: KL(full ‖ linked) in nats by policy, of the start-up check.
         learned_bytes: of objects that were compiled from texts which requests repeat. learning_failures: such texts
             that could not be compiled, or not written.
+        pool: what a pool on the device did; None: there is none.
     """
 
     waiting: int
@@ -232,6 +234,7 @@ class Status:
     problem: str | None = None
     learned_bytes: int = 0
     learning_failures: int = 0
+    pool: PoolCounts | None = None
 
 
 class Home(ABC):

@@ -21,6 +21,7 @@ from pictool.spans.query import Fragment, Map, Message, Query, nodes
 from pictool.spans.reading import read_query, to_json
 
 Items = Mapping[Any, int]  # what a query reads, each with its size
+TOGETHER = 16  # queries of a bulk that run at once
 
 
 @dataclass(frozen=True)

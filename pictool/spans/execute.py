@@ -1,6 +1,7 @@
 """Running a query on an engine: every call from the bottom up; its answer is what the outer call reads.
 
-Calls that are ready at once reach the engine together, which runs them side by side if it can (`Engine.answer_all`).
+Calls that are ready at once, of one query or of several, reach the engine together: it runs them side by side if it can
+(`Engine.answer_all`), or links them in waves from its pool (`Engine.link_all`).
 
 The children of a + are linked as objects under the policy. A node that fails names its path, and what was done before
 is kept. Sampling is seeded by the path in the query as it was written, so that a query gives the same tree again,
@@ -12,8 +13,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +26,7 @@ from pictool.linker.policies import DEFAULT, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import MAX_NEW_TOKENS, Spec
 from pictool.spans import query as nodes
-from pictool.spans.generated import answer_and_keep, keep_output
+from pictool.spans.generated import answer_all_and_keep, answer_and_keep, keep_output
 from pictool.spans.optimise import Optimised, optimise
 from pictool.spans.prompt import FileText, Output, Span, make_prompt, seam_after, span_text, spans_of
 from pictool.spans.query import (
@@ -200,9 +201,7 @@ class Executor:
         Raises:
             QueryError: the node that failed, why, and what was done before.
         """
-        running = _Run(self, query, self._hooks)
-        with running.reporting():
-            return Result(running.evaluate(), tuple(running.done))
+        return _returned(self.run_all([query])[0])
 
     def steps(self, query: Query, answer: AnswerSteps) -> Generator[bool | None, None, Result]:
         """As `run`, a step at a time, for a caller that does other work between steps. Outputs are not kept.
@@ -215,8 +214,18 @@ class Executor:
         """
         assert not self.options.keeps_outputs
         running = _Run(self, query, self._hooks, answer)
-        with running.reporting():
-            return Result((yield from running.steps()), tuple(running.done))
+        return _returned((yield from run_in_steps(running.task(_quiet), running.perform_in_steps)))
+
+    def run_all(
+        self, queries: Sequence[Query], on_end: Callable[[int, Result | QueryError], None] = _quiet
+    ) -> list[Result | QueryError]:
+        """Run several queries, each as `run` does; calls of all that are ready at once reach the engine together.
+
+        Args:
+            on_end: called with the index of a query and its outcome as soon as it has ended.
+        """
+        runs = [_Run(self, query, self._hooks) for query in queries]
+        return run(together([each.task(partial(on_end, index)) for index, each in enumerate(runs)]), _perform)
 
     def retrieve(self, node: nodes.Retrieve | nodes.Augment, query: str) -> list[nodes.Fragment]:
         """The fragments of an R for a query's text. Raises InputError for files that cannot be read."""
@@ -227,10 +236,18 @@ class Executor:
         return None if needs_running(node.input) else self.retrieve(node, query_text(node.input))
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A call that is ready: all below it has run. `seed` and `at` are by its place in the query as it was written."""
+def _returned(outcome: Result | QueryError) -> Result:
+    """A result, or the error raised."""
+    if isinstance(outcome, QueryError):
+        raise outcome
+    return outcome
 
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """A call that is ready: all below it has run. `at` is its place in the query as it was written."""
+
+    run: _Run
     engine: Engine
     over: Query
     node: Generate | nodes.Chat
@@ -252,22 +269,16 @@ class _Run:
         self._asked: set[Query] = set()  # calls whose answers are to come, and others wait for
         self._started, self._tokens = time.monotonic(), 0
 
-    def evaluate(self) -> Query:
-        """What the query gives: messages and joins of them."""
-        return run(self._evaluate(self._query, ()), self._perform)
-
-    def steps(self) -> Generator[bool | None, None, Query]:
-        """As `evaluate`, in steps; see `Executor.steps`."""
-        return run_in_steps(self._evaluate(self._query, ()), self._perform_in_steps)
-
-    @contextmanager
-    def reporting(self) -> Iterator[None]:
-        """Gives errors what was done before."""
+    def task(self, on_end: Callable[[Result | QueryError], None]) -> _Task[Result | QueryError]:
+        """The whole run: what the query gives, messages and joins of them; or why it gives nothing."""
+        outcome: Result | QueryError
         try:
-            yield
+            outcome = Result((yield from self._evaluate(self._query, ())), tuple(self.done))
         except QueryError as error:
             error.done = tuple(self.done)
-            raise
+            outcome = error
+        on_end(outcome)
+        return outcome
 
     def _evaluate(self, node: Query, path: Path) -> _Task[Query]:
         match node:
@@ -379,7 +390,7 @@ class _Run:
             return self._output(shared)
         with _Failing(at):
             engine = self._executor.engine_of(node.call.model)
-            asked = _Asked(engine, over, node, path, at)
+            asked = _Asked(self, engine, over, node, path, at)
         if is_deterministic(node):
             self._asked.add(node)
         try:
@@ -392,97 +403,85 @@ class _Run:
             self._known[node] = outcome
         return self._output(outcome)
 
-    def _perform(self, wave: Sequence[_Asked]) -> list[Done | PicError]:
-        """Run calls that are ready, side by side where the engine can.
+    @property
+    def keeps(self) -> bool:
+        """Whether outputs are kept as objects."""
+        return self._options.keeps_outputs and self._options.policy.needs.objects
 
-        Outputs that are kept, and a budget of tokens, take one call after the other, until one fails.
-        """
-        keeps = self._options.keeps_outputs and self._options.policy.needs.objects
-        outcomes: dict[int, Done | PicError] = {}
-        if keeps or self._options.budget.tokens is not None or len(wave) == 1:
-            for index, asked in enumerate(wave):
-                outcomes[index] = self._run_one(asked, keeps)
-                if isinstance(outcomes[index], PicError):
-                    break
-        else:
-            for engine in dict.fromkeys(asked.engine for asked in wave):
-                indices = [index for index, asked in enumerate(wave) if asked.engine is engine]
-                outcomes |= zip(indices, self._run_all(engine, [wave[index] for index in indices]), strict=True)
-        return [outcomes[index] for index in range(len(outcomes))]
+    @property
+    def is_serial(self) -> bool:
+        """Whether its calls run one after the other: the next one depends on what is left of a budget."""
+        budget = self._options.budget
+        return budget.tokens is not None or (self.keeps and budget.seconds is not None)
 
-    def _run_all(self, engine: Engine, wave: Sequence[_Asked]) -> list[Done | PicError]:
-        """Run calls on one engine side by side."""
-        started = time.monotonic()
-        try:
-            self._require_budget(wave[0].at)
-        except QueryError as error:
-            return [error] * len(wave)
-        ended: dict[int, Done | PicError] = {}
-        specs: dict[int, Spec] = {}
-        for index, asked in enumerate(wave):
-            try:
-                with _Failing(asked.at):
-                    specs[index] = self._spec(asked)
-            except QueryError as error:
-                ended[index] = error
-        indices = [*specs]
-        for number, answer in engine.answer_all([*specs.values()]):
-            index = indices[number]
-            if isinstance(answer, PicError):
-                ended[index] = QueryError(wave[index].at, str(answer))
-            else:
-                ended[index] = self._ended(wave[index], answer, started)
-        return [ended[index] for index in range(len(wave))]
-
-    def _perform_in_steps(self, wave: Sequence[_Asked]) -> Generator[bool | None, None, list[Done | PicError]]:
+    def perform_in_steps(self, wave: Sequence[_Asked]) -> Generator[bool | None, None, list[Done | QueryError]]:
         """Run calls one after the other, until one fails."""
-        outcomes: list[Done | PicError] = []
+        outcomes: list[Done | QueryError] = []
         for asked in wave:
             if self.done:
                 yield True
-            outcomes.append((yield from self._run_in_steps(asked)))
-            if isinstance(outcomes[-1], PicError):
+            outcomes.append((yield from self._answer_in_steps(asked)))
+            if isinstance(outcomes[-1], QueryError):
                 break
         if not wave:  # after an object was compiled
             yield True
         return outcomes
 
-    def _run_in_steps(self, asked: _Asked) -> Generator[bool | None, None, Done | PicError]:
-        """Run one call."""
+    def _answer_in_steps(self, asked: _Asked) -> Generator[bool | None, None, Done | QueryError]:
         assert self._answer is not None
-        started = time.monotonic()
+        started, spec = time.monotonic(), self.begin(asked)
+        if isinstance(spec, QueryError):
+            return spec
+        answer: Answer | PicError
+        try:
+            answer = yield from self._answer(spec)
+        except PicError as error:
+            answer = error
+        return self.record(asked, answer, started)
+
+    def begin(self, asked: _Asked) -> Spec | QueryError:
+        """What the engine is asked for, or why the call cannot begin."""
         try:
             with _Failing(asked.at):
                 self._require_budget(asked.at)
-                answer = yield from self._answer(self._spec(asked))
+                if self.keeps:
+                    asked.engine.require("trace", "to link outputs as they were generated")
+                return self._spec(asked)
+        except QueryError as error:
+            return error
+
+    def answer(self, asked: _Asked) -> Done | QueryError:
+        """Run one call."""
+        engine, started = asked.engine, time.monotonic()
+        on_text = self._hooks.on_text if asked.node is self._query else None
+        spec = self.begin(asked)
+        if isinstance(spec, QueryError):
+            return spec
+        try:
+            if self.keeps:
+                return self.record(asked, answer_and_keep(engine, spec, on_text), started)
+            return self.record(asked, engine.answer(spec, on_text=on_text), started)
+        except PicError as error:
+            return QueryError(asked.at, str(error))
+
+    def record(self, asked: _Asked, answer: Answer | PicError, started: float) -> Done | QueryError:
+        """The record of a call that ran, or why it failed. Its output's KV is kept, if an outer call can link it."""
+        if isinstance(answer, PicError):
+            return QueryError(asked.at, str(answer))
+        try:
+            with _Failing(asked.at):
                 return self._ended(asked, answer, started)
         except QueryError as error:
             return error
 
-    def _run_one(self, asked: _Asked, keeps: bool) -> Done | PicError:
-        """Run one call, and keep its output's KV if an outer call can link it."""
-        engine, started = asked.engine, time.monotonic()
-        on_text = self._hooks.on_text if asked.node is self._query else None
-        try:
-            with _Failing(asked.at):
-                self._require_budget(asked.at)
-                if not keeps:
-                    return self._ended(asked, engine.answer(self._spec(asked), on_text=on_text), started)
-                engine.require("trace", "to link outputs as they were generated")
-                spec = self._spec(asked)
-                return self._ended(asked, answer_and_keep(engine, spec, on_text), started, spec.codec)
-        except QueryError as error:
-            return error
-
-    def _ended(self, asked: _Asked, answer: Answer, started: float, codec: str | None = None) -> Done:
-        """The record of a call; with `codec` its output's KV is kept, if there is an outer call."""
+    def _ended(self, asked: _Asked, answer: Answer, started: float) -> Done:
         self._tokens += len(answer.generated.tokens)
         self._hooks.on_answer(asked.path, answer)
         done = Done.of(asked.path, answer)
-        if codec is not None and asked.path:
+        if self.keeps and asked.path:
             engine, text = asked.engine, done.text + seam_after(done.text)
             seam = engine.model.encode(seam_after(done.text))
-            key = keep_output(engine.store, answer, done.tokens, seam, text, codec)
+            key = keep_output(engine.store, answer, done.tokens, seam, text, self._options.codec)
             done = replace(done, object=key or "")
         done = replace(done, seconds=time.monotonic() - started)
         self._finish(done)
@@ -515,6 +514,54 @@ class _Run:
 
     def _failing(self, node: Query, path: Path) -> _Failing:
         return _Failing(_written(node, path))
+
+
+def _perform(wave: Sequence[_Asked]) -> list[Done | QueryError]:
+    """Run calls that are ready, of one query or of several, side by side where the engine can."""
+    outcomes: dict[int, Done | QueryError] = {}
+    if len(wave) == 1 or any(asked.run.is_serial for asked in wave):
+        failed: dict[_Run, QueryError] = {}
+        for index, asked in enumerate(wave):
+            outcome = failed.get(asked.run) or asked.run.answer(asked)
+            outcomes[index] = outcome
+            if isinstance(outcome, QueryError):
+                failed[asked.run] = outcome
+    else:
+        for engine in dict.fromkeys(asked.engine for asked in wave):
+            indices = [index for index, asked in enumerate(wave) if asked.engine is engine]
+            outcomes |= zip(indices, _perform_together(engine, [wave[index] for index in indices]), strict=True)
+    return [outcomes[index] for index in range(len(wave))]
+
+
+def _perform_together(engine: Engine, wave: Sequence[_Asked]) -> list[Done | QueryError]:
+    """Run calls on one engine. Where outputs are kept, one that fails ends those of its query that come after it."""
+    started = time.monotonic()
+    keeps = wave[0].run.keeps
+    ended: dict[int, Done | QueryError] = {}
+    failed: dict[_Run, QueryError] = {}
+    begun: dict[int, Spec] = {}
+    for index, asked in enumerate(wave):
+        spec = failed.get(asked.run) or asked.run.begin(asked)
+        if isinstance(spec, Spec):
+            begun[index] = spec
+            continue
+        ended[index] = spec
+        if keeps:
+            failed[asked.run] = spec
+    ready, specs = list(begun), list(begun.values())
+    if not specs:
+        return [ended[index] for index in range(len(wave))]
+    failed = {}  # those before such a call run
+    for number, answer in answer_all_and_keep(engine, specs) if keeps else engine.answer_all(specs):
+        index, asked = ready[number], wave[ready[number]]
+        outcome = failed.get(asked.run) or asked.run.record(asked, answer, started)
+        del answer  # its image goes back to the pool
+        ended[index] = outcome
+        if keeps and isinstance(outcome, QueryError):
+            failed[asked.run] = outcome
+        if failed and all(wave[later].run in failed for later in ready[number + 1 :]):
+            break
+    return [ended.get(index) or failed[asked.run] for index, asked in enumerate(wave)]
 
 
 class _Failing:

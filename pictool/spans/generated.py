@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pictool.core import Identity
 from pictool.engines.base import Answer, Engine, LinkResult
+from pictool.errors import PicError
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate
 from pictool.runtime.image import Image
@@ -37,7 +38,29 @@ def answer_and_keep(engine: Engine, spec: Spec, on_text: Callable[[str], None] |
         engine: one that shows the image of a link.
     """
     engine.require_supported(spec)
-    result = engine.link(spec)
+    return _decode_and_keep(engine, spec, engine.link(spec), on_text)
+
+
+def answer_all_and_keep(engine: Engine, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
+    """As `answer_and_keep`, of several specs, which are linked as `Engine.link_all` does."""
+    for spec in specs:
+        engine.require_supported(spec)
+
+    def answer(linked: tuple[int, LinkResult | PicError]) -> tuple[int, Answer | PicError]:
+        index, result = linked
+        if isinstance(result, PicError):
+            return index, result
+        try:
+            return index, _decode_and_keep(engine, specs[index], result)
+        except PicError as error:
+            return index, error
+
+    return map(answer, engine.link_all(specs))  # map holds no image
+
+
+def _decode_and_keep(
+    engine: Engine, spec: Spec, result: LinkResult, on_text: Callable[[str], None] | None = None
+) -> Answer:
     image = _image(result)
     image.keep_keys()
     started = time.perf_counter()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands.run import pic
 
-from pictool.bench.queries import bulk, documents, judge, moves, pool, tree
+from pictool.bench.queries import bulk, documents, judge, moves, pool, tree, waves
 from pictool.bench.queries.bulk import bench_bulk, bulk_order
 from pictool.bench.queries.documents import bench_documents
 from pictool.bench.queries.judge import bench_judge
@@ -26,6 +27,7 @@ from pictool.bench.queries.options import (
 )
 from pictool.bench.queries.pool import STREAMS, bench_pool
 from pictool.bench.queries.tree import bench_tree, queries_over, write_haystack
+from pictool.bench.queries.waves import bench_waves
 from pictool.eval.datasets.world import World
 from pictool.linker.grid import parse_grid
 from pictool.runtime.model import Model, load_model
@@ -101,6 +103,15 @@ def test_streams_meet_the_pool_as_their_names_say(model: Model, tmp_path: Path) 
     assert (same.resident, same.stayed, same.tokens_per_ms) == (1, 1, None) and same.copied["pool"] == 0
     assert shuffled.resident == 1 > shuffled.stayed and shuffled.copied["pool"] == 0 < shuffled.copied["memory"]
     assert 0 < drawn.resident < 1 and 0 < drawn.copied["pool"] < drawn.copied["memory"] and drawn.scratch > 0
+
+    options, steps = replace(options, requests=6, wave=3), Steps()
+    together = {point.stream: point for point in bench_waves(model, POLICIES[:1], options, tmp_path, steps)}
+    assert steps.count == waves.num_runs(options, POLICIES[:1]) == 3 * 3
+    alike, mixed, picked = (together[stream] for stream in STREAMS)
+    assert alike.together == {"each": 1, "wave": 1} and alike.moves == {"each": 0, "wave": 0}
+    assert mixed.together["wave"] > 1 and mixed.copied["wave"] == 0 == mixed.copied["each"]
+    assert picked.together["wave"] > 1 and picked.duplicates["wave"] > 0 and picked.scratch_bytes["wave"] > 0
+    assert not waves.num_runs(replace(options, wave=0), POLICIES)
 
 
 def test_bulks_are_ordered_within_themselves_and_cached_as_expected(model: Model, tmp_path: Path) -> None:

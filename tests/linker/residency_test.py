@@ -14,12 +14,14 @@ from subjects import HEAD, LENGTH_DEPENDENT, TAIL, default_policy, make_chunks, 
 
 from pictool.core import Chunk, CompileOptions
 from pictool.engines.torch import TorchEngine
-from pictool.errors import InputError, ModelError, ObjectError
+from pictool.errors import InputError, ModelError, ObjectError, PicError
+from pictool.linker import wave
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy, policies
 from pictool.linker.policies.base import Policy
-from pictool.linker.residency import Residency, _gap
+from pictool.linker.residency import PoolUse, ResidentObjects, _gap
 from pictool.linker.spec import Spec
+from pictool.linker.wave import link_waves
 from pictool.runtime.decode import generate
 from pictool.runtime.image import GROWTH
 from pictool.runtime.model import Model
@@ -30,8 +32,8 @@ LENGTHS = (1, 3, 29, 17, 23, 40, 8)
 ARCHITECTURES = [name for name in tiny.CONFIGS if name not in LENGTH_DEPENDENT]
 
 
-def residency(model: Model, tokens: int) -> Residency:
-    return Residency(model, tokens * slot_bytes(model))
+def residents(model: Model, tokens: int) -> ResidentObjects:
+    return ResidentObjects(model, tokens * slot_bytes(model))
 
 
 def spec(chunks: list[Chunk], policy: Policy, tail: str = TAIL) -> Spec:
@@ -55,31 +57,150 @@ def drawn(rng: random.Random, chunks: list[Chunk]) -> list[Chunk]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_any_stream_of_requests_is_linked_as_without_a_pool(architecture: str, store: Store) -> None:
+def test_any_stream_of_waves_is_linked_as_without_a_pool(architecture: str, store: Store) -> None:
+    """Moves, duplicates, cycles and parts that are loaded for several, under all kinds of policies."""
     model, chunks, rng = subject(architecture).model, make_chunks(LENGTHS), random.Random(5)
-    pool = residency(model, 150 + GROWTH)
+    pool = residents(model, 2 * (170 + GROWTH))
     kinds = [default_policy(name) for name in ("naive", "legolink", "cacheblend", "fixup", "full")]
-    stayed = resident = duplicates = 0
-    for _ in range(16):
-        wanted = spec(drawn(rng, chunks), rng.choice(kinds))
-        own, plain = link(model, store, wanted, residency=pool), link(model, store, wanted)
-        assert own.pool is not None
-        stayed, resident = stayed + own.pool.stayed, resident + own.pool.resident
-        duplicates += own.pool.moved.duplicates
-        assert same(own, plain)
-        assert generate(model, own.image, 5).tokens == generate(model, plain.image, 5).tokens
-        del own
-    assert resident > stayed > 0 and duplicates
+    uses: list[PoolUse] = []
+    for size in (1, 1, 3, 1, 2, 4, 3, 1, 2):
+        specs = [spec(drawn(rng, chunks), rng.choice(kinds)) for _ in range(size)]
+        outcomes = link_waves(model, store, specs, pool)
+        for wanted in specs:
+            index, own = next(outcomes)
+            assert isinstance(own, Linked) and wanted is specs[index] and own.pool is not None
+            plain = link(model, store, wanted)
+            assert same(own, plain)
+            assert generate(model, own.image, 5).tokens == generate(model, plain.image, 5).tokens
+            uses.append(own.pool)
+            del own
+        assert next(outcomes, None) is None
+    assert max(use.requests for use in uses) > 1 and all(use.has_room for use in uses)
+    assert all(sum(getattr(use, name) for use in uses) for name in ("resident", "stayed", "shared", "loaded"))
+    assert any(use.moved.duplicates and use.requests > 1 for use in uses)
+
+
+def waves(model: Model, store: Store, specs: list[Spec], pool: ResidentObjects) -> list[tuple[PoolUse, int]]:
+    """What each link of a wave got of the pool, and read; it is the ordinary link."""
+    got = []
+    for index, linked in link_waves(model, store, specs, pool):
+        assert isinstance(linked, Linked) and linked.pool is not None
+        assert same(linked, link(model, store, specs[index]))
+        got.append((linked.pool, linked.bytes_read))
+        del linked
+    return got
+
+
+def test_a_wave_has_one_plan_of_duplicates_and_cycles(store: Store) -> None:
+    model, lego = subject("llama").model, make_policy("legolink", {"k": 3})
+    one, two = make_chunks((29, 17))
+    pool, head = residents(model, 3 * (100 + GROWTH)), len(model.encode(HEAD))
+    waves(model, store, [spec([one, two], lego)], pool)
+    (first, _), (second, read) = waves(model, store, [spec([one, two], lego), spec([two, one], lego)], pool)
+    assert first.requests == second.requests == 2 and first.moved == second.moved and read == 0
+    assert first.stayed == first.resident == second.resident == 46 + head and second.stayed == 0
+    assert (first.moved.moves, first.moved.tokens, first.moved.duplicates) == (3, 46 + head, 3)
+    assert 0 < first.moved.scratch_bytes < (46 + head) * slot_bytes(model) and first.moved.tokens_per_ms > 0
+    # Both orders are there, so both stay; and a swap of the two in their regions is one plan, too.
+    assert all(
+        use.moved.moves == 0 for use, _ in waves(model, store, [spec([two, one], lego), spec([one, two], lego)], pool)
+    )
+
+
+def test_what_several_of_a_wave_want_is_loaded_once(store: Store) -> None:
+    model, naive = subject("qwen3").model, make_policy("naive")
+    one, two = make_chunks((29, 17))
+    head = len(model.encode(HEAD))
+    (first, read), (second, again) = waves(
+        model, store, [spec([one, two], naive), spec([two, one, two], naive)], residents(model, 3 * (100 + GROWTH))
+    )
+    assert (first.loaded, first.shared, first.resident) == (46 + head, 0, 0) and read > 0
+    assert (second.loaded, second.shared, second.resident) == (0, 63 + head, 0) and again == 0
+
+
+def test_prompts_with_the_same_documents_in_the_same_places_take_turns_there(store: Store) -> None:
+    model, chunks, lego = subject("llama").model, make_chunks((29, 17)), make_policy("legolink", {"k": 3})
+    specs = [spec(chunks, lego, f" {word}?") for word in ("why", "who", "where")]
+    uses = [use for use, _ in waves(model, store, specs, residents(model, 3 * (100 + GROWTH)))]
+    assert [use.requests for use in uses] == [1, 1, 1] and [use.moved.moves for use in uses] == [0, 0, 0]
+    assert uses[1].stayed == uses[2].stayed == uses[0].loaded == 46 + len(model.encode(HEAD))
+
+
+@pytest.mark.parametrize(("tokens", "requests", "has_room"), [(400, 1, True), (800, 2, True), (260, 1, False)])
+def test_a_wave_is_as_large_as_the_pool_has_room_for(store: Store, tokens: int, requests: int, has_room: bool) -> None:
+    model, chunks, naive = subject("llama").model, make_chunks((29, 17)), make_policy("naive")
+    specs = [spec(order, naive) for order in (chunks, chunks[::-1], chunks[:1], chunks[1:])]
+    pool = residents(model, tokens)
+    uses = [use for use, _ in waves(model, store, specs, pool)]
+    assert {(use.requests, use.has_room) for use in uses} == {(requests, has_room)}
+    assert (pool.counts.resident_bytes > 0) == has_room and pool.counts.loaded_bytes > 0
+
+
+def test_a_wave_is_as_large_as_files_may_be_open(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, chunks, naive = subject("llama").model, make_chunks((29, 17)), make_policy("naive")
+    specs = [spec(order, naive) for order in (chunks, chunks[::-1], chunks[:1], chunks[1:])]
+    monkeypatch.setattr(wave, "_OPEN_FILES", 5)  # a head and two documents, and some of the next
+    uses = [use for use, _ in waves(model, store, specs, residents(model, 4 * (100 + GROWTH)))]
+    assert [use.requests for use in uses] == [2, 2, 2, 2]
+
+
+def test_an_image_that_is_held_over_a_wave_is_never_touched(store: Store) -> None:
+    model, chunks, policy = subject("llama").model, make_chunks(LENGTHS), make_policy("legolink", {"k": 4})
+    pool, specs = residents(model, 3 * (150 + GROWTH)), [spec(chunks[at:], policy) for at in range(5)]
+    held = [linked for _, linked in link_waves(model, store, specs, pool)]
+    for wanted, linked in zip(specs, held, strict=True):
+        assert isinstance(linked, Linked) and same(linked, link(model, store, wanted))
+    assert [linked.pool.has_room for linked in held if isinstance(linked, Linked) and linked.pool] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_what_one_of_a_wave_cannot_load_the_others_do_themselves(store: Store) -> None:
+    model, chunks, naive = subject("llama").model, make_chunks((29, 17, 40)), make_policy("naive")
+    pool = residents(model, 4 * (150 + GROWTH))
+    good, other, bad = (done.path for done in TorchEngine(model, store).compile(chunks, CompileOptions()))
+    whole = bad.read_bytes()
+    flip(bad, len(whole) - 3)  # in the last layer's values
+    specs = [Spec.raw([str(path) for path in paths], TAIL, naive, HEAD)
+             for paths in ((good, bad), (other, good), (good, Path("no.kvo")), (good, other))]  # fmt: skip
+    outcomes = dict(link_waves(model, store, specs, pool))
+    assert isinstance(outcomes[0], ObjectError) and isinstance(outcomes[2], PicError)
+    for index in (1, 3):
+        own = outcomes[index]
+        assert isinstance(own, Linked) and own.pool is not None and own.pool.shared == 0 < own.pool.loaded
+        assert same(own, link(model, store, specs[index]))
+    outcomes.clear()
+    assert same(link(model, store, specs[1], residents=pool), link(model, store, specs[1]))
+
+
+def test_a_wave_that_nobody_wants_any_more_ends(store: Store) -> None:
+    model, chunks, naive = subject("llama").model, make_chunks((29, 17)), make_policy("naive")
+    pool, specs = residents(model, 3 * (100 + GROWTH)), [spec(order, naive) for order in (chunks, chunks[::-1])]
+    outcomes = link_waves(model, store, specs, pool)
+    next(outcomes)
+    outcomes.close()
+    (use, read), _ = waves(model, store, specs, pool)
+    assert use.requests == 2 and use.stayed == use.resident == 46 + len(model.encode(HEAD)) and read == 0
+
+
+def test_streams_that_take_turns_stay_where_they_are(store: Store) -> None:
+    """A prompt gets the slots where most of its documents are in their places."""
+    model, naive = subject("llama").model, make_policy("naive")
+    one, two = make_chunks((29, 17, 23, 40)), make_chunks((31, 19, 8), seed=1)
+    pool = residents(model, 2 * (150 + GROWTH))
+    waves(model, store, [spec(one, naive), spec(two, naive)], pool)
+    uses = [waves(model, store, [spec(chunks, naive)], pool)[0][0] for chunks in (one, two, one, two)]
+    assert all(use.stayed == use.resident and not use.loaded for use in uses)
 
 
 @pytest.mark.parametrize("policy", policies())
 def test_every_policy_leaves_documents_as_they_were_compiled(policy: str, store: Store) -> None:
     """What it wrote over them is undone before the next link, in another order and under naive reuse."""
     model, chunks = subject("llama").model, make_chunks(LENGTHS)
-    pool = residency(model, 200 + GROWTH)
-    link(model, store, spec(chunks, default_policy(policy)), residency=pool)
+    pool = residents(model, 200 + GROWTH)
+    link(model, store, spec(chunks, default_policy(policy)), residents=pool)
     wanted = spec(chunks[::-1], make_policy("naive"))
-    again = link(model, store, wanted, residency=pool)
+    again = link(model, store, wanted, residents=pool)
     assert same(again, link(model, store, wanted)) and again.pool is not None
     linked = default_policy(policy).needs
     if linked.objects and not linked.sinks:  # else these are other objects
@@ -88,12 +209,12 @@ def test_every_policy_leaves_documents_as_they_were_compiled(policy: str, store:
 
 def test_documents_that_stay_cost_nothing(store: Store) -> None:
     model, chunks = subject("llama").model, make_chunks((29, 17, 40))
-    pool, naive = residency(model, 200 + GROWTH), make_policy("naive")
-    first = link(model, store, spec(chunks, naive), residency=pool)
+    pool, naive = residents(model, 200 + GROWTH), make_policy("naive")
+    first = link(model, store, spec(chunks, naive), residents=pool)
     total = first.image.layout.num_context
     assert first.pool is not None and (first.pool.loaded, first.pool.resident) == (total, 0) and first.bytes_read > 0
     del first
-    second = link(model, store, spec(chunks, naive, " who?"), residency=pool)
+    second = link(model, store, spec(chunks, naive, " who?"), residents=pool)
     assert second.pool is not None and second.bytes_read == 0 == second.pool.moved.moves
     assert second.pool.stayed == second.pool.resident == total
 
@@ -101,9 +222,9 @@ def test_documents_that_stay_cost_nothing(store: Store) -> None:
 def test_documents_that_make_room_are_parked_and_come_back(store: Store) -> None:
     model, naive = subject("qwen3").model, make_policy("naive")
     one, two, three, four = make_chunks((29, 17, 40, 23))
-    pool = residency(model, 160 + GROWTH)
+    pool = residents(model, 160 + GROWTH)
     for chunks in ([one, two], [three, four], [two, three, one]):
-        linked = link(model, store, spec(chunks, naive), residency=pool)
+        linked = link(model, store, spec(chunks, naive), residents=pool)
         assert same(linked, link(model, store, spec(chunks, naive))) and linked.pool is not None
         loaded = linked.pool.loaded
         del linked
@@ -113,17 +234,17 @@ def test_documents_that_make_room_are_parked_and_come_back(store: Store) -> None
 def test_the_least_recently_used_are_evicted(store: Store) -> None:
     model, naive = subject("llama").model, make_policy("naive")
     one, two, three = make_chunks((40, 41, 42))
-    pool = residency(model, 110 + GROWTH)  # one prompt, and one document beside
+    pool = residents(model, 110 + GROWTH)  # one prompt, and one document beside
     for chunk in (one, two, three):
-        link(model, store, spec([chunk], naive), residency=pool)
-    assert link(model, store, spec([two], naive), residency=pool).bytes_read == 0
-    assert link(model, store, spec([one], naive), residency=pool).bytes_read > 0
+        link(model, store, spec([chunk], naive), residents=pool)
+    assert link(model, store, spec([two], naive), residents=pool).bytes_read == 0
+    assert link(model, store, spec([one], naive), residents=pool).bytes_read > 0
 
 
 def test_an_image_that_is_held_is_never_touched(store: Store) -> None:
     model, chunks, policy = subject("llama").model, make_chunks(LENGTHS), make_policy("legolink", {"k": 4})
-    pool = residency(model, 3 * (150 + GROWTH))
-    held = [link(model, store, spec(chunks[at:], policy), residency=pool) for at in range(4)]
+    pool = residents(model, 3 * (150 + GROWTH))
+    held = [link(model, store, spec(chunks[at:], policy), residents=pool) for at in range(4)]
     uses = [linked.pool for linked in held]
     assert all(use is not None and not use.resident for use in uses)  # each has documents of its own
     assert [use is not None and use.has_room for use in uses] == [True, True, True, False]
@@ -132,41 +253,41 @@ def test_an_image_that_is_held_is_never_touched(store: Store) -> None:
         assert same(linked, plain)
         assert generate(model, linked.image, 9).tokens == generate(model, plain.image, 9).tokens
     held.clear()
-    assert link(model, store, spec(chunks, policy), residency=pool).bytes_read == 0
+    assert link(model, store, spec(chunks, policy), residents=pool).bytes_read == 0
 
 
 def test_an_answer_longer_than_its_room_goes_on_elsewhere(store: Store) -> None:
     model, chunks, naive = subject("llama").model, make_chunks((29, 17)), make_policy("naive")
-    pool = residency(model, 2 * GROWTH)
-    own, plain = link(model, store, spec(chunks, naive), residency=pool), link(model, store, spec(chunks, naive))
+    pool = residents(model, 2 * GROWTH)
+    own, plain = link(model, store, spec(chunks, naive), residents=pool), link(model, store, spec(chunks, naive))
     for token in range(5, GROWTH + 9):
         assert torch.equal(own.image.append(token), plain.image.append(token))
     del own
-    assert same(link(model, store, spec(chunks, naive), residency=pool), link(model, store, spec(chunks, naive)))
+    assert same(link(model, store, spec(chunks, naive), residents=pool), link(model, store, spec(chunks, naive)))
 
 
 def test_a_link_that_fails_leaves_nothing_half_loaded(store: Store) -> None:
     model, chunks, naive = subject("llama").model, make_chunks((29, 17, 40)), make_policy("naive")
-    pool, engine = residency(model, 200 + GROWTH), TorchEngine(model, store)
+    pool, engine = residents(model, 200 + GROWTH), TorchEngine(model, store)
     compiled = engine.compile(chunks, CompileOptions())
     good, bad = compiled[0].path, compiled[2].path
-    link(model, store, Spec.raw([str(good)], TAIL, naive, HEAD), residency=pool)
+    link(model, store, Spec.raw([str(good)], TAIL, naive, HEAD), residents=pool)
     data = bad.read_bytes()
     flip(bad, len(data) - 3)  # in the last layer's values
     with pytest.raises(ObjectError):
-        link(model, store, Spec.raw([str(bad), str(good)], TAIL, naive, HEAD), residency=pool)
+        link(model, store, Spec.raw([str(bad), str(good)], TAIL, naive, HEAD), residents=pool)
     bad.write_bytes(data)
     wanted = Spec.raw([str(bad), str(good)], TAIL, naive, HEAD)
-    linked = link(model, store, wanted, residency=pool)
+    linked = link(model, store, wanted, residents=pool)
     assert same(linked, link(model, store, wanted)) and linked.pool is not None
     assert (linked.pool.resident, linked.pool.loaded) == (29 + len(model.encode(HEAD)), 40)
 
 
 def test_a_salt_finds_no_object_of_another(store: Store) -> None:
     model, chunks, naive = subject("llama").model, make_chunks((29,)), make_policy("naive")
-    pool = residency(model, 200 + GROWTH)
-    link(model, store, spec(chunks, naive), residency=pool)
-    salted = link(model.with_salt("s" * 32), store, spec(chunks, naive), residency=pool)
+    pool = residents(model, 200 + GROWTH)
+    link(model, store, spec(chunks, naive), residents=pool)
+    salted = link(model.with_salt("s" * 32), store, spec(chunks, naive), residents=pool)
     assert salted.pool is not None and salted.pool.resident == 0
 
 

@@ -13,8 +13,12 @@ from subjects import HEAD, LENGTHS, TAIL, make_chunks, subject
 from pictool.linker import loader
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy
+from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Spec
+from pictool.linker.wave import link_waves
 from pictool.runtime import streams
+from pictool.runtime.image import GROWTH
+from pictool.runtime.pool import slot_bytes
 from pictool.store.store import Store
 
 POLICIES = ("naive", "legolink", "cacheblend")
@@ -48,6 +52,25 @@ def test_no_race_and_the_same_bits(
         assert torch.equal(ours.image.logits, plain.image.logits)  # type: ignore[arg-type]
         for layer in range(3):
             assert torch.equal(ours.image.key(layer), plain.image.key(layer))
+
+
+@pytest.mark.usefixtures("_threads")
+def test_a_wave_has_no_race_and_the_same_bits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one link loads for the others is in their images before these are computed."""
+    model, chunks = subject("llama").model, make_chunks((3, 29, 17, 40))
+    orders = (chunks, chunks[::-1], [*chunks[2:], *chunks[:2]])
+    specs = [Spec.raw(order, TAIL, make_policy("legolink", {"k": 2}), HEAD) for order in orders]
+    plain = [link(model, store, spec) for spec in specs]
+    with monkeypatch.context() as patch, emulated.emulated(patch):
+        pool = ResidentObjects(model, 3 * (200 + GROWTH) * slot_bytes(model))
+        for wave in (specs, specs[1:] + specs[:1]):  # all is loaded, then all is moved
+            for index, ours in link_waves(model, store, wave, pool):
+                assert isinstance(ours, Linked) and ours.pool is not None and ours.pool.requests == 3
+                expected = plain[specs.index(wave[index])].image
+                assert torch.equal(ours.image.logits, expected.logits)  # type: ignore[arg-type]
+                for layer in range(3):
+                    assert torch.equal(ours.image.key(layer), expected.key(layer))
+                del ours
 
 
 Break = Callable[[pytest.MonkeyPatch], None]

@@ -281,6 +281,55 @@ def test_in_steps_a_call_that_fails_ends_the_query(engine: TorchEngine) -> None:
     assert len(error.value.done) == 1
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_calls_that_are_ready_at_once_link_from_one_plan(model: Model, store: Store, files: Path, keeps: bool) -> None:
+    options = replace(SHORT, policy=LEGO, base=files, keeps_outputs=keeps)
+    pages = [file("a.txt"), file("b.txt"), file("c.txt")]
+    calls = [g0(plus(*pages[at:], *pages[:at]), f"what {at}?") for at in range(3)]
+    query = g0(plus(par(*calls), seq(*calls[:2])), g0(plus(*pages), "why?"), "who?")
+
+    def answers(pool_bytes: int) -> Result:
+        engine = TorchEngine(model, store, pool_bytes)
+        return Executor(lambda name: engine, options).run(query)
+
+    plain, pooled = answers(0), answers(1 << 22)
+    assert [(done.path, done.tokens, done.object) for done in pooled.done] == [
+        (done.path, done.tokens, done.object) for done in plain.done
+    ]
+    uses = [done.own["pool"] for done in pooled.done if not done.is_shared]
+    assert [use["requests"] for use in uses] == [3, 3, 3, 1, 1] and all("pool" not in done.own for done in plain.done)
+    assert uses[0]["loaded"] and all(use["shared"] and not use["loaded"] for use in uses[1:3])
+    assert uses[3]["stayed"] == uses[0]["loaded"]  # it reads what the first one reads
+
+
+def test_queries_of_a_bulk_reach_the_engine_together_and_fail_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waves: list[int] = []
+    link_all = engine.link_all
+
+    def watched(specs: Sequence[Spec]) -> Any:
+        waves.append(len(specs))
+        return link_all(specs)
+
+    monkeypatch.setattr(engine, "link_all", watched)
+    queries = [
+        g0(plus(g0("a"), g0("b")), "c"),
+        par(g0("d"), g0("word " * 999), g0("never")),
+        g0(plus(g0("a")), "e", temperature=0.9),
+    ]
+    ended: list[int] = []
+    executor = Executor(lambda name: engine, replace(SHORT, policy=LEGO))
+    outcomes = executor.run_all(queries, lambda index, _: ended.append(index))
+    assert waves == [6, 2] and ended == [1, 0, 2]
+    failed = outcomes[1]
+    assert isinstance(failed, QueryError) and str(failed).startswith("par[1]: the prompt has") and len(failed.done) == 1
+    for index in (0, 2):
+        outcome, alone = outcomes[index], executor.run(queries[index])
+        assert isinstance(outcome, Result) and outcome.text == alone.text
+        assert [done.tokens for done in outcome.done] == [done.tokens for done in alone.done]
+
+
 def test_the_deepest_tree_runs(run: Callable[..., Result]) -> None:
     query: Query = user("a")
     while query.depth < nodes.MAX_DEPTH - 1:

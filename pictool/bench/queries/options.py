@@ -76,7 +76,7 @@ class MovesOptions:
 @dataclass(frozen=True)
 class PoolOptions:
     """Streams of `requests`, each of `read` of the `documents` of `tokens`; the pool holds `share` of all documents,
-    beside one image."""
+    beside one image. Then as many in waves of `wave`, beside whose images the pool holds as much; 0: no waves."""
 
     documents: int = 24
     read: int = 6
@@ -84,6 +84,12 @@ class PoolOptions:
     share: float = 0.5
     requests: int = 20
     seed: int = 0
+    wave: int = 4
+
+    @property
+    def num_waves(self) -> int:
+        """That are measured."""
+        return max(1, self.requests // self.wave) if self.wave else 0
 
     def __post_init__(self) -> None:
         if not 0 < self.read <= self.documents:

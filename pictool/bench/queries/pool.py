@@ -24,6 +24,7 @@ from pictool.core import Chunk
 from pictool.engines.base import LinkResult
 from pictool.engines.torch import TorchEngine
 from pictool.linker.grid import Labelled
+from pictool.linker.policies.base import Policy
 from pictool.linker.residency import PoolUse
 from pictool.linker.spec import Spec
 from pictool.runtime.image import GROWTH
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 STREAMS = ("same", "shuffled", "drawn")
 FILES, MEMORY, POOL = "files", "memory", "pool"
-_TAIL = 32
+TAIL = 32
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def bench_pool(
     model: Model, policies: Sequence[Labelled], options: PoolOptions, directory: Path, on_run: OnRun
 ) -> list[PoolPoint]:
     """Measure streams of requests; objects go to `directory`, which the caller removes."""
-    require_positions(model, options.read * options.tokens + _TAIL, "fewer --read or --tokens")
+    require_positions(model, options.read * options.tokens + TAIL, "fewer --read or --tokens")
     chunks = random_chunks(model, options.documents, options.tokens, options.seed)
     compile_for(model, Store(directory), chunks, policies)
     points = []
@@ -86,10 +87,10 @@ def num_runs(options: PoolOptions, policies: Sequence[Labelled]) -> int:
     return len(policies) * len(STREAMS) * (options.requests + 1)
 
 
-def pool_bytes(model: Model, options: PoolOptions) -> int:
-    """Room for one image, and for the share of all documents beside it."""
-    image = options.read * options.tokens + _TAIL + GROWTH
-    return (image + round(options.share * options.documents * options.tokens)) * slot_bytes(model)
+def pool_bytes(model: Model, options: PoolOptions, images: int = 1) -> int:
+    """Room for so many images, and for the share of all documents beside them."""
+    image = options.read * options.tokens + TAIL + GROWTH
+    return (images * image + round(options.share * options.documents * options.tokens)) * slot_bytes(model)
 
 
 def requests_of(stream: str, chunks: Sequence[Chunk], options: PoolOptions) -> list[list[Chunk]]:
@@ -116,31 +117,39 @@ def _measure(
     directory: Path, on_run: OnRun,
 ) -> PoolPoint:  # fmt: skip
     """Answer a stream's requests from each place in turn; the first request warms up."""
-    bytes_all = len(requests) * options.documents * options.tokens * token_bytes(model)
+    memory, beside = (warmed(model, labelled.policy, requests, options, directory) for _ in range(2))
     engines = {
         FILES: TorchEngine(model, Store(directory)),
-        MEMORY: TorchEngine(model, Store(directory, memory_bytes=bytes_all)),
-        POOL: TorchEngine(model, Store(directory, memory_bytes=bytes_all), pool_bytes(model, options)),
+        MEMORY: TorchEngine(model, memory),
+        POOL: TorchEngine(model, beside, pool_bytes(model, options)),
     }
-    for store in (engines[MEMORY].store, engines[POOL].store):  # it has every layer before anything is measured
-        warm = TorchEngine(model, store)
-        for chunk in {chunk for chunks in requests for chunk in chunks}:
-            warm.link(Spec.raw([chunk], "x", labelled.policy))
     ttft: dict[str, list[float]] = {place: [] for place in engines}
     uses: list[PoolUse] = []
     for number, chunks in enumerate(requests):
-        spec = Spec.raw(chunks, random_tail(model, _TAIL, options.seed + number), labelled.policy)
+        spec = Spec.raw(chunks, random_tail(model, TAIL, options.seed + number), labelled.policy)
         for place in rotated(list(engines), number):
             result = engines[place].link(spec)
             if number:
                 ttft[place].append(result.timing.ttft_s)
-                uses += _use(result)
+                uses += use_of(result)
             del result  # its image goes back to the pool
         on_run()
     return _point(labelled.label, stream, options, ttft, uses, token_bytes(model))
 
 
-def _use(result: LinkResult) -> list[PoolUse]:
+def warmed(
+    model: Model, policy: Policy, requests: Sequence[Sequence[Chunk]], options: PoolOptions, directory: Path
+) -> Store:
+    """A store whose host memory has every layer before anything is measured."""
+    store = Store(directory, memory_bytes=len(requests) * options.documents * options.tokens * token_bytes(model))
+    engine = TorchEngine(model, store)
+    for chunk in {chunk for chunks in requests for chunk in chunks}:
+        engine.link(Spec.raw([chunk], "x", policy))
+    return store
+
+
+def use_of(result: LinkResult) -> list[PoolUse]:
+    """What a link got of the pool, if it has one."""
     return [result.linked.pool] if result.linked and result.linked.pool else []
 
 
@@ -152,7 +161,7 @@ def _point(
     rates = [use.moved.tokens_per_ms for use in uses if use.moved.tokens]
     every = reused / len(uses) * size
     return PoolPoint(
-        label, stream, options.read * options.tokens + _TAIL,
+        label, stream, options.read * options.tokens + TAIL,
         {place: MedianRange.of(values) for place, values in ttft.items()}, median_ratio(ttft[MEMORY], ttft[POOL]),
         {FILES: every, MEMORY: every, POOL: sum(use.loaded for use in uses) / len(uses) * size},
         sum(use.resident for use in uses) / reused, sum(use.stayed for use in uses) / reused,

@@ -1,0 +1,110 @@
+"""Links of several prompts from one pool: objects that are resident are moved to the places of all in one plan."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from pictool.errors import NotFiniteError, ObjectError, PicError
+from pictool.linker.context import context_of
+from pictool.linker.link import Linked, Prepared, claim_alone, compute, link, prepare, start_clock
+from pictool.linker.policies.base import no_stage
+from pictool.linker.residency import Claim, ResidentObjects
+from pictool.linker.spec import Spec
+from pictool.store.store import Store
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+# Prompts are opened ahead until there are so many, or their objects so many open files.
+_MOST_AHEAD = 32
+_OPEN_FILES = 256
+
+
+@dataclass(frozen=True)
+class _Next:
+    """A prompt that waits for its image. `prepared` is None if its objects could not be opened."""
+
+    index: int
+    spec: Spec
+    opened: ExitStack
+    prepared: Prepared | None
+
+    @property
+    def num_files(self) -> int:
+        """Objects that are open."""
+        return 0 if self.prepared is None else len(self.prepared.reused.placed)
+
+
+def link_waves(
+    model: Model, store: Store, specs: Iterable[Spec], residents: ResidentObjects
+) -> Generator[tuple[int, Linked | PicError], None, None]:
+    """Link prompts in their order, in waves of as many images as the pool has room for beside those that are held.
+
+    Each is linked as `link` does it, when its turn comes; who drops an image before asking for the next one leaves its
+    room to the wave after this one.
+
+    Yields:
+        the index of a spec and its link, or why there is none.
+    """
+    rest, ahead = enumerate(specs), deque[_Next]()
+    with ExitStack() as every:
+        while True:
+            while len(ahead) < _MOST_AHEAD and sum(each.num_files for each in ahead) < _OPEN_FILES:
+                if (following := next(rest, None)) is None:
+                    break
+                ahead.append(_open(model, store, *following))
+                every.callback(ahead[-1].opened.close)
+            if not ahead:
+                return
+            claims = _claim_wave(ahead, residents)
+            while claims:
+                each = ahead.popleft()
+                alone = partial(link, model, store, each.spec, residents=residents)
+                yield each.index, _outcome(each, claims.popleft(), alone)  # no name here holds the image
+                each.opened.close()
+
+
+def _open(model: Model, store: Store, index: int, spec: Spec) -> _Next:
+    opened = ExitStack()
+    try:
+        clock, context = start_clock(model, spec), context_of(store, spec.policy, None)
+        return _Next(index, spec, opened, prepare(model, store, spec, context, clock, no_stage, opened))
+    except PicError:  # a link of its own recovers, or says what is wrong
+        opened.close()
+        return _Next(index, spec, opened, None)
+
+
+def _claim_wave(ahead: Iterable[_Next], residents: ResidentObjects) -> deque[Claim | None]:
+    """Claims of the first prompts; None for one that has to be linked alone."""
+    ready = [each.prepared for each in ahead]
+    first = ready[0]
+    if first is None:
+        return deque[Claim | None]([None])
+    if not first.wants_pool:
+        return deque[Claim | None]([claim_alone(first, residents)])
+    wave = takewhile(lambda each: each is not None and each.wants_pool, ready)
+    return deque[Claim | None](
+        residents.claim([(each.laid.layout, each.reused.placed) for each in wave if each is not None])
+    )
+
+
+def _outcome(each: _Next, claim: Claim | None, alone: Callable[[], Linked]) -> Linked | PicError:
+    """The link of a prompt; once more, alone, if an object of it turns out damaged or lost."""
+    try:
+        if each.prepared is not None and claim is not None:
+            return compute(each.prepared, claim)
+    except (ObjectError, NotFiniteError):
+        pass
+    except PicError as error:
+        return error.with_traceback(None)  # which holds the image
+    claim = None
+    try:
+        return alone()
+    except PicError as error:
+        return error.with_traceback(None)
