@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pictool.core import Layout
 from pictool.runtime.attention import Rows, Run
-from pictool.runtime.caches import ImageCache, LayerKV, Projected, ProjectionCache
+from pictool.runtime.caches import ImageCache, LayerKV
 from pictool.runtime.rope import tables_at
 from pictool.runtime.stack import LayerStack
 
@@ -79,16 +79,10 @@ class Image:
         return self.stack.layer(layer, hidden, ImageCache(self, tables, rows), tables, rows.runs, on_scores)
 
     def project(self, layer: int, hidden: Tensor, rows: Rows) -> LayerKV:
-        """Fresh K (rotated) and V [1, kv_heads, rows, head_dim] of `rows` at a layer; the image stays as it is.
-
-        The layer runs as far as its projections, and ends there.
-        """
+        """Fresh K (rotated) and V [1, kv_heads, rows, head_dim] of `rows` at a layer; the image stays as it is."""
         tables = tables_at(self._tables, rows.positions)
-        try:
-            self.stack.layer(layer, hidden, ProjectionCache(), tables, rows.runs)
-        except Projected as projected:
-            return self.stack.rotate(projected.key, tables, layer), projected.value
-        raise AssertionError("a layer handed no K and V to its cache")
+        key, value = self.stack.project(layer, hidden, tables)
+        return self.stack.rotate(key, tables, layer), value
 
     def deviation(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Squared L2 over KV heads and dims between K, V of `rows` and what the image holds there; float32 [rows]."""
