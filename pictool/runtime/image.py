@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pictool.core import Layout
 from pictool.runtime.attention import Rows, Run
-from pictool.runtime.caches import ImageCache, LayerKV
+from pictool.runtime.caches import ImageCache, LayerKV, ReadOnlyCache
 from pictool.runtime.rope import tables_at
 from pictool.runtime.stack import LayerStack
 
@@ -77,6 +77,19 @@ class Image:
         """
         tables = tables_at(self._tables, rows.positions)
         return self.stack.layer(layer, hidden, ImageCache(self, tables, rows), tables, rows.runs, on_scores)
+
+    def compute_last(self, hidden: Tensor, rows: Rows) -> Tensor:
+        """Run the last layer: K and V of `rows` replace what was there, and only the prompt's last row goes on.
+
+        Returns its hidden state [1, 1, hidden]; nothing needs those of the other rows.
+        """
+        layer, tables = self.stack.num_layers - 1, tables_at(self._tables, rows.positions)
+        key, value = self.stack.project(layer, hidden, tables)
+        if self.fresh_keys is not None:
+            self.fresh_keys.append(key)
+        self.write(layer, self.stack.rotate(key, tables, layer), value, rows)
+        end, table = self.layout.num_tokens, tables_at(tables, slice(-1, None))
+        return self.stack.layer(layer, hidden[:, -1:], ReadOnlyCache(self), table, (Run(0, end - 1, end),))
 
     def project(self, layer: int, hidden: Tensor, rows: Rows) -> LayerKV:
         """Fresh K (rotated) and V [1, kv_heads, rows, head_dim] of `rows` at a layer; the image stays as it is."""

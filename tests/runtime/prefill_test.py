@@ -45,6 +45,14 @@ def test_packed_equals_one_by_one(architecture: str, sinks: tuple[int, ...], len
                 torch.testing.assert_close(tensor, want, atol=1e-5, rtol=1e-5)
 
 
+def test_of_the_last_layer_nothing_but_k_and_v_is_computed() -> None:
+    module, seen = tiny.random_module(tiny.CONFIGS["llama"]()), list[int]()
+    for index, layer in enumerate(module.model.layers):
+        layer.mlp.register_forward_pre_hook(lambda *_, index=index: seen.append(index))
+    ((_, layers),) = prefill_chunks(wrap_model(module, tiny.tokenizer()), random_tokens([30]))
+    assert seen == [0, 1] and len(layers) == 3
+
+
 def test_no_chunk_of_a_pack_sees_another() -> None:
     """Whatever else is in it, bit for bit."""
     model = wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer())
