@@ -255,7 +255,7 @@ def _by_products(
         if mask is not None:
             scores.view(-1, *mask.shape).add_(mask)
         torch.softmax(scores, -1, out=weights)
-        attended = onednn_linear(weights, value[sequence, head].mT.contiguous())
+        attended = onednn_linear(weights, value[sequence, head].mT)
         out[sequence, head] = attended.view(by_group[2:])
     return out.view(query.shape)
 

@@ -43,8 +43,11 @@ class OneDnnLinear(nn.Linear):
 
 
 def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear` by oneDNN, for float32 on a CPU: the operator of torch's own compiled models."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+    """`torch.nn.functional.linear` by oneDNN, for float32 on a CPU: the operator of torch's own compiled models.
+
+    A weight with gaps between its rows is copied: oneDNN has no kernel for it, and takes a thousand times as long.
+    """
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight.contiguous(), bias, "none", [], "")
     return product
 
 
