@@ -35,12 +35,12 @@ from pictool.store.store import Store
 _WORDS = "river harbour festival spring number line document quiet town short water stone market north".split()
 
 
-def texts_of(count: int) -> list[str]:
-    """Documents of 40 to 160 words; no two are equal."""
+def texts_of(count: int, least: int, most: int) -> list[str]:
+    """Documents of `least` to `most` words; no two are equal."""
     return [
         f"Document {number}. " + " ".join(_WORDS[(number * 7 + at * (1 + number % 5)) % 14] for at in range(length))
         for number in range(count)
-        for length in [40 + number * 37 % 121]
+        for length in [least + number * 37 % (most - least + 1)]
     ]
 
 
@@ -54,7 +54,7 @@ def run_serial(model: Model, texts: list[str], root: Path, threads: int) -> dict
     return {"threads": threads, "seconds": seconds, "documents_s": len(texts) / seconds}
 
 
-def run_bulk(model: str, texts: list[str], root: Path, workers: int) -> dict[str, float]:
+def run_bulk(model: str, texts: list[str], root: Path, workers: int) -> dict[str, Any]:
     source = root / "texts.jsonl"
     source.write_text("\n".join(json.dumps({"text": text}) for text in texts))
     seen: list[Progress] = []
@@ -67,7 +67,7 @@ def run_bulk(model: str, texts: list[str], root: Path, workers: int) -> dict[str
     rest = last.seconds - first.seconds
     return {
         "seconds": seconds, "start_s": first.seconds, "batches": len(seen),
-        "running_documents_s": (last.documents - first.documents) / rest if rest else float("nan"),
+        "running_documents_s": (last.documents - first.documents) / rest if rest else None,
         "worker_ms_a_document": 1e3 * done.worker_s / done.documents,
         "driver_rss_mb": psutil.Process().memory_info().rss / 1e6,
     }  # fmt: skip
@@ -77,16 +77,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded-small")
     parser.add_argument("--documents", default="1000,5000,20000")
+    parser.add_argument("--words", default="40,160", help="the least and the most of a document")
     parser.add_argument("--serial", type=int, default=300, help="documents of the serial runs")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--ray", default="local", help="address of a cluster")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    words = tuple(map(int, options.words.split(",")))
     model, results = load_model(options.model, "cpu"), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as root:
-        run_serial(model, texts_of(50), Path(root) / "warm up", 1)
+        run_serial(model, texts_of(50, *words), Path(root) / "warm up", 1)
         serial = [
-            run_serial(model, texts_of(options.serial), Path(root) / str(threads), threads)
+            run_serial(model, texts_of(options.serial, *words), Path(root) / str(threads), threads)
             for threads in (1, options.workers)
         ]
     print(serial, flush=True)
@@ -94,11 +96,12 @@ def main() -> None:
     with connected(options.ray):
         for count in map(int, options.documents.split(",")):
             with tempfile.TemporaryDirectory() as root:
-                bulk = run_bulk(options.model, texts_of(count), Path(root), options.workers)
-            results.append({"documents": count, "bulk": bulk, "ratio": bulk["running_documents_s"] / best})
+                bulk = run_bulk(options.model, texts_of(count, *words), Path(root), options.workers)
+            rate = bulk["running_documents_s"]  # none of one batch
+            results.append({"documents": count, "bulk": bulk, "ratio": rate and rate / best})
             print(results[-1], flush=True)
     if options.out is not None:
-        more = {"workers": options.workers, "load": os.getloadavg(), "serial": serial, "runs": results}
+        more = {"words": words, "workers": options.workers, "load": os.getloadavg(), "serial": serial, "runs": results}
         write_results(options.out, more)
 
 

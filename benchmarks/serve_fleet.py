@@ -51,6 +51,7 @@ REPLICAS = 3
 ROUTERS = ("round robin", "two choices", "residency")
 _COUNTED_S = 1.5  # until counts of use are written
 _REPORTED_S = 3.0  # until replicas have reported
+_COUNTING = "benchmarks.fleet.router.CountingRouter"
 _QUESTION = "Really?"
 _NOBODY = Tenant("default")
 
@@ -76,7 +77,9 @@ class Fleet:
 
 
 @contextmanager
-def running(address: str, model_name: str, root: Path, objects: int, held: int) -> Iterator[Fleet]:
+def running(
+    address: str, model_name: str, root: Path, objects: int, held: int, app: str = APP, router: str = _COUNTING
+) -> Iterator[Fleet]:
     """A fleet whose local tiers hold `held` of `objects` objects."""
     model, remote = load_model(model_name, "cpu"), Store(root / "remote")
     texts = [f"Town {number} lies at the river {number * 7 % 91}, which is long. " for number in range(objects)]
@@ -86,12 +89,11 @@ def running(address: str, model_name: str, root: Path, objects: int, held: int) 
     spec = ReplicaSpec(
         Remote(str(root / "remote")), str(root / "store"), settings, held * size, model=model_name, device="cpu"
     )
-    scale = Scale(REPLICAS, REPLICAS, cpus=0.5, gpus=0, ongoing=32, queued=256, load=8)
+    scale = Scale(REPLICAS, REPLICAS, cpus=0.25, gpus=0, ongoing=32, queued=256, load=8)
     with ExitStack() as resources:
         resources.enter_context(connected(address))
         routing = Routing(queue_bytes=size / 8)  # so that bytes decide, but between long queues
-        router = "benchmarks.fleet.router.CountingRouter"
-        calls = resources.enter_context(deployed(spec, scale, routing, APP, router))
+        calls = resources.enter_context(deployed(spec, scale, routing, app, router))
         home = resources.enter_context(closing(FleetHome(model, spec.remote, settings, calls)))
         yield Fleet(home, model, settings, root, [part.key for part in done])
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -40,7 +39,7 @@ from training.data import Batch, Encoder
 from training.package import MODELS, save_half
 from training.recipe import BASE
 from training.score import score
-from training.train import Recipe, Run, Stage
+from training.train import Recipe, Run, Stage, train
 
 DECLINED = "none"
 DIRECTORY = Path(__file__).parent / "judge_model"
@@ -180,25 +179,6 @@ def draw(encoder: JudgeEncoder, rng: random.Random, recipe: Recipe) -> Batch:
     return encoder.batch(rng, rows, pages, Shape(max_filler_sentences=sentences), most, recipe.p_bos)
 
 
-def train(run: JudgeRun, checkpoint: Path, log: Path) -> None:
-    """Run the recipe to its end, from its checkpoint if there is one."""
-    if checkpoint.exists():
-        run.load(checkpoint)
-    with log.open("a") as file:
-        print(f"from step {run.step}: {run.recipe}", file=file)
-    mean, started = 0.0, time.process_time()
-    while run.step < run.recipe.steps + run.recipe.cooldown:
-        mean += run.advance()[0] / LOG_EVERY
-        if run.step % LOG_EVERY == 0:
-            line = f"step {run.step} loss answers {mean:.3f} cpu {time.process_time() - started:.0f} s"
-            if run.step % (4 * LOG_EVERY) == 0:
-                line += f" | held-out: {held_out(run)}"
-            with log.open("a") as file:
-                print(line, file=file)
-            mean = 0.0
-            run.save(checkpoint)
-
-
 def held_out(run: JudgeRun) -> dict[str, dict[str, float]]:
     """Whole answers right under full attention, by task and kind of question."""
     scores = {}
@@ -216,7 +196,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     arguments.work.mkdir(parents=True, exist_ok=True)
     run = JudgeRun(RECIPE, JudgeEncoder())
-    train(run, arguments.work / "judge.pt", Path("training/logs/judge.log"))
+    log = Path("training/logs/judge.log")
+    train(run, log, arguments.work / "judge.pt", LOG_EVERY, lambda: held_out(run), 4 * LOG_EVERY)
     scores = held_out(run)
     save_half(run.model, run.encoder.tokenizer, DIRECTORY, bos="<s>", positions=BASE.positions)
     (DIRECTORY / "scores.json").write_text(json.dumps({"held-out, full": scores}, indent=1) + "\n")

@@ -34,7 +34,7 @@ RECIPES = {
     "small": Recipe("small", SMALL, seed=2, steps=3400, cooldown=1000, stages=SMALL_STAGES),
 }
 TOKENIZERS = {"base": byte_level, "small": metaspace}
-SCORE_EVERY = 500
+LOG_EVERY, SCORE_EVERY = 100, 500
 
 
 def main() -> None:
@@ -56,22 +56,8 @@ def make(recipe: Recipe, work: Path) -> None:
     tokenizer = TOKENIZERS[recipe.name](recipe.size.vocab)
     encoder = Encoder(tokenizer)
     run = Run(recipe, encoder)
-    checkpoint, log = work / f"{recipe.name}.pt", Path(f"training/logs/{recipe.name}.log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    if checkpoint.exists():
-        run.load(checkpoint)
-        with log.open("a") as file:
-            print(f"continued at step {run.step}: {recipe}", file=file)
-    else:
-        log.write_text(f"{recipe}\nparameters {sum(p.numel() for p in run.model.parameters())}\n")
-
-    def write(line: str) -> None:
-        if run.step % SCORE_EVERY == 0:
-            line += f" | held-out, full, 6 pages: {score(run.model, encoder, 6, 32)}"
-        with log.open("a") as file:
-            print(line, file=file)
-
-    train(run, write, checkpoint)
+    log = Path(f"training/logs/{recipe.name}.log")
+    train(run, log, work / f"{recipe.name}.pt", LOG_EVERY, lambda: score(run.model, encoder, 6, 32), SCORE_EVERY)
     write_model(run.model, tokenizer, recipe.name)
 
 

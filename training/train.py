@@ -140,15 +140,32 @@ def losses(model: Any, batch: Batch, hints: tuple[Hint, ...], seed: int) -> tupl
     return each[is_answer[where]].mean(), each[~is_answer[where]].mean(), hint_losses
 
 
-def train(run: Run, on_log: Callable[[str], None], checkpoint: Path, log_every: int = 100) -> None:
-    """Run to the end, with a checkpoint at every log line."""
-    recipe, started, first = run.recipe, time.time(), run.step
+def train(
+    run: Run, log: Path, checkpoint: Path, log_every: int, held_out: Callable[[], object], held_out_every: int
+) -> None:
+    """Run the recipe to its end, from its checkpoint if there is one; every log line has a checkpoint.
+
+    Args:
+        held_out: scores, which every `held_out_every`-th step logs, too.
+    """
+    recipe, started = run.recipe, time.process_time()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if checkpoint.exists():
+        run.load(checkpoint)
+        _append(log, f"continued at step {run.step}: {recipe}")
+    else:
+        log.write_text(f"{recipe}\nparameters {sum(p.numel() for p in run.model.parameters())}\n")
     means = [0.0, 0.0]
     while run.step < recipe.steps + recipe.cooldown:
-        values = run.advance()
-        means = [mean + value / log_every for mean, value in zip(means, values, strict=True)]
+        means = [mean + value / log_every for mean, value in zip(means, run.advance(), strict=True)]
         if run.step % log_every == 0:
-            rate = (run.step - first) / (time.time() - started)
-            on_log(f"step {run.step} loss answers {means[0]:.3f} documents {means[1]:.3f} ({rate:.2f} steps/s)")
+            seconds = time.process_time() - started
+            line = f"step {run.step} loss answers {means[0]:.3f} documents {means[1]:.3f} cpu {seconds:.0f} s"
+            _append(log, line if run.step % held_out_every else f"{line} | held-out: {held_out()}")
             means = [0.0, 0.0]
             run.save(checkpoint)
+
+
+def _append(log: Path, line: str) -> None:
+    with log.open("a") as file:
+        print(line, file=file)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +24,7 @@ from training.network import Size
 from training.package import save_half
 from training.score import score
 from training.tokenizer import byte_level, metaspace
-from training.train import Recipe, Run, Stage
+from training.train import Recipe, Run, Stage, train
 from training.zoo_worlds import ESPACE, HARBOUR, PUEBLO, REGISTER, STADT
 
 MODELS = Path(__file__).parent / "zoo_models"
@@ -103,27 +102,11 @@ ZOO = {
 }  # fmt: skip
 
 
-def train(name: str, member: Member, work: Path) -> Run:
+def run_recipe(name: str, member: Member, work: Path) -> Run:
     """Run a recipe to its end, from its checkpoint if there is one, and write the log."""
-    run, log = Run(member.recipe(name), member.encoder), Path("training/logs") / f"zoo-{name}.log"
-    checkpoint = work / f"{name}.pt"
-    if checkpoint.exists():
-        run.load(checkpoint)
-        with log.open("a") as file:
-            print(f"continued at step {run.step}: {run.recipe}", file=file)
-    else:
-        log.write_text(f"{run.recipe}\nparameters {sum(p.numel() for p in run.model.parameters())}\n")
-    total, mean, started = run.recipe.steps + run.recipe.cooldown, 0.0, time.process_time()
-    while run.step < total:
-        mean += run.advance()[0] / LOG_EVERY
-        if run.step % LOG_EVERY == 0:
-            line = f"step {run.step} loss answers {mean:.3f} cpu {time.process_time() - started:.0f} s"
-            if run.step % (5 * LOG_EVERY) == 0:
-                line += f" | held-out: {held_out(run.model, member, 16)}"
-            with log.open("a") as file:
-                print(line, file=file)
-            mean = 0.0
-            run.save(checkpoint)
+    run = Run(member.recipe(name), member.encoder)
+    log = Path("training/logs") / f"zoo-{name}.log"
+    train(run, log, work / f"{name}.pt", LOG_EVERY, lambda: held_out(run.model, member, 16), 5 * LOG_EVERY)
     return run
 
 
@@ -160,7 +143,7 @@ def main() -> None:
     for name in arguments.names or ZOO:
         member = ZOO[name] if arguments.steps is None else replace(ZOO[name], steps=arguments.steps)
         if not (arguments.models / name / "scores.json").exists():
-            write(train(name, member, arguments.work), member, arguments.models / name)
+            write(run_recipe(name, member, arguments.work), member, arguments.models / name)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.errors import UsageError, of_command_line
+from pictool.commands.errors import of_command_line
 from pictool.commands.options import (
     ANSWER,
     COMPILING,
@@ -25,14 +24,13 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import output_path, print_json
+from pictool.commands.outputs import check_picture, output_path, print_json
 from pictool.commands.progress import answers_bar
 from pictool.commands.request import parse_fields, text_or_silent
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import Settings
 from pictool.commands.verbosity import note
 from pictool.commands.words import count
-from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from pictool.commands.terminal import LabelledTable
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from pictool.eval.summary import Line, Summary
     from pictool.runtime.model import Model
 
-PICTURES = (".svg", ".png")
 NONE = "-"
 LEGEND = (
     "KL, same: first token and all tokens against full. Times: medians, ms.\n"
@@ -140,14 +137,8 @@ def check_outputs(options: EvalOptions, dataset: Dataset) -> None:
     inputs = [dataset.params["path"]] if "path" in dataset.params else []
     if options.output is not None:
         output_path("-o", options.output, inputs)
-    if options.plot is None:
-        return
-    if Path(options.plot).suffix not in PICTURES:
-        raise UsageError(f"--plot {options.plot}: must end in {' or '.join(PICTURES)}; both are written")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("--plot: needs matplotlib; install pictool[plot], or leave --plot out")
-    for suffix in PICTURES:
-        output_path("--plot", str(Path(options.plot).with_suffix(suffix)), inputs)
+    if options.plot is not None:
+        check_picture(options.plot, inputs)
 
 
 def make_spec_options(options: EvalOptions) -> SpecOptions:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 from pictool import __version__
 from pictool.commands.engine import find_engine
 from pictool.commands.errors import UsageError, of_command_line
-from pictool.commands.link_batch import Batch, run_batch
+from pictool.commands.link_batch import Batch, VerifyOptions, run_batch
 from pictool.commands.options import (
-    BATCH,
     OUTPUT,
     SALT,
     DepfileOption,
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.controller.decision import RatioChoice
     from pictool.engines.base import Answer, Engine, Feature
-    from pictool.engines.verify import Canary
     from pictool.linker.grid import Labelled
     from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
@@ -83,21 +81,13 @@ class Done:
 def run_link(
     request: RequestOptions,
     settings: Settings,
+    verified: VerifyOptions,
     compare: Annotated[bool, option("--compare", None, "Run full recompute too; print how they differ.")] = False,
     trace: Annotated[Optional[str], option("--trace", "FILE", "Write what the link did.", OUTPUT)] = None,
     output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the JSON report.", OUTPUT)] = None,
     depfile: DepfileOption = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,
-    batch: Annotated[
-        Optional[str], option("--batch", "FILE", "Answer the requests of a file, as JSON lines.", BATCH)
-    ] = None,
-    verify: Annotated[
-        Optional[float], option("--verify", "SHARE", "Compare a share of requests with full recompute.", BATCH)
-    ] = None,
-    max_kl: Annotated[
-        Optional[float], option("--max-kl", "NATS", "Fail if the verified answers are farther apart.", BATCH, min=0)
-    ] = None,
 ) -> None:
     """Link documents into a prompt and answer a query.
 
@@ -106,11 +96,12 @@ def run_link(
       pic link -T question.yaml --trace link.trace
       pic link a.txt b.txt -q "Who?" --algo legolink-16 --algo cacheblend-15
     """
-    canary = make_canary(verify, max_kl, request.seed)
-    if batch is not None:
+    canary = verified.canary(request.seed)
+    if verified.batch is not None:
         refuse_of_one(compare, trace, depfile)
-        path = None if output is None else output_path("-o", output, [batch])
-        run_batch(Batch(Path(batch), path, canary, max_kl, as_json), request, settings, engine)
+        path = None if output is None else output_path("-o", output, [verified.batch])
+        batch = Batch(Path(verified.batch), path, canary, verified.max_kl, as_json)
+        run_batch(batch, request, settings, engine)
         return
     script = read_script(Path(request.script)) if request.script else LinkScript()
     inputs = input_files(request, script)
@@ -131,7 +122,7 @@ def run_link(
             write_json(output, done.reports if policies else done.reports[0])
         show(asked, done, as_json)
         if asked.is_verified:
-            require_little_drift(done.reports, max_kl)
+            require_little_drift(done.reports, verified.max_kl)
 
 
 def show(asked: Asked, done: Done, as_json: bool) -> None:
@@ -144,16 +135,6 @@ def show(asked: Asked, done: Done, as_json: bool) -> None:
         print_answer(done.reports[0], asked.compare)
     if done.is_foreign:
         note("the embedded demo model knows nothing but the documents of its own world; -m names yours")
-
-
-def make_canary(verify: float | None, max_kl: float | None, seed: int) -> Canary:
-    """Which requests are verified; none without --verify."""
-    from pictool.engines.verify import Canary
-
-    if max_kl is not None and verify is None:
-        raise UsageError("--max-kl: is of answers that are verified; say of which share with --verify")
-    with of_command_line():
-        return Canary(verify or 0.0, seed)
 
 
 def refuse_of_one(compare: bool, trace: str | None, depfile: bool) -> None:

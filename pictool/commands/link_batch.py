@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool.commands.engine import find_engine
-from pictool.commands.errors import UsageError
+from pictool.commands.errors import UsageError, of_command_line
+from pictool.commands.options import BATCH, option
 from pictool.commands.outputs import print_json
 from pictool.commands.progress import answers_bar
 from pictool.commands.request import LinkScript, RequestOptions, beside, make_spec
@@ -38,6 +39,34 @@ class BatchRequest:
     id: str
     digest: str
     spec: Spec
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """What a command line says of many requests, and of the answers that are compared with full recompute."""
+
+    batch: Annotated[
+        Optional[str], option("--batch", "FILE", "Answer the requests of a file, as JSON lines.", BATCH)
+    ] = None
+    verify: Annotated[
+        Optional[float], option("--verify", "SHARE", "Compare a share of requests with full recompute.", BATCH)
+    ] = None
+    max_kl: Annotated[
+        Optional[float], option("--max-kl", "NATS", "Fail if the verified answers are farther apart.", BATCH, min=0)
+    ] = None
+
+    def canary(self, seed: int) -> Canary:
+        """Which requests are verified; none without --verify.
+
+        Raises:
+            UsageError: --max-kl alone; no share.
+        """
+        from pictool.engines.verify import Canary
+
+        if self.max_kl is not None and self.verify is None:
+            raise UsageError("--max-kl: is of answers that are verified; say of which share with --verify")
+        with of_command_line():
+            return Canary(self.verify or 0.0, seed)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pictool.commands.errors import UsageError
 from pictool.commands.settings import find_file
 from pictool.errors import InputError
 from pictool.escapes import to_json
@@ -15,6 +17,7 @@ from pictool.escapes import to_json
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
+PICTURES = (".svg", ".png")
 # What the answers of a model depend on, beside its weights.
 _MODEL_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
@@ -48,6 +51,20 @@ def output_path(option: str, name: str, inputs: Iterable[str | Path]) -> Path:
     if path.exists() and any(Path(source).exists() and path.samefile(source) for source in inputs):
         raise InputError(f"{option} {name}: is an input as well; name another")
     return path
+
+
+def check_picture(name: str, inputs: Iterable[str | Path]) -> None:
+    """Refuse a --plot that cannot be drawn, or written as SVG and PNG, before a long run.
+
+    Raises:
+        UsageError: another kind of file. InputError: matplotlib is missing; a path cannot be written, or is an input.
+    """
+    if Path(name).suffix not in PICTURES:
+        raise UsageError(f"--plot {name}: must end in {' or '.join(PICTURES)}; both are written")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("--plot: needs matplotlib; install pictool[plot], or leave --plot out")
+    for suffix in PICTURES:
+        output_path("--plot", str(Path(name).with_suffix(suffix)), inputs)
 
 
 def depfile_path(target: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -22,7 +21,7 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import output_path, print_json
+from pictool.commands.outputs import check_picture, print_json
 from pictool.commands.progress import answers_bar
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.settings import FILE, Settings, find_file
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 DEFAULT_KL = 0.05
 COSTS = ("rows", "ttft")
-PICTURES = (".svg", ".png")
 LEGEND = (
     "meets, fails: shown at {level:.0%}, for all policies together. open: not clear yet; blocked: one with more\n"
     "rows of its kind fails. rows: share of the context. TTFT: median, ms. same: answers that are full's."
@@ -149,14 +147,8 @@ def check_options(options: TuneOptions) -> None:
         raise UsageError(f"--by {options.by}: must be one of {', '.join(COSTS)}")
     if not options.documents and options.questions is None:
         raise UsageError("nothing to tune on; name documents, or questions with --questions")
-    if options.plot is None:
-        return
-    if Path(options.plot).suffix not in PICTURES:
-        raise UsageError(f"--plot {options.plot}: must end in {' or '.join(PICTURES)}; both are written")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("--plot: needs matplotlib; install pictool[plot], or leave --plot out")
-    for suffix in PICTURES:
-        output_path("--plot", str(Path(options.plot).with_suffix(suffix)), options.documents)
+    if options.plot is not None:
+        check_picture(options.plot, options.documents)
 
 
 def make_spec_options(options: TuneOptions, settings: Settings) -> SpecOptions:

@@ -112,16 +112,8 @@ def evaluate(
             on_note(f"{path}: was begun on another machine; its times are of both")
         _require_same_models(model, file, algorithms)
         tasks = missing_tasks(grouped.groups, algorithms, file.results, options.verifies)
-        _fill(
-            file,
-            model,
-            store,
-            algorithms,
-            tasks,
-            count_answers(grouped.groups, algorithms, options),
-            run.jobs,
-            on_progress,
-        )
+        total = count_answers(grouped.groups, algorithms, options)
+        _fill(file, model, store, algorithms, tasks, total, run.jobs, on_progress)
         return _collect(file, algorithms, grouped)
 
 

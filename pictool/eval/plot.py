@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,20 @@ def write_pareto(summary: Summary, path: Path) -> list[Path]:
     Raises:
         StoreError: a file cannot be written.
     """
+    return write_picture(path, lambda: draw(summary))
+
+
+def write_picture(path: Path, make_figure: Callable[[], Figure]) -> list[Path]:
+    """Write a figure as SVG and as PNG: `path` with each suffix. Equal figures give an equal SVG.
+
+    Raises:
+        StoreError: a file cannot be written.
+    """
     import matplotlib
 
     written = []
     with matplotlib.rc_context({"svg.hashsalt": "pictool", "font.size": 9.0, "svg.fonttype": "path"}):
-        figure = draw(summary)
+        figure = make_figure()
         for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
             target = path.with_suffix(suffix)
             with atomic_write(target) as file:

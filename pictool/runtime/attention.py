@@ -146,8 +146,9 @@ def _all_runs(
 ) -> Tensor:  # fmt: skip
     """Attention [batch, heads, rows, head_dim] of rotated queries in runs."""
     out = torch.empty_like(query)
-    is_cut = softcap is not None or _is_by_products(query, key)
-    for block in _blocks(runs, window, is_cut, _scores_a_row(query, key)):
+    by_products = _is_by_products(query, key)
+    scores = query.shape[1] // key.shape[1] if by_products else 1  # in memory: products have those of a KV head
+    for block in _blocks(runs, window, softcap is not None or by_products, scores):
         rows = slice(block[0].row, block[-1].row + block[-1].end - block[-1].start)
         first = _first_key(block[0].start, window)
         out[:, :, rows] = _rectangle(
@@ -159,12 +160,6 @@ def _all_runs(
 
 def _first_key(position: int, window: int | None) -> int:
     return max(0, position - window + 1) if window else 0
-
-
-def _scores_a_row(query: Tensor, key: Tensor) -> int:
-    """Scores of a row and a key that are in memory at a time: a mask has one, products have those of a KV head."""
-    group = query.shape[1] // key.shape[1]
-    return group if _is_by_products(query, key) else 1
 
 
 def _is_by_products(query: Tensor, key: Tensor) -> bool:
@@ -246,7 +241,7 @@ def _by_products(
     """Softmax attention by two of oneDNN's products for each KV head, whose query heads read its keys together."""
     batch, num_heads, rows, dim = query.shape
     by_group = (batch, key.shape[1], num_heads // key.shape[1], rows, dim)
-    out, weights = torch.empty(by_group), torch.empty(by_group[2] * rows, key.shape[2])
+    out, weights = query.new_empty(by_group), query.new_empty(by_group[2] * rows, key.shape[2])
     for sequence, head in itertools.product(range(batch), range(key.shape[1])):
         folded = query.view(by_group)[sequence, head].reshape(-1, dim) * (scaling or dim**-0.5)
         scores = onednn_linear(folded, key[sequence, head])

@@ -203,6 +203,8 @@ def make_directory(path: Path, store: Path | None = None) -> None:
     Args:
         store: its directory, if this one is in a store: it is made for the owner alone, those in it as it is.
     """
+    if path.is_dir():
+        return
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     for directory in reversed(missing):
         with suppress(FileExistsError):  # made meanwhile

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.eval.algorithms import plot_style
-from pictool.store.store import atomic_write
+from pictool.eval.plot import write_picture
 from pictool.trace.labels import picture_text
 from pictool.tuning.search import Status
 from pictool.tuning.tune import Tuned, TuneLine
@@ -25,17 +25,7 @@ def write_frontier(tuned: Tuned, title: str, path: Path) -> list[Path]:
     Raises:
         StoreError: a file cannot be written.
     """
-    import matplotlib
-
-    written = []
-    with matplotlib.rc_context({"svg.hashsalt": "pictool", "font.size": 9.0, "svg.fonttype": "path"}):
-        figure = draw(tuned, title)
-        for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
-            target = path.with_suffix(suffix)
-            with atomic_write(target) as file:
-                figure.savefig(file, format=suffix[1:], dpi=150, metadata=metadata)
-            written.append(target)
-    return written
+    return write_picture(path, lambda: draw(tuned, title))
 
 
 def draw(tuned: Tuned, title: str) -> Figure:
