@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy
@@ -34,10 +34,16 @@ ALGOS = ("full", "naive", "legolink-16", "cacheblend-15")
 COMPILE = "compile"  # beside the policies: the chunks of the prompt, from tokens to objects
 
 
+class PromptSize(NamedTuple):
+    chunks: int
+    chunk_tokens: int
+    tail_tokens: int
+
+
 # The measured process: imports pictool of the revision that PYTHONPATH names
 
 
-def serve(shape: str, threads: int, chunks: int, chunk_tokens: int, tail_tokens: int, algos: Sequence[str]) -> None:
+def serve(shape: str, threads: int, size: PromptSize, algos: Sequence[str]) -> None:
     """Run what each line of stdin names; a line of stdout for each is its seconds, the first line what runs here."""
     import torch
 
@@ -56,7 +62,7 @@ def serve(shape: str, threads: int, chunks: int, chunk_tokens: int, tail_tokens:
         policies = parse_repeatable(algos)
         if needs_speculative(policies):
             policies = with_speculative(policies, save_speculative(shape, f"{directory}/speculative"))
-        options = PromptOptions(chunks=chunks, chunk_tokens=chunk_tokens, tail_tokens=tail_tokens)
+        options = PromptOptions(**size._asdict())
         prompt = make_prompt(model, policies, options, Path(directory))
 
         def compile_all() -> float:
@@ -177,27 +183,27 @@ def main() -> None:
         "--chunk-tokens": "512",
         "--tail-tokens": "32",
     }
-    for name, default in prompt.items():
+    for name, default in passed_on.items():
         parser.add_argument(name, default=default)
     options = parser.parse_args()
     if options.serve:
-        sizes = (int(vars(options)[name]) for name in ("threads", "chunks", "chunk_tokens", "tail_tokens"))
-        serve(options.shape, *sizes, options.algo)
+        prompt = PromptSize(int(options.chunks), int(options.chunk_tokens), int(options.tail_tokens))
+        serve(options.shape, int(options.threads), prompt, options.algo)
         return
     if options.revision is None:
         parser.error("which revision?")
-    passed = [word for name in prompt for word in (name, vars(options)[name[2:].replace("-", "_")])]
+    passed = [word for name in passed_on for word in (name, vars(options)[name[2:].replace("-", "_")])]
     with worktree(options.revision) as path:
-        sides = [Side(checkout, [*passed, "--algo", *options.algo]) for checkout in (CHECKOUT, path)]
+        this, other = (Side(checkout, [*passed, "--algo", *options.algo]) for checkout in (CHECKOUT, path))
         try:
-            results = compare(*sides, options.repeats)
+            results = compare(this, other, options.repeats)
         finally:
-            for side in sides:
-                side.close()
+            this.close()
+            other.close()
     from benchmarks.output import write_results
 
-    this = git("rev-parse", "HEAD") + (" and changes" if git("status", "--porcelain", "--untracked-files=no") else "")
-    revisions = {"this": this, "other": git("rev-parse", options.revision)}
+    head = git("rev-parse", "HEAD") + (" and changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    revisions = {"this": head, "other": git("rev-parse", options.revision)}
     write_results(options.out / "against.json", {"revisions": revisions, "runs": results})
     print_ratios(results)
 

@@ -57,7 +57,7 @@ def seconds_of(run: Callable[[], None]) -> float:
 
 def mixed_lengths() -> list[int]:
     """Lengths from 16 to 512, as many short as long ones on a logarithmic scale."""
-    return np.geomspace(16, 512, 24).round().astype(int).tolist()
+    return [round(length) for length in np.geomspace(16, 512, 24)]
 
 
 LENGTHS = {"8x512": [512] * 8, "64x64": [64] * 64, "mixed": mixed_lengths()}

@@ -123,7 +123,7 @@ def _each_sequence(
         own, runs = _sequences(query, 0, rows, count), (Run(0, num_before, num_before + length),)
         own_key, own_value = (_sequences(tensor, num_before, rows, count) for tensor in (key, value))
         attended = _all_runs(own, own_key, own_value, runs, scaling, window, softcap)
-        out[:, :, rows] = attended.unflatten(0, (batch, count)).transpose(1, 2).flatten(2, 3)
+        out[:, :, rows] = attended.view(batch, count, *attended.shape[1:]).transpose(1, 2).flatten(2, 3)
         row = rows.stop
     return out
 
@@ -133,7 +133,8 @@ def _sequences(tensor: Tensor, num_before: int, rows: slice, count: int) -> Tens
 
     [batch, heads, n, head_dim] → [batch · count, heads, num_before + length, head_dim]
     """
-    apart = tensor[:, :, num_before:][:, :, rows].unflatten(2, (count, -1)).transpose(1, 2)
+    batch, heads, _, dim = tensor.shape
+    apart = tensor[:, :, num_before:][:, :, rows].view(batch, heads, count, -1, dim).transpose(1, 2)
     if num_before:
         before = tensor[:, None, :, :num_before].expand(-1, count, -1, -1, -1)
         apart = torch.cat([before, apart], 3)

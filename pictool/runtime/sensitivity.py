@@ -134,7 +134,7 @@ def _measure(stack: LayerStack, probes: Probes, chunks: Sequence[Sequence[int]])
     cache, pack = PrefixedCache(stack, row_tables, prefix, on_key), Pack(tuple(lengths))
     hidden = stack.layers(stack.embed(tokens), cache, row_tables, pack)
     scores = dependence[1:] * _improbability(stack, hidden, tokens).clamp_min(EXPECTED)
-    return list(scores[~is_first[1:]].cpu().split([len(chunk) for chunk in chunks]))
+    return list(torch.split(scores[~is_first[1:]].cpu(), [len(chunk) for chunk in chunks]))
 
 
 def _improbability(stack: LayerStack, hidden: Tensor, tokens: Tensor) -> Tensor:
