@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--algo", nargs="+", default=list(ALGOS))
-    prompt = {
+    passed_on = {
         "--shape": "qwen2.5-0.5b",
         "--threads": "2",
         "--chunks": "8",
