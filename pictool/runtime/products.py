@@ -1,8 +1,8 @@
 """Matrix products of linear layers in float32 on a CPU: by oneDNN, where that is faster there than torch's default.
 
 `torch` multiplies float32 matrices by its BLAS. On some CPUs oneDNN, which it has as well, is much faster (than MKL on
-AMD's with AVX-512; `pic doctor` tells how much), on others about the same. So both are measured once per CPU and version
-of torch, and the answer is kept in the user's cache. The numbers are the same but for the order of sums.
+AMD's with AVX-512; `pic doctor` tells how much), on others about the same. So both are measured once per CPU and
+version of torch, and the answer is kept in the user's cache. The numbers are the same but for the order of sums.
 
 $XDG_CACHE_HOME/pictool/products/<sha256 of what it holds for>.json
 {"blas_s": …, "onednn_s": …}: the best times of one product
