@@ -1,7 +1,7 @@
 """Which recipe of fixup tables holds on every model of the zoo (docs/studies/fixups.md).
 
     python -m benchmarks.fixup_zoo measure            # every model of the zoo that is trained → fixup_zoo.json
-    python -m benchmarks.fixup_zoo table              # the tables of the study, from fixup_zoo.json
+    python -m benchmarks.fixup_zoo table              # the tables of the study, from both results
     python -m benchmarks.fixup_zoo compose            # unions, and the tail's attention → fixup_zoo_compose.json
     python -m benchmarks.fixup_zoo plot               # its picture → docs/images/fixup_zoo.svg
 
@@ -356,6 +356,7 @@ def table(_: argparse.Namespace) -> None:
             f"| {name} | {best} | {100 * own[name, '20']:.1f} | {100 * own[name, '60']:.1f} | "
             f"{100 * default[name, '20']:.1f}, {100 * default[name, '60']:.1f} | {right} |"
         )
+    composed_table()
 
 
 def plot(_: argparse.Namespace) -> None:
@@ -392,37 +393,49 @@ COMPOSED = Path("benchmarks/results/fixup_zoo_compose.json")
 COMPOSITIONS = (
     "fixup-5", "attended-5", "fixup-2.5+attended-2.5", "fixup-5+attended-5@5", "fixup-5+speccache-5@5",
     "fixup-10", "attended-10", "fixup-5+attended-5", "fixup-10+attended-10@10", "fixup-5+speccache-5",
-    "fixup-5+legolink-2", "fixup-5+attended-15",
+    "fixup-5+legolink-2", "fixup-5+attended-15", "cacheblend-5", "fixup-5+cacheblend-5", "fixup-5+cacheblend-5@5",
 )  # fmt: skip
 
 
 def compose(options: argparse.Namespace) -> None:
-    """Every composition on one prompt after another of each model, tables by the model itself."""
+    """Every composition on one prompt after another of each model, tables by the model itself.
+
+    What is in the results already is kept: a new composition is measured alone.
+    """
     torch.set_num_threads(1)
-    results: Record = {"command": f"python -m benchmarks.fixup_zoo compose --prompts {options.prompts}", "models": {}}
+    results: Record = json.loads(COMPOSED.read_text()) if COMPOSED.exists() else {"models": {}}
+    results["command"] = f"python -m benchmarks.fixup_zoo compose --prompts {options.prompts}"
     for subject in subjects():
-        kl: dict[str, list[float]] = {}
-        rows: dict[str, list[float]] = {}
-        for index in range(options.prompts):
-            for label, divergence, share in _composed(subject, index):
-                kl.setdefault(label, []).append(divergence)
-                rows.setdefault(label, []).append(share)
-        results["models"][subject.name] = {
-            label: {
-                "questions": len(values), "kl": round(float(np.mean(values)), 5),
-                "rows": round(float(np.mean(rows[label])), 4),
-            }
-            for label, values in kl.items()
-        }  # fmt: skip
-        print(f"{subject.name}: {len(kl['naive'])} questions", file=sys.stderr, flush=True)
+        found = results["models"].setdefault(subject.name, {})
+        missing = [label for label in ("naive", *COMPOSITIONS) if label not in found]
+        if not missing:
+            continue
+        measured = [each for index in range(options.prompts) for each in _composed(subject, index, missing)]
+        for label in missing:
+            kl, rows = zip(*((divergence, share) for name, divergence, share in measured if name == label), strict=True)
+            found[label] = {
+                "questions": len(kl), "kl": round(float(np.mean(kl)), 5), "rows": round(float(np.mean(rows)), 4)
+            }  # fmt: skip
+        print(f"{subject.name}: {found['naive']['questions']} questions", file=sys.stderr, flush=True)
         write_results(COMPOSED, results)
 
 
-def _composed(subject: Subject, index: int) -> Iterable[tuple[str, float, float]]:
+def composed_table() -> None:
+    """Print the compositions: the mean share of rows, and KL as a share of naive's for every model."""
+    models: Record = json.loads(COMPOSED.read_text())["models"]
+    print("\n| policy | rows, % | " + " | ".join(f"`{name}`" for name in models) + " |")
+    print("|---|---|" + "---|" * len(models))
+    for label in COMPOSITIONS:
+        rows = float(np.mean([100 * model[label]["rows"] for model in models.values()]))
+        cells = (f"{100 * model[label]['kl'] / model['naive']['kl']:.0f}" for model in models.values())
+        print(f"| {label} | {rows:.1f} | " + " | ".join(cells) + " |")
+
+
+def _composed(subject: Subject, index: int, labels: Sequence[str]) -> Iterable[tuple[str, float, float]]:
     """Policy, KL of the first token from full, and share of context rows; of every question of one prompt."""
     model, world = subject.model, subject.prompt(20, index)
     pages = [Chunk(page, model.encode(page), "page") for page in world.pages]
-    policies = parse_grid(["naive", *COMPOSITIONS])
+    policies = parse_grid(labels)
     with tempfile.TemporaryDirectory() as directory:
         store = Store(directory)
         compile(model, store, pages, probes=PROBES, probe_model=model)

@@ -41,7 +41,7 @@ from training.zoo import ZOO
 RESULTS = Path("benchmarks/results/tune_trials.json")
 RANDOM = "random qwen2.5-0.5b"
 FIXUPS, STARTS = (0.4, 0.2, 0.1, 0.05, 0.02), (16, 4)
-PROMPTS = {"embedded": 800, "qwen3": 600, "phi3": 320, RANDOM: 20}
+PROMPTS = {"embedded": 800, "qwen3": 600, "phi3": 1200, RANDOM: 40}
 TARGETS = (0.02, 0.05, 0.1, 0.2)
 TRIALS = 20
 Record = dict[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from pictool.doctor.reference import KV, Dense, Splice, forward_over, full, isolated, link, naive_cache
 
 __all__ = ["KV", "Dense", "Splice", "attention", "cacheblend", "eager", "full", "isolated", "link"]
+
+Join = Callable[[list[int], list[int]], list[int]]
 
 
 def eager(module: Any) -> Any:
@@ -33,9 +36,9 @@ def attention(module: Any, parts: list[list[int]], recomputed: Tensor) -> Tensor
 class _Blend(Splice):
     """CacheBlend §4.3 on the whole matrix: at a checked layer the fresh K and V that are still on are compared."""
 
-    def __init__(self, cached: KV, num_tail: int, counts: dict[int, int], on: str) -> None:
+    def __init__(self, cached: KV, num_tail: int, counts: dict[int, int], on: str, join: Join) -> None:
         super().__init__(cached, torch.zeros(0))
-        self._num_tail, self._counts, self._on = num_tail, counts, on
+        self._num_tail, self._counts, self._on, self._join = num_tail, counts, on, join
         self._rows = torch.ones(cached[0][0].shape[2], dtype=torch.bool)
         self.rows: list[Tensor] = []
         self.smallest_gap = float("inf")  # between the last token that goes on and the first that does not
@@ -54,16 +57,21 @@ class _Blend(Splice):
                 last, next_one = float(apart[order[count - 1]]), float(apart[order[count]])
                 self.smallest_gap = min(self.smallest_gap, 1 - next_one / last if last > 1e-6 else 0.0)
             self._rows = ~context
-            self._rows[order[:count]] = True
+            self._rows[self._join(order[:count], order)] = True
         return ~before
 
 
-def cacheblend(module: Any, parts: list[list[int]], counts: dict[int, int], on: str) -> tuple[Dense, Tensor, float]:
+def cacheblend(
+    module: Any, parts: list[list[int]], counts: dict[int, int], on: str, join: Join = lambda chosen, on: chosen
+) -> tuple[Dense, Tensor, float]:
     """Link as CacheBlend does: at the layers of `counts` so many context rows go on, the farthest from the cache.
+
+    Args:
+        join: from the context rows that it chooses, farthest first, and those that were on: those that go on.
 
     Returns:
         the link; bool [layers, n], whose K and V are fresh; and how close the closest decision was (a relative gap).
     """
-    blend = _Blend(naive_cache(module, parts), len(parts[-1]), counts, on)
+    blend = _Blend(naive_cache(module, parts), len(parts[-1]), counts, on, join)
     dense = forward_over(module, sum(parts, []), 0, blend)
     return dense, torch.stack(blend.rows), blend.smallest_gap

@@ -96,7 +96,7 @@ class Replica:
             Path(spec.root) / TIERS / name, spec.max_bytes, remote=spec.remote, memory_bytes=spec.memory_bytes,
             on_warning=lambda problem: _log.warning("pic: %s", problem),
         )  # fmt: skip
-        self._model, self._settings = model, spec.settings
+        self._model, self._settings, self._root = model, spec.settings, Path(spec.root)
         self._home = start_home(model, self._store, spec.settings, None)
         self._report: dict[str, Any] = report_of(())
         self._stamp: tuple[int, ...] = ()
@@ -108,7 +108,7 @@ class Replica:
     async def check(self, limit: float, keys: object = ()) -> AsyncGenerator[float | Refused, None]:
         """KL(full ‖ linked) of the start-up check in nats (`serve.check`)."""
         try:
-            yield (await asyncio.to_thread(check_linking, self._model, self._settings.policy, limit)).kl
+            yield (await asyncio.to_thread(check_linking, self._model, self._settings.policy, limit, self._root)).kl
         except Exception as error:
             yield Refused.of(error)
 

@@ -12,7 +12,7 @@ from pictool.cluster.fleet import Calls, ReplicaLost
 from pictool.cluster.replica import Replica, ReplicaSpec
 from pictool.errors import ModelError
 from pictool.routing import Routing
-from pictool.serve.errors import ApiError
+from pictool.serve.errors import queue_full
 
 _log = logging.getLogger("pictool.cluster")
 _DEPLOYMENT = "engine"
@@ -149,10 +149,7 @@ def _calls(handle: Any) -> Calls:
                 yield event
             is_whole = True
         except BackPressureError as error:
-            raise ApiError(
-                429, "all replicas have as many requests as they take; try again", code="queue_full",
-                headers={"Retry-After": "1"},
-            ) from error  # fmt: skip
+            raise queue_full() from error
         except RayTaskError:
             is_whole = True
             raise  # of the replica's own code: nobody else would do better

@@ -157,9 +157,9 @@ def run_plan(options: PlanOptions, settings: Settings) -> None:
     require_codec(spec.codec)
     model, store = open_model(settings), open_store(settings)
     size = plan_size(model, store, spec, options)
+    ratio = spec.policy.params["ratio"] if has_ratio(spec.policy) else static_share(model, spec.policy, size)
     measured = compute_profile(model, options.measure, note_measuring)
     estimator = make_estimator(model, spec.policy, measured)
-    ratio = spec.policy.params["ratio"] if has_ratio(spec.policy) else static_share(model, spec.policy, size)
     plan = make_plan(estimator, size, measure_tiers(model, store, tiers, options.measure), ratio)
     check = None
     if options.check:
@@ -180,10 +180,20 @@ def has_ratio(policy: Policy) -> bool:
 
 
 def static_share(model: Model, policy: Policy, size: PromptSize) -> float:
-    """The share of context rows that a policy without a ratio computes, of alike chunks behind a head of one token."""
+    """The share of context rows that a policy without a ratio computes, of alike chunks behind a head of one token.
+
+    Raises:
+        InputError: the share depends on what documents and prompts say.
+    """
     from pictool.core import Layout
+    from pictool.linker.grid import label_of
     from pictool.linker.policies.base import Prompt
 
+    needs = policy.needs
+    if needs.tables or needs.attention or needs.runs_model or policy.check_layers(model.geometry.layers):
+        raise InputError(
+            f"the rows of {label_of(policy)} depend on what documents and prompts say; plan one of its parts"
+        )
     bounds = [1 + round(i * (size.context - 1) / size.objects) for i in range(size.objects + 1)] if size.objects else []
     chunks = [[0] * (end - start) for start, end in itertools.pairwise(bounds)]
     layout = Layout.of([0], chunks, [0] * size.tail)

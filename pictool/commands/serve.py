@@ -26,6 +26,7 @@ from pictool.commands.options import (
     make_app,
     option,
 )
+from pictool.commands.request import policy_of_settings
 from pictool.commands.resources import open_model, open_store
 from pictool.commands.serve_ray import FleetOptions, opened_fleet
 from pictool.commands.settings import Settings
@@ -33,6 +34,7 @@ from pictool.commands.verbosity import note
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
+    from pictool.linker.policies.base import Policy
     from pictool.serve.tenants import Keys
     from pictool.serve.torch_home import HomeSettings
     from pictool.serve.work import Home
@@ -43,6 +45,7 @@ _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _CHECKS = ("exact", "refuse", "off")
 _ALONE = (("--engine", "engine"), ("--learn", "learn"), ("--min-tokens", "min_tokens"))  # not with --ray
 _TORCH_ONLY = ("max_tokens", "codec")
+DEFAULT = "legolink-16"  # the policy of requests, where nobody says one
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 
 
@@ -61,9 +64,10 @@ class ServeOptions:
     active: Annotated[
         Optional[int], option("--active", "N", f"Requests that take turns ({_ACTIVE}; vLLM: its batch).", min=1)
     ] = None
-    policy: Annotated[str, option("--policy", "SPEC", "Of requests that name none; full: exact.", POLICY)] = (
-        "legolink-16"
-    )
+    algo: Annotated[
+        Optional[str],
+        option("--algo, --policy", "SPEC", "Policy of requests that name none (PIC_ALGO; legolink-16).", POLICY),
+    ] = None
     allow: Annotated[
         list[str], option("--allow", "NAME", "A policy that requests may name; repeatable (all).", POLICY)
     ] = field(default_factory=list)
@@ -112,7 +116,7 @@ def run_serve(
     from pictool.serve.running import run
     from pictool.serve.service import Service, ServiceSettings
 
-    check_choices(options)
+    check_choices(options, settings)
     with closing(bind(options)) as listener:
         keys, store = read_tenants(options, settings), open_store(settings)
         with opened_home(options, fleet, settings, store) as home:
@@ -143,7 +147,7 @@ def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) 
     from pictool.serve import vllm_plugin
 
     require_plugins()
-    check_choices(options)
+    check_choices(options, settings)
     defaults = ServeOptions()
     for name in _TORCH_ONLY:
         if getattr(options, name) != getattr(defaults, name):
@@ -156,7 +160,8 @@ def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) 
     if model.directory is None:
         raise InputError(f"{model.name}: vLLM loads models from directories; save it first")
     extra = {
-        "store": str(store.root.resolve()), "policy": options.policy, "policies": list(options.allow) or None,
+        "store": str(store.root.resolve()), "policy": policy_text(options, settings),
+        "policies": list(options.allow) or None,
         "min_tokens": options.min_tokens, "max_bytes": settings.max_size, "memory_bytes": settings.memory,
         "remote": settings.remote or None,
         "serve": {
@@ -169,16 +174,33 @@ def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) 
     serve(ServerOptions(str(model.directory), name, model.dtype, options.host, options.port, extra, more))
 
 
-def check_choices(options: ServeOptions) -> None:
+def check_choices(options: ServeOptions, settings: Settings) -> None:
     """Refuse policies and actions that there are not. Raises InputError or UsageError."""
-    from pictool.linker.grid import parse_policy
     from pictool.linker.policies import policies
 
     if options.check not in _CHECKS:
         raise UsageError(f"--check {options.check}: must be one of {', '.join(_CHECKS)}")
     if unknown := sorted(set(options.allow) - set(policies())):
         raise InputError(f"--allow {unknown[0]}: must be one of {', '.join(policies())}")
-    parse_policy(options.policy)
+    find_policy(options, settings)
+
+
+def find_policy(options: ServeOptions, settings: Settings) -> Policy:
+    """The policy of requests that name none: the command line's, else that of the settings, as `pic tune` writes it.
+
+    Raises:
+        InputError: no such policy; names the file or the variable that says it.
+    """
+    from pictool.linker.grid import parse_policy
+
+    if options.algo is None and settings.algo is not None:
+        return policy_of_settings(settings, {})
+    return parse_policy(policy_text(options, settings))
+
+
+def policy_text(options: ServeOptions, settings: Settings) -> str:
+    """The same as it is written."""
+    return options.algo or settings.algo or DEFAULT
 
 
 def require_installed() -> None:
@@ -208,14 +230,13 @@ def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
 
 def make_home_settings(options: ServeOptions, settings: Settings) -> HomeSettings:
     """How the home works. Raises InputError for a policy or codec that there is not."""
-    from pictool.linker.grid import parse_policy
     from pictool.serve.torch_home import HomeSettings
     from pictool.store.codecs import require_codec
 
     codec = options.codec or settings.codec
     require_codec(codec)
     return HomeSettings(
-        parse_policy(options.policy), frozenset(options.allow) if options.allow else None, options.queue,
+        find_policy(options, settings), frozenset(options.allow) if options.allow else None, options.queue,
         options.active or _ACTIVE, options.max_tokens, options.min_tokens, codec=codec, name=options.name,
         learned_bytes=learned_bytes(options),
     )  # fmt: skip

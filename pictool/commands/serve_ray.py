@@ -137,7 +137,7 @@ def check(home: FleetHome, limit: float | None, refuses: bool) -> None:
     except ApiError as error:
         raise InputError(f"the start-up check cannot run: {error}; turn it off with --check off") from error
     if home.problem is not None and refuses:
-        raise InputError(f"{home.problem}; try another --policy, or a larger --check-limit")
+        raise InputError(f"{home.problem}; try another --algo, or a larger --check-limit")
     if home.problem is not None:
         note(f"{home.problem}; requests that name no policy are answered exactly")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,13 +14,15 @@ from pictool.linker.policies.base import Deviation, Policy, Prompt, Scores, Sele
 class Narrowing:
     """The rows of a link from layer to layer.
 
+    Rows are those of `always` [n]; of scores that reach further the beginning is kept.
+
     Attributes:
         on: bool [n], the rows that are computed from here on.
         scores: float32 [n], what the policy chose by, or None; 0 where it has none.
     """
 
     def __init__(self, prompt: Prompt, policy: Policy, selection: Selection, always: RowMask) -> None:
-        self._prompt, self._policy, self._always = prompt, policy, always.copy()
+        self._prompt, self._policy, self._always = replace(prompt, selected=selection), policy, always.copy()
         self.scores: Scores | None = None
         self.on = self._take(selection)
 
@@ -46,5 +50,5 @@ class Narrowing:
         rows[: len(selection.rows)] |= selection.rows
         if selection.scores is not None and self.scores is None:
             self.scores = np.zeros(len(rows), dtype=np.float32)
-            self.scores[: len(selection.scores)] = selection.scores
+            self.scores[: len(selection.scores)] = selection.scores[: len(rows)]
         return rows

@@ -12,10 +12,13 @@ from pictool.serve.turns import FairQueue, QueueFullError
 
 
 class Place:
-    """What a request holds while it runs, or waits to. `size` is how many answers it asks for at once."""
+    """What a request holds while it runs, or waits to.
 
-    def __init__(self, places: Places, tenant: str, size: int) -> None:
-        self.tenant, self.size = tenant, size
+    `size` is how many answers it asks for at once. `has_begun` if it is a part of a request that was let in before.
+    """
+
+    def __init__(self, places: Places, tenant: str, size: int, has_begun: bool = False) -> None:
+        self.tenant, self.size, self.has_begun = tenant, size, has_begun
         self._places, self._is_held = places, True
         self._given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -62,13 +65,17 @@ class Places:
     def num_active(self) -> int:
         return len(self._active)
 
-    async def take(self, tenant: str, size: int = 1) -> Place:
+    async def take(self, tenant: str, size: int = 1, *, has_begun: bool = False) -> Place:
         """Wait for a place.
+
+        Args:
+            has_begun: a part of a request that was let in before. It is not refused for a queue that is full; who lets
+                such requests in bounds their number.
 
         Raises:
             ApiError: 429, at once or while it waits: there is no room in the queue.
         """
-        place = Place(self, tenant, size)
+        place = Place(self, tenant, size, has_begun)
         try:
             self._admit(place)
             await place.wait()
@@ -80,9 +87,9 @@ class Places:
         return place
 
     @asynccontextmanager
-    async def place(self, tenant: str, size: int = 1) -> AsyncGenerator[Place, None]:
+    async def place(self, tenant: str, size: int = 1, *, has_begun: bool = False) -> AsyncGenerator[Place, None]:
         """A place while the context lasts. Raises as `take`."""
-        place = await self.take(tenant, size)
+        place = await self.take(tenant, size, has_begun=has_begun)
         with held(place):
             yield place
 
@@ -104,6 +111,8 @@ class Places:
         """Begin with a request, or let it wait. Raises QueueFullError."""
         if not self._is_full and not len(self._queue):
             self._begin(place)
+        elif place.has_begun:
+            self._queue.put_back(place)
         elif (loser := self._queue.push(place)) is not None:
             loser.give(QueueFullError())
 

@@ -84,6 +84,8 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error.__cause__, ApiError):  # while FastAPI read the body; it says 400 for whatever was raised
+            return _response(error.__cause__, request)
         return _response(ApiError(error.status_code, str(error.detail), headers=error.headers), request)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.engines.divergence import MAX_KL, measure_divergence
+from pictool.engines.sample import read_sample
 from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError
 from pictool.linker.policies.base import Policy
@@ -28,14 +30,21 @@ class Checked:
         return self.kl <= self.limit
 
 
-def check_linking(model: Model, policy: Policy, limit: float = MAX_KL) -> Checked:
-    """Link a few short documents about made-up places under a policy, and under full recompute.
+def check_linking(model: Model, policy: Policy, limit: float = MAX_KL, tuned: Path | None = None) -> Checked:
+    """Link a few short prompts under a policy, and under full recompute.
 
     Objects of the check are in a store of its own, which is removed.
+
+    Args:
+        tuned: the store whose prompts of `pic tune` are linked, if it has some; else they are about made-up places.
+
+    Raises:
+        InputError: the prompts cannot be linked.
     """
     with tempfile.TemporaryDirectory(prefix="pic-check-") as root:
         try:
-            (divergence,) = measure_divergence(TorchEngine(model, Store(root)), [policy])
+            sample = [] if tuned is None else read_sample(tuned)
+            (divergence,) = measure_divergence(TorchEngine(model, Store(root)), [policy], sample=sample)
         except InputError as error:
             raise InputError(f"the start-up check cannot run: {error}; turn it off with --check off") from error
     return Checked(divergence.mean_kl, limit)

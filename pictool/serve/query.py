@@ -1,14 +1,14 @@
-"""Span queries over HTTP: what may be in one, and its texts."""
+"""Span queries over HTTP: what may be in one, how it runs, and its texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 from pictool.linker.policies.base import Policy
 from pictool.serve.errors import ApiError
 from pictool.spans import query as nodes
-from pictool.spans.execute import Executor, RunOptions
+from pictool.spans.execute import AnswerSteps, Executor, RunOptions
 from pictool.spans.reading import read_query
 
 if TYPE_CHECKING:
@@ -17,20 +17,32 @@ if TYPE_CHECKING:
 _LOCAL = (nodes.Retrieve, nodes.Ask)
 
 
-def run_query(text: str, engine: Engine, policy: Policy, codec: str) -> list[str]:
-    """Run a query; the texts of its answer: one, or those of a par.
+class ServedQuery:
+    """A query that was read, and optimised as the policy allows.
 
     Raises:
-        ApiError: a query that reads files of the server, or asks somebody. PicError: it cannot be run.
+        ApiError: a query that reads files of the server, or asks somebody. InputError: no query.
     """
-    query = read_query(text, "query", is_yaml=False)
-    for node in _nodes(query):
-        if isinstance(node, _LOCAL) or (isinstance(node, nodes.Fragment) and node.text is None):
-            raise ApiError(400, f"query: {node.kind} is for queries that run where their files are", code="query")
-    executor = Executor(lambda _: engine, RunOptions(policy, codec=codec, keeps_outputs=False))
-    result = executor.run(executor.optimise(query).after).query
-    parts = result.parts if isinstance(result, nodes.Par) else (result,)
-    return [_text(part) for part in parts]
+
+    def __init__(self, text: str, engine: Engine, policy: Policy, codec: str) -> None:
+        query = read_query(text, "query", is_yaml=False)
+        for node in _nodes(query):
+            if isinstance(node, _LOCAL) or (isinstance(node, nodes.Fragment) and node.text is None):
+                raise ApiError(400, f"query: {node.kind} is for queries that run where their files are", code="query")
+        self._executor = Executor(lambda _: engine, RunOptions(policy, codec=codec, keeps_outputs=False))
+        self._query = self._executor.optimise(query).after
+
+    def run(self) -> list[str]:
+        """Run it on its engine; the texts of its answer: one, or those of a par. Raises PicError: it cannot be run."""
+        return _texts(self._executor.run(self._query).query)
+
+    def steps(self, answer: AnswerSteps) -> Generator[bool | None, None, list[str]]:
+        """As `run`, in steps; `answer` answers one call. Yields True between two calls."""
+        return _texts((yield from self._executor.steps(self._query, answer)).query)
+
+
+def _texts(result: nodes.Query) -> list[str]:
+    return [_text(part) for part in (result.parts if isinstance(result, nodes.Par) else (result,))]
 
 
 def _text(node: nodes.Query) -> str:

@@ -34,7 +34,7 @@ def start_home(
     if limit is None or not settings.policy.needs.objects:
         return home
     try:
-        checked = check_linking(model, settings.policy, limit)
+        checked = check_linking(model, settings.policy, limit, store.root)
         label = label_of(settings.policy)
         home.divergence = {label: checked.kl}
         if not checked.is_good:
@@ -43,7 +43,7 @@ def start_home(
                 f"{checked.limit:g}"
             )
             if refuses:
-                raise InputError(f"{problem}; try another --policy, or a larger --check-limit")
+                raise InputError(f"{problem}; try another --algo, or a larger --check-limit")
             home.policy, home.problem = make_policy(BASELINE), problem
             warn(f"{problem}; requests that name no policy are answered exactly")
     except BaseException:

@@ -7,16 +7,14 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
-from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pictool.compiler.chunking import make_chunk, make_chunks
-from pictool.compiler.compile import CODEC, Compiled, compile_chunks
+from pictool.compiler.compile import CODEC, compile_chunks
 from pictool.core import TokenIds
 from pictool.engines.base import Answer, LinkResult, compare_answers
 from pictool.engines.torch import TorchEngine
@@ -28,15 +26,16 @@ from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy, Stage
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated, Step, generate_steps, generated_of
+from pictool.serve.admission import Places
 from pictool.serve.channel import Channel, End, compiled_event
 from pictool.serve.errors import ApiError, queue_full
 from pictool.serve.layout import LaidOut, lay_out, pieces_of
 from pictool.serve.learning import Learner, texts_of
 from pictool.serve.leased import leased_object, with_objects
 from pictool.serve.offered import offered_policy, require_offered
-from pictool.serve.query import run_query
+from pictool.serve.query import ServedQuery
 from pictool.serve.tenants import Tenant
-from pictool.serve.turns import QueueFullError, Task, Turns
+from pictool.serve.turns import ClosedError, QueueFullError, Task, Turns
 from pictool.serve.work import (
     Chat,
     CompiledText,
@@ -44,7 +43,9 @@ from pictool.serve.work import (
     Event,
     Finished,
     Home,
+    Linking,
     Marked,
+    Piece,
     Reuse,
     Started,
     Status,
@@ -112,7 +113,7 @@ class TorchHome(Home):
         self._indexing.start()
         self._indexing.wait()
         self._turns = Turns(settings.max_waiting, settings.max_active)
-        self._querying: asyncio.Lock | None = None
+        self._reading = Places(settings.max_waiting, most=1)
         self._learner = Learner(settings.learned_bytes, self.index, settings.min_tokens)
 
     def __enter__(self) -> TorchHome:
@@ -158,10 +159,24 @@ class TorchHome(Home):
         return self._store.path(key).exists()
 
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
-        self._querying = self._querying or asyncio.Lock()
-        async with self._querying:  # one at a time: a query's own thread has the one copy of the tokenizer
-            engine = QueuedEngine(self.engine_of(tenant), self._turns, tenant.name)
-            return await asyncio.to_thread(run_query, query, engine, self.policy, self._settings.codec)
+        """Run a query: each of its calls is a turn of its own on the engine's thread, so that others come in between.
+
+        It is read and optimised in another thread, one at a time.
+        """
+        engine, most = self.engine_of(tenant), self._settings.max_tokens or 1 << 31
+        async with self._reading.place(tenant.name):
+            asked = await asyncio.to_thread(ServedQuery, query, engine, self.policy, self._settings.codec)
+
+        def steps(task: Task, send: Callable[[object], None]) -> Iterator[bool | None]:
+            def answer(spec: Spec) -> Generator[None, None, Answer]:
+                capped = replace(spec, max_new_tokens=min(spec.max_new_tokens, most))
+                return engine.answer_steps(capped, stage=_until_gone(task))
+
+            send((yield from asked.steps(answer)))
+            self._indexing.wake()
+
+        (texts,) = [texts async for texts in self._in_turn(tenant.name, steps)]
+        return list(texts)
 
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
         require_offered(spec.policy, self._settings.policy, self._settings.allowed)
@@ -190,22 +205,21 @@ class TorchHome(Home):
     # Turns
 
     async def _in_turn(
-        self, tenant: str, steps: Callable[[Task, Callable[[object], None]], Iterator[None]]
+        self, tenant: str, steps: Callable[[Task, Callable[[object], None]], Iterator[bool | None]]
     ) -> AsyncGenerator[Any, None]:
         """What steps on the engine's thread send. A caller that goes no further ends them."""
         channel = Channel()
         task = Task(tenant, lambda task: steps(task, channel.send), lambda error: channel.send(End(error)))
         try:
             self._turns.submit(task)
-        except QueueFullError as error:
-            raise queue_full() from error
-        try:
             while not isinstance(event := await channel.queue.get(), End):
                 yield event
-            if isinstance(event.error, QueueFullError):
-                raise queue_full()
             if event.error is not None:
                 raise event.error
+        except QueueFullError as error:
+            raise queue_full() from error
+        except ClosedError as error:
+            raise ApiError(503, "the server ends; try again", code="server_ends") from error
         finally:
             self._turns.cancel(task)
 
@@ -218,8 +232,13 @@ class TorchHome(Home):
     # Steps of one answer, on the engine's thread
 
     def _answer(self, work: Work, task: Task, send: Callable[[object], None]) -> Iterator[None]:
-        model = self.engine_of(work.tenant).model
-        plan, laid = self._plan(work, model)
+        model, policy = self.engine_of(work.tenant).model, self._policy_of(work.linking)
+        pieces = pieces_of(model, work.prompt)
+        for piece in pieces:
+            if isinstance(piece, Marked) and policy.needs.objects:  # each may take as long as an answer
+                self._marked(piece.text, model, policy)
+                yield
+        plan, laid = self._plan(work, pieces, model, policy)
         linked, problem = self._link(model, plan, laid, task)
         send(Started(_reuse_of(linked, laid, plan, problem)))
         yield
@@ -282,7 +301,7 @@ class TorchHome(Home):
         if not parts or self._turns.num_waiting:
             return
         task = Task(work.tenant.name, lambda task: self._compile_parts(work.tenant, parts), self._end_learning)
-        with suppress(QueueFullError):
+        with suppress(QueueFullError, ClosedError):
             self._turns.submit(task)
 
     def _compile_parts(self, tenant: Tenant, parts: Sequence[str]) -> Iterator[None]:
@@ -296,22 +315,24 @@ class TorchHome(Home):
         self._indexing.wake()
 
     def _end_learning(self, error: BaseException | None) -> None:
-        if error is not None and not isinstance(error, QueueFullError):
+        if error is not None and not isinstance(error, QueueFullError | ClosedError):
             self._learner.fail(error)
 
     # Plans
 
-    def _plan(self, work: Work, model: Model) -> tuple[LinkPlan, LaidOut]:
-        named, settings = work.linking.policy, self._settings
-        policy = self.policy if named is None else offered_policy(named, settings.policy, settings.allowed)
+    def _policy_of(self, linking: Linking) -> Policy:
+        named, settings = linking.policy, self._settings
+        return self.policy if named is None else offered_policy(named, settings.policy, settings.allowed)
 
+    def _plan(
+        self, work: Work, pieces: Sequence[Piece], model: Model, policy: Policy
+    ) -> tuple[LinkPlan, LaidOut]:  # fmt: skip
         def recognise(tokens: TokenIds) -> list[Match]:
             return self.index.find(tokens, policy.needs.sinks, model.salt)
 
         recognises = work.linking.recognises and policy.needs.objects
         laid = lay_out(
-            model, pieces_of(model, work.prompt), lambda piece: self._object(piece, model, policy),
-            recognise if recognises else None,
+            model, pieces, lambda piece: self._object(piece, model, policy), recognise if recognises else None
         )  # fmt: skip
         require_room(model, len(laid.tokens))
         last = len(laid.tokens) - 1
@@ -397,54 +418,3 @@ def _reuse_of(linked: Linked, laid: LaidOut, plan: LinkPlan, problem: str | None
         label_of(linked.policy), len(documents), layout.num_tokens - total, total - recomputed, recomputed, cached,
         sources,
     )  # fmt: skip
-
-
-class QueuedEngine(TorchEngine):
-    """The torch engine for a caller in another thread: each call waits for its turn on the engine's thread.
-
-    It has a tokenizer of its own, since one that encodes is used by one thread at a time.
-    """
-
-    def __init__(self, engine: TorchEngine, turns: Turns, tenant: str) -> None:
-        model = copy(engine.model)
-        model.tokenizer = deepcopy(engine.model.tokenizer)
-        super().__init__(model, engine.store)
-        self._engine = TorchEngine(model, engine.store)  # of the engine's thread
-        self._turns, self._tenant = turns, tenant
-
-    def compile(self, *args: Any, **kwargs: Any) -> list[Compiled]:
-        compiled: list[Compiled] = self._in_turn(self._once(self._engine.compile, *args, **kwargs))
-        return compiled
-
-    def link(self, *args: Any, **kwargs: Any) -> LinkResult:
-        linked: LinkResult = self._in_turn(self._once(self._engine.link, *args, **kwargs))
-        return linked
-
-    def run(self, spec: Spec, **options: Any) -> Answer:
-        answer: Answer = self._in_turn(self._engine.answer_steps(spec, on_compile=options.get("on_compile")))
-        return answer
-
-    @staticmethod
-    def _once(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Generator[None, None, Any]:
-        result = work(*args, **kwargs)
-        yield
-        return result
-
-    def _in_turn(self, work: Generator[None, None, Any]) -> Any:
-        """Run these steps on the engine's thread; what they return, or raise."""
-        done: Future[Any] = Future()
-
-        def steps(_: Task) -> Iterator[None]:
-            done.set_result((yield from work))
-
-        def end(error: BaseException | None) -> None:
-            if error is not None:
-                done.set_exception(queue_full() if isinstance(error, QueueFullError) else error)
-            elif not done.done():
-                done.set_exception(ApiError(503, "the server ends"))
-
-        try:
-            self._turns.submit(Task(self._tenant, steps, end))
-        except QueueFullError as error:
-            raise queue_full() from error
-        return done.result()

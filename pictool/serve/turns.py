@@ -16,21 +16,37 @@ class QueueFullError(Exception):
     """There is no place left for a task of this tenant."""
 
 
+class ClosedError(Exception):
+    """The thread ended before the task did."""
+
+
 @dataclass(eq=False)
 class Task:
-    """Work in steps. `steps` is called, and its iterator advanced, on the thread; `on_end` with the error, if any."""
+    """Work in steps. `steps` is called, and its iterator advanced, on the thread; `on_end` with the error, if any.
+
+    A step that yields True ends a turn of the task: if others wait, it waits for its next turn as they do. It keeps its
+    place meanwhile, so nothing of a long task is refused in the middle, and none has the thread to itself.
+    """
 
     tenant: str
-    steps: Callable[[Task], Iterator[None]]
+    steps: Callable[[Task], Iterator[bool | None]]
     on_end: Callable[[BaseException | None], None]
     is_cancelled: bool = False
-    _running: Iterator[None] | None = field(default=None, repr=False)
+    _running: Iterator[bool | None] | None = field(default=None, repr=False)
+    _has_rest: bool = field(default=False, repr=False)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._running is not None
 
 
 class OfTenant(Protocol):
-    """What waits in a fair queue."""
+    """What waits in a fair queue. `has_begun`: with its place work that is done would be lost."""
 
     tenant: str
+
+    @property
+    def has_begun(self) -> bool: ...
 
 
 W = TypeVar("W", bound=OfTenant)
@@ -40,7 +56,7 @@ class FairQueue(Generic[W]):
     """Tasks of tenants: the next one is of the tenant with the fewest running, then of whom waited longest for a turn.
 
     At most `limit` tasks wait. Where all places are taken, a tenant that has fewer of them than another takes the last
-    one of that.
+    one of that; one of a task that has begun only if there is no other.
     """
 
     def __init__(self, limit: int) -> None:
@@ -57,9 +73,14 @@ class FairQueue(Generic[W]):
             most = max(self._waiting.values(), key=len, default=deque[W]())
             if len(most) <= len(self._waiting.get(task.tenant, ())) + 1:
                 raise QueueFullError
-            loser = most.pop()
-        self._waiting.setdefault(task.tenant, deque()).append(task)
+            loser = next((waiting for waiting in reversed(most) if not waiting.has_begun), most[-1])
+            most.remove(loser)
+        self.put_back(task)
         return loser
+
+    def put_back(self, task: W) -> None:
+        """Add a task that has a place already, as the last of its tenant's."""
+        self._waiting.setdefault(task.tenant, deque()).append(task)
 
     def pop(self, running: Counter[str]) -> W:
         """The next task. `running` counts those of each tenant that run."""
@@ -70,6 +91,12 @@ class FairQueue(Generic[W]):
         else:
             del self._waiting[tenant]
         return task
+
+    def drain(self) -> list[W]:
+        """All tasks that wait; none does any more."""
+        tasks = [task for waiting in self._waiting.values() for task in waiting]
+        self._waiting.clear()
+        return tasks
 
     def remove(self, task: W) -> bool:
         """Take a task out that still waits; False if it does not."""
@@ -83,11 +110,15 @@ class FairQueue(Generic[W]):
 
 
 class Turns:
-    """A thread that advances up to `most` tasks in turn; the others wait. Ends with `close`."""
+    """A thread that advances up to `most` tasks in turn; the others wait. Ends with `close`.
+
+    What a task has begun with is also ended on the thread.
+    """
 
     def __init__(self, limit: int, most: int) -> None:
         self._queue, self._most = FairQueue[Task](limit), most
         self._active: list[Task] = []
+        self._leaving: list[tuple[Task, BaseException | None]] = []  # had begun, and lost their places
         self._changed, self._is_closing = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="pic-engine", daemon=True)
         self._thread.start()
@@ -102,9 +133,14 @@ class Turns:
         return len(self._active)
 
     def submit(self, task: Task) -> None:
-        """Let a task wait for its turn. Raises QueueFullError."""
+        """Let a task wait for its turn. Raises QueueFullError; ClosedError."""
         with self._changed:
+            if self._is_closing:
+                raise ClosedError
             loser = self._queue.push(task)
+            if loser is not None and loser.has_begun:
+                self._leaving.append((loser, QueueFullError()))
+                loser = None
             self._changed.notify()
         if loser is not None:
             self._end(loser, QueueFullError())
@@ -113,7 +149,8 @@ class Turns:
         """End a task: at once if it waits, else before its next step. `on_end` is not called any more."""
         with self._changed:
             task.is_cancelled = True
-            self._queue.remove(task)
+            if self._queue.remove(task) and task.has_begun:
+                self._leaving.append((task, None))
             self._changed.notify()
 
     def close(self) -> None:
@@ -125,28 +162,44 @@ class Turns:
 
     def _run(self) -> None:
         while self._admit():
+            self._end_leaving()
             for task in [*self._active]:
                 if not self._advance(task):
                     self._active.remove(task)
-        for task in self._active:
-            self._end(task, None)
+        with self._changed:
+            self._leaving += [(task, ClosedError()) for task in [*self._active, *self._queue.drain()]]
+        self._end_leaving()
 
     def _admit(self) -> bool:
         """Wait for tasks, and take in as many as may run; False at the end."""
         with self._changed:
-            while not self._is_closing and not self._active and not len(self._queue):
+            while not (self._is_closing or self._active or len(self._queue) or self._leaving):
                 self._changed.wait()
+            if len(self._queue):
+                self._rest()
             while len(self._queue) and len(self._active) < self._most:
                 running = Counter(task.tenant for task in self._active)
                 self._active.append(self._queue.pop(running))
             return not self._is_closing
+
+    def _rest(self) -> None:
+        """Put tasks back whose turns ended: as many of those that wait begin, so the queue's limit holds."""
+        for task in [task for task in self._active if task._has_rest and not task.is_cancelled]:
+            self._active.remove(task)
+            self._queue.put_back(task)
+
+    def _end_leaving(self) -> None:
+        with self._changed:
+            leaving, self._leaving = self._leaving, []
+        for task, error in leaving:
+            self._end(task, error)
 
     def _advance(self, task: Task) -> bool:
         """One step of a task; False if it was the last one."""
         try:
             if not task.is_cancelled:
                 task._running = task._running or task.steps(task)
-                next(task._running)
+                task._has_rest = next(task._running) is True
                 return True
             self._end(task, None)
         except StopIteration:

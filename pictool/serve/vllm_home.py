@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from copy import copy, deepcopy
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from pictool.compiler.chunking import make_chunk, make_chunks
 from pictool.compiler.compile import object_key
 from pictool.core import Chunk, CompileOptions, Sampling, TokenIds
 from pictool.engines.divergence import check_prompts
+from pictool.engines.sample import read_sample
 from pictool.engines.vllm.online import OnlineEngine
 from pictool.engines.vllm.request import MAX_OBJECTS
 from pictool.engines.vllm.serving import Heard, Hearing, Serving
@@ -29,14 +30,14 @@ from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
-from pictool.serve.admission import Places
+from pictool.serve.admission import Places, held
 from pictool.serve.channel import Send, compiled_event, events_of
 from pictool.serve.errors import ApiError
 from pictool.serve.layout import LaidOut, Marks, lay_out, pieces_of, takes_documents
 from pictool.serve.learning import Learner, texts_of
 from pictool.serve.leased import leased_object, with_objects
 from pictool.serve.offered import offered_policy, require_offered
-from pictool.serve.query import run_query
+from pictool.serve.query import ServedQuery
 from pictool.serve.tenants import Tenant
 from pictool.serve.vllm_plugin import PluginOptions
 from pictool.serve.work import (
@@ -63,6 +64,7 @@ from pictool.store.recognition import ContentIndex, IndexThread
 
 T = TypeVar("T")
 _LINKING = 16  # requests of pic link that run at once
+_QUERYING = 8  # span queries that run at once, a thread each
 _FULL = make_policy(BASELINE)
 _LINKED = ("linked", "cached")  # states of the connector's report
 _log = logging.getLogger("vllm.pictool.serve")
@@ -84,7 +86,9 @@ class VllmHome(Home):
         self._learner: Learner | None = None
         self._learning: asyncio.Task[None] | None = None
         self._threads = ThreadPoolExecutor(_LINKING, "pic-link")
-        self._encoding, self._querying = threading.Lock(), asyncio.Lock()
+        self._queries = Places(options.queue, _QUERYING)
+        self._query_threads = ThreadPoolExecutor(_QUERYING, "pic-query")
+        self._encoding = threading.Lock()
 
     async def start(self, serving: Serving) -> None:
         """Take over a server whose engine runs."""
@@ -100,9 +104,9 @@ class VllmHome(Home):
     def status(self) -> Status:
         learner = self._learner
         learned = (0, 0) if learner is None else (learner.num_bytes, learner.num_failed)
+        waiting = self.places.num_waiting + self._queries.num_waiting
         return Status(
-            self.places.num_waiting, self.places.num_active, label_of(self.policy), self.divergence, self.problem,
-            *learned,
+            waiting, self.places.num_active, label_of(self.policy), self.divergence, self.problem, *learned
         )  # fmt: skip
 
     # The home's contract
@@ -160,16 +164,33 @@ class VllmHome(Home):
         return self._store.path(key).exists()
 
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
-        engine = self._apart(tenant)
-        async with self._querying, self.places.place(tenant.name):
-            try:
-                return await asyncio.to_thread(run_query, query, engine, self.policy, Spec().codec)
-            finally:
-                engine.stop()
+        """Run a query in a thread of its own. It holds no place; each of its calls takes one, and so do its objects.
+
+        However many of its calls are ready, one of them waits for a place at a time.
+        """
+        policy, waiting = self.policy, asyncio.Lock()
+
+        @asynccontextmanager
+        async def place() -> AsyncGenerator[None, None]:
+            async with waiting:
+                held_place = await self.places.take(tenant.name, has_begun=True)
+            with held(held_place):
+                yield
+
+        async with self._queries.place(tenant.name):
+            engine = await self._in_thread(lambda: self._apart(tenant, place=place))
+
+            def work(send: Send) -> None:
+                send(ServedQuery(query, engine, policy, Spec().codec).run())
+
+            async with aclosing(events_of(self._query_threads, work, engine.stop)) as events:
+                (texts,) = [texts async for texts in events]
+        return list(texts)
 
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
-        settings, engine = self.serving.settings, self._apart(tenant, fresh=True)
+        settings = self.serving.settings
         require_offered(spec.policy, settings.policy, settings.policies)
+        engine = await self._in_thread(lambda: self._apart(tenant, fresh=True))
 
         def work(send: Send) -> None:
             answer = engine.answer(
@@ -185,19 +206,23 @@ class VllmHome(Home):
             async for event in events:
                 yield event
 
-    def engine_of(self, tenant: Tenant, *, later: bool = False, fresh: bool = False) -> OnlineEngine:
+    def engine_of(
+        self, tenant: Tenant, *, later: bool = False, fresh: bool = False,
+        place: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
+    ) -> OnlineEngine:  # fmt: skip
         """The engine over a tenant's objects.
 
         Args:
             later: one for whose objects nobody waits. fresh: one to which vLLM's own cache gives nothing.
+            place: what each of its requests is sent within.
         """
         model = copy(self.serving.model)
         model.salt = tenant.salt
-        return OnlineEngine(model, self._store, self.serving.client, self._loop, later=later, fresh=fresh)
+        return OnlineEngine(model, self._store, self.serving.client, self._loop, later=later, fresh=fresh, place=place)
 
-    def _apart(self, tenant: Tenant, *, fresh: bool = False) -> OnlineEngine:
+    def _apart(self, tenant: Tenant, **more: Any) -> OnlineEngine:
         """The same with a tokenizer of its own: one that encodes is used by one thread at a time."""
-        engine = self.engine_of(tenant, fresh=fresh)
+        engine = self.engine_of(tenant, **more)
         engine.model.tokenizer = deepcopy(engine.model.tokenizer)
         return engine
 
@@ -374,7 +399,7 @@ class VllmHome(Home):
         """The mean divergence of the check's prompts. Their objects have a salt of their own, and are removed."""
         engine, root = self._apart(Tenant("check", secrets.token_hex(16))), self._store.root
         model = engine.model
-        specs = check_prompts(model, policy, self.context_length)
+        specs = check_prompts(model, policy, self.context_length, read_sample(root))
         try:
             return sum(engine.divergence(spec) for spec in specs) / len(specs)
         finally:

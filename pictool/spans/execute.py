@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +27,7 @@ from pictool.linker.spec import MAX_NEW_TOKENS, Spec
 from pictool.spans import query as nodes
 from pictool.spans.generated import answer_and_keep, keep_output
 from pictool.spans.optimise import Optimised, optimise
-from pictool.spans.prompt import FileText, Output, Prompt, Span, make_prompt, seam_after, span_text, spans_of
+from pictool.spans.prompt import FileText, Output, Span, make_prompt, seam_after, span_text, spans_of
 from pictool.spans.query import (
     DEFAULT_MODEL,
     Generate,
@@ -42,12 +43,13 @@ from pictool.spans.query import (
 )
 from pictool.spans.retrieve import Retriever, bm25, find_fragments, query_text
 from pictool.spans.rules import SIMPLIFICATIONS, Options, has_calls, is_deterministic, needs_running
-from pictool.spans.tasks import Task, run, together
+from pictool.spans.tasks import Task, run, run_in_steps, together
 
 if TYPE_CHECKING:
     from pictool.engines.base import Answer, Engine
 
 NOTHING = Seq(())
+AnswerSteps = Callable[[Spec], Generator[None, None, "Answer"]]  # answers a call, as `TorchEngine.answer_steps` does
 _T = TypeVar("_T")
 
 
@@ -199,11 +201,22 @@ class Executor:
             QueryError: the node that failed, why, and what was done before.
         """
         running = _Run(self, query, self._hooks)
-        try:
+        with running.reporting():
             return Result(running.evaluate(), tuple(running.done))
-        except QueryError as error:
-            error.done = tuple(running.done)
-            raise
+
+    def steps(self, query: Query, answer: AnswerSteps) -> Generator[bool | None, None, Result]:
+        """As `run`, a step at a time, for a caller that does other work between steps. Outputs are not kept.
+
+        Args:
+            answer: answers each call, whichever model it names.
+
+        Yields:
+            True where a call is about to begin after another one.
+        """
+        assert not self.options.keeps_outputs
+        running = _Run(self, query, self._hooks, answer)
+        with running.reporting():
+            return Result((yield from running.steps()), tuple(running.done))
 
     def retrieve(self, node: nodes.Retrieve | nodes.Augment, query: str) -> list[nodes.Fragment]:
         """The fragments of an R for a query's text. Raises InputError for files that cannot be read."""
@@ -219,7 +232,7 @@ class _Asked:
     """A call that is ready: all below it has run. `seed` and `at` are by its place in the query as it was written."""
 
     engine: Engine
-    prompt: Prompt
+    over: Query
     node: Generate | nodes.Chat
     path: Path
     at: Path
@@ -229,10 +242,11 @@ _Task = Task["_Asked", "Done | PicError", _T]
 
 
 class _Run:
-    """One run of one query. `done` grows."""
+    """One run of one query, in steps if `answer` is given. `done` grows."""
 
-    def __init__(self, executor: Executor, query: Query, hooks: Hooks) -> None:
+    def __init__(self, executor: Executor, query: Query, hooks: Hooks, answer: AnswerSteps | None = None) -> None:
         self._executor, self._options, self._query, self._hooks = executor, executor.options, query, hooks
+        self._answer = answer
         self.done: list[Done] = []
         self._known: dict[Query, Done] = {}
         self._asked: set[Query] = set()  # calls whose answers are to come, and others wait for
@@ -241,6 +255,19 @@ class _Run:
     def evaluate(self) -> Query:
         """What the query gives: messages and joins of them."""
         return run(self._evaluate(self._query, ()), self._perform)
+
+    def steps(self) -> Generator[bool | None, None, Query]:
+        """As `evaluate`, in steps; see `Executor.steps`."""
+        return run_in_steps(self._evaluate(self._query, ()), self._perform_in_steps)
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Gives errors what was done before."""
+        try:
+            yield
+        except QueryError as error:
+            error.done = tuple(self.done)
+            raise
 
     def _evaluate(self, node: Query, path: Path) -> _Task[Query]:
         match node:
@@ -312,9 +339,11 @@ class _Run:
             return
         objects = Spec(policy=self._options.policy, codec=self._options.codec).objects
         for model, spans in texts.items():
-            with self._failing(node, path):
-                engine = self._executor.engine_of(model)
-                engine.compile([make_chunk(engine.model, span_text(span), span.source) for span in spans], objects)
+            for batch in [spans] if self._answer is None else [[span] for span in spans]:
+                with self._failing(node, path):
+                    engine = self._executor.engine_of(model)
+                    engine.compile([make_chunk(engine.model, span_text(span), span.source) for span in batch], objects)
+                yield ()
 
     def _repeat(self, node: nodes.Repeat, path: Path) -> _Task[Query]:
         """The outputs of one call, whose input is run once."""
@@ -350,7 +379,7 @@ class _Run:
             return self._output(shared)
         with _Failing(at):
             engine = self._executor.engine_of(node.call.model)
-            asked = _Asked(engine, make_prompt(engine.model, over), node, path, at)
+            asked = _Asked(engine, over, node, path, at)
         if is_deterministic(node):
             self._asked.add(node)
         try:
@@ -389,12 +418,46 @@ class _Run:
         except QueryError as error:
             return [error] * len(wave)
         ended: dict[int, Done | PicError] = {}
-        for index, answer in engine.answer_all([self._spec(asked) for asked in wave]):
+        specs: dict[int, Spec] = {}
+        for index, asked in enumerate(wave):
+            try:
+                with _Failing(asked.at):
+                    specs[index] = self._spec(asked)
+            except QueryError as error:
+                ended[index] = error
+        indices = [*specs]
+        for number, answer in engine.answer_all([*specs.values()]):
+            index = indices[number]
             if isinstance(answer, PicError):
                 ended[index] = QueryError(wave[index].at, str(answer))
             else:
                 ended[index] = self._ended(wave[index], answer, started)
         return [ended[index] for index in range(len(wave))]
+
+    def _perform_in_steps(self, wave: Sequence[_Asked]) -> Generator[bool | None, None, list[Done | PicError]]:
+        """Run calls one after the other, until one fails."""
+        outcomes: list[Done | PicError] = []
+        for asked in wave:
+            if self.done:
+                yield True
+            outcomes.append((yield from self._run_in_steps(asked)))
+            if isinstance(outcomes[-1], PicError):
+                break
+        if not wave:  # after an object was compiled
+            yield True
+        return outcomes
+
+    def _run_in_steps(self, asked: _Asked) -> Generator[bool | None, None, Done | PicError]:
+        """Run one call."""
+        assert self._answer is not None
+        started = time.monotonic()
+        try:
+            with _Failing(asked.at):
+                self._require_budget(asked.at)
+                answer = yield from self._answer(self._spec(asked))
+                return self._ended(asked, answer, started)
+        except QueryError as error:
+            return error
 
     def _run_one(self, asked: _Asked, keeps: bool) -> Done | PicError:
         """Run one call, and keep its output's KV if an outer call can link it."""
@@ -430,7 +493,8 @@ class _Run:
         self._hooks.on_done(done)
 
     def _spec(self, asked: _Asked) -> Spec:
-        options, call, prompt = self._options, asked.node.call, asked.prompt
+        options, call = self._options, asked.node.call
+        prompt = make_prompt(asked.engine.model, asked.over)
         limit = call.max_tokens or options.max_new_tokens
         if options.budget.tokens is not None:
             limit = min(limit, options.budget.tokens - self._tokens)

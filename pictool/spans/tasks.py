@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
+Step = TypeVar("Step")
 Request = TypeVar("Request")
 Outcome = TypeVar("Outcome")
 Result = TypeVar("Result")
@@ -62,6 +63,21 @@ def run(task: Task[Request, Outcome, Result], perform: Callable[[Sequence[Reques
         requests = next(task)
         while True:
             outcomes = perform(requests)
+            requests = task.send(outcomes)
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+
+
+def run_in_steps(
+    task: Task[Request, Outcome, Result],
+    perform: Callable[[Sequence[Request]], Generator[Step, None, Sequence[Outcome]]],
+) -> Generator[Step, None, Result]:
+    """As `run`, of a `perform` that has a wave done in steps, which are yielded."""
+    try:
+        requests = next(task)
+        while True:
+            outcomes = yield from perform(requests)
             requests = task.send(outcomes)
     except StopIteration as stop:
         result: Result = stop.value

@@ -153,6 +153,15 @@ def test_a_length_needs_no_documents(plan: Any) -> None:
     assert plan("--tokens", 400, "--chunk-tokens", 100, "--json").json["objects"] == 4
 
 
+def test_rows_that_depend_on_the_documents_are_not_planned(plan: Any, machine: Machine) -> None:
+    for algo in ("fixup-5+legolink-4", "cacheblend-5+legolink-4"):
+        outcome = plan("--tokens", 400, "--algo", algo)
+        assert outcome.code == 1 and outcome.err == (
+            f"pic: error: the rows of {algo} depend on what documents and prompts say; plan one of its parts\n"
+        )
+    assert machine.measured == 0
+
+
 def test_a_codec_s_bytes_and_decoding_count(plan: Any, machine: Machine) -> None:
     plain = plan("--tokens", 400, "--json").json
     coded = plan("--tokens", 400, "--codec", "int8", "--json").json

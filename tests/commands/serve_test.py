@@ -18,7 +18,10 @@ import tiny
 from commands.run import pic, write
 from pictool.cluster import session
 from pictool.commands import serve
+from pictool.commands.settings import read_settings
+from pictool.commands.settings_file import write_setting
 from pictool.errors import InputError
+from pictool.linker.grid import label_of, parse_policy
 from pictool.serve.tenants import read_keys
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +71,7 @@ def test_keys_and_their_tenants() -> None:
     ("options", "code", "word"),
     [
         (["--policy", "magic"], 1, "algorithm"),
+        (["--algo", "magic"], 1, "algorithm"),
         (["--allow", "magic"], 1, "--allow"),
         (["--check", "maybe"], 2, "--check"),
         (["--codec", "magic"], 1, "codec"),
@@ -89,6 +93,25 @@ def test_keys_and_their_tenants() -> None:
 def test_what_cannot_be_served_is_one_line(options: list[str], code: int, word: str) -> None:
     done = pic("serve", "--port", "0", *options)
     assert done.code == code and word in done.err and len(done.err.splitlines()) == 1
+
+
+def test_the_policy_that_pic_tune_wrote_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands in pic.yaml; the command line comes before it, and who says a wrong one is named."""
+
+    def served(algo: str | None = None) -> str:
+        options, settings = serve.ServeOptions(algo=algo), read_settings()
+        policy = serve.make_home_settings(options, settings).policy
+        assert policy == parse_policy(serve.policy_text(options, settings))
+        return label_of(policy)
+
+    assert served() == "legolink-16"
+    write_setting(Path("pic.yaml"), "algo", "fixup-5+legolink-4")
+    assert served() == "fixup-5+legolink-4" and served("naive") == "naive"
+    monkeypatch.setenv("PIC_ALGO", "cacheblend-30")
+    assert served() == "cacheblend-30"
+    monkeypatch.setenv("PIC_ALGO", "magic")
+    done = pic("serve", "--port", "0")
+    assert done.code == 1 and "PIC_ALGO: algo: " in done.err and len(done.err.splitlines()) == 1
 
 
 def test_without_its_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

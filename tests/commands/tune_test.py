@@ -14,6 +14,7 @@ from commands.run import Outcome, pic, write
 from pictool.commands import tune as command
 from pictool.commands.settings import read_settings
 from pictool.commands.settings_file import write_setting
+from pictool.engines.sample import read_sample
 from pictool.errors import InputError
 
 LONG = "The harbour was quiet and nobody knows why it holds a festival in the spring of each year; words stand here.\n"
@@ -33,7 +34,9 @@ def given(run: Run, *more: object) -> Outcome:
     return run("a.txt", "b.txt", "--questions", "q.jsonl", *more)
 
 
-def test_the_policy_is_written_to_pic_yaml_and_pic_link_takes_it(run: Run, model: Path) -> None:
+def test_the_policy_is_written_to_pic_yaml_and_pic_link_takes_it(
+    run: Run, model: Path, texts: tuple[Path, Path]
+) -> None:
     write("pic.yaml", "# mine\nmemory: '1M'  # keep\n")
     outcome = given(run, "--target-kl", "5")
     assert outcome.code == 0, outcome.err
@@ -41,6 +44,8 @@ def test_the_policy_is_written_to_pic_yaml_and_pic_link_takes_it(run: Run, model
     assert "No claim on answers is possible" in outcome.out and max(map(len, outcome.out.splitlines()[1:-1])) <= 80
     assert "wrote algo: naive to pic.yaml" in outcome.err
     asked = ("link", "a.txt", "b.txt", "-q", "Who?", "-m", model, "--store", "st", "--max-new-tokens", 1, "--json")
+    sample = read_sample(Path("st"))
+    assert len(sample) == 4 and {prompt.documents for prompt in sample} == {tuple(path.read_text() for path in texts)}
     assert pic(*asked).json["algo"] == "naive"
     assert pic(*asked, "--algo", "legolink").json["algo"] == "legolink"
     wrong = pic(*asked, "-k", 3)
@@ -51,7 +56,7 @@ def test_json_has_everything_and_a_dry_run_writes_nothing(run: Run) -> None:
     report = given(run, "--target-kl", "5", "--json", "-n").json
     assert report["chosen"] == "naive" and report["outcome"] == "found" and report["units"] == 32
     assert {line["label"]: line["finding"]["status"] for line in report["lines"]}["legolink-400"] == "meets"
-    assert not Path("pic.yaml").exists()
+    assert not Path("pic.yaml").exists() and not read_sample(Path("st"))
 
 
 def test_where_no_claim_is_possible_nothing_is_written(run: Run) -> None:

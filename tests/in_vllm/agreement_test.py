@@ -12,13 +12,13 @@ import vllm_rig as rig
 
 from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
-from pictool.linker.policies import make_policy, policies
+from pictool.linker.policies import policies
 from pictool.runtime.model import embedded_path
 
 POLICIES = (
     "full", "naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "cacheblend-30:on=kv",
     "cacheblend-15:filter=single", "cacheblend-0", "cacheblend-100", "fixup-10", "fixup:budget=auto:first=2",
-    "fixup-5+legolink-4", "legolink-4+cacheblend-15",
+    "fixup-5+legolink-4", "legolink-4+cacheblend-15", "cacheblend-15+fixup-10", "fixup-10+cacheblend-15@12",
 )  # fmt: skip
 
 
@@ -64,14 +64,14 @@ def test_without_a_head_the_first_chunk_is_the_head(pair: tuple[rig.World, rig.E
     assert rig.difference(case, answer) <= rig.TOLERANCE
 
 
-@pytest.mark.parametrize("small", ["own", "embedded-small"])
-def test_speccache(pair: tuple[rig.World, rig.Engine], small: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("small", "beside"), [("own", ""), ("embedded-small", ""), ("own", "+cacheblend-10")])
+def test_speccache(pair: tuple[rig.World, rig.Engine], small: str, beside: str, tmp_path: Path) -> None:
     """With a small model of the same tokenizer, and of another."""
     world, engine = pair
     spec_model = str(tiny.save_model(tmp_path / "small", rig.CONFIGS["llama"](), seed=7))
     if small == "embedded-small":
         spec_model = str(embedded_path(small))
-    policy = make_policy("speccache", {"ratio": 0.15, "spec_model": spec_model})
+    policy = rig.policy_of(f"speccache-15{beside}").with_default_model(spec_model)
     case = world.case(policy, chunks=rig.text_chunks(world.model))
     (answer,) = engine.ask(case)
     assert rig.difference(case, answer) <= rig.TOLERANCE

@@ -12,8 +12,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,15 @@ def caches(client: httpx.Client) -> list[str]:
 
 
 def known(client: httpx.Client) -> list[str]:
-    """Caches whose texts are recognised from now on: the connector reads the store at most once a second."""
+    """Caches whose texts are recognised from now on: the connector reads the store at most once a second.
+
+    Each is asked for alone: together, asked for twice before the store is read, they would be learned as one document.
+    """
     names, until = caches(client), time.monotonic() + 30
-    while chat(client, messages=user("".join(TEXTS)), max_tokens=1)["pic"]["chunks"] < len(TEXTS):
-        assert time.monotonic() < until
-        time.sleep(0.2)
+    for text in TEXTS:
+        while chat(client, messages=user(f"{text}\n\nWhy?"), max_tokens=1)["pic"]["chunks"] < 1:
+            assert time.monotonic() < until
+            time.sleep(0.2)
     return names
 
 
@@ -333,6 +338,40 @@ def test_gemini_and_span_queries(served: Served, torch_server: Live) -> None:
             count = whole["usageMetadata"]["promptTokenCount"]
             said.append(([part.rstrip("\ufffd") for part in answers], whole["pic"], count))
     assert said[0] == said[1] and said[0][1]["chunks"] == len(TEXTS)
+
+
+def test_queries_run_beside_each_other_and_vanish_with_their_clients(served: Served) -> None:
+    """Beside one of a hundred long calls, of which two run (`--active 2`), others are answered as they are alone."""
+    call = {"model": "spnl/any", "max_tokens": 6, "temperature": 0}
+    documents = {"cross": [{"plus": [{"user": text} for text in TEXTS]}, {"user": "Really?"}]}
+    queries: list[dict[str, Any]] = [
+        {"map": {"metadata": call, "inputs": ["Really?", "Why?", "Who asks?"]}}, {"g": call | {"input": documents}},
+        {"par": [{"g": call | {"input": documents}}, {"g": call | {"input": {"user": "Why?"}}}]},
+    ]  # fmt: skip
+    long = {"repeat": {"n": 100, "g": call | {"max_tokens": 400, "temperature": 1.2, "input": {"user": "On?"}}}}
+
+    def ask(client: httpx.Client, query: dict[str, Any]) -> list[str]:
+        response = client.post("/v1/query/execute", content=json.dumps(query))
+        assert response.status_code == 200, response.text
+        return [choice["text"] for choice in response.json()["choices"]]
+
+    def health(client: httpx.Client) -> tuple[int, int]:
+        said = client.get("/health").json()
+        return said["active"], said["waiting"]
+
+    with ExitStack() as opened:
+        alice, bob = (opened.enter_context(served.client(name)) for name in ("alice", "bob"))
+        threads = opened.enter_context(ThreadPoolExecutor(8))
+        want = [ask(alice, query) for query in queries]
+        leaving = opened.enter_context(closing(HTTPConnection(served.url.removeprefix("http://"))))
+        leaving.request("POST", "/v1/query/execute", json.dumps(long), {"Authorization": f"Bearer {KEYS['alice']}"})
+        wait_for(lambda: health(alice) == (2, 1))
+        got = [threads.submit(ask, client, query) for query in queries for client in (alice, bob)]
+        assert [each.result() for each in got] == [texts for texts in want for _ in range(2)]
+        assert chat(bob, messages=user("Why?"), max_tokens=1)["choices"]
+        wait_for(lambda: health(alice) == (2, 1))
+        leaving.close()
+        wait_for(lambda: health(alice) == (0, 0))
 
 
 def wait_for(holds: Callable[[], bool]) -> None:

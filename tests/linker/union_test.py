@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
 import reference
+import tiny
 import torch
 from subjects import (
     ARCHITECTURES,
     LENGTH_DEPENDENT,
     LENGTHS,
     TAIL,
+    Subject,
     default_policy,
     make_chunks,
     max_difference,
@@ -27,12 +31,33 @@ from pictool.linker.grid import label_of, parse_grid, parse_policy
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy, Prompt
+from pictool.linker.policies.cacheblend import CacheBlend
+from pictool.runtime.model import wrap_model
 from pictool.store.store import Store
 
 
 def rows_of(linked: Linked) -> set[int]:
     """The context rows that were computed at every layer."""
     return set(np.flatnonzero(linked.rows[:, : linked.image.layout.num_context].all(0)).tolist())
+
+
+def by_score(linked: Linked) -> list[int]:
+    """The rows that were computed, by their score."""
+    scores = linked.scores
+    assert scores is not None
+    return sorted(rows_of(linked), key=lambda row: (-scores[row], row))
+
+
+def by_place(linked: Linked, rows: set[int]) -> list[int]:
+    """Rows by their place in their chunk."""
+    starts = [start for start, _ in linked.image.layout.chunks]
+    return sorted(rows, key=lambda row: (row - max(start for start in starts if start <= row), row))
+
+
+def dealt(*ordered: list[int]) -> list[int]:
+    """All rows of some lists, by the best place that any list gives them; of equal ones the earlier position."""
+    place = {row: min(each.index(row) for each in ordered if row in each) for row in set().union(*ordered)}
+    return sorted(place, key=lambda row: (place[row], row))
 
 
 def link(policy: Policy, store: Store, architecture: str = "llama") -> Linked:
@@ -65,27 +90,66 @@ def test_a_shared_budget_takes_what_ranks_highest_under_any_part(store: Store) -
     assert len(rows_of(shared)) == int(np.ceil(0.15 * num_context))
     assert rows_of(shared) < rows_of(whole)
     # The reference: both parts deal in turn, best first; a tie goes to the earlier position.
-    fixup = link(parse_policy("fixup-20"), store)
-    assert fixup.scores is not None
-    scores, lego = fixup.scores, rows_of(link(parse_policy("legolink-4"), store))
-    by_score = sorted(rows_of(fixup), key=lambda row: (-scores[row], row))
-    starts = [start for start, _ in shared.image.layout.chunks]
-    by_place = sorted(lego, key=lambda row: (row - max(start for start in starts if start <= row), row))
-    place = {row: at for ordered in (by_score, by_place) for at, row in reversed(list(enumerate(ordered)))}
-    for ordered in (by_score, by_place):
-        for at, row in enumerate(ordered):
-            place[row] = min(place[row], at)
-    assert rows_of(shared) == set(sorted(place, key=lambda row: (place[row], row))[: len(rows_of(shared))])
+    fixup, lego = (link(parse_policy(spec), store) for spec in ("fixup-20", "legolink-4"))
+    best = dealt(by_score(fixup), by_place(lego, rows_of(lego)))
+    assert rows_of(shared) == set(best[: len(rows_of(shared))])
+
+
+BLEND = CacheBlend(ratio=0.1)
+
+
+@cache
+def deep_subject() -> Subject:
+    """A model of 7 layers, 6 of which are checked."""
+    module = tiny.random_module(type(tiny.CONFIGS["qwen3"]())(**{**tiny.SIZE, "num_hidden_layers": 7}))
+    return Subject(wrap_model(module, tiny.tokenizer(), "deep"), reference.eager(module))
+
+
+def require_blended(one: Subject, linked: Linked, join: Callable[[list[int], list[int]], list[int]]) -> None:
+    """Compare with the dense reference of CacheBlend, whose rows those of others join at every checked layer."""
+    num_context, ratios = linked.image.layout.num_context, BLEND.ratios(len(linked.rows))
+    counts = {layer: math.ceil(round(ratio * num_context, 6)) for layer, ratio in ratios.items()}
+    dense, rows, _ = reference.cacheblend(one.reference, parts_of(linked), counts, BLEND.on, join)
+    assert np.array_equal(linked.rows, rows.numpy())
+    assert max_difference(linked, dense) <= 1e-4
+
+
+@pytest.mark.parametrize("beside", ["legolink-3", "fixup-10", "attended-10", "speccache-10", "fixup-5+legolink-2"])
+@pytest.mark.parametrize("architecture", ["llama", "deep", "gemma3", "phi3-partial"])
+def test_beside_a_policy_that_narrows_the_rows_of_the_others_stay_on(
+    architecture: str, beside: str, store: Store
+) -> None:
+    one, chunks = deep_subject() if architecture == "deep" else subject(architecture), make_chunks(LENGTHS)
+    second = default_policy("speccache").second_model if "speccache" in beside else ""
+    other, both = (parse_policy(spec).with_default_model(second) for spec in (beside, f"cacheblend-10+{beside}"))
+    static, linked = rows_of(run(one, store, other, chunks)), run(one, store, both, chunks)
+    assert linked.rows[:2].all() and linked.rows[-1, sorted(static)].all()
+    assert 0 < len(static) < linked.rows[-1, : linked.image.layout.num_context].sum()
+    require_blended(one, linked, lambda chosen, on: sorted({*chosen, *static}))
+
+
+@pytest.mark.parametrize("spec", ["cacheblend-10+fixup-10@12", "legolink-4+cacheblend-10@8"])
+@pytest.mark.parametrize("architecture", ["llama", "deep", "gemma3"])
+def test_a_budget_that_is_shared_with_a_policy_that_narrows_holds_at_each_checked_layer(
+    architecture: str, spec: str, store: Store
+) -> None:
+    one, chunks = deep_subject() if architecture == "deep" else subject(architecture), make_chunks(LENGTHS)
+    linked = run(one, store, parse_policy(spec), chunks)
+    other = run(one, store, parse_policy("fixup-10" if "fixup" in spec else "legolink-4"), chunks)
+    static = by_place(other, rows_of(other)) if other.scores is None else by_score(other)
+    num_context = linked.image.layout.num_context
+    count = math.ceil(round(float(spec.partition("@")[2]) / 100 * num_context, 6))
+    assert linked.rows[:2].all() and linked.rows[2, :num_context].sum() == count
+    require_blended(one, linked, lambda chosen, on: [row for row in dealt(static, chosen) if row in on][:count])
 
 
 @pytest.mark.parametrize("architecture", [each for each in ARCHITECTURES if each not in LENGTH_DEPENDENT])
-def test_beside_a_policy_that_narrows_the_rows_of_the_others_go_on(architecture: str, store: Store) -> None:
-    linked = link(parse_policy("cacheblend-10+legolink-3"), store, architecture)
-    lego = rows_of(link(parse_policy("legolink-3"), store, architecture))
-    assert linked.rows[:2].all()
-    assert set(np.flatnonzero(linked.rows[2]).tolist()) >= lego
-    context = linked.rows[2, : linked.image.layout.num_context]
-    assert np.ceil(0.13 * len(context)) <= context.sum() <= np.ceil(0.13 * len(context)) + len(lego)
+def test_beside_all_rows_nothing_is_narrowed(architecture: str, store: Store) -> None:
+    """Rule 4, for a union of which one part computes everything."""
+    for spec in ("cacheblend-10+fixup-100", "fixup-10+cacheblend-100"):
+        linked = link(parse_policy(spec), store, architecture)
+        exact = reference.full(subject(architecture).reference, sum(parts_of(linked), []))
+        assert max_difference(linked, exact) <= 1e-4
 
 
 @pytest.mark.parametrize(
@@ -93,8 +157,6 @@ def test_beside_a_policy_that_narrows_the_rows_of_the_others_go_on(architecture:
     [
         ("legolink-2+prefix", "prefix reuses no objects"),
         ("cacheblend-5+cacheblend-10", "only one part may narrow"),
-        ("cacheblend-5+legolink-2@5", "no shared budget"),
-        ("cacheblend-5+fixup-5", "do not go together"),
         ("legolink-2+nonsense-3", "must be one of"),
         ("speccache-5:spec_model=a+speccache-9:spec_model=b", "two second models"),
         ("legolink-0:s=2+legolink-0:s=3", "dummy tokens"),
@@ -153,7 +215,7 @@ def test_attention_is_that_of_the_tail_over_naive_reuse(architecture: str, store
 
 def test_an_engine_without_attention_refuses_by_name() -> None:
     prompt = Prompt(subject("llama").model, Layout.of((0,), [(5, 6, 7)], (8,)), ("", "a", TAIL))
-    for spec in ("attended-10", "attended-10+legolink-2"):
+    for spec in ("attended-10", "attended-10+legolink-2", "cacheblend-5+attended-10"):
         with pytest.raises(InputError, match=r"attended: .* take the torch engine"):
             parse_policy(spec).select(prompt)
 

@@ -19,7 +19,9 @@ from serve.live import DOCS, QUESTION, Live, serving, serving_home
 from serve.query_test import CALL
 
 from benchmarks.serve_fleet import APP, Fleet, kill_one, measure, running
+from pictool.cluster import serving as serving_on_ray
 from pictool.core import Sampling
+from pictool.serve.errors import ApiError, queue_full
 from pictool.serve.schema import MAX_N
 from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.work import Raw, Stored, Text, Work
@@ -146,6 +148,29 @@ def test_a_client_that_vanishes_ends_its_call(fleet: Fleet, both: tuple[Live, Li
             break
         time.sleep(0.05)
     assert sum(ongoing()) == 0 and fleet.home.status().active == 0
+
+
+def test_where_all_replicas_are_full_it_says_what_a_full_queue_says() -> None:
+    from ray.serve.exceptions import BackPressureError
+
+    class Full:
+        """A handle whose replicas take nothing."""
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_, **__: self
+
+        async def __aiter__(self) -> Any:
+            raise BackPressureError(num_queued_requests=3, max_queued_requests=3)
+            yield
+
+    async def ask() -> None:
+        async for _ in serving_on_ray._calls(Full())("answer", keys=()):
+            pass
+
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(ask())
+    want = queue_full()
+    assert (refused.value.status, refused.value.body(), refused.value.headers) == (429, want.body(), want.headers)
 
 
 def ongoing() -> list[int]:

@@ -93,6 +93,26 @@ def test_who_goes_away_leaves_the_queue_and_loses_no_place() -> None:
     run(scene)
 
 
+def test_what_has_begun_waits_in_a_full_queue_and_loses_its_turn_last() -> None:
+    async def scene() -> None:
+        places = Places(limit=1, most=1)
+        taking = Taking(places)
+        await taking.ask("a1", "a2")
+        part = asyncio.create_task(places.take("a", has_begun=True))
+        await taking.settle()
+        assert places.num_waiting == 2 and not part.done()
+        await taking.ask("b1")
+        with pytest.raises(ApiError):
+            await taking.tasks["a2"]
+        await taking.end("a1")
+        (await part).release()
+        await taking.settle()
+        await taking.end("b1")
+        assert taking.order == ["a1", "b1"] and (places.num_active, places.num_waiting) == (0, 0)
+
+    run(scene)
+
+
 def test_many_answers_of_one_request_are_as_many_places() -> None:
     async def scene() -> None:
         taking = Taking(Places(limit=9, most=4))

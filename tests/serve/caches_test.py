@@ -250,6 +250,22 @@ def test_what_others_compiled_is_neither_recognised_nor_counted(chatty: Live) ->
         assert made[0]["usage"] == made[1]["usage"]
 
 
+def test_the_chains_of_prefixes_are_a_tenants_own(chatty: Live) -> None:
+    """Under `prefix` what one tenant computed counts as cached for that tenant alone, however often others ask."""
+    long = " ".join(DOCS) + " All of this is said once, and by one of them."
+    body = {"model": NAME, "temperature": 0, "max_tokens": 2, "pic": {"policy": "prefix"}}
+    body |= {"messages": [{"role": "user", "content": f"{long}\n\n{QUESTION}"}]}
+
+    def cached(client: httpx.Client) -> int:
+        response = client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+        return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    with other(chatty) as b:
+        assert [cached(chatty.client), cached(b)] == [0, 0]
+        assert cached(chatty.client) == cached(b) > 32
+
+
 def test_keys_are_required_where_there_are_some(chatty: Live) -> None:
     for key in (None, "key-of-c"):
         with chatty.client_of(key) as stranger:

@@ -6,7 +6,7 @@ import copy
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,7 @@ DOCS = [
     "She asked for the tabs of the harbour, and lines of the festival there.\n",
 ]
 QUESTION = "Really?"
+_WAIT_S = 30.0
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}[tools {{ tools | map(attribute='function.name') | join(' ') }}]{% endif %}"
     "{% for message in messages %}[{{ message.role }}]{{ message.content | trim }}\n{% endfor %}[assistant]"
@@ -84,6 +85,14 @@ class Live:
     def cache(self, text: str, **more: Any) -> str:
         """The id of a new cache."""
         return str(self.ok("POST", "/v1/caches", json={"model": NAME, "text": text} | more)["id"])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what happens soon."""
+    end = time.monotonic() + _WAIT_S
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
 
 
 def text_of(response: Any) -> str:

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import random
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +16,12 @@ from pictool.linker.grid import parse_policy
 from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.torch_home import HomeSettings
 from pictool.store.store import Store
-from serve.live import DOCS, NAME, Live, serving, text_of, tiny_model
-
-_WAIT_S = 30.0
+from serve.live import DOCS, NAME, Live, serving, text_of, tiny_model, until
 
 
 def body(number: int) -> dict[str, Any]:
     content = f"{DOCS[number % 3]}\n\nReally {number % 7}?"
     return {"model": NAME, "temperature": 0, "max_tokens": 12, "messages": [{"role": "user", "content": content}]}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what happens soon."""
-    end = time.monotonic() + _WAIT_S
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.01)
 
 
 async def one(client: httpx.AsyncClient, number: int, kind: str) -> str | None:
@@ -121,6 +109,32 @@ def test_a_full_queue_says_when_to_come_again_and_vanished_clients_free_it(
         assert text_of(live.chat("Really?")) is not None
         until(lambda: vanishing.get(f"{live.url}/health").json()["active"] == 0)  # its end comes after its answer
         until(lambda: 'status="499"' in live.service.metrics.text().decode())
+
+
+def test_a_tenant_that_floods_the_queue_has_its_share_of_turns_and_no_more(tmp_path: Path) -> None:
+    """Forty requests of `a` at once, six of `b` one after another: each of these waits for one of `a`'s at most."""
+    keys = Keys({"a": Tenant("a"), "b": Tenant("b")})
+    settings = HomeSettings(parse_policy("full"), max_waiting=64, max_active=2, refresh_s=3600)
+    ended = list[str]()
+    with serving(tiny_model(), Store(tmp_path), keys, settings, key="a") as live:
+
+        async def ask(client: httpx.AsyncClient, key: str, number: int) -> None:
+            ask = body(number) | {"max_tokens": 40, "pic": False}
+            response = await client.post("/v1/chat/completions", json=ask, headers={"Authorization": f"Bearer {key}"})
+            assert response.status_code == 200
+            ended.append(key)
+
+        async def run() -> None:
+            async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
+                flood = [asyncio.create_task(ask(client, "a", number)) for number in range(40)]
+                while live.home.status().waiting < 30:
+                    await asyncio.sleep(0.001)
+                for number in range(6):
+                    await ask(client, "b", number)
+                await asyncio.gather(*flood)
+
+        asyncio.run(run())
+    assert len(ended) == 46 and max(index for index, key in enumerate(ended) if key == "b") < 36
 
 
 def test_who_waits_less_takes_a_place_of_who_waits_more(tmp_path: Path, slow_ask: dict[str, Any]) -> None:

@@ -195,6 +195,25 @@ def test_other_errors_have_the_same_form(live: Live) -> None:
     assert error["type"] == "request_too_large"
 
 
+ROUTES = [
+    "/v1/chat/completions", "/v1/completions", "/v1/caches", "/v1/link", "/v1/query/execute", "/v1beta/cachedContents",
+    f"/v1beta/models/{NAME}:generateContent",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_bodies_of_every_kind_that_are_no_requests(live: Live, path: str) -> None:
+    """One that says no length, and one that is nested beyond any parser, beside numbers that are none."""
+    json_type = {"Content-Type": "application/json"}
+    block = b" " * (1 << 20)
+    unmeasured = (block for _ in range(live.service.settings.max_body // len(block) + 1))
+    assert live.error(413, "POST", path, content=unmeasured, headers=json_type)["message"]
+    for body in (b"[" * 200_000, b'{"model": ' * 50_000, b'{"a": NaN}', b'{"model": 1e999}', b"null", b'"\\ud800"'):
+        response = live.client.post(path, content=body, headers=json_type)
+        assert response.status_code in (400, 404, 422), response.text
+        assert response.json()["error"]["message"]
+
+
 def test_files_are_kept_listed_used_and_removed(live: Live) -> None:
     names = [
         live.ok("POST", "/v1/files", files={"file": (f"{i}.txt", doc.encode())}, data={"purpose": "user_data"})["id"]

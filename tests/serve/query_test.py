@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from pictool.engines.torch import TorchEngine
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
+from pictool.serve.tenants import Keys, Tenant
+from pictool.serve.torch_home import HomeSettings
 from pictool.spans.execute import Executor, RunOptions
 from pictool.spans.reading import read_query
 from pictool.store.store import Store
-from serve.live import DOCS, QUESTION, Live
+from serve.live import DOCS, NAME, QUESTION, Live, serving, text_of, tiny_model, until
 
 INPUT = {"cross": [{"plus": [{"user": doc} for doc in DOCS]}, {"user": QUESTION}]}
 CALL = {"g": {"model": "spnl/any", "input": INPUT, "max_tokens": 6, "temperature": 0}}
@@ -62,3 +70,92 @@ def test_what_cannot_be_run_here_is_refused(live: Live, query: object) -> None:
 def test_bodies_that_are_no_queries(live: Live) -> None:
     for body in (b"", b"{", b"\xff"):
         live.error(400, "POST", "/v1/query/execute", content=body)
+
+
+# Side by side
+
+
+def long_query(calls: int, tokens: int) -> dict[str, Any]:
+    """A query of several calls."""
+    return {"repeat": {"n": calls, "g": CALL["g"] | {"temperature": 1.5, "max_tokens": tokens}}}
+
+
+def texts_of(response: Any) -> list[str]:
+    assert response.status_code == 200, response.text
+    return [choice["text"] for choice in response.json()["choices"]]
+
+
+@contextmanager
+def narrow(root: Path, **settings: Any) -> Iterator[Live]:
+    """A server of two tenants, `a` and `b`, on which one request runs."""
+    keys = Keys({name: Tenant(name, f"salt of {name}") for name in "ab"})
+    home = HomeSettings(parse_policy("legolink-4"), max_active=1, refresh_s=3600, **settings)
+    with serving(tiny_model(), Store(root), keys, home, key="a") as live:
+        yield live
+
+
+def test_a_long_query_lets_queries_and_requests_in_between_its_calls(tmp_path: Path) -> None:
+    with narrow(tmp_path) as live, ThreadPoolExecutor(1) as threads:
+        alone = texts_of(execute(live, long_query(24, 40)))
+        running = threads.submit(execute, live, long_query(24, 40))
+        until(lambda: live.home.status().active == 1)
+        assert texts_of(execute(live, CALL)) and text_of(live.chat(QUESTION)) is not None
+        with live.client_of("b") as other:
+            body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 2}
+            assert other.post("/v1/chat/completions", json=body).status_code == 200
+        assert not running.done(), "they did not wait for all of its calls"
+        assert texts_of(running.result()) == alone
+
+
+def test_queries_at_once_give_what_they_give_one_after_another(tmp_path: Path) -> None:
+    asked = [CALL, REPEAT, MAP, long_query(3, 9), {"seq": [{"monad": CALL}, CALL]}, {"par": [CALL, MAP]}]
+    with narrow(tmp_path, max_waiting=64) as live:
+        live.home._turns._most = 3
+        want = [texts_of(execute(live, query)) for query in asked]
+        chats = [text_of(live.chat(f"Really {i}?")) for i in range(6)]
+        with ThreadPoolExecutor(12) as threads, live.client_of("b") as other:
+            bs = Live(live.url, live.home, live.service, live.store, "b")
+            queries = [threads.submit(execute, each, query) for query in asked for each in (live, bs)]
+            answers = [threads.submit(live.chat, f"Really {i}?") for i in range(6)]
+            assert [texts_of(each.result()) for each in queries] == [texts for texts in want for _ in range(2)]
+            assert [text_of(each.result()) for each in answers] == chats
+            assert other.get("/v1/caches").json()["data"] == []
+            bs.client.close()
+        assert live.home.status().active == live.home.status().waiting == 0
+
+
+def test_queries_wait_in_the_bounded_queue_and_vanish_with_their_clients(tmp_path: Path) -> None:
+    """One runs, two wait; a fourth is refused; another tenant takes a place. None of them ends in this time."""
+    with narrow(tmp_path, max_waiting=2) as live:
+        status = live.home.status
+
+        async def run() -> None:
+            async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
+                content = json.dumps(long_query(255, 200))
+
+                async def post(key: str) -> int:
+                    headers = {"Authorization": f"Bearer {key}"}
+                    return (await client.post("/v1/query/execute", content=content, headers=headers)).status_code
+
+                tasks = []
+                for count in range(3):
+                    tasks.append(asyncio.create_task(post("a")))
+                    while status().active + status().waiting <= count:
+                        await asyncio.sleep(0.005)
+                assert await post("a") == 429 and status().waiting == 2
+                other = asyncio.create_task(post("b"))
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                assert [task.result() for task in done] == [429] and status().waiting <= 2
+                for task in (*tasks, other):
+                    task.cancel()
+                await asyncio.gather(*tasks, other, return_exceptions=True)
+
+        asyncio.run(run())
+        until(lambda: status().active == status().waiting == 0)
+        assert text_of(live.chat(QUESTION)) is not None
+
+
+def test_calls_of_a_query_have_the_servers_limit_of_tokens(tmp_path: Path) -> None:
+    with narrow(tmp_path, max_tokens=3) as live:
+        short = texts_of(execute(live, {"g": CALL["g"] | {"max_tokens": 3}}))
+        assert texts_of(execute(live, {"g": CALL["g"] | {"max_tokens": 400}})) == short

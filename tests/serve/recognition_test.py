@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from pictool.core import Sampling
+from pictool.engines.sample import SamplePrompt, keep_sample
 from pictool.errors import InputError
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
 from pictool.serve.check import check_linking
 from pictool.serve.start import start_home
+from pictool.serve.tenants import Tenant
 from pictool.serve.torch_home import HomeSettings
+from pictool.serve.turns import Task
+from pictool.serve.work import Marked, Raw, Started, Text, Work
 from pictool.store.store import Store
 from serve.live import DOCS, NAME, QUESTION, TEMPLATE, Live, serving, text_of, tiny_model
 
@@ -97,6 +102,18 @@ def test_markers_are_borders_of_chunks(live: Live, marker: dict[str, object]) ->
     assert live.chat(short)["pic"]["chunks"] == 0
 
 
+def test_marked_texts_are_compiled_a_step_each_so_that_others_come_between(live: Live) -> None:
+    texts = tuple(Marked(f"{doc}It is marked, and it is new.") for doc in DOCS)
+    sent = list[object]()
+    work = Work(Tenant("default"), Raw((*texts, Text(QUESTION))), Sampling(0.0), 2)
+    steps = live.home._answer(work, Task("default", lambda _: iter(()), lambda _: None), sent.append)
+    before, sizes = set(live.store.keys()), []
+    while not sent:
+        next(steps)
+        sizes.append(len(set(live.store.keys()) - before))
+    assert sizes == [1, 2, 3, 3] and isinstance(sent[0], Started) and sent[0].reuse.chunks == 3
+
+
 def test_with_a_chat_template_markers_stand_in_system_text_too(tmp_path: Path) -> None:
     with serving(tiny_model(TEMPLATE), Store(tmp_path)) as live:
         marked = {"type": "text", "text": DOCS[0], "cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -117,6 +134,18 @@ def test_the_check_is_zero_for_exact_policies_and_not_for_blind_reuse(model: Mod
     assert naive.kl > 1e-6 and not naive.is_good
 
 
+def test_the_check_is_on_the_documents_that_were_tuned_on(model: Model, tmp_path: Path) -> None:
+    naive, store = parse_policy("naive"), Store(tmp_path)
+    made_up = check_linking(model, naive).kl
+    keep_sample(store.root, [SamplePrompt(tuple(DOCS), QUESTION)])
+    tuned = check_linking(model, naive, tuned=store.root).kl
+    with start_home(model, store, HomeSettings(naive, refresh_s=3600), 9.0) as home:
+        assert home.status().divergence["naive"] == pytest.approx(tuned) != pytest.approx(made_up)
+    (store.root / "check.json").write_text("{")
+    with pytest.raises(InputError, match=r"check\.json.*run pic tune again.*--check off"):
+        start_home(model, store, HomeSettings(naive, refresh_s=3600), 9.0)
+
+
 def test_a_model_that_links_badly_is_answered_exactly_and_says_so(tmp_path: Path) -> None:
     said: list[str] = []
     settings = HomeSettings(parse_policy("naive"), refresh_s=3600)
@@ -124,7 +153,7 @@ def test_a_model_that_links_badly_is_answered_exactly_and_says_so(tmp_path: Path
         status = home.status()
         assert status.policy == "full" and status.problem and status.divergence["naive"] > 0
     assert "answered exactly" in said[0]
-    with pytest.raises(InputError, match=r"nats.*--policy"):
+    with pytest.raises(InputError, match=r"nats.*--algo"):
         start_home(tiny_model(), Store(tmp_path), settings, 1e-9, refuses=True)
     with start_home(tiny_model(), Store(tmp_path), settings, 1e9) as home:
         assert home.status().policy == "naive" and home.status().problem is None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from pictool.serve.turns import FairQueue, QueueFullError, Task, Turns
+from pictool.serve.turns import ClosedError, FairQueue, QueueFullError, Task, Turns
 
 
 def task(tenant: str) -> Task:
@@ -119,3 +120,107 @@ def test_the_queue_is_bounded(recorder: Recorder) -> None:
         for i in range(8, 12):  # up to two have left the queue
             recorder.submit(f"a{i}", 1)
     assert recorder.turns.num_waiting <= 8
+
+
+def begun(tenant: str) -> Task:
+    """A task that waits for another turn."""
+    entry = task(tenant)
+    entry._running = iter([None])
+    return entry
+
+
+def test_a_task_that_has_begun_loses_its_place_last() -> None:
+    queue = FairQueue[Task](3)
+    new, old = task("a"), begun("a")
+    for entry in (begun("a"), new, old):
+        queue.push(entry)
+    assert queue.push(task("b")) is new
+    assert queue.push(task("c")) is old, "nobody is kept out for ever"
+
+
+def in_turns(name: str, seen: list[str], turns: int, gate: threading.Event) -> Callable[[Task], Iterator[bool]]:
+    """Steps of a task with several turns, each of two steps."""
+
+    def steps(_: Task) -> Iterator[bool]:
+        gate.wait()
+        try:
+            for turn in range(turns):
+                seen.append(f"{name}{turn}")
+                yield False
+                yield True
+        finally:
+            seen.append(f"{name} ended on {threading.current_thread().name}")
+
+    return steps
+
+
+def test_a_long_task_lets_others_in_between_its_turns_and_keeps_its_place() -> None:
+    turns, gate, seen, ended = Turns(2, 1), threading.Event(), list[str](), threading.Semaphore(0)
+    most_waiting = 0
+
+    def end(error: BaseException | None) -> None:
+        assert error is None
+        ended.release()
+
+    def watched(name: str, count: int) -> Task:
+        steps = in_turns(name, seen, count, gate)
+
+        def counted(own: Task) -> Iterator[bool]:
+            nonlocal most_waiting
+            for step in steps(own):
+                most_waiting = max(most_waiting, turns.num_waiting)
+                yield step
+
+        return Task(name, counted, end)
+
+    turns.submit(watched("a", 4))
+    while turns.num_waiting:
+        time.sleep(0.001)
+    turns.submit(watched("b", 1))
+    turns.submit(watched("c", 2))
+    with pytest.raises(QueueFullError):
+        turns.submit(watched("b", 1))
+    gate.set()
+    for _ in range(3):
+        assert ended.acquire(timeout=10)
+    turns.close()
+    begins = [entry for entry in seen if "ended" not in entry]
+    assert begins == ["a0", "b0", "c0", "a1", "c1", "a2", "a3"] and most_waiting <= 2
+
+
+def test_a_task_that_vanishes_between_two_turns_is_ended_on_the_thread() -> None:
+    turns, gate, seen, ended = Turns(4, 1), threading.Event(), list[str](), threading.Semaphore(0)
+    long = Task("a", in_turns("a", seen, 9, gate), lambda _: seen.append("told"))
+
+    def steps(_: Task) -> Iterator[None]:
+        turns.cancel(long)  # which waits, and has begun
+        yield
+
+    turns.submit(long)
+    turns.submit(Task("b", steps, lambda _: ended.release()))
+    gate.set()
+    assert ended.acquire(timeout=10)
+    turns.close()
+    assert seen == ["a0", "a ended on pic-engine"]
+
+
+def test_at_the_end_all_are_told() -> None:
+    turns, told, inside, gate = Turns(4, 1), list[BaseException | None](), threading.Event(), threading.Event()
+
+    def steps(_: Task) -> Iterator[None]:
+        inside.set()
+        gate.wait()
+        yield
+
+    for tenant in "ab":
+        turns.submit(Task(tenant, steps, told.append))
+    assert inside.wait(10)
+    closing = threading.Thread(target=turns.close)
+    closing.start()
+    while not turns._is_closing:
+        time.sleep(0.001)
+    gate.set()
+    closing.join()
+    assert [type(error) for error in told] == [ClosedError, ClosedError]
+    with pytest.raises(ClosedError):
+        turns.submit(task("a"))

@@ -54,7 +54,7 @@ def chat_model(model: Model) -> Model:
 
 
 @pytest.fixture
-def engine(model: Model, store: Store) -> Engine:
+def engine(model: Model, store: Store) -> TorchEngine:
     return TorchEngine(model, store)
 
 
@@ -248,6 +248,37 @@ def test_calls_that_are_ready_at_once_reach_the_engine_together(
     alone = Executor(lambda name: engine, replace(SHORT, budget=Budget(tokens=999))).run(query)
     assert {path_text(done.path): done.text for done in alone.done} == {path: by_path[path].text for path in by_path}
     assert waves == [5, 3]
+
+
+@pytest.mark.parametrize("policy", [FULL, LEGO], ids=["full", "legolink"])
+def test_in_steps_a_query_gives_what_it_gives_at_once(engine: TorchEngine, policy: Any) -> None:
+    """With an end of a turn before every call but the first, and after every object that is prepared."""
+    executor = Executor(lambda name: engine, RunOptions(policy, 3, keeps_outputs=False))
+    inner = repeat(2, g(plus(g0("a"), g0("b")), "c", temperature=0.9))
+    judged = g0(plus(inner, g0(plus(g0("d"), g0("a")), "e")), seq(g0("g"), g0("h")))
+    prepared = seq(monad(plus(g0("the harbour", max_tokens=1), g0("a festival", max_tokens=1))), judged)
+    rng = random.Random(31)
+    for query in (judged, prepared, *(g0(random_query(rng), "Well?", max_tokens=2) for _ in range(6))):
+        at_once, stepping, steps = executor.run(query), executor.steps(query, engine.answer_steps), []
+        while True:
+            try:
+                steps.append(next(stepping))
+            except StopIteration as stop:
+                in_steps = stop.value
+                break
+        assert in_steps.query == at_once.query
+        assert {done.path: done.text for done in in_steps.done} == {done.path: done.text for done in at_once.done}
+        num_run = sum(not done.is_shared for done in in_steps.done)
+        num_prepared = 2 if query is prepared and policy is LEGO else 0
+        assert steps.count(True) == num_run - 1 + num_prepared and len(steps) > 2 * num_run
+
+
+def test_in_steps_a_call_that_fails_ends_the_query(engine: TorchEngine) -> None:
+    executor = Executor(lambda name: engine, RunOptions(FULL, 2, keeps_outputs=False))
+    with pytest.raises(QueryError, match=r"^par\[1\]: the prompt has") as error:
+        for _ in executor.steps(par(g0("a"), g0("word " * 600), g0("b")), engine.answer_steps):
+            pass
+    assert len(error.value.done) == 1
 
 
 def test_the_deepest_tree_runs(run: Callable[..., Result]) -> None:

@@ -297,13 +297,14 @@ class NarrowingForward:
     def __init__(self, forward: RowForward, model: Model, loaded: Sequence[LoadedJob]) -> None:
         self._forward, self._loaded, self._batch = forward, loaded, Batch.of_jobs(loaded)
         self._layers = forward.model.layers
-        plans = [entry.job.plan for entry in loaded]
-        self._checked = [plan.policy.check_layers(len(self._layers)) for plan in plans]
+        jobs = [entry.job for entry in loaded]
+        self._checked = [job.plan.policy.check_layers(len(self._layers)) for job in jobs]
         self._cached_index = [_cached_index(entry) for entry in loaded]
         self._narrowings = []
-        for plan in plans:
-            prompt = Prompt(model, plan.layout, ())
-            self._narrowings.append(Narrowing(prompt, plan.policy, plan.policy.select(prompt), plan.required))
+        for job in jobs:
+            assert job.first is not None
+            prompt = Prompt(model, job.plan.layout, ())
+            self._narrowings.append(Narrowing(prompt, job.plan.policy, job.first, job.plan.required))
 
     def run(self) -> Work[list[float]]:
         """Compute the rows; returns the mean number of them per layer, of each prompt."""

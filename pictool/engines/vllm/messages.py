@@ -7,17 +7,22 @@ from dataclasses import dataclass, field
 from pictool.core import RowMask, TokenIds
 from pictool.engines.vllm.request import Problem
 from pictool.linker.plan import LinkPlan
+from pictool.linker.policies.base import Selection
 
 
 @dataclass(frozen=True)
 class LinkJob:
-    """A prompt to link from position `computed` on. `rows` bool [N] are computed; None: the policy narrows them."""
+    """A prompt to link from position `computed` on.
+
+    `rows` bool [N] are computed; None: the policy narrows them, from what it selects `first`.
+    """
 
     request_id: str
     plan: LinkPlan
     rows: RowMask | None
     computed: int
     blocks: tuple[int, ...]
+    first: Selection | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import queue
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,16 @@ class OnlineEngine(VllmEngine):
         client: vLLM's `EngineClient`; `loop` is the event loop that it runs in.
         later: nobody waits for what it compiles, so that all other work of vLLM's comes first.
         fresh: vLLM's own cache gives nothing of its prompts, so that times and counts are those of a first request.
+        place: each request is sent within one, entered on the loop: what lets it wait for its turn.
     """
 
     def __init__(
         self, model: Model, store: Store, client: Any, loop: asyncio.AbstractEventLoop, *, later: bool = False,
-        fresh: bool = False,
+        fresh: bool = False, place: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
     ) -> None:  # fmt: skip
         super().__init__(model, store, max_model_len=client.model_config.max_model_len)
         self._client, self._loop, self._is_later, self._is_fresh = client, loop, later, fresh
+        self._place = place
         self._sending: Future[None] | None = None
         self._is_stopped = False
         self.compiled: list[Path] = []  # objects that it made
@@ -139,8 +142,9 @@ class OnlineEngine(VllmEngine):
         async def send(name: int, tokens: Sequence[int], params: Any) -> None:
             is_exact = params.extra_args["kv_transfer_params"] == _EXACTLY
             salt = secrets.token_hex(16) if is_exact and self._is_fresh else self.model.salt
-            async for output in generate(self._client, tokens, params, salt):
-                put((name, output))
+            async with self._place():
+                async for output in generate(self._client, tokens, params, salt):
+                    put((name, output))
 
         try:
             async with asyncio.TaskGroup() as group:

@@ -24,7 +24,7 @@ from pictool.engines.vllm.setup import Settings
 from pictool.engines.vllm.threads import Courtesy
 from pictool.errors import InputError, PicError
 from pictool.linker.plan import LinkPlan, Span, make_plan
-from pictool.linker.policies.base import Policy, Prompt
+from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.runtime.model import Model
 from pictool.store.format import ObjectFile
 from pictool.store.matches import Match, NamedObject, locate
@@ -101,9 +101,13 @@ class Planner:
         """
         if plan.policy.check_layers(self._model.geometry.layers):
             return None
+        return self.first_selection(plan).rows | plan.required
+
+    def first_selection(self, plan: LinkPlan) -> Selection:
+        """What the policy selects before layer 0; for the errors see `select`."""
         with self._models if plan.policy.needs.runs_model else nullcontext():
             plan.policy.prepare(self._model)
-            return plan.policy.select(self._prompt(plan)).rows | plan.required
+            return plan.policy.select(self._prompt(plan))
 
     def doubt(self, plan: LinkPlan) -> None:
         """After a plan failed: its objects are recognised no more until they have been read and found whole."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pictool.core import RowMask
 from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
@@ -32,6 +33,7 @@ from pictool.engines.vllm.setup import Settings
 from pictool.errors import PicError
 from pictool.linker.grid import label_of
 from pictool.linker.plan import LinkPlan
+from pictool.linker.policies.base import Selection
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -76,11 +78,20 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class _Planned:
-    """A plan, and its rows; None: the policy narrows them."""
+class Planned:
+    """A plan, and its rows; None: the policy narrows them, from what it selects `first`."""
 
     plan: LinkPlan
     rows: RowMask | None
+    first: Selection | None
+
+    @property
+    def selected(self) -> NDArray[Any]:
+        """All that was selected before layer 0."""
+        if self.first is None:
+            return np.asarray(self.rows)
+        parts = (self.first.rows, self.first.keep, self.first.scores)
+        return np.concatenate([part.view(np.uint8) for part in parts if part is not None])
 
 
 @dataclass
@@ -90,12 +101,12 @@ class _Link:
     request: Request
     client_salt: str = field(repr=False)
     own_salt: str | None = field(repr=False)
-    planning: Future[_Planned | None]
+    planning: Future[Planned | None]
     deadline: Deadline | None  # until when it must be planned
     report: Report
     started: float
     is_fresh: bool = False  # nothing of it comes from vLLM's own cache
-    planned: _Planned | None = None  # once it has the salt of its plan
+    planned: Planned | None = None  # once it has the salt of its plan
     num_external: int = 0  # tokens that its job loads or computes
     is_loaded: bool = False
 
@@ -136,7 +147,7 @@ class SchedulerSide:
         """Begin to plan a new request. A plan that is made at once has its salt before vLLM looks for its blocks."""
         client_salt = request.cache_salt or ""
         try:
-            if client_salt.startswith(SALT_PREFIX):  # a client's own salt never is one of ours
+            if client_salt:  # vLLM's KV events show it, and it finds a tenant's objects
                 _set_salt(request, self._salter.salt_of_client(client_salt))
             params = request.kv_transfer_params
             if not isinstance(params, Mapping):  # vLLM itself reads from what is true
@@ -238,10 +249,13 @@ class SchedulerSide:
             deadline.check()
         return is_done
 
-    def _plan(self, parsed: LinkRequest, tokens: Sequence[int], salt: str, deadline: Deadline) -> _Planned | None:
+    def _plan(self, parsed: LinkRequest, tokens: Sequence[int], salt: str, deadline: Deadline) -> Planned | None:
         """In a thread: the plan and its rows; None if nothing was recognised."""
         plan = self._planner.plan(parsed, np.asarray(tokens, dtype=np.int32), salt, deadline)
-        return None if plan is None else _Planned(plan, self._planner.select(plan))
+        if plan is None:
+            return None
+        rows = self._planner.select(plan)
+        return Planned(plan, rows, self._planner.first_selection(plan) if rows is None else None)
 
     def _take_plan(self, link: _Link) -> None:
         """The plan is there, or failed: give the request the salt of the plan, or make it an ordinary one."""
@@ -253,7 +267,7 @@ class SchedulerSide:
         report.chunks, report.context = sum(span.key is not None for span in plan.spans[1:]), plan.num_context
         _count_documents(report, planned)
         report.timing["select_s"] = time.perf_counter() - link.started
-        table_rows = planned.rows if plan.policy.needs.tables else None
+        table_rows = planned.selected if plan.policy.needs.tables else None
         salt = self._salter.salt_of(plan, link.client_salt, table_rows)
         _set_salt(link.request, self._salter.unique() if link.is_fresh else salt)
         link.planned = planned
@@ -289,7 +303,7 @@ class SchedulerSide:
         assert link.planned is not None
         link.num_external = num_external
         computed = link.planned.plan.num_context - num_external
-        return LinkJob(name, link.planned.plan, link.planned.rows, computed, tuple(blocks))
+        return LinkJob(name, link.planned.plan, link.planned.rows, computed, tuple(blocks), link.planned.first)
 
     def _add_compile(self, request: Request, parsed: CompileRequest, salt: str) -> None:
         if not self._settings.compile and not is_router(parsed.secret):
@@ -355,7 +369,7 @@ class SchedulerSide:
         _log.warning("pic: request %s is computed exactly: %s", name, problem.detail)
 
 
-def _count_documents(report: Report, planned: _Planned) -> None:
+def _count_documents(report: Report, planned: Planned) -> None:
     """Count the tokens of documents in a prompt, and those of them that are computed again, if that is known."""
     documents = [span for span in planned.plan.spans[1:] if span.key is not None]
     report.document_tokens = sum(span.end - span.start for span in documents)
@@ -372,17 +386,17 @@ class Salter:
     def __init__(self) -> None:
         self._secret = secrets.token_hex(16)
 
-    def salt_of(self, plan: LinkPlan, own_salt: str | None, rows: RowMask | None = None) -> str:
+    def salt_of(self, plan: LinkPlan, own_salt: str | None, rows: NDArray[Any] | None = None) -> str:
         """The salt of a plan: its policy with fields, its spans and their objects, and the request's own salt.
 
-        `rows` are the selected ones, if the policy reads tables: an object's key does not tell which table it has.
+        `rows` is what was selected, if the policy reads tables: an object's key does not tell which table it has.
         """
         spans = [(span.start, span.end, span.key, span.offset) for span in plan.spans]
         rows_digest = None if rows is None else hashlib.sha256(rows.tobytes()).hexdigest()
         return self._salt([own_salt, plan.policy.name, plan.policy.params, spans, rows_digest])
 
     def salt_of_client(self, salt: str) -> str:
-        """What a client's salt becomes that looks like one of ours: it may have been read from vLLM's KV events."""
+        """What a client's salt becomes: that which vLLM's KV events show opens nothing, here or elsewhere."""
         return self._salt(["client", salt])
 
     def unique(self) -> str:

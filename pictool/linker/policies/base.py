@@ -35,6 +35,7 @@ class Prompt:
     `attention` is, for a policy that needs it, the most that any row of the tail attends to each context token with any
     head, over naive reuse; float32 [layers, N].
     `cached` is, for a policy that reuses chains, how many tokens of the context, from position 0 on, are stored.
+    `selected` is, once rows are narrowed, what `select` returned.
     `stage(name)` is entered around work that a caller may time on its own (`link`).
     """
 
@@ -44,6 +45,7 @@ class Prompt:
     tables: tuple[FixupTable | None, ...] = ()
     attention: Scores | None = None
     cached: int = 0
+    selected: Selection | None = None
     stage: Stage = no_stage
 
 

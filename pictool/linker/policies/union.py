@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.core import Layout
+from pictool.core import Layout, RowMask
 from pictool.errors import InputError
 from pictool.linker.grid import parse_parts
 from pictool.linker.policies.base import (
@@ -34,8 +35,8 @@ MAX_LENGTH = 1000  # of `parts`
 class Union(Policy):
     """The rows of several policies (docs/reference/policies.md): `fixup-5+speccache-5`, `fixup-2+legolink-4`.
 
-    One of them may narrow its rows at layers; what the others select then goes on through all layers. Beside such a
-    one the others may need nothing but the layout, as LegoLink does.
+    One of them may narrow its rows at layers (CacheBlend). What the others select is among the rows from layer 0 on and
+    stays in every layer; a shared budget holds from the first checked layer on, at each of them.
 
     Fields:
         parts: the policies, as specifications joined by `+`.
@@ -64,20 +65,10 @@ class Union(Policy):
                 raise InputError("union: name the second model in the field spec_model, not in parts")
         if len({part.needs.sinks for part in parts if part.needs.sinks}) > 1:
             raise InputError(f"union: {self.parts}: the parts need objects with different numbers of dummy tokens")
-        self._require_static(parts)
-
-    def _require_static(self, parts: tuple[Policy, ...]) -> None:
-        dynamic = [part for part in parts if _narrows(part)]
-        if len(dynamic) > 1:
-            raise InputError(f"union: {self.parts}: only one part may narrow its rows at layers")
-        if dynamic and self.budget:
-            raise InputError(f"union: {dynamic[0].name} narrows its rows at layers, so that it takes no shared budget")
-        for part in parts if dynamic else ():
-            if part.needs.selects_late:
-                raise InputError(
-                    f"union: {part.name} reads tables, attention or a second model, and {dynamic[0].name} narrows its "
-                    f"rows at layers: these do not go together; take legolink beside {dynamic[0].name}"
-                )
+        if len([part for part in parts if _narrows(part)]) > 1:
+            raise InputError(
+                f"union: {self.parts}: only one part may narrow its rows at layers; give one of them a larger ratio"
+            )
 
     @cached_property
     def policies(self) -> tuple[Policy, ...]:
@@ -106,23 +97,33 @@ class Union(Policy):
             part.prepare(model)
 
     def select(self, prompt: Prompt) -> Selection:
+        """The rows of all parts. Scores under a budget: the places of static rows, 0 for the best, then -1, -2, …"""
         chosen = [part.select(prompt) for part in self.policies]
-        rows = np.logical_or.reduce([selection.rows for selection in chosen])
+        checked = [part.check_layers(prompt.model.geometry.layers) for part in self.policies]
+        static = [selection for selection, layers in zip(chosen, checked, strict=True) if not layers]
+        rows, narrows = _joined(chosen), len(static) < len(chosen)
         if self.budget:
-            rank = np.min([ranks(selection, prompt.layout) for selection in chosen], axis=0)
-            return Selection(rows & highest(-rank, count_of(self.budget, len(rows))), -rank.astype(np.float32))
+            rank = np.min([ranks(selection, prompt.layout) for selection in static], axis=0)
+            return Selection(rows if narrows else self._within(rank), -rank.astype(np.float32))
         scores = next((selection.scores for selection in chosen if selection.scores is not None), None)
-        if not any(_narrows(part) for part in self.policies):
-            return Selection(rows, scores)
-        static = [each.rows for each, part in zip(chosen, self.policies, strict=True) if not _narrows(part)]
-        return Selection(rows, scores, keep=np.logical_or.reduce(static))
+        return Selection(rows, scores, keep=_joined(static) if narrows else None)
 
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
         return next((part.check_layers(num_layers) for part in self.policies if _narrows(part)), ())
 
     def narrow(self, prompt: Prompt, layer: int, deviation: Deviation) -> Selection:
         (dynamic,) = (part for part in self.policies if _narrows(part))
-        return dynamic.narrow(prompt, layer, deviation)
+        narrowed = dynamic.narrow(prompt, layer, deviation)
+        if not self.budget:
+            return narrowed
+        assert prompt.selected is not None and prompt.selected.scores is not None
+        rank = np.minimum(-prompt.selected.scores.astype(np.int64), ranks(narrowed, prompt.layout))
+        rank[~deviation.rows] = len(rank)
+        return Selection(self._within(rank), narrowed.scores)
+
+    def _within(self, rank: NDArray[np.int64]) -> RowMask:
+        """Those of the rows with a rank [N] that the budget reaches."""
+        return (rank < len(rank)) & highest(-rank.astype(float), count_of(self.budget, len(rank)))
 
 
 def ranks(selection: Selection, layout: Layout) -> NDArray[np.int64]:
@@ -141,6 +142,11 @@ def ranks(selection: Selection, layout: Layout) -> NDArray[np.int64]:
     places = np.full(len(rows), len(rows), dtype=np.int64)
     places[order] = np.arange(len(order))
     return places
+
+
+def _joined(chosen: Sequence[Selection]) -> RowMask:
+    rows: RowMask = np.logical_or.reduce([selection.rows for selection in chosen])
+    return rows
 
 
 def _narrows(policy: Policy) -> bool:

@@ -14,11 +14,12 @@ import vllm_rig as rig
 
 from pictool.engines.vllm import scheduler
 from pictool.engines.vllm.request import LinkRequest
-from pictool.engines.vllm.scheduler import Salter, SchedulerSide
+from pictool.engines.vllm.scheduler import Planned, Salter, SchedulerSide
 from pictool.engines.vllm.setup import parse_settings
 from pictool.engines.vllm.threads import Courtesy
 from pictool.linker.plan import make_plan
 from pictool.linker.policies import make_policy
+from pictool.linker.policies.base import Selection
 
 NAIVE = make_policy("naive", {})
 FIXUP = make_policy("fixup", {"ratio": 0.2})
@@ -42,9 +43,16 @@ def test_salts_tell_every_way_of_linking_apart() -> None:
 
 def test_rows_of_other_tables_are_told_apart() -> None:
     plan, salter = make_plan(FIXUP, rig.ids(*range(9)), [rig.match("a", 0, 0, 1, 2, 3)]), Salter()
-    rows = np.eye(3, 8, dtype=bool)
+    rows, every = np.eye(3, 8, dtype=bool), np.ones(8, dtype=bool)
     assert len({salter.salt_of(plan, None, selected) for selected in (None, *rows)}) == 4
     assert salter.salt_of(plan, None, rows[0]) == salter.salt_of(plan, None, rows[0].copy())
+    kept, ranked = (
+        [Selection(every, keep=row) for row in rows],
+        [Selection(every, -row.astype(np.float32)) for row in rows],
+    )
+    for narrowed in (kept, ranked):  # from a layer on; what tables select of it
+        planned = [Planned(plan, None, first).selected for first in narrowed]
+        assert len({salter.salt_of(plan, None, selected) for selected in planned}) == 3
 
 
 # Requests that meet an error
@@ -172,8 +180,8 @@ def test_a_step_waits_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> Non
     side.shutdown()
 
 
-def test_a_client_s_salt_is_never_one_of_ours() -> None:
-    """Those that vLLM shows in its KV events are salted again, whether the request is linked or not."""
+def test_no_salt_that_vllm_shows_is_a_client_s_or_opens_anything() -> None:
+    """Those in its KV events are salted again, whether the request is linked or not; equal ones share blocks still."""
     side = SchedulerSide(Broken(), parse_settings({"store": "x"}))  # type: ignore[arg-type]
     plan = make_plan(NAIVE, rig.ids(*range(20)), [rig.match("a", 3, 3, 4)])
     shown = Salter().salt_of(plan, None)
@@ -181,6 +189,8 @@ def test_a_client_s_salt_is_never_one_of_ours() -> None:
         request: Any = Asked(params, cache_salt=shown)
         side.add_request(request)
         assert request.cache_salt not in (None, shown) and request.block_hashes
-        other: Any = Asked(params, cache_salt="tenant")
-        side.add_request(other)
-        assert other.cache_salt == "tenant"
+        others: list[Any] = [Asked(params, cache_salt=salt) for salt in ("tenant", "tenant", "another", None)]
+        for other in others:
+            side.add_request(other)
+        salts = [other.cache_salt for other in others]
+        assert salts[0] == salts[1] != salts[2] and salts[3] is None and "tenant" not in salts[0]
