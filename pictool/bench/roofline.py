@@ -74,17 +74,17 @@ def _best_s(run: Callable[[], Any], device: str) -> float:
     return min(seconds[1:])
 
 
-def link_flops(model: Model, rows: RowMask, checked: Sequence[int], num_context: int) -> float:
+def link_flops(model: Model, rows: RowMask, checked: Sequence[int]) -> float:
     """FLOPs of the rows [layers, n] of a link: 2 per weight and row, 4 · heads · head_dim per row and key.
 
     At a checked layer K and V are computed for all its rows, and the rest only for the rows that are kept: those of the
-    next layer. After the last layer only the tail's rows are known to be kept.
+    next layer. Of the last layer nothing needs more than K and V, but of the last row.
     """
     sizes = _Sizes.of(model)
-    tail = np.arange(rows.shape[1]) >= num_context
     flops = 2.0 * sizes.vocab * sizes.hidden  # the logits of one row
+    is_last = np.arange(rows.shape[1]) == rows.shape[1] - 1
     for layer, on in enumerate(rows):
-        kept = on if layer not in checked else rows[layer + 1] if layer + 1 < len(rows) else on & tail
+        kept = is_last if layer + 1 == len(rows) else rows[layer + 1] if layer in checked else on
         flops += 2.0 * sizes.kv * on.sum() + 2.0 * (sizes.layer - sizes.kv) * kept.sum()
         flops += 4.0 * sizes.query * _keys(kept, window_of(model.config, layer))
     return float(flops)

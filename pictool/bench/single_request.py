@@ -76,7 +76,7 @@ def run_linked(
     return Measurement(
         ttft_s=timing.ttft_s, load_s=timing.load_s, select_s=timing.select_s, recompute_s=timing.recompute_s,
         fetch_s=timing.fetch_s, rows=float(linked.rows.sum(1).mean()), bytes_read=linked.bytes_read,
-        flops=link_flops(model, linked.rows, policy.check_layers(len(linked.rows)), linked.image.layout.num_context),
+        flops=link_flops(model, linked.rows, policy.check_layers(len(linked.rows))),
         decode_tokens_per_s=steps / decode_s if steps > 0 else None, peak_bytes=peak.bytes, tokens=tokens,
     )  # fmt: skip
 
@@ -116,6 +116,6 @@ def run_transformers(model: Model, module: Any, ids: list[int], new_tokens: int)
     steps, decode_s = len(times.at) - 1, times.at[-1] - times.at[0]
     all_rows = np.ones((model.geometry.layers, len(ids)), dtype=bool)
     return Measurement(
-        ttft_s=times.at[0] - started, rows=float(len(ids)), bytes_read=0, flops=link_flops(model, all_rows, (), 0),
+        ttft_s=times.at[0] - started, rows=float(len(ids)), bytes_read=0, flops=link_flops(model, all_rows, ()),
         decode_tokens_per_s=steps / decode_s if steps else None, peak_bytes=peak.bytes, tokens=tuple(times.tokens),
     )  # fmt: skip

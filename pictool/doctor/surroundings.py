@@ -20,7 +20,7 @@ from pictool.doctor.verdict import Status, Verdict, guarded
 from pictool.engines.vllm.setup import VERSION
 from pictool.runtime import device as devices
 from pictool.runtime.machine import machine
-from pictool.runtime.products import onednn_wins
+from pictool.runtime.products import onednn_gain, onednn_wins
 from pictool.store.scratch import scratch_directory
 from pictool.store.store import Store
 
@@ -95,9 +95,11 @@ def _rates(device: str, dtype: str) -> Verdict:
         "device": device, "dtype": number, "copy_bytes_s": rates.copy_bytes_s, "flops_s": rates.flops_s,
     }  # fmt: skip
     if (device, number) == ("cpu", "float32"):
-        values["products"] = "oneDNN" if onednn_wins() else "BLAS"
+        gain = onednn_gain()
+        values["products"], values["onednn_gain"] = "oneDNN" if onednn_wins() else "BLAS", gain
         values["bfloat16_flops_s"] = measure_matmul(device, "bfloat16")
-        text += f", by {values['products']}; in bfloat16 {values['bfloat16_flops_s'] / 1e12:.3g}"
+        compared = "this torch has no oneDNN" if gain is None else f"oneDNN is {gain:.2f} times as fast as the BLAS"
+        text += f", by {values['products']} ({compared}); in bfloat16 {values['bfloat16_flops_s'] / 1e12:.3g}"
     return Verdict(SECTION, "rates", Status.OK, text, values)
 
 

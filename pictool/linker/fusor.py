@@ -59,6 +59,8 @@ class Fusor:
     def prefill_layer(self, layer: int, on_scores: Callable[[torch.Tensor], None] | None = None) -> None:
         """Compute one layer; cached K and V of the other rows are in the image already.
 
+        Of the last layer only K and V are computed, and the prompt's last row, unless the scores of all are asked for.
+
         Args:
             on_scores: called with the attention scores of its rows, float32 [1, heads, rows, n].
         """
@@ -66,7 +68,10 @@ class Fusor:
         if layer in self._checked:
             with self._stage("check"):
                 self._narrow(layer)
-        self._hidden = self._image.compute(layer, self._hidden, self._rows, on_scores)
+        if layer == self._image.stack.num_layers - 1 and on_scores is None:
+            self._hidden = self._image.compute_last(self._hidden, self._rows)
+        else:
+            self._hidden = self._image.compute(layer, self._hidden, self._rows, on_scores)
 
     def finish(self) -> None:
         """The logits of the last row. Raises ModelError if they are not finite."""

@@ -5,6 +5,8 @@ rectangle whose last columns are a triangle. A bottom-right mask over all rows a
 rows; here the mask is by position. Long runs are cut and short ones joined to blocks of some hundred rows, each with
 a mask of its own, so memory stays O(rows + keys). Where oneDNN's products are the fastest (`products`), blocks are
 smaller, and a KV head's scores are one product.
+
+The rows may also be a pack: whole sequences, one after the other, each of which attends to itself alone.
 """
 
 from __future__ import annotations
@@ -61,12 +63,22 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Pack:
+    """Rows that are sequences of these lengths, one after the other. No sequence sees another one.
+
+    Each attends to itself, and to the keys that are before those of all rows, if there are any.
+    """
+
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Pass:
     """What the attention function must know of one pass over one layer."""
 
     rope: Rope
     table: RotaryTable  # of the rows
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...] | Pack
     on_scores: Callable[[Tensor], None] | None = None  # called with the scores, float32 [batch, heads, rows, n]
 
 
@@ -83,25 +95,68 @@ def attend(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of un-rotated `query` over rotated `key` and `value`, whose column j is position j.
+    """Attention of un-rotated `query` over rotated `key` and `value`, whose column j is position j (but in a pack).
 
     `query` is [batch, heads, rows, head_dim], `key` and `value` are [batch, kv_heads, n, head_dim]. Returns
     [batch, rows, heads, head_dim], as transformers' attention functions do.
     """
     query = pic.rope.rotate(query, pic.table)
-    if pic.on_scores is not None:
-        pic.on_scores(_all_scores(query, key, pic.runs, scaling, sliding_window, softcap))
+    if isinstance(pic.runs, Pack):
+        assert pic.on_scores is None
+        out = _each_sequence(query, key, value, pic.runs, scaling, sliding_window, softcap)
+    else:
+        if pic.on_scores is not None:
+            pic.on_scores(_all_scores(query, key, pic.runs, scaling, sliding_window, softcap))
+        out = _all_runs(query, key, value, pic.runs, scaling, sliding_window, softcap)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _each_sequence(
+    query: Tensor, key: Tensor, value: Tensor, pack: Pack,
+    scaling: float | None, window: int | None, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """Attention [batch, heads, rows, head_dim] within each sequence of a pack. Neighbours of one length are a batch."""
+    batch, num_before, row, out = len(query), key.shape[2] - query.shape[2], 0, torch.empty_like(query)
+    for length, same in itertools.groupby(pack.lengths):
+        count = len(list(same))
+        rows = slice(row, row + count * length)
+        own, runs = _sequences(query, 0, rows, count), (Run(0, num_before, num_before + length),)
+        own_key, own_value = (_sequences(tensor, num_before, rows, count) for tensor in (key, value))
+        attended = _all_runs(own, own_key, own_value, runs, scaling, window, softcap)
+        out[:, :, rows] = attended.view(batch, count, *attended.shape[1:]).transpose(1, 2).flatten(2, 3)
+        row = rows.stop
+    return out
+
+
+def _sequences(tensor: Tensor, num_before: int, rows: slice, count: int) -> Tensor:
+    """The `rows` after the first `num_before`, cut into `count` sequences, each after those before all.
+
+    [batch, heads, n, head_dim] → [batch · count, heads, num_before + length, head_dim]
+    """
+    batch, heads, _, dim = tensor.shape
+    apart = tensor[:, :, num_before:][:, :, rows].view(batch, heads, count, -1, dim).transpose(1, 2)
+    if num_before:
+        before = tensor[:, None, :, :num_before].expand(-1, count, -1, -1, -1)
+        apart = torch.cat([before, apart], 3)
+    return apart.flatten(0, 1)
+
+
+def _all_runs(
+    query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...],
+    scaling: float | None, window: int | None, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """Attention [batch, heads, rows, head_dim] of rotated queries in runs."""
     out = torch.empty_like(query)
     by_products = _is_by_products(query, key)
     scores = query.shape[1] // key.shape[1] if by_products else 1  # in memory: products have those of a KV head
-    for block in _blocks(pic.runs, sliding_window, softcap is not None or by_products, scores):
+    for block in _blocks(runs, window, softcap is not None or by_products, scores):
         rows = slice(block[0].row, block[-1].row + block[-1].end - block[-1].start)
-        first = _first_key(block[0].start, sliding_window)
+        first = _first_key(block[0].start, window)
         out[:, :, rows] = _rectangle(
             query[:, :, rows], key[:, :, first : block[-1].end], value[:, :, first : block[-1].end],
-            [(run.start - first, run.end - first) for run in block], scaling, sliding_window, softcap,
+            [(run.start - first, run.end - first) for run in block], scaling, window, softcap,
         )  # fmt: skip
-    return out.transpose(1, 2).contiguous(), None
+    return out
 
 
 def _first_key(position: int, window: int | None) -> int:
@@ -196,7 +251,7 @@ def _by_products(
         if mask is not None:
             scores.view(-1, *mask.shape).add_(mask)
         torch.softmax(scores, -1, out=weights)
-        attended = onednn_linear(weights, value[sequence, head].mT.contiguous())
+        attended = onednn_linear(weights, value[sequence, head].mT)
         out[sequence, head] = attended.view(by_group[2:])
     return out.view(query.shape)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pictool.core import Layout
 from pictool.runtime.attention import Rows, Run
-from pictool.runtime.caches import ImageCache, LayerKV, Projected, ProjectionCache
+from pictool.runtime.caches import ImageCache, LayerKV, ReadOnlyCache
 from pictool.runtime.rope import tables_at
 from pictool.runtime.stack import LayerStack
 
@@ -78,17 +78,24 @@ class Image:
         tables = tables_at(self._tables, rows.positions)
         return self.stack.layer(layer, hidden, ImageCache(self, tables, rows), tables, rows.runs, on_scores)
 
-    def project(self, layer: int, hidden: Tensor, rows: Rows) -> LayerKV:
-        """Fresh K (rotated) and V [1, kv_heads, rows, head_dim] of `rows` at a layer; the image stays as it is.
+    def compute_last(self, hidden: Tensor, rows: Rows) -> Tensor:
+        """Run the last layer: K and V of `rows` replace what was there, and only the prompt's last row goes on.
 
-        The layer runs as far as its projections, and ends there.
+        Returns its hidden state [1, 1, hidden]; nothing needs those of the other rows.
         """
+        layer, tables = self.stack.num_layers - 1, tables_at(self._tables, rows.positions)
+        key, value = self.stack.project(layer, hidden, tables)
+        if self.fresh_keys is not None:
+            self.fresh_keys.append(key)
+        self.write(layer, self.stack.rotate(key, tables, layer), value, rows)
+        end, table = self.layout.num_tokens, tables_at(tables, slice(-1, None))
+        return self.stack.layer(layer, hidden[:, -1:], ReadOnlyCache(self), table, (Run(0, end - 1, end),))
+
+    def project(self, layer: int, hidden: Tensor, rows: Rows) -> LayerKV:
+        """Fresh K (rotated) and V [1, kv_heads, rows, head_dim] of `rows` at a layer; the image stays as it is."""
         tables = tables_at(self._tables, rows.positions)
-        try:
-            self.stack.layer(layer, hidden, ProjectionCache(), tables, rows.runs)
-        except Projected as projected:
-            return self.stack.rotate(projected.key, tables, layer), projected.value
-        raise AssertionError("a layer handed no K and V to its cache")
+        key, value = self.stack.project(layer, hidden, tables)
+        return self.stack.rotate(key, tables, layer), value
 
     def deviation(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Squared L2 over KV heads and dims between K, V of `rows` and what the image holds there; float32 [rows]."""

@@ -1,18 +1,20 @@
-"""Prefill of isolated chunks: what compiling runs. Many short chunks share one forward."""
+"""Prefill of isolated chunks: what compiling runs. Many chunks share one forward, without padding."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from pictool.runtime.attention import Run
+from pictool.runtime.attention import Pack, Run
 from pictool.runtime.caches import CapturingCache, LayerKV
 from pictool.runtime.device import is_accelerator
+from pictool.runtime.rope import RotaryTables
 from pictool.runtime.stack import LayerStack
-from pictool.runtime.support import depends_on_length
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -20,28 +22,28 @@ if TYPE_CHECKING:
 ChunkKV = list[LayerKV]  # per layer: un-rotated key and value, [kv_heads, tokens, head_dim]
 
 # Tokens of one forward: enough to fill the arithmetic units; more costs a CPU its caches (docs/studies/benchmarks.md).
-_BATCH_TOKENS, _ON_ACCELERATOR = 512, 8192
-_MIN_FILL = 0.8  # of a batch's cells that hold tokens, not padding
+_PACK_TOKENS, _ON_ACCELERATOR = 512, 8192
 
 
-def batch_tokens(model: Model) -> int:
+def pack_tokens(model: Model) -> int:
     """Tokens of one forward on the model's device."""
-    return _ON_ACCELERATOR if is_accelerator(model.stack.device) else _BATCH_TOKENS
+    return _ON_ACCELERATOR if is_accelerator(model.stack.device) else _PACK_TOKENS
 
 
-def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices of chunks that are computed together: of similar length, within a budget of tokens and of padding."""
-    batches: list[list[int]] = []
-    filled = 0
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        longest = lengths[batches[-1][0]] if batches else 0
-        cells = longest * (len(batches[-1]) + 1) if batches else 0
-        filled += lengths[index]
-        if not batches or cells > max_tokens or filled < _MIN_FILL * cells:
-            batches.append([])
-            filled = lengths[index]
-        batches[-1].append(index)
-    return batches
+def plan_packs(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices of chunks that are computed together, within a budget of tokens; a longer chunk is alone.
+
+    Each pack is the longest chunk that is left, and then always the longest that still fits.
+    """
+    packs: list[list[int]] = []
+    left = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    while left:
+        packs.append([left.pop()])
+        room = max_tokens - lengths[packs[-1][0]]
+        while fitting := bisect_right(left, room, key=lambda index: lengths[index]):
+            packs[-1].append(left.pop(fitting - 1))
+            room -= lengths[packs[-1][-1]]
+    return packs
 
 
 def prefill_chunks(
@@ -49,29 +51,29 @@ def prefill_chunks(
 ) -> Iterator[tuple[int, ChunkKV]]:
     """Compute each chunk on its own, from position 0 on; yields (index of the chunk, its KV) as they are ready.
 
-    `prefix` (sinks) comes before every chunk, and its KV is dropped. Padding comes after a chunk, so no token sees it.
-    `alone`: every chunk has a forward of its own.
+    Linear layers see the tokens of a whole pack, as one large product; attention and rotation see each chunk alone.
+    `prefix` (sinks) comes before every chunk, and its KV is dropped. `alone`: every chunk has a forward of its own.
     """
     lengths = [len(prefix) + len(chunk) for chunk in chunks]
-    # Padding would change the frequencies of a RoPE that depends on the length: such chunks go alone.
-    budget = 1 if alone or depends_on_length(model.config) else batch_tokens(model)
-    for batch in plan_batches(lengths, budget):
-        layers = _prefill(model.stack, [[*prefix, *chunks[index]] for index in batch])
-        for row, index in enumerate(batch):
-            end = len(prefix) + len(chunks[index])
-            yield index, [(k[row, :, len(prefix) : end], v[row, :, len(prefix) : end]) for k, v in layers]
+    for pack in plan_packs(lengths, 1 if alone else pack_tokens(model)):
+        own = [lengths[index] for index in pack]
+        tokens = torch.tensor([[token for index in pack for token in (*prefix, *chunks[index])]])
+        layers = _prefill(model.stack, tokens, model.stack.pack_tables(own), Pack(tuple(own)))
+        for index, end in zip(pack, accumulate(own), strict=True):
+            rows = slice(end - len(chunks[index]), end)
+            yield index, [(key[0, :, rows], value[0, :, rows]) for key, value in layers]
 
 
-def _prefill(stack: LayerStack, tokens: Sequence[Sequence[int]]) -> list[LayerKV]:
-    """Pad sequences to the longest and run them: per layer un-rotated K and V, [batch, kv_heads, longest, head_dim]."""
-    length = max(map(len, tokens))
-    return prefill_padded(stack, torch.tensor([[*row, *[row[-1]] * (length - len(row))] for row in tokens]))
-
-
-def prefill_padded(stack: LayerStack, tokens: Tensor) -> list[LayerKV]:
+def prefill_batch(stack: LayerStack, tokens: Tensor) -> list[LayerKV]:
     """Run token ids of equal length, int64 [batch, length]: per layer un-rotated K and V."""
     length = tokens.shape[1]
-    tables = stack.rotary_tables(torch.arange(length, device=stack.device))
+    return _prefill(stack, tokens, stack.rotary_tables(torch.arange(length, device=stack.device)), (Run(0, 0, length),))
+
+
+def _prefill(stack: LayerStack, tokens: Tensor, tables: RotaryTables, runs: tuple[Run, ...] | Pack) -> list[LayerKV]:
+    """Un-rotated K and V of every layer, [batch, kv_heads, rows, head_dim]. Of the last one no more is computed."""
     cache = CapturingCache(stack, tables)
-    stack.layers(stack.embed(tokens.to(stack.device)), cache, tables, (Run(0, 0, length),))
-    return cache.layers
+    hidden, last = stack.embed(tokens.to(stack.device)), stack.num_layers - 1
+    for layer in range(last):
+        hidden = stack.layer(layer, hidden, cache, tables, runs)
+    return [*cache.layers, stack.project(last, hidden, tables)]

@@ -1,8 +1,8 @@
 """Matrix products of linear layers in float32 on a CPU: by oneDNN, where that is faster there than torch's default.
 
-`torch` multiplies float32 matrices by its BLAS. On some CPUs oneDNN, which it has as well, takes half of the time (MKL
-on AMD's with AVX-512), on others about the same. So both are measured once per CPU and version of torch, and the answer
-is kept in the user's cache. The numbers are the same but for the order of sums.
+`torch` multiplies float32 matrices by its BLAS. On some CPUs oneDNN, which it has as well, is much faster (than MKL on
+AMD's with AVX-512; `pic doctor` tells how much), on others about the same. So both are measured once per CPU and
+version of torch, and the answer is kept in the user's cache. The numbers are the same but for the order of sums.
 
 $XDG_CACHE_HOME/pictool/products/<sha256 of what it holds for>.json
 {"blas_s": …, "onednn_s": …}: the best times of one product
@@ -43,8 +43,11 @@ class OneDnnLinear(nn.Linear):
 
 
 def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear` by oneDNN, for float32 on a CPU: the operator of torch's own compiled models."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+    """`torch.nn.functional.linear` by oneDNN, for float32 on a CPU: the operator of torch's own compiled models.
+
+    A weight with gaps between its rows is copied: oneDNN has no kernel for it, and takes a thousand times as long.
+    """
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight.contiguous(), bias, "none", [], "")
     return product
 
 
@@ -71,18 +74,24 @@ def has_onednn() -> bool:
     return has and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-@cache
 def onednn_wins() -> bool:
-    """Whether oneDNN's products are faster on this machine; measured once, then known."""
+    """Whether oneDNN's products are faster on this machine."""
+    gain = onednn_gain()
+    return gain is not None and gain >= _MIN_GAIN
+
+
+@cache
+def onednn_gain() -> float | None:
+    """How many times as fast as torch's default oneDNN is here; measured once, then known. None if torch lacks it."""
     if not has_onednn():
-        return False
+        return None
     of = [cpu_name(), torch.backends.cpu.get_cpu_capability(), torch.__version__]
     path = cache_dir() / "products" / f"{hashlib.sha256(json.dumps(of).encode()).hexdigest()}.json"
     times = _kept(path)
     if times is None:
         times = measure_products()
         write_cache_file(path, json.dumps(times).encode())
-    return times["blas_s"] >= _MIN_GAIN * times["onednn_s"]
+    return times["blas_s"] / times["onednn_s"]
 
 
 def _kept(path: Path) -> dict[str, float] | None:

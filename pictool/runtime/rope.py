@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -75,3 +76,13 @@ def identity_table(table: RotaryTable) -> RotaryTable:
 def tables_at(tables: RotaryTables, positions: Tensor | slice) -> RotaryTables:
     """The entries of `tables` at some of their positions."""
     return {kind: (cos[:, positions], sin[:, positions]) for kind, (cos, sin) in tables.items()}
+
+
+def joined_tables(parts: Sequence[RotaryTables]) -> RotaryTables:
+    """Tables one after the other."""
+    import torch
+
+    def join(kind: str | None, index: int) -> Tensor:
+        return torch.cat([tables[kind][index] for tables in parts], 1)
+
+    return {kind: (join(kind, 0), join(kind, 1)) for kind in parts[0]}

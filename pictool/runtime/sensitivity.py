@@ -31,10 +31,10 @@ from torch.nn.functional import cross_entropy
 
 from pictool.core import FixupTable
 from pictool.reading import read_file
-from pictool.runtime.attention import Run
+from pictool.runtime.attention import Pack, Run
 from pictool.runtime.caches import GrowingCache, LayerKV, PrefixedCache
-from pictool.runtime.prefill import batch_tokens, plan_batches, prefill_padded
-from pictool.runtime.rope import tables_at
+from pictool.runtime.prefill import pack_tokens, plan_packs, prefill_batch
+from pictool.runtime.rope import joined_tables, tables_at
 from pictool.runtime.stack import LayerStack
 from pictool.runtime.support import depends_on_length
 from pictool.runtime.tensors import require_finite
@@ -93,54 +93,56 @@ def fixup_tables(
 ) -> Iterator[tuple[int, FixupTable]]:
     """Measure chunks; yields (index of the chunk, its table, float16 [n]) as they are ready.
 
-    A chunk is measured after all probes in one batch. `alone`: no two chunks share one.
+    A chunk is measured after all probes in one batch, with other chunks. `alone`: no two chunks share one.
     """
-    # Padding would change the frequencies of a RoPE that depends on the length: such chunks go alone.
-    budget = 1 if alone or depends_on_length(model.config) else max(1, batch_tokens(model) // len(probes.tokens))
-    for batch in plan_batches([len(chunk) for chunk in chunks], budget):
-        scores = _measure(model.stack, probes, [chunks[index] for index in batch])
-        for row, index in zip(scores, batch, strict=True):
-            require_finite(f"{model.name}: a table of fixups", model.dtype, row[: len(chunks[index])])
-            yield index, row[: len(chunks[index])].clamp_max(torch.finfo(torch.float16).max).numpy().astype("<f2")
+    # What comes before the chunks of a pack is rotated alike for all, which it is not where RoPE depends on the length.
+    budget = 1 if alone or depends_on_length(model.config) else max(1, pack_tokens(model) // len(probes.tokens))
+    for pack in plan_packs([len(chunk) for chunk in chunks], budget):
+        scores = _measure(model.stack, probes, [chunks[index] for index in pack])
+        for own, index in zip(scores, pack, strict=True):
+            require_finite(f"{model.name}: a table of fixups", model.dtype, own)
+            yield index, own.clamp_max(torch.finfo(torch.float16).max).numpy().astype("<f2")
 
 
 @torch.inference_mode()
-def _measure(stack: LayerStack, probes: Probes, chunks: Sequence[Sequence[int]]) -> Tensor:
-    """Scores, float32 [chunks, longest], on the CPU; those of padding mean nothing.
+def _measure(stack: LayerStack, probes: Probes, chunks: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Scores of each chunk, float32 [tokens], on the CPU.
 
-    The batch is [chunks · probes] sequences of the probe's last token, which predicts the chunk's first, and the chunk.
+    The rows are a pack: for each chunk the probe's last token, which predicts the chunk's first, and the chunk. The
+    batch are the probes.
     """
-    count, longest = len(probes.tokens), max(map(len, chunks))
     end = probes.length - 1  # of the prefix that is not run again
-    padded = torch.tensor([[*chunk, *[chunk[-1]] * (longest - len(chunk))] for chunk in chunks], device=stack.device)
-    tokens = torch.cat([probes.tokens[:, end:].repeat(len(chunks), 1), padded.repeat_interleave(count, 0)], 1)
-    tables = stack.rotary_tables(torch.arange(end + 1 + longest, device=stack.device))
-    prefix_tables, row_tables = tables_at(tables, slice(end)), tables_at(tables, slice(end, None))
+    lengths = [1 + len(chunk) for chunk in chunks]
+    is_first = torch.tensor([at == 0 for length in lengths for at in range(length)], device=stack.device)
+    tokens = torch.tensor([token for chunk in chunks for token in (0, *chunk)], device=stack.device)
+    tokens = torch.where(is_first, probes.tokens[:, end:], tokens)  # [probes, rows]
+    tables = stack.rotary_tables(torch.arange(end + max(lengths), device=stack.device))
+    row_tables = joined_tables([tables_at(tables, slice(end, end + length)) for length in lengths])
+    prefix_tables = tables_at(tables, slice(end))
     prefix = {
         layer: (stack.rotate(key[:, :, :end], prefix_tables, layer), value[:, :, :end])
         for layer, (key, value) in enumerate(probes.layers)
     }
-    dependence = torch.zeros(len(chunks), 1, device=stack.device)
+    dependence = torch.zeros(tokens.shape[1], device=stack.device)
 
     def on_key(layer: int, key: Tensor) -> None:
         nonlocal dependence
         if layer:  # layer 0 depends on no context
-            keys = key[:, :, 1:].float()
-            keys = keys.view(len(chunks), count, *keys.shape[1:])
-            share = keys.var(1, correction=0).sum(-1) / probes.spread[layer][:, None]  # [chunks, kv_heads, longest]
-            dependence = torch.maximum(dependence, share.amax(1))
+            share = key.float().var(0, correction=0).sum(-1) / probes.spread[layer][:, None]  # [kv_heads, rows]
+            dependence = torch.maximum(dependence, share.amax(0))
 
-    cache, runs = PrefixedCache(stack, row_tables, prefix, on_key), (Run(0, end, end + 1 + longest),)
-    hidden = stack.layers(stack.embed(tokens), cache, row_tables, runs)
-    return (dependence * _improbability(stack, hidden, tokens, count).clamp_min(EXPECTED)).cpu()
+    cache, pack = PrefixedCache(stack, row_tables, prefix, on_key), Pack(tuple(lengths))
+    hidden = stack.layers(stack.embed(tokens), cache, row_tables, pack)
+    scores = dependence[1:] * _improbability(stack, hidden, tokens).clamp_min(EXPECTED)
+    return list(torch.split(scores[~is_first[1:]].cpu(), [len(chunk) for chunk in chunks]))
 
 
-def _improbability(stack: LayerStack, hidden: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """1 - p of every chunk's tokens, float32 [chunks, longest]; p is the mean over the `count` probes."""
+def _improbability(stack: LayerStack, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """1 - p of every token but the first, by the row before it, float32 [rows - 1]; p is the mean over the probes."""
     rows, targets = hidden[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
     parts = zip(torch.split(rows, _LOGIT_ROWS), torch.split(targets, _LOGIT_ROWS), strict=True)
     surprise = [cross_entropy(stack.logits(part), target, reduction="none") for part, target in parts]
-    return 1 - torch.exp(-torch.cat(surprise)).view(-1, count, tokens.shape[1] - 1).mean(1)
+    return 1 - torch.exp(-torch.cat(surprise)).view(len(tokens), -1).mean(0)
 
 
 def make_probes(model: Model, count: int, length: int) -> Probes:
@@ -154,7 +156,7 @@ def make_probes(model: Model, count: int, length: int) -> Probes:
 def probes_from(model: Model, tokens: Tensor) -> Probes:
     """Probes of given prefixes, int64 [probes, length]."""
     tokens = tokens.to(model.stack.device)
-    return Probes(tokens, prefill_padded(model.stack, tokens))
+    return Probes(tokens, prefill_batch(model.stack, tokens))
 
 
 @torch.inference_mode()

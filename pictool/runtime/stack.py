@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from pictool.runtime.attention import Pass, Run
-from pictool.runtime.rope import Rope, RotaryTable, RotaryTables, identity_table
+from pictool.runtime.attention import Pack, Pass, Run
+from pictool.runtime.caches import Projected, ProjectionCache
+from pictool.runtime.rope import Rope, RotaryTable, RotaryTables, identity_table, joined_tables, tables_at
 from pictool.runtime.support import depends_on_length
 
 if TYPE_CHECKING:
-    from pictool.runtime.caches import LayerCache
+    from pictool.runtime.caches import LayerCache, LayerKV
     from pictool.runtime.model import Model
 
 
@@ -41,6 +42,14 @@ class LayerStack:
     def next_rotary_tables(self, positions: Tensor) -> RotaryTables:
         """RoPE tables of positions that continue the prompt (see `Rope.next_tables`)."""
         return self._rope.next_tables(positions, self._like())
+
+    def pack_tables(self, lengths: Sequence[int]) -> RotaryTables:
+        """RoPE tables of sequences of these lengths, one after the other, each a prompt of its own."""
+        if depends_on_length(self._module.config):
+            alone = {length: self.rotary_tables(torch.arange(length, device=self.device)) for length in set(lengths)}
+            return joined_tables([alone[length] for length in lengths])
+        longest = self.rotary_tables(torch.arange(max(lengths), device=self.device))
+        return joined_tables([tables_at(longest, slice(length)) for length in lengths])
 
     def rotate(self, x: Tensor, tables: RotaryTables, layer: int) -> Tensor:
         """Rotate a layer's keys [batch, heads, positions, head_dim] to the tables' positions; returns a new tensor."""
@@ -75,7 +84,7 @@ class LayerStack:
         hidden: Tensor,
         cache: LayerCache,
         tables: RotaryTables,
-        runs: tuple[Run, ...],
+        runs: tuple[Run, ...] | Pack,
         on_scores: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
         """Run one decoder layer on rows [batch, rows, hidden]; `tables` are those of the rows' positions.
@@ -95,12 +104,20 @@ class LayerStack:
         )
         return out
 
+    def project(self, layer: int, hidden: Tensor, tables: RotaryTables) -> LayerKV:
+        """Un-rotated K and V of rows [batch, rows, hidden] at a layer, which ends as soon as it has them."""
+        try:
+            self.layer(layer, hidden, ProjectionCache(), tables, ())
+        except Projected as projected:
+            return projected.key, projected.value
+        raise AssertionError("a layer handed no K and V to its cache")
+
     def layers(
         self,
         hidden: Tensor,
         cache: LayerCache,
         tables: RotaryTables,
-        runs: tuple[Run, ...],
+        runs: tuple[Run, ...] | Pack,
         on_scores: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
         """Run all decoder layers, one after the other (see `layer`)."""

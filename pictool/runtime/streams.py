@@ -21,6 +21,14 @@ def side_stream(device: torch.device) -> torch.Stream | None:
     return stream
 
 
+def event_now(device: torch.device) -> torch.Event | None:
+    """An event after all that the current stream has to do so far; None on a device without streams.
+
+    Each thread has a current stream of its own: what another thread reads is there after this event alone.
+    """
+    return torch.accelerator.current_stream(device).record_event() if has_streams(device) else None
+
+
 def order_after(event: torch.Event, device: torch.device) -> None:
     """Have the current stream go on only after an event; the host does not wait."""
     torch.accelerator.current_stream(device).wait_event(event)

@@ -41,34 +41,31 @@ def test_all_rows_cost_what_pytorch_counts(architecture: str) -> None:
     plain.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
         plain(torch.arange(3, 3 + tokens)[None], logits_to_keep=1)
-    unseen = geometry.layers * 4 * model.config.num_attention_heads * geometry.head_dim * tokens * (tokens - 1) / 2
+    per_key = 4 * model.config.num_attention_heads * geometry.head_dim
+    unseen = geometry.layers * per_key * tokens * (tokens - 1) / 2
     every = np.ones((geometry.layers, tokens), dtype=bool)
-    assert link_flops(model, every, (), 0) == counter.get_total_flops() - unseen
+    layer = sum(weight.numel() for weight in plain.model.layers[-1].parameters() if weight.dim() == 2)
+    kv = 2 * model.config.hidden_size * geometry.kv_heads * geometry.head_dim
+    unneeded = (tokens - 1) * (2 * (layer - kv) + per_key * tokens / 2)  # of the last layer, all rows but one
+    assert link_flops(model, every, ()) == counter.get_total_flops() - unseen - unneeded
 
 
 def test_some_rows_by_hand(model: Model) -> None:
     rows = mask("..x.x", "x...x")
-    keys = (3 + 5) + (1 + 5)
-    assert link_flops(model, rows, (), 4) == LOGITS + 4 * ROW + keys * KEY
+    assert link_flops(model, rows, ()) == LOGITS + 2 * ROW + (3 + 5) * KEY + 2 * KV + (ROW - KV) + 5 * KEY
 
 
 def test_a_checked_layer_needs_k_and_v_of_all_and_the_rest_of_those_that_are_kept(model: Model) -> None:
     wide, narrow = mask("xxxxx", "x.x.x")
-    assert link_flops(model, np.array([wide, narrow]), (0,), 4) == (
-        LOGITS + 5 * KV + 3 * (ROW - KV) + (1 + 3 + 5) * KEY + 3 * ROW + (1 + 3 + 5) * KEY
-    )
-
-
-def test_after_a_checked_last_layer_only_the_tail_is_known_to_be_kept(model: Model) -> None:
-    assert link_flops(model, mask("...xx", "xxxxx"), (1,), 3) == (
-        LOGITS + 2 * ROW + (4 + 5) * KEY + 5 * KV + 2 * (ROW - KV) + (4 + 5) * KEY
+    assert link_flops(model, np.array([wide, narrow]), (0,)) == (
+        LOGITS + 5 * KV + 3 * (ROW - KV) + (1 + 3 + 5) * KEY + 3 * KV + (ROW - KV) + 5 * KEY
     )
 
 
 def test_a_window_bounds_the_keys() -> None:
     model = subjects.subject("mistral-window").model
     assert window_of(model.config, 0) == 12
-    whole, cut = (link_flops(model, mask(*["." * (n - 1) + "x"] * 3), (), 0) for n in (12, 40))
+    whole, cut = (link_flops(model, mask(*["." * (n - 1) + "x"] * 3), ()) for n in (12, 40))
     assert whole == cut
 
 

@@ -48,6 +48,15 @@ def test_what_is_found(store: Store) -> None:
     assert report != look(store) and look(store).of("store").values == {"objects": 0, "bytes": 0}
 
 
+@pytest.mark.parametrize(("gain", "told"), [(2.136, "oneDNN is 2.14 times as fast as the BLAS"), (None, "no oneDNN")])
+def test_what_onednn_gains_is_told(
+    gain: float | None, told: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(surroundings, "onednn_gain", lambda: gain)
+    rates = look(store).of("rates")
+    assert told in rates.text and rates.values["onednn_gain"] == gain
+
+
 def test_what_is_missing_is_told_with_what_installs_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def version(name: str) -> str:

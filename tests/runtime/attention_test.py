@@ -9,6 +9,8 @@ from pictool.runtime import attention
 from pictool.runtime.attention import Rows, Run
 from pictool.runtime.products import has_onednn
 
+NEEDS_ONEDNN = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
+
 
 class NoRope:
     def rotate(self, x: torch.Tensor, table: object) -> torch.Tensor:
@@ -48,7 +50,7 @@ def test_scattered_rows_equal_dense_attention(data: st.DataObject) -> None:
     check_scattered_rows(data)
 
 
-@pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
+@NEEDS_ONEDNN
 def test_scattered_rows_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_MIN_PRODUCT", 0)
     monkeypatch.setattr(attention, "onednn_wins", lambda: True)
@@ -120,3 +122,31 @@ def test_short_runs_share_a_mask(window: int | None, monkeypatch: pytest.MonkeyP
     )  # fmt: skip
     assert len(sizes) < len(runs) / 10 and max(sizes) <= 256 * 2000
     torch.testing.assert_close(got, dense(query, key, value, positions, window, None), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_before", [0, 5])
+@pytest.mark.parametrize("window, cap", [(None, None), (7, None), (None, 5.0)])
+@pytest.mark.parametrize("by_products", [False, pytest.param(True, marks=NEEDS_ONEDNN)])
+def test_sequences_of_a_pack_attend_each_to_itself_and_to_what_is_before_all(
+    num_before: int, window: int | None, cap: float | None, by_products: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_products:
+        monkeypatch.setattr(attention, "_MIN_PRODUCT", 0)
+        monkeypatch.setattr(attention, "onednn_wins", lambda: True)
+    lengths = (20, 9, 9, 9, 1, 1, 9)
+    query = torch.randn(2, 4, sum(lengths), 8)
+    key, value = torch.randn(2, 2, 2, num_before + sum(lengths), 8)
+    got, _ = attention.attend(
+        Module(), query, key, value, None, pic=attention.Pass(NoRope(), (query, query), attention.Pack(lengths)),  # type: ignore[arg-type]
+        scaling=8**-0.5, sliding_window=window, softcap=cap,
+    )  # fmt: skip
+    start = 0
+    for length in lengths:
+        rows, columns = (
+            slice(start, start + length),
+            [*range(num_before), *range(num_before + start, num_before + start + length)],
+        )
+        at = torch.arange(num_before, num_before + length)
+        want = dense(query[:, :, rows], key[:, :, columns], value[:, :, columns], at, window, cap)
+        torch.testing.assert_close(got[:, rows], want, atol=1e-5, rtol=1e-4)
+        start += length

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pictool.runtime.model import wrap_model
-from pictool.runtime.prefill import plan_batches, prefill_chunks
+from pictool.runtime.prefill import plan_packs, prefill_chunks
 
 
 def random_tokens(lengths: list[int]) -> list[list[int]]:
@@ -17,28 +17,54 @@ def random_tokens(lengths: list[int]) -> list[list[int]]:
     return [rng.integers(3, tiny.VOCAB, length).tolist() for length in lengths]
 
 
-@given(st.lists(st.integers(1, 5000), max_size=80), st.sampled_from([512, 4096]))
-def test_batches_hold_every_chunk_once_with_little_padding(lengths: list[int], budget: int) -> None:
-    batches = plan_batches(lengths, budget)
-    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
-    for batch in batches:
-        cells = len(batch) * max(lengths[index] for index in batch)
-        assert sum(lengths[index] for index in batch) >= 0.8 * cells
-        assert len(batch) == 1 or cells <= budget
+@given(st.lists(st.integers(1, 5000), max_size=80), st.sampled_from([1, 512, 4096]))
+def test_packs_hold_every_chunk_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    packs = plan_packs(lengths, budget)
+    assert sorted(index for pack in packs for index in pack) == list(range(len(lengths)))
+    sizes = [sum(lengths[index] for index in pack) for pack in packs]
+    assert all(size <= budget or len(pack) == 1 for size, pack in zip(sizes, packs, strict=True))
+    assert sum(2 * size <= budget for size in sizes) <= 1, "two packs would fit in one"
 
 
-@pytest.mark.parametrize("lengths", [[20, 23, 1, 21, 2, 22], [130, 150, 140]], ids=["short", "past-rope-switches"])
+LENGTHS = {"short": [20, 23, 1, 21, 2, 20, 20], "past-rope-switches": [130, 150, 140, 4]}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("sinks", [(), (0, 0)], ids=["", "sinks"])
 @pytest.mark.parametrize("architecture", tiny.CONFIGS)
-def test_batched_equals_one_by_one(architecture: str, lengths: list[int]) -> None:
+def test_packed_equals_one_by_one(architecture: str, sinks: tuple[int, ...], lengths: list[int]) -> None:
+    """Beyond the windows, and where rotation depends on a chunk's own length; neighbours of one length too."""
     model = wrap_model(tiny.random_module(tiny.CONFIGS[architecture]()), tiny.tokenizer())
-    chunks = random_tokens(lengths)
-    assert len(plan_batches(lengths, 512)) < len(lengths)
-    together = dict(prefill_chunks(model, chunks))
-    for index, chunk in enumerate(chunks):
-        ((_, alone),) = prefill_chunks(model, [chunk])
-        for (k, v), (k1, v1) in zip(together[index], alone, strict=True):
-            torch.testing.assert_close(k, k1, atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(v, v1, atol=1e-5, rtol=1e-5)
+    chunks, all_lengths = random_tokens(lengths), [len(sinks) + length for length in lengths]
+    assert len(plan_packs(all_lengths, 512)) == 1
+    together, alone = dict(prefill_chunks(model, chunks, sinks)), dict(prefill_chunks(model, chunks, sinks, alone=True))
+    for index, length in enumerate(lengths):
+        for pair, own in zip(together[index], alone[index], strict=True):
+            for tensor, want in zip(pair, own, strict=True):
+                assert want.shape[1] == length
+                torch.testing.assert_close(tensor, want, atol=1e-5, rtol=1e-5)
+
+
+def test_of_the_last_layer_nothing_but_k_and_v_is_computed() -> None:
+    module, seen = tiny.random_module(tiny.CONFIGS["llama"]()), list[int]()
+    for index, layer in enumerate(module.model.layers):
+        layer.mlp.register_forward_pre_hook(lambda *_, index=index: seen.append(index))
+    ((_, layers),) = prefill_chunks(wrap_model(module, tiny.tokenizer()), random_tokens([30]))
+    assert seen == [0, 1] and len(layers) == 3
+
+
+def test_no_chunk_of_a_pack_sees_another() -> None:
+    """Whatever else is in it, bit for bit."""
+    model = wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer())
+    first, second, third, other = random_tokens([30, 20, 20, 20])
+    before, after = (
+        dict(prefill_chunks(model, [first, second, third])),
+        dict(prefill_chunks(model, [first, other, third])),
+    )
+    for index in (0, 2):
+        for pair, again in zip(before[index], after[index], strict=True):
+            assert torch.equal(pair[0], again[0]) and torch.equal(pair[1], again[1])
+    assert not torch.equal(before[1][0][0], after[1][0][0])
 
 
 @pytest.mark.parametrize("sinks", [(), (0,), (0, 0, 0, 0)])

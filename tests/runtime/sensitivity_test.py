@@ -70,9 +70,9 @@ def test_a_token_that_is_expected_keeps_a_tenth_of_its_score(monkeypatch: pytest
     """A score of 0 could never be chosen, however much its key depends on what precedes it."""
     model, (chunk,) = make_model("llama"), random_chunks([20])
     probes = make_probes(model, COUNT, LENGTH)
-    monkeypatch.setattr(sensitivity, "_improbability", lambda *_: torch.ones(1, 20))
+    monkeypatch.setattr(sensitivity, "_improbability", lambda *_: torch.ones(20))
     (unexpected,) = tables(model, probes, [chunk])
-    monkeypatch.setattr(sensitivity, "_improbability", lambda *_: torch.zeros(1, 20))
+    monkeypatch.setattr(sensitivity, "_improbability", lambda *_: torch.zeros(20))
     (expected,) = tables(model, probes, [chunk])
     np.testing.assert_allclose(expected, 0.1 * unexpected, rtol=2e-3, atol=1e-6)
 

@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from pictool.engines.vllm.messages import LinkJob
 from pictool.engines.vllm.request import Problem, UnusableObjectError
 from pictool.errors import ModelError, PicError
 from pictool.linker.plan import Span
+from pictool.runtime import streams
 from pictool.store.format import ObjectFile
 from pictool.store.store import Store
 
@@ -225,17 +227,17 @@ class ObjectReader:
         positions: int64 [tokens], the positions of the prompt that are read.
 
     Args:
-        pause: called before an object is opened.
+        device: what reads from here is copied to. pause: called before an object is opened.
 
     Raises:
         UnusableObjectError: an object that is missing, foreign or damaged.
     """
 
     def __init__(
-        self, store: Store, target: Target, job: LinkJob, heads: KVHeads, pinned: bool = False,
+        self, store: Store, target: Target, job: LinkJob, heads: KVHeads, device: torch.device = torch.device("cpu"),
         pause: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._target, self._heads, self._memory, self._pinned = target, heads, store.memory, pinned
+        self._target, self._heads, self._memory, self._device = target, heads, store.memory, device
         self._parts: list[tuple[ObjectFile, slice]] = []  # objects, and which of their tokens are read
         positions = [np.zeros(0, dtype=np.int64)]
         try:
@@ -262,14 +264,15 @@ class ObjectReader:
             file.close()
 
     def read(self, layer: int) -> KV:
-        """Keys and values of a layer at `positions`; its checksum was checked. Pinned, if the reader is.
+        """Keys and values of a layer at `positions`; its checksum was checked. In memory of their own (`host_buffer`).
 
         Raises:
             UnusableObjectError: a damaged layer.
         """
         shape = (len(self.positions), len(self._heads), self._target.geometry.head_dim)
         dtype = getattr(torch, self._target.dtype)
-        key, value = (torch.empty(shape, dtype=dtype, pin_memory=self._pinned) for _ in range(2))
+        num_bytes = prod(shape) * dtype.itemsize
+        key, value = (streams.host_buffer(num_bytes, self._device).view(dtype).view(shape) for _ in range(2))
         start = 0
         for file, tokens in self._parts:
             end = start + tokens.stop - tokens.start

@@ -8,6 +8,8 @@ from collections import deque
 
 import torch
 
+from pictool.runtime.device import synchronize
+
 SHARE = 0.6  # of an ordinary step, that a step with other work spends on links
 MOST_S = 0.1  # and no more than this
 IDLE_S = 0.05  # what a step without other work spends, so that a request that arrives does not wait longer
@@ -24,8 +26,7 @@ class Clock:
         self._device = device
 
     def now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         return time.perf_counter()
 
 

@@ -25,6 +25,7 @@ from pictool.engines.vllm.pace import Clock, Deadline, Pace, PieceSize
 from pictool.engines.vllm.request import Problem
 from pictool.engines.vllm.threads import Courtesy, background_threads
 from pictool.errors import PicError
+from pictool.runtime import streams
 from pictool.runtime.model import Model
 from pictool.runtime.tensors import to_bytes
 from pictool.store.format import CompiledChunk, ObjectMeta
@@ -170,10 +171,7 @@ class WorkerSide:
 
     def _start(self, job: LinkJob, target: Target) -> Loading:
         model = self._forward.model
-        reader = partial(
-            ObjectReader, self._store, target, job, model.rank.heads, model.device.type == "cuda",
-            pause=self._courtesy.pause,
-        )  # fmt: skip
+        reader = partial(ObjectReader, self._store, target, job, model.rank.heads, model.device, self._courtesy.pause)
         checked = job.plan.policy.check_layers(len(model.layers)) if job.rows is None else ()
         return Loading(job, self._threads, reader, checked)
 
@@ -295,11 +293,16 @@ class WorkerSide:
             yield Piece("gather", 1)
             parts = (torch.cat(part).reshape(len(job.tokens), len(rank.heads), -1) for part in keys_and_values)
             layers.append([rank.gather_heads(part)[job.sinks :].transpose(0, 1).contiguous() for part in parts])
-        write = partial(self._write, job, target, layers) if rank.is_first else _nothing
+        computed = streams.event_now(forward.model.device)
+        write = partial(self._write, job, target, layers, computed) if rank.is_first else _nothing
         self._writing[job.request_id] = self._threads.submit(write)
         return [0.0]
 
-    def _write(self, job: CompileJob, target: Target, layers: Sequence[Sequence[Tensor]]) -> None:
+    def _write(
+        self, job: CompileJob, target: Target, layers: Sequence[Sequence[Tensor]], computed: torch.Event | None
+    ) -> None:
+        if computed is not None:  # this thread's stream is not the one that computes: vLLM's own is
+            computed.synchronize()
         tokens = job.tokens[job.sinks :]
         dummy = int(job.tokens[0]) if job.sinks else None
         own = target.identify(tokens, job.sinks, CODEC, job.salt, dummy)
