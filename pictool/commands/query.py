@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from pictool.engines.base import Answer, Engine, Feature
     from pictool.linker.policies.base import Policy
     from pictool.spans.bulk import BulkQuery, Schedule
-    from pictool.spans.execute import Done, Executor, Hooks, QueryError, Result, RunOptions
+    from pictool.spans.execute import Executor, Hooks, RunOptions
     from pictool.spans.optimise import Optimised
+    from pictool.spans.outcome import Done, QueryError, Result
     from pictool.spans.query import Path as NodePath
     from pictool.spans.query import Query
 
@@ -237,7 +238,8 @@ class Engines:
 
 def run_one(engines: Engines, options: RunOptions, text: str, name: str, wanted: Wanted) -> None:
     """Run, or explain, the query of a text. Of one that fails, JSON has the calls that were done."""
-    from pictool.spans.execute import Executor, QueryError
+    from pictool.spans.execute import Executor
+    from pictool.spans.outcome import QueryError
 
     traces = None if wanted.trace is None else TraceWriter(Path(wanted.trace))
     executor = Executor(engines, options, make_hooks(wanted, traces))

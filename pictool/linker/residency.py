@@ -26,15 +26,7 @@ from pictool.errors import InputError
 from pictool.linker.loader import Copy, Placed
 from pictool.runtime.cidra import Move
 from pictool.runtime.image import GROWTH, Image
-from pictool.runtime.pool import (
-    Pool,
-    PooledImage,
-    Repositioning,
-    Saved,
-    require_movable,
-    restore,
-    slot_bytes,
-)
+from pictool.runtime.pool import Pool, PooledImage, Repositioning, Saved, require_movable, restore, slot_bytes
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

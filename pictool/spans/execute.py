@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path as FilePath
@@ -28,6 +28,7 @@ from pictool.linker.spec import MAX_NEW_TOKENS, Spec
 from pictool.spans import query as nodes
 from pictool.spans.generated import answer_all_and_keep, answer_and_keep, keep_output
 from pictool.spans.optimise import Optimised, optimise
+from pictool.spans.outcome import Done, QueryError, Result
 from pictool.spans.prompt import FileText, Output, Span, make_prompt, seam_after, span_text, spans_of
 from pictool.spans.query import (
     DEFAULT_MODEL,
@@ -52,68 +53,6 @@ if TYPE_CHECKING:
 NOTHING = Seq(())
 AnswerSteps = Callable[[Spec], Generator[None, None, "Answer"]]  # answers a call, as `TorchEngine.answer_steps` does
 _T = TypeVar("_T")
-
-
-class QueryError(PicError):
-    """A node that failed: its path and why. `done` is what was done until then."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path_text(path)}: {problem}")
-        self.path = path
-        self.done: tuple[Done, ...] = ()
-
-
-@dataclass(frozen=True)
-class Done:
-    """What one call did.
-
-    Fields:
-        text, tokens: what it generated; without the end token.
-        is_shared: an equal call had been run, whose answer this is.
-        own: the answer's report.
-        spans: `[start, end)` of the head, each document and the tail in its prompt.
-        object: the key of its generated object; empty if there is none.
-    """
-
-    path: Path
-    text: str
-    tokens: tuple[int, ...]
-    own: Mapping[str, Any]
-    spans: tuple[tuple[int, int], ...]
-    seconds: float = 0.0
-    is_shared: bool = False
-    object: str = ""
-
-    @classmethod
-    def of(cls, path: Path, answer: Answer) -> Done:
-        """The record of an answer. It holds no KV."""
-        model, generated, layout = answer.loaded, answer.generated, answer.link.layout
-        tokens = generated.tokens
-        if tokens and tokens[-1] in model.eos_ids:
-            tokens = tokens[:-1]
-        if str(model.tokenizer.decode(list(tokens))) != generated.text:  # a stop string, or special tokens within
-            tokens = model.encode(generated.text)
-        spans = (layout.head, *layout.chunks, layout.tail)
-        return cls(path, generated.text, tokens, answer.report(), spans)
-
-    def report(self) -> dict[str, Any]:
-        """As `pic query --json` has it: the answer's own report, with the path and the spans of the prompt."""
-        spans = [list(span) for span in self.spans]
-        more = {"path": path_text(self.path), "shared": self.is_shared, "seconds": self.seconds, "spans": spans}
-        return more | {"object": self.object or None} | dict(self.own)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a query gave: messages and joins, and what every call did, in the order in which they ended."""
-
-    query: Query
-    done: tuple[Done, ...]
-
-    @property
-    def text(self) -> str:
-        """The texts of the messages."""
-        return query_text(self.query).strip()
 
 
 @dataclass(frozen=True)

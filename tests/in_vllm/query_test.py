@@ -15,7 +15,8 @@ from pictool.engines.base import Answer, Engine
 from pictool.engines.torch import TorchEngine
 from pictool.engines.vllm.offline import VllmEngine
 from pictool.spans.dsl import fragment, g, par, plus, repeat, system
-from pictool.spans.execute import Budget, Executor, Hooks, QueryError, RunOptions
+from pictool.spans.execute import Budget, Executor, Hooks, RunOptions
+from pictool.spans.outcome import QueryError
 from pictool.spans.query import Path as NodePath
 
 OPTIONS = {

@@ -22,8 +22,9 @@ from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
 from pictool.spans import query as nodes
 from pictool.spans.dsl import assistant, chat, cross, file, g, monad, par, plus, repeat, retrieve, seq, system, user
-from pictool.spans.execute import Budget, Executor, Hooks, QueryError, Result, RunOptions, node_seed
+from pictool.spans.execute import Budget, Executor, Hooks, RunOptions, node_seed
 from pictool.spans.optimise import optimise
+from pictool.spans.outcome import QueryError, Result
 from pictool.spans.prompt import spans_of
 from pictool.spans.query import Call, Query, path_text
 from pictool.spans.rules import Options

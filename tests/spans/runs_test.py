@@ -11,7 +11,7 @@ import pytest
 
 from pictool.errors import InputError
 from pictool.spans.dsl import g, par, plus, repeat
-from pictool.spans.execute import Done
+from pictool.spans.outcome import Done
 from pictool.spans.query import Call, Map
 from pictool.spans.runs import FILE, is_run, read_run, write_run
 
