@@ -58,6 +58,10 @@ class Rows:
                 runs.append(Run(first, start, start + last - first))
         return cls(positions, tuple(runs))
 
+    def split(self, size: int) -> list[Rows]:
+        """The same rows, `size` at a time."""
+        return [Rows.of(positions) for positions in self.positions.split(size)]
+
     def to(self, device: torch.device | str) -> Rows:
         return Rows(self.positions.to(device), self.runs)
 
