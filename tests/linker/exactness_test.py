@@ -29,6 +29,7 @@ from pictool.api import compile
 from pictool.errors import ForeignObjectError, ObjectError
 from pictool.linker.policies import make_policy, policies
 from pictool.linker.policies.base import Policy, Prompt, Selection
+from pictool.runtime import image as image_module
 from pictool.runtime.decode import generate
 from pictool.runtime.model import wrap_model
 from pictool.store.store import Store
@@ -62,6 +63,21 @@ def test_rule_2_full_is_the_model_itself(architecture: str, store: Store) -> Non
     assert float((linked.image.logits - logits).abs().max()) <= 1e-4
     wanted = one.reference.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :]
     assert list(generate(one.model, linked.image, 24).tokens) == wanted.tolist()
+
+
+@pytest.mark.parametrize("policy", policies())
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rows_that_are_computed_a_few_at_a_time_are_as_at_once(
+    architecture: str, policy: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, chunks = subject(architecture), make_chunks(LENGTHS)
+    at_once = run(one, store, default_policy(policy), chunks).image
+    monkeypatch.setattr(image_module, "_AT_ONCE", 5)
+    apart = run(one, store, default_policy(policy), chunks).image
+    torch.testing.assert_close(apart.logits, at_once.logits, atol=1e-4, rtol=0)
+    for layer in range(one.model.geometry.layers):
+        torch.testing.assert_close(apart.key(layer), at_once.key(layer), atol=1e-4, rtol=0)
+        torch.testing.assert_close(apart.value(layer), at_once.value(layer), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("policy", policies())
