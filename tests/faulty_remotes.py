@@ -8,24 +8,25 @@ import random
 import time
 from pathlib import Path
 
+from pictool.store.format import EncodedObject
 from pictool.store.remote import Remote
 
 
 class SlowAndHalfFailing(Remote):
     """Every second write breaks off, at random, and every one takes a while."""
 
-    def _put(self, path: os.PathLike[str], target: str) -> bool:
+    def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
         time.sleep(0.02)
         if random.random() < 0.5:
             raise ConnectionResetError("the connection was reset")
-        return super()._put(path, target)
+        return super()._put(source, target)
 
 
 class Full(Remote):
     """Has room for 20 objects, and for more where a file `more` is."""
 
-    def _put(self, path: os.PathLike[str], target: str) -> bool:
+    def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
         root = Path(self.url)
         if not (root / "more").exists() and sum(1 for _ in root.glob("objects/*/*.kvo")) >= 20:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return super()._put(path, target)
+        return super()._put(source, target)

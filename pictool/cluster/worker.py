@@ -5,34 +5,33 @@ Knows nothing of Ray: it is called with documents, and returns rows of the manif
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-from threading import BoundedSemaphore
-from typing import TYPE_CHECKING
+from functools import cached_property, partial
+from itertools import chain
+from threading import Condition
+from typing import TYPE_CHECKING, TypeVar
 
 from pictool.cluster.loading import load_same_model
 from pictool.cluster.manifest import Row
 from pictool.cluster.sources import Document
 from pictool.compiler.chunking import make_chunks
-from pictool.compiler.compile import Compiled, compile_chunks, object_key
+from pictool.compiler.compile import compute_chunks, object_key
 from pictool.core import Chunk, CompileOptions
 from pictool.errors import InputError, PicError, StoreError
-from pictool.store.format import CompiledChunk
+from pictool.store.format import EncodedObject, encode_object
 from pictool.store.remote import Remote
-from pictool.store.scratch import scratch_directory
-from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
+T = TypeVar("T")
 _CONNECTIONS = 8  # to the remote, of a worker
-_MOST_UNSENT = 16  # objects in the scratch directory; computing waits for a slow remote
+_MOST_UNSENT = 256 << 20  # bytes of objects in memory that are not sent yet; computing waits for a slow remote
+_ASKED = 32  # keys that a thread asks the remote for, one after the other
 
 
 @dataclass(frozen=True)
@@ -73,16 +72,11 @@ class Worker:
         return load_same_model(self._spec)
 
     @cached_property
-    def _scratch(self) -> _Scratch:
-        """Where objects are until they are at the remote."""
-        return _Scratch(self._resources.enter_context(scratch_directory(tempfile.gettempdir())))
-
-    @cached_property
     def _sending(self) -> ThreadPoolExecutor:
         return self._resources.enter_context(ThreadPoolExecutor(_CONNECTIONS, "pic-send"))
 
     def close(self) -> None:
-        """End its threads, and remove its directory."""
+        """End its threads."""
         self._resources.close()
 
     def compile(self, documents: Sequence[Document]) -> list[Row]:
@@ -93,41 +87,37 @@ class Worker:
         """
         started, model = time.perf_counter(), self.model
         cut = [self._cut(model, document) for document in documents]
-        chunks = {
-            object_key(model, chunk, self._spec.options): chunk
-            for parts in cut if not isinstance(parts, str) for chunk in parts
-        }  # fmt: skip
+        chunks = {part.key: part.chunk for parts in cut if not isinstance(parts, str) for part in parts}
         there = {} if self._spec.force else self._present(list(chunks))
         made = self._compile(model, {key: chunk for key, chunk in chunks.items() if key not in there})
         seconds = (time.perf_counter() - started) / len(documents)
         rows, results, new = [], {**there, **made}, set(made)
         for document, parts in zip(documents, cut, strict=True):
-            rows += self._rows(model, document, parts, results, new, seconds)
+            rows += _rows(document, parts, results, new, seconds)
         return rows
 
-    def _cut(self, model: Model, document: Document) -> list[Chunk] | str:
+    def _cut(self, model: Model, document: Document) -> list[_Part] | str:
         """The chunks of a document, or what is wrong with it."""
         if document.text is None:
             return document.error or "has no text"
+        options = self._spec.options
         try:
-            parts = make_chunks(model, document.text, document.id, self._spec.chunk_tokens, self._spec.overlap)
-            room = model.max_positions - self._spec.options.sinks
-            if too_long := [part for part in parts if len(part) > room]:
+            chunks = make_chunks(model, document.text, document.id, self._spec.chunk_tokens, self._spec.overlap)
+            room = model.max_positions - options.sinks
+            if too_long := [chunk for chunk in chunks if len(chunk) > room]:
                 return f"{too_long[0].source}: {len(too_long[0])} tokens, but the model has {room} positions for it"
         except InputError as error:
             return str(error)
-        return parts
+        return [_Part(object_key(model, chunk, options), chunk) for chunk in chunks]
 
     def _present(self, keys: Sequence[str]) -> dict[str, int | PicError]:
         """Bytes of the objects that the remote has, or why it cannot tell."""
 
-        def find(key: str) -> int | PicError | None:
-            try:
-                return self._spec.remote.whole_bytes(key)
-            except PicError as error:
-                return error
+        def find(some: Sequence[str]) -> list[int | PicError | None]:
+            return [_tried(partial(self._spec.remote.whole_bytes, key)) for key in some]
 
-        found = zip(keys, self._sending.map(find, keys), strict=True)
+        groups = [keys[at : at + _ASKED] for at in range(0, len(keys), _ASKED)]
+        found = zip(keys, chain.from_iterable(self._sending.map(find, groups)), strict=True)
         return {key: size for key, size in found if size is not None}
 
     def _compile(self, model: Model, missing: Mapping[str, Chunk]) -> dict[str, int | PicError]:
@@ -135,67 +125,87 @@ class Worker:
         if not missing:
             return {}
         _ = model.stack  # weights that cannot be loaded are no document's problem
-        sent: dict[str, Future[int]] = {}
-        room = BoundedSemaphore(_MOST_UNSENT)
+        sent, room = dict[str, Future[int]](), _Room(_MOST_UNSENT)
 
-        def send(done: Compiled) -> None:
-            room.acquire()
-            sent[done.key] = future = self._sending.submit(self._send, done.key, done.path)
-            future.add_done_callback(lambda _: room.release())
+        def compile_and_send(chunks: Mapping[str, Chunk]) -> None:
+            for done in compute_chunks(model, chunks, self._spec.options):
+                encoded = encode_object(done)
+                room.take(encoded.num_bytes)
+                sent[done.meta.key] = self._sending.submit(self._send, encoded, room)
 
         failed: dict[str, PicError] = {}
         try:
-            compile_chunks(model, self._scratch, missing.values(), self._spec.options, on_done=send)
+            compile_and_send(missing)
         except PicError:  # of one of them: each by itself
             for key, chunk in missing.items():
                 try:
                     if key not in sent:
-                        compile_chunks(model, self._scratch, [chunk], self._spec.options, on_done=send)
+                        compile_and_send({key: chunk})
                 except PicError as error:
                     failed[key] = error
-        return {key: failed[key] if key in failed else _result(sent[key]) for key in missing}
+        return {key: failed[key] if key in failed else _tried(sent[key].result) for key in missing}
 
-    def _send(self, key: str, path: Path) -> int:
-        """Write an object to the remote, see that it is there, and remove it here; its bytes."""
+    def _send(self, encoded: EncodedObject, room: _Room) -> int:
+        """Write an object to the remote, and see that it is there; its bytes, which are given back to `room`."""
+        remote, key = self._spec.remote, encoded.meta.key
         try:
-            with self._scratch.peek_local(key) as file:
-                self._spec.remote.write(key, path)
-                if not self._spec.remote.has_same(file):
-                    raise StoreError(f"{self._spec.remote.name(key)}: is another object after it was written")
-                return file.num_bytes
+            remote.write(key, encoded)
+            if not remote.has_same(encoded):
+                raise StoreError(f"{remote.name(key)}: is another object after it was written")
         finally:
-            path.unlink(missing_ok=True)
-
-    def _rows(
-        self, model: Model, document: Document, parts: list[Chunk] | str, results: Mapping[str, int | PicError],
-        new: set[str], seconds: float,
-    ) -> list[Row]:  # fmt: skip
-        if isinstance(parts, str):
-            return [Row(document.id, None, None, None, None, parts, False, True, seconds, document.num_bytes)]
-        rows = []
-        for number, chunk in enumerate(parts):
-            key = object_key(model, chunk, self._spec.options)
-            result, is_first = results[key], number == 0
-            size, error = (None, str(result)) if isinstance(result, PicError) else (result, None)
-            rows.append(
-                Row(
-                    document.id, number, key, len(chunk), size, error, error is None and key in new, is_first,
-                    seconds * is_first, document.num_bytes * is_first,
-                )
-            )  # fmt: skip
-            new.discard(key)  # once, if documents are equal
-        return rows
+            room.give(encoded.num_bytes)
+        return encoded.num_bytes
 
 
-class _Scratch(Store):
-    """A store that keeps nothing: no write waits for the disk."""
+@dataclass(frozen=True)
+class _Part:
+    """A chunk of a document, and the key of its object."""
 
-    def put(self, chunk: CompiledChunk, used_ns: int | None = None, durable: bool = False) -> Path:
-        return super().put(chunk, used_ns, durable)
+    key: str
+    chunk: Chunk
 
 
-def _result(future: Future[int]) -> int | PicError:
+class _Room:
+    """Memory for `most` bytes; one object that takes more has it alone."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._taken, self._changed = most, 0, Condition()
+
+    def take(self, count: int) -> None:
+        """Wait until there is room for so many bytes."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._taken or self._taken + count <= self._most)
+            self._taken += count
+
+    def give(self, count: int) -> None:
+        with self._changed:
+            self._taken -= count
+            self._changed.notify_all()
+
+
+def _rows(
+    document: Document, parts: Sequence[_Part] | str, results: Mapping[str, int | PicError], new: set[str],
+    seconds: float,
+) -> list[Row]:  # fmt: skip
+    """The rows of a document. `new`: the keys of objects that were computed now, and have no row yet."""
+    if isinstance(parts, str):
+        return [Row(document.id, None, None, None, None, parts, False, True, seconds, document.num_bytes)]
+    rows = []
+    for number, part in enumerate(parts):
+        result, is_first = results[part.key], number == 0
+        size, error = (None, str(result)) if isinstance(result, PicError) else (result, None)
+        rows.append(
+            Row(
+                document.id, number, part.key, len(part.chunk), size, error, error is None and part.key in new,
+                is_first, seconds * is_first, document.num_bytes * is_first,
+            )
+        )  # fmt: skip
+        new.discard(part.key)  # once, if documents are equal
+    return rows
+
+
+def _tried(function: Callable[[], T]) -> T | PicError:
     try:
-        return future.result()
+        return function()
     except PicError as error:
         return error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+    from pictool.runtime.prefill import ChunkKV
 
 CODEC = "none"  # unless another is chosen
 _PREFETCHED = 32  # objects that a remote is asked for at once
@@ -80,9 +81,7 @@ def compile_chunks(
         StoreError: the store cannot be written.
     """
     listed = [chunk if isinstance(chunk, Chunk) else make_chunk(model, chunk, "text") for chunk in chunks]
-    prefix = sink_tokens(model, options.sinks)
-    require_codec(options.codec)
-    _require_room(model, listed, options.sinks)
+    prefix = _require_compilable(model, listed, options)
     keys = [object_key(model, chunk, options) for chunk in listed]
     table_maker = TableMaker.of(model, options.probes, probe_model)
     missing = dict(zip(keys, listed, strict=True))
@@ -93,11 +92,24 @@ def compile_chunks(
     for key, chunk in zip(keys, listed, strict=True):
         if key not in missing:
             report(Compiled(chunk, key, store.path(key), False))
-    for done in _compute(model, store, missing, prefix, options.codec, alone, table_maker):
-        report(done)
+    for done in _compute(model, missing, prefix, options.codec, alone, table_maker):
+        key, path = done.meta.key, store.put(done)
+        report(Compiled(missing[key], key, path, True))
     if missing and not model.salt:
         add_sources(store.root, {key: Source(chunk.source, model.name) for key, chunk in missing.items()})
     return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, listed, strict=True)]
+
+
+def compute_chunks(
+    model: Model, chunks: Mapping[str, Chunk], options: CompileOptions = CompileOptions()
+) -> Iterator[CompiledChunk]:
+    """Compute chunks, by their keys (`object_key`), and write them nowhere; each is there as soon as it is ready.
+
+    Raises:
+        InputError or ModelError, as `compile_chunks`.
+    """
+    prefix = _require_compilable(model, chunks.values(), options)
+    return _compute(model, chunks, prefix, options.codec, False, TableMaker.of(model, options.probes))
 
 
 def _stored(store: Store, keys: Iterable[str], table_maker: TableMaker, has: Callable[[str], bool]) -> set[str]:
@@ -120,27 +132,37 @@ def _has_table(store: Store, key: str, table_maker: TableMaker) -> bool:
 
 
 def _compute(
-    model: Model, store: Store, missing: Mapping[str, Chunk], prefix: Sequence[int], codec: str, alone: bool,
-    table_maker: TableMaker,
-) -> Iterable[Compiled]:  # fmt: skip
+    model: Model, missing: Mapping[str, Chunk], prefix: Sequence[int], codec: str, alone: bool, table_maker: TableMaker
+) -> Iterator[CompiledChunk]:
     if not missing:
         return
     from pictool.runtime.prefill import prefill_chunks
-    from pictool.runtime.tensors import require_finite, to_bytes
 
     keys, tables = list(missing), table_maker.tables(missing, alone)
+    dummy = prefix[0] if prefix else None
     for index, layers in prefill_chunks(model, [missing[key].tokens for key in keys], prefix, alone):
         key = keys[index]
         chunk, table = missing[key], tables.get(key)
-        dummy, salted = prefix[0] if prefix else None, model.identify(chunk.tokens, len(prefix), codec).salted
+        salted = model.identify(chunk.tokens, len(prefix), codec).salted if model.salt else None
         meta = ObjectMeta(
             key, model.target, len(chunk), len(prefix), codec, table_maker.recipe, dummy=dummy, salted=salted
         )
-        require_finite(f"{chunk.source}: {model.name}", model.dtype, *(part for pair in layers for part in pair))
-        pairs = [(to_bytes(k), to_bytes(v)) for k, v in layers]
         tokens, fixups = np.asarray(chunk.tokens, dtype=np.int32), None if table is None else table.tobytes()
-        path = store.put(CompiledChunk(meta, chunk.text, tokens, pairs, fixups))
-        yield Compiled(chunk, key, path, True)
+        yield CompiledChunk(meta, chunk.text, tokens, _layer_bytes(model, chunk, layers), fixups)
+
+
+def _layer_bytes(model: Model, chunk: Chunk, layers: ChunkKV) -> list[tuple[memoryview, memoryview]]:
+    """The bytes of every layer's keys and values, all in one piece of memory. Raises NotFiniteError."""
+    import torch
+
+    from pictool.runtime.tensors import require_finite, to_bytes
+
+    numbers = torch.stack([part for pair in layers for part in pair])  # [2 · layers, kv_heads, tokens, head_dim]
+    require_finite(f"{chunk.source}: {model.name}", model.dtype, numbers)
+    data = to_bytes(numbers)
+    each = len(data) // len(numbers)
+    parts = [data[start : start + each] for start in range(0, len(data), each)]
+    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 def sink_tokens(model: Model, sinks: int) -> list[int]:
@@ -158,10 +180,14 @@ def sink_tokens(model: Model, sinks: int) -> list[int]:
     return [model.bos_id] * sinks if model.bos_id is not None else []
 
 
-def _require_room(model: Model, chunks: Sequence[Chunk], sinks: int) -> None:
+def _require_compilable(model: Model, chunks: Collection[Chunk], options: CompileOptions) -> list[int]:
+    """Refuse what cannot be compiled so; returns the dummy tokens before each chunk. Raises InputError."""
+    prefix, room = sink_tokens(model, options.sinks), model.max_positions
+    require_codec(options.codec)
     for chunk in chunks:
-        if len(chunk) + sinks > model.max_positions:
+        if len(chunk) + options.sinks > room:
             raise InputError(
-                f"{chunk.source}: {len(chunk)} tokens and {sinks} sinks, but the model takes {model.max_positions} "
-                "positions; cut it with --chunk-tokens"
+                f"{chunk.source}: {len(chunk)} tokens and {options.sinks} sinks, but the model takes {room} positions; "
+                "cut it with --chunk-tokens"
             )
+    return prefix

@@ -42,6 +42,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -55,7 +56,16 @@ from pictool.store.codecs.base import Buffer as Buffer
 from pictool.store.codecs.base import CodingError
 from pictool.store.files import advise_in_order
 from pictool.store.header import DTYPES as DTYPES
-from pictool.store.header import MAX_HEADER, MAX_TEXT, ForeignHeaderError, Header, HeaderError, is_codable, layer_names
+from pictool.store.header import (
+    MAX_HEADER,
+    MAX_TEXT,
+    ForeignHeaderError,
+    Header,
+    HeaderError,
+    header_bytes,
+    is_codable,
+    layer_names,
+)
 from pictool.store.header import ObjectMeta as ObjectMeta
 from pictool.store.header import canonical as canonical
 from pictool.store.header import checksum as checksum
@@ -82,8 +92,34 @@ class CompiledChunk:
     fixups: Buffer | None = None
 
 
-def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
-    """Write one object; the same chunk gives the same bytes.
+@dataclass(frozen=True)
+class EncodedObject:
+    """The file of an object in memory: its `parts`, one after the other; one part, if it is small."""
+
+    meta: ObjectMeta
+    parts: tuple[Buffer, ...]
+
+    @cached_property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.parts))
+
+    def header(self) -> bytes:
+        """As `ObjectFile.header`."""
+        return self.read(0, header_bytes(self.read(0, 8)))
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes [start, end) of the file, fewer where it ends."""
+        if (start, end) == (0, self.num_bytes):
+            return bytes(self.parts[0]) if len(self.parts) == 1 else b"".join(self.parts)
+        found, offset = list[memoryview](), 0
+        for part in self.parts:
+            found.append(memoryview(part)[max(0, start - offset) : max(0, end - offset)])
+            offset += len(part)
+        return b"".join(found)
+
+
+def encode_object(chunk: CompiledChunk) -> EncodedObject:
+    """The file of a chunk's object; the same chunk gives the same bytes.
 
     Raises:
         InputError: KV that its codec cannot keep, or a text that is too long for an object.
@@ -102,7 +138,14 @@ def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
     data = [tokens, *(part for parts in layers for part in parts), *tables, text]
     assert [len(part) for part in data] == [end - start for start, end in map(header.span, header.entries)]
     raw = header.encode()
-    file.writelines([struct.pack("<Q", len(raw)) + raw, *data])
+    parts: tuple[Buffer, ...] = (struct.pack("<Q", len(raw)) + raw, *data)
+    is_small = 8 + len(raw) + header.data_bytes <= _PIECE
+    return EncodedObject(chunk.meta, (b"".join(parts),) if is_small else parts)
+
+
+def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
+    """Write one object. Raises as `encode_object`."""
+    file.writelines(encode_object(chunk).parts)
 
 
 class ObjectFile:
@@ -150,6 +193,10 @@ class ObjectFile:
     def header(self) -> bytes:
         """The bytes of the header, with its length; equal ones are of equal objects, since all checksums are in it."""
         return bytes(self._read(0, self._data_start))
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes [start, end) of the file, as they are."""
+        return bytes(self._read(start, end - start))
 
     def touch(self, used_ns: int | None = None) -> None:
         """Mark the file as used now, or at `used_ns`. One that may not be written to keeps the time that it has."""

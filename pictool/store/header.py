@@ -142,9 +142,10 @@ class Header:
 
     def encode(self) -> bytes:
         """Its bytes."""
-        header = {"__metadata__": metadata_of(self.meta, self.checksums)} | self.entries
-        header["__metadata__"]["header"] = seal(header)
-        return canonical(header)
+        metadata = metadata_of(self.meta, self.checksums) | {"header": ""}
+        text = _dumped({"__metadata__": metadata} | self.entries)
+        own_seal = checksum(_padded(text))  # as `seal`, which writes all of it again
+        return _padded(text.replace(b'"header":""', f'"header":"{own_seal}"'.encode()))
 
     @cached_property
     def entries(self) -> dict[str, dict[str, Any]]:
@@ -193,7 +194,14 @@ def checksum(*parts: Buffer) -> str:
 
 def canonical(header: Mapping[str, Any]) -> bytes:
     """The only bytes in which a header is accepted."""
-    text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return _padded(_dumped(header))
+
+
+def _dumped(header: Mapping[str, Any]) -> bytes:
+    return json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _padded(text: bytes) -> bytes:
     return text + b" " * (-len(text) % 8)
 
 
@@ -299,7 +307,7 @@ def _is_sealed(raw: bytes, own_seal: object) -> bool:
         return False
     field = f'"header":"{own_seal}"'.encode()
     text = raw.rstrip(b" ").replace(field, b'"header":""')
-    return raw.count(field) == 1 and checksum(text + b" " * (-len(text) % 8)) == own_seal
+    return raw.count(field) == 1 and checksum(_padded(text)) == own_seal
 
 
 def _name(fields: Mapping[str, Any], name: str) -> str:

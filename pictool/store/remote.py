@@ -28,7 +28,7 @@ from pictool.errors import InputError, ObjectError, RemoteError, StoreError
 from pictool.reading import NotRegularError, open_regular
 from pictool.store.entries import SUFFIX, litter_candidates
 from pictool.store.files import atomic_write, read_at, remove_litter
-from pictool.store.format import ObjectFile
+from pictool.store.format import EncodedObject, ObjectFile
 from pictool.store.header import Header, HeaderError, header_bytes
 from pictool.store.pace import MIN_RATE, BadAnswer, Pace, TooSlow
 
@@ -39,7 +39,8 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # of a file system: no later 
 _DENIED = {401, 403, 407}
 _DOWN_S = 30.0  # for so long a remote that could not be reached gets no requests
 _FIRST = 1 << 16  # bytes in which a header mostly is
-_TRAILER = 1 << 16  # bytes at an object's end that a push compares
+_TRAILER = 1 << 16  # bytes at an object's end that are compared
+_PIECE = 1 << 20  # bytes of a file that are read at once
 _STALE_S = 24 * 3600.0  # the age from which a temp file without a lock counts as that of a dead push
 _MAX_LISTED = 10_000  # names in a directory for temp files that a push looks at
 _TEMP = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
@@ -186,38 +187,38 @@ class Remote:
     def _size(self, key: str) -> int | None:
         return self._attempt(key, lambda: int(self._files.info(self._path(key))["size"]))
 
-    def has_same(self, file: ObjectFile) -> bool:
+    def has_same(self, own: ObjectFile | EncodedObject) -> bool:
         """Whether it has this object, whole.
 
-        A directory's file is read and checked to its end. Elsewhere its size, its header (which holds a checksum of
-        every part) and its last 64 KiB are compared: an object storage shows no half object. Raises RemoteError.
+        A directory's file is read to its end: it is checked as any object is, or compared with what is in memory.
+        Elsewhere its size, its header (which holds a checksum of every part) and its last 64 KiB are compared, so that
+        of a small object all is: an object storage shows no half object. Raises RemoteError.
         """
-        key, size = file.meta.key, file.num_bytes
+        key, size = own.meta.key, own.num_bytes
         if self._directory is not None:
-            try:
-                with ObjectFile(Path(self._path(key)), self.name(key)) as there:
-                    if there.num_bytes != size or there.header() != file.header():
-                        return False
-                    there.verify()
-            except ObjectError:
-                return False
-            return True
+            path = Path(self._path(key))
+            if isinstance(own, ObjectFile):
+                return _is_same_object(path, self.name(key), own)
+            return bool(self._attempt(key, lambda: _has_bytes(path, own), is_write=True))
+        if size <= _TRAILER:
+            found = self.read_first(key, size + 1)
+            return found is not None and found[0] == own.read(0, size)
         if self._size(key) != size:
             return False
-        header, trailer = file.header(), max(0, size - _TRAILER)
+        header, trailer = own.header(), size - _TRAILER
         if self.read(key, 0, len(header)) != header:
             return False
-        return self.read(key, trailer, size) == read_at(file.fileno(), trailer, size - trailer)
+        return self.read(key, trailer, size) == own.read(trailer, size)
 
-    def write(self, key: str, path: os.PathLike[str]) -> None:
-        """Send an object's file; it appears whole or not at all.
+    def write(self, key: str, source: os.PathLike[str] | EncodedObject) -> None:
+        """Send an object, from its file or from memory; it appears whole or not at all.
 
         Raises:
             StoreError: it cannot be written there.
         """
         self.require_writable()
         try:
-            done = self._attempt(key, lambda: self._put(path, self._path(key)), is_write=True)
+            done = self._attempt(key, lambda: self._put(source, self._path(key)), is_write=True)
         except RemoteError as error:
             raise StoreError(str(error).replace("cannot be fetched", "cannot be written")) from error
         if done is None:
@@ -243,19 +244,20 @@ class Remote:
                     count += 1
         return count
 
-    def _put(self, path: os.PathLike[str], target: str) -> bool:
+    def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
         if self._directory is not None:
-            self._directory.mkdir(parents=True, exist_ok=True)  # for whom the umask says: it is there to be shared
-            _put_local(Path(path), Path(target), self._directory / "tmp")
+            if not self._directory.is_dir():
+                self._directory.mkdir(parents=True, exist_ok=True)  # for whom the umask says: it is there to be shared
+            _put_local(source, Path(target), self._directory / "tmp")
             return True
         if self._protocol in _OBJECT_STORES:
-            self._files.put_file(os.fspath(path), target)
+            self._send(source, target)
             return True
         temp = f"{self._root}/tmp/{Path(target).stem}.{secrets.token_hex(8)}.tmp"
         self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
         self._files.makedirs(temp.rpartition("/")[0], exist_ok=True)
         try:
-            self._files.put_file(os.fspath(path), temp)
+            self._send(source, temp)
             self._files.mv(temp, target)
         except BaseException:
             with suppress(Exception):  # the first error is raised
@@ -263,12 +265,19 @@ class Remote:
             raise
         return True
 
+    def _send(self, source: os.PathLike[str] | EncodedObject, target: str) -> None:
+        if isinstance(source, EncodedObject):
+            self._files.pipe_file(target, source.read(0, source.num_bytes))
+        else:
+            self._files.put_file(os.fspath(source), target)
+
     # Attempts
 
     def _attempt(self, key: str, request: Callable[[], T], is_write: bool = False) -> T | None:
         """What a request returns, tried again after temporary problems; None if there is no such object.
 
-        A write says nothing of whether objects can be read, and is tried whatever became of others.
+        A write, and the check of one, says nothing of whether other objects can be read, and is tried whatever became
+        of them.
         """
         if not is_write:
             self._require_up(key)
@@ -278,9 +287,10 @@ class Remote:
             try:
                 return request()
             except FileNotFoundError as error:
-                if not isinstance(error.__cause__, Exception) or _status(error.__cause__) == 404:
+                cause = error.__cause__
+                if self._protocol not in _READ_ONLY or not isinstance(cause, Exception) or _status(cause) == 404:
                     return None
-                problem: Exception = error.__cause__  # fsspec's http raises it for any problem
+                problem: Exception = cause  # fsspec's http raises it for any problem
             except (InputError, StoreError, RemoteError):
                 raise
             except Exception as error:  # whatever a file system raises
@@ -435,9 +445,40 @@ def _read_local(path: str, start: int, end: int) -> bytes:
         os.close(fd)
 
 
-def _put_local(source: Path, target: Path, temp_dir: Path) -> None:
-    with source.open("rb") as file, atomic_write(target, temp_dir) as copy:
-        shutil.copyfileobj(file, copy, 1 << 20)
+def _is_same_object(path: Path, name: str, own: ObjectFile) -> bool:
+    """Whether a file is an object with the same header, and every checksum of it holds."""
+    try:
+        with ObjectFile(path, name) as there:
+            if there.num_bytes != own.num_bytes or there.header() != own.header():
+                return False
+            there.verify()
+    except ObjectError:
+        return False
+    return True
+
+
+def _has_bytes(path: Path, own: EncodedObject) -> bool:
+    """Whether a file has the bytes of an object, and no others."""
+    try:
+        fd = open_regular(path)
+    except NotRegularError:
+        return False
+    try:
+        size = own.num_bytes
+        return os.fstat(fd).st_size == size and all(
+            read_at(fd, start, _PIECE) == own.read(start, min(size, start + _PIECE)) for start in range(0, size, _PIECE)
+        )
+    finally:
+        os.close(fd)
+
+
+def _put_local(source: os.PathLike[str] | EncodedObject, target: Path, temp_dir: Path) -> None:
+    if isinstance(source, EncodedObject):
+        with atomic_write(target, temp_dir) as copy:
+            copy.writelines(source.parts)
+    else:
+        with Path(source).open("rb") as file, atomic_write(target, temp_dir) as copy:
+            shutil.copyfileobj(file, copy, _PIECE)
 
 
 def _age_s(entry: dict[str, Any]) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from pictool.compiler.compile import compile_chunks
 from pictool.core import CompileOptions
 from pictool.errors import InputError, ModelError
 from pictool.runtime.model import load_model
+from pictool.store.format import EncodedObject
 from pictool.store.remote import Remote, Retry
 from pictool.store.store import Store
 
@@ -30,11 +33,11 @@ class Faulty(Remote):
 
     fault: Callable[[Path], OSError | None] = staticmethod(lambda path: None)
 
-    def _put(self, path: os.PathLike[str], target: str) -> bool:
-        error = self.fault(Path(path))
+    def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
+        error = self.fault(Path(target))
         if error is not None:
             raise error
-        return super()._put(path, target)
+        return super()._put(source, target)
 
 
 @pytest.fixture
@@ -165,6 +168,36 @@ def test_a_write_that_fails_once_is_tried_again(spec: BulkSpec, remote: Faulty) 
 
     remote.fault = fault
     assert not any(row.error for row in run(spec))
+
+
+def test_an_object_that_is_another_at_the_remote_is_a_row(spec: BulkSpec, tmp_path: Path) -> None:
+    class Damaging(Remote):
+        def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
+            assert isinstance(source, EncodedObject)
+            data = bytearray(source.read(0, source.num_bytes))
+            data[len(data) // 2] ^= 1
+            return super()._put(replace(source, parts=(data,)), target)
+
+    remote = Damaging(str(tmp_path / "damaging"), QUICK)
+    rows = run(replace(spec, remote=remote), DOCUMENTS[:2])
+    assert rows and all(row.bytes is None and not row.is_new for row in rows)
+    assert all(row.error == f"{remote.name(row.key or '')}: is another object after it was written" for row in rows)
+
+
+def test_computing_waits_for_a_slow_remote(spec: BulkSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, peaks = list[str](), list[int]()
+
+    class Slow(Remote):
+        def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
+            running.append(target)
+            peaks.append(len(running))
+            time.sleep(0.005)
+            running.remove(target)
+            return super()._put(source, target)
+
+    monkeypatch.setattr("pictool.cluster.worker._MOST_UNSENT", 1)
+    rows = run(replace(spec, remote=Slow(str(tmp_path / "slow"), QUICK)))
+    assert max(peaks) == 1 and not any(row.error for row in rows)
 
 
 def test_nothing_is_left_of_a_worker(spec: BulkSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

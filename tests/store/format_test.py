@@ -26,7 +26,7 @@ from safetensors import safe_open
 
 from pictool.core import Geometry, Target
 from pictool.errors import ForeignObjectError, ObjectError
-from pictool.store.format import DTYPES, CompiledChunk, ObjectFile, ObjectMeta, write_object
+from pictool.store.format import DTYPES, CompiledChunk, ObjectFile, ObjectMeta, encode_object, write_object
 from pictool.store.format import canonical as _canonical
 from pictool.store.format import seal as _seal
 
@@ -120,6 +120,17 @@ def test_data_follows_the_header_without_gaps(path: Path) -> None:
 
 def test_the_same_chunk_gives_the_same_bytes(tmp_path: Path, path: Path) -> None:
     assert write(tmp_path / "again.kvo", make_chunk()).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("num_tokens", [3, 1 << 16])
+def test_what_is_in_memory_is_read_as_the_file_is(tmp_path: Path, num_tokens: int) -> None:
+    chunk = make_chunk(tuple(range(num_tokens)))
+    data, encoded = write(tmp_path / "one.kvo", chunk).read_bytes(), encode_object(chunk)
+    assert encoded.num_bytes == len(data) and (len(encoded.parts) == 1) == (num_tokens == 3)
+    for start, end in ((0, len(data)), (0, 8), (7, len(data) - 9), (len(data) - 5, len(data) + 5), (50, 50)):
+        assert encoded.read(start, end) == data[start:end]
+    with ObjectFile(tmp_path / "one.kvo") as file:
+        assert encoded.header() == file.header() and encoded.meta == file.meta
 
 
 def test_memoryviews_give_the_same_bytes(tmp_path: Path, path: Path) -> None:

@@ -201,6 +201,14 @@ def test_urls_that_cannot_be_opened(url: str, why: str, tmp_path: Path) -> None:
         near.has("c" * 64)
 
 
+def test_what_is_absent_is_absent_though_a_file_system_names_a_cause(tmp_path: Path, warnings: list[str]) -> None:
+    """As s3's and fsspec's own in memory do."""
+    remote = Remote(f"memory://{tmp_path.name}", QUICK)
+    assert remote.whole_bytes("a" * 64) is None
+    near = Store(tmp_path / "near", remote=remote, on_warning=warnings.append)
+    assert not near.has("a" * 64) and not warnings
+
+
 @pytest.mark.parametrize("error", [CancelledError, KeyError, StopIteration])
 def test_whatever_a_file_system_raises_is_an_error_of_the_remote(error: type[BaseException], tmp_path: Path) -> None:
     class Failing(MemoryFileSystem):  # type: ignore[misc]

@@ -47,7 +47,7 @@ def test_push_stream_and_pull(remote: Remote, tmp_path: Path) -> None:
     assert pull(third, keys).keys == tuple(keys)
     for key in keys:
         assert near.path(key).read_bytes() == third.path(key).read_bytes() == far.path(key).read_bytes()
-    assert not near.has("c" * 64)
+    assert not near.has("c" * 64) and remote.whole_bytes("c" * 64) is None
 
 
 def test_a_damaged_object_is_refused(remote: Remote, tmp_path: Path) -> None:

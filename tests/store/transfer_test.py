@@ -15,6 +15,7 @@ from served import QUICK, Server
 
 from pictool.errors import InputError, StoreError
 from pictool.store.files import atomic_write
+from pictool.store.format import encode_object
 from pictool.store.remote import Remote
 from pictool.store.store import Store
 from pictool.store.transfer import pull, push
@@ -108,6 +109,38 @@ def test_one_wrong_bit_in_a_directory_is_sent_again(far: Store, tmp_path: Path) 
     push(sender, [key])
     flip(there.path(key), 500_000)  # neither in the header nor near the end
     assert push(sender, [key]).keys == (key,) and content(there) == content(far)
+
+
+@pytest.mark.parametrize("num_tokens", [5, 20_000])  # one part, and several
+@pytest.mark.parametrize("kind", ["directory", "object store", "file system"])
+def test_an_object_in_memory_is_written_whole_and_compared(
+    kind: str, num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "file system":
+        monkeypatch.setattr("pictool.store.remote._OBJECT_STORES", frozenset())
+    url = str(tmp_path / "there") if kind == "directory" else f"memory://{uuid.uuid4().hex}"
+    remote, own = Remote(url, QUICK), encode_object(make_chunk(1, num_tokens))
+    key, data = own.meta.key, own.read(0, own.num_bytes)
+    assert (len(own.parts) == 1) == (num_tokens == 5) and not remote.has_same(own)
+    remote.write(key, own)
+    assert remote.has_same(own) and remote.whole_bytes(key) == len(data)
+    near = Store(tmp_path / "near", remote=remote)
+    assert near.has_whole(key) and near.path(key).read_bytes() == data
+    if kind == "file system":
+        assert remote._files.ls(f"{remote._root}/tmp") == []
+    for wrong in (b"", data[:-1], data + b"\0", _flipped(data, 100), _flipped(data, -1)):
+        remote._files.pipe_file(remote._path(key), wrong)
+        assert not remote.has_same(own)
+    remote._files.pipe_file(remote._path(key), _flipped(data, len(data) // 2))
+    assert remote.has_same(own) == (kind != "directory" and num_tokens > 5)  # neither header nor end
+    remote.write(key, own)
+    assert remote.has_same(own)
+
+
+def _flipped(data: bytes, offset: int) -> bytes:
+    changed = bytearray(data)
+    changed[offset] ^= 1
+    return bytes(changed)
 
 
 def test_a_forced_push_sends_what_is_there(far: Store, tmp_path: Path) -> None:
