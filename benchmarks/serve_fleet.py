@@ -29,9 +29,10 @@ import psutil
 from benchmarks.fleet import state
 from benchmarks.output import write_results
 from pictool.cluster.fleet import FleetHome
-from pictool.cluster.replica import TIERS, ReplicaSpec
+from pictool.cluster.replica import TIERS
 from pictool.cluster.serving import Scale, deployed
 from pictool.cluster.session import connected
+from pictool.cluster.torch_replica import TorchSpec
 from pictool.compiler.compile import compile_chunks
 from pictool.core import Chunk, Sampling
 from pictool.linker.grid import parse_policy
@@ -86,7 +87,7 @@ def running(
     done = compile_chunks(model, remote, [Chunk(text, model.encode(text), "") for text in texts])
     size = sum(part.path.stat().st_size for part in done) // objects
     settings = HomeSettings(parse_policy("legolink-4"), refresh_s=3600, name="tiny")
-    spec = ReplicaSpec(
+    spec = TorchSpec(
         Remote(str(root / "remote")), str(root / "store"), settings, held * size, model=model_name, device="cpu"
     )
     scale = Scale(REPLICAS, REPLICAS, cpus=0.25, gpus=0, ongoing=32, queued=256, load=8)

@@ -2,7 +2,7 @@
 
 Leases, files and keys of tenants are this process's alone, so that they are the same for all replicas. A request goes
 to a replica with the keys of the objects that it wants. If the replica dies, another one answers: an answer is
-determined by its request, so what was sent of it already is compared and left out.
+determined by its request, so what was sent of it already is compared and left out (`sent`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pictool.cluster.replica import Refused
+from pictool.cluster.replica import Refused, ReplicaLost
+from pictool.cluster.sent import Differs, Sent
 from pictool.compiler.chunking import make_chunks
 from pictool.core import Text as TextDocument
 from pictool.errors import InputError
@@ -41,10 +42,6 @@ _log = logging.getLogger("pictool.cluster")
 _ATTEMPTS = 3  # replicas that a request may lose
 _REMEMBERED = 100_000  # objects at the remote; keys of texts
 _BEGINNING = 256  # characters of a prompt without objects, by which it finds the replica that had it
-
-
-class ReplicaLost(Exception):
-    """A replica died, or cannot be reached, while it had a call."""
 
 
 class Calls(Protocol):
@@ -86,13 +83,17 @@ class FleetHome(Home):
             self._num_waiting, self._num_active, label_of(self.policy), self.divergence, self.problem
         )  # fmt: skip
 
+    async def read_length(self) -> None:
+        """Learn from a replica how long a prompt may be. Raises ApiError."""
+        (self.context_length,) = [found async for found in self._call("positions", keys=())]
+
     async def check(self, limit: float) -> float:
         """The figure of the start-up check, on a replica; above the limit, requests that name no policy are exact.
 
         Raises:
             ApiError: it cannot run.
         """
-        (kl,) = [found async for found in self._call("check", limit, keys=())]
+        (kl,) = [found async for found in self._call("check", keys=())]
         self.divergence = {label_of(self._settings.policy): kl}
         if kl > limit:
             self.policy = make_policy(BASELINE)
@@ -154,7 +155,7 @@ class FleetHome(Home):
         self, method: str, *arguments: Any, keys: tuple[str, ...], **named: Any
     ) -> AsyncGenerator[Any, None]:
         """What a replica sends. If it dies, another one begins again, and goes on where it was."""
-        sent = list[Any]()
+        sent = Sent()
         self._num_waiting += 1
         try:
             for attempt in range(_ATTEMPTS):
@@ -171,21 +172,22 @@ class FleetHome(Home):
             self._num_active -= bool(sent)
             self._num_waiting -= not sent
 
-    async def _after(self, sent: list[Any], events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    async def _after(self, sent: Sent, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """The events after those that were `sent`, which must be the same again; they are added to them."""
-        number = 0
+        sent.begin_again()
         async for event in events:
             if isinstance(event, Refused):
                 self._forget_lost(event)
                 raise event.error
-            number += 1
-            if number > len(sent):
-                self._num_waiting -= not sent
-                self._num_active += not sent
-                sent.append(event)
-                yield event
-            elif event != sent[number - 1]:
-                raise _unavailable()
+            is_first = not sent
+            try:
+                rest = sent.rest(event)
+            except Differs as error:
+                raise _unavailable() from error
+            self._num_waiting -= is_first
+            self._num_active += is_first
+            if rest is not None:
+                yield rest
 
     def _forget_lost(self, refused: Refused) -> None:
         """An object that a lease names was removed by force: which ones are there is asked again."""

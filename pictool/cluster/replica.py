@@ -1,30 +1,28 @@
-"""A replica of a server: the torch engine over a local tier of its own; all objects are at the shared remote.
+"""A replica of a server: a home over a local tier of its own; all objects are at the shared remote.
 
-Knows nothing of Ray: it is called with the router's work, and answers with events. What a client did wrong comes back
-as a value (`Refused`), since an exception would lose what it is on its way.
+Knows nothing of Ray, nor of the home's engine: it is called with the router's work, and answers with events. What a
+client did wrong comes back as a value (`Refused`), since an exception would lose what it is on its way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pictool.cluster.loading import load_same_model
 from pictool.cluster.residency import MOST_HELD, report_of
 from pictool.errors import PicError
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
-from pictool.serve.check import check_linking
 from pictool.serve.errors import ApiError
-from pictool.serve.start import start_home
 from pictool.serve.tenants import Tenant
 from pictool.serve.torch_home import HomeSettings
-from pictool.serve.work import CompiledText, Work
+from pictool.serve.work import CompiledText, Home, Work
 from pictool.store.remote import Remote
 from pictool.store.store import Store
 from pictool.store.transfer import push
@@ -34,9 +32,26 @@ _log = logging.getLogger("pictool.cluster")
 TIERS = "replicas"  # the directory of local tiers in a store
 
 
+class ReplicaLost(Exception):
+    """A replica died, or cannot be reached, or its engine died, while it had a call."""
+
+
 @dataclass(frozen=True)
-class ReplicaSpec:
-    """How replicas work: the same for all.
+class Mounted:
+    """A home over the local tier of a replica.
+
+    Fields:
+        measure: KL(full ‖ linked) in nats of the start-up check (`serve.check`), under the home's policy.
+    """
+
+    home: Home
+    store: Store
+    measure: Callable[[], Awaitable[float]]
+
+
+@dataclass(frozen=True)
+class ReplicaSpec(ABC):
+    """How replicas work: the same for all. Its classes are the engines.
 
     Fields:
         root: the store's directory on a replica's machine; local tiers are within.
@@ -56,6 +71,20 @@ class ReplicaSpec:
     fingerprints: tuple[str, str] | None = None
     threads: int = 1
     version: str = ""
+
+    @abstractmethod
+    async def start(self, name: str) -> Mounted:
+        """Load the model, in the event loop of the replica. `name` is that of its local tier, which it finds again.
+
+        Raises:
+            PicError: the model cannot be loaded, or is another one than the driver's.
+        """
+
+    def open_tier(self, name: str) -> Store:
+        return Store(
+            Path(self.root) / TIERS / name, self.max_bytes, remote=self.remote, memory_bytes=self.memory_bytes,
+            on_warning=lambda problem: _log.warning("pic: %s", problem),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,41 +110,45 @@ class Refused:
 
 
 class Replica:
-    """One replica, with its weights loaded. `name` is that of its local tier, which it finds again.
+    """One replica, whose model is loaded.
 
     All calls take `keys`, what they want, by which they were routed; and `exact`: whether the start-up check failed, so
-    that requests which name no policy are answered exactly.
+    that requests which name no policy are answered exactly. All raise ReplicaLost where the engine died.
 
-    Raises:
-        PicError: the model cannot be loaded, or is another one than the driver's.
+    Args:
+        on_lost: is called before ReplicaLost is raised.
     """
 
-    def __init__(self, spec: ReplicaSpec, name: str) -> None:
-        model = load_same_model(spec)
-        self._store = Store(
-            Path(spec.root) / TIERS / name, spec.max_bytes, remote=spec.remote, memory_bytes=spec.memory_bytes,
-            on_warning=lambda problem: _log.warning("pic: %s", problem),
-        )  # fmt: skip
-        self._model, self._settings, self._root = model, spec.settings, Path(spec.root)
-        self._home = start_home(model, self._store, spec.settings, None)
+    def __init__(self, mounted: Mounted, on_lost: Callable[[], None] = lambda: None) -> None:
+        self._home, self._store, self._measure, self._on_lost = mounted.home, mounted.store, mounted.measure, on_lost
         self._report: dict[str, Any] = report_of(())
         self._stamp: tuple[int, ...] = ()
+
+    async def check_health(self) -> None:
+        """Raise ReplicaLost if the engine cannot answer."""
+        if not await self._home.lives():
+            self._on_lost()
+            raise ReplicaLost("its engine died")
 
     def _be(self, exact: bool) -> None:
         if exact:
             self._home.policy = make_policy(BASELINE)
 
-    async def check(self, limit: float, keys: object = ()) -> AsyncGenerator[float | Refused, None]:
+    async def positions(self, keys: object = ()) -> AsyncGenerator[int, None]:
+        """The most tokens of a prompt with its answer."""
+        yield self._home.context_length
+
+    async def check(self, keys: object = ()) -> AsyncGenerator[float | Refused, None]:
         """KL(full ‖ linked) of the start-up check in nats (`serve.check`)."""
         try:
-            yield (await asyncio.to_thread(check_linking, self._model, self._settings.policy, limit, self._root)).kl
+            yield await self._measure()
         except Exception as error:
-            yield Refused.of(error)
+            yield await self._refused(error)
 
     async def answer(self, work: Work, exact: bool = False, keys: object = ()) -> AsyncGenerator[Any, None]:
         """The events of an answer (`Home.answer`)."""
         self._be(exact)
-        async with aclosing(_told(self._home.answer(work))) as events:
+        async with aclosing(self._told(self._home.answer(work))) as events:
             async for event in events:
                 yield event
 
@@ -124,7 +157,7 @@ class Replica:
     ) -> AsyncGenerator[Any, None]:
         """The events of /v1/link (`Home.link`)."""
         self._be(exact)
-        async with aclosing(_told(self._home.link(spec, tenant, compares))) as events:
+        async with aclosing(self._told(self._home.link(spec, tenant, compares))) as events:
             async for event in events:
                 yield event
 
@@ -138,7 +171,7 @@ class Replica:
                 await asyncio.to_thread(push, self._store, [done.key])
                 yield done
         except Exception as error:
-            yield Refused.of(error)
+            yield await self._refused(error)
 
     async def execute(
         self, query: str, tenant: Tenant, exact: bool = False, keys: object = ()
@@ -148,7 +181,7 @@ class Replica:
         try:
             yield await self._home.execute(query, tenant)
         except Exception as error:
-            yield Refused.of(error)
+            yield await self._refused(error)
 
     def record_routing_stats(self) -> dict[str, Any]:
         """What the local tier holds, for the router: the objects that were used last."""
@@ -172,13 +205,17 @@ class Replica:
         """End its threads."""
         self._home.close()
 
+    async def _told(self, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """Events; what ends them is the last one."""
+        try:
+            async for event in events:
+                yield event
+        except Exception as error:
+            yield await self._refused(error)
+        finally:
+            await events.aclose()
 
-async def _told(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """Events; what ends them is the last one."""
-    try:
-        async for event in events:
-            yield event
-    except Exception as error:
-        yield Refused.of(error)
-    finally:
-        await events.aclose()
+    async def _refused(self, error: Exception) -> Refused:
+        """An error as a value. Raises ReplicaLost if it is the engine's death."""
+        await self.check_health()
+        return Refused.of(error)

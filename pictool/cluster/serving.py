@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pictool.cluster.fleet import Calls, ReplicaLost
-from pictool.cluster.replica import Replica, ReplicaSpec
+from pictool.cluster.fleet import Calls
+from pictool.cluster.replica import Replica, ReplicaLost, ReplicaSpec
 from pictool.errors import ModelError
 from pictool.routing import Routing
 from pictool.serve.errors import queue_full
@@ -50,14 +51,18 @@ class Scale:
 
 
 class _Engine(Replica):
-    """A replica in a process of Ray's. One that follows another which died has its local tier."""
+    """A replica in a process of Ray's. One that follows another which died has its local tier.
 
-    def __init__(self, spec: ReplicaSpec) -> None:
+    Where its engine dies it ends its process: Ray notices at once, and its calls go to another one.
+    """
+
+    async def __init__(self, spec: ReplicaSpec) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         from ray import serve
         from ray.serve import metrics
 
         logging.getLogger("pictool").setLevel(logging.WARNING)
-        super().__init__(spec, str(serve.get_replica_context().rank.rank))
+        mounted = await spec.start(str(serve.get_replica_context().rank.rank))
+        super().__init__(mounted, on_lost=lambda: os._exit(1))
         self._gauges = {name: metrics.Gauge(f"pic_tier_{name}", description=what) for name, what in _GAUGES.items()}
 
     def record_routing_stats(self) -> dict[str, Any]:
@@ -68,7 +73,8 @@ class _Engine(Replica):
         return report
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_home"):  # it has started
+            self.close()
 
 
 @contextmanager
@@ -150,8 +156,10 @@ def _calls(handle: Any) -> Calls:
             is_whole = True
         except BackPressureError as error:
             raise queue_full() from error
-        except RayTaskError:
+        except RayTaskError as error:
             is_whole = True
+            if isinstance(error.cause, ReplicaLost):
+                raise ReplicaLost(str(error.cause)) from error
             raise  # of the replica's own code: nobody else would do better
         except (RayError, RayServeException) as error:
             is_whole = True

@@ -21,12 +21,9 @@ def find_engine(name: str | None, needed: dict[Feature, str] | None = None) -> t
         UsageError: no such engine, or it has no such feature.
         InputError: it is not installed.
     """
-    from pictool.engines import DEFAULT, engine_class, engine_names
+    from pictool.engines import engine_class
 
-    if name is None:
-        name = DEFAULT
-    if name not in engine_names():
-        raise UsageError(f"--engine {name}: must be {' or '.join(engine_names())}")
+    name = engine_name(name)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_COLOR", "0")  # stderr shows escapes, and obeys none
@@ -36,3 +33,14 @@ def find_engine(name: str | None, needed: dict[Feature, str] | None = None) -> t
             raise UsageError(f"--engine {name}: has no {option}; use that of another engine")
     engine.require_installed()
     return engine
+
+
+def engine_name(name: str | None) -> str:
+    """The name of an engine, which need not be installed here; by default the default one's. Raises UsageError."""
+    from pictool.engines import DEFAULT, engine_names
+
+    if name is None:
+        return DEFAULT
+    if name not in engine_names():
+        raise UsageError(f"--engine {name}: must be {' or '.join(engine_names())}")
+    return name

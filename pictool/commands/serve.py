@@ -6,13 +6,13 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool import __version__
-from pictool.commands.engine import find_engine
+from pictool.commands.engine import engine_name, find_engine
 from pictool.commands.errors import UsageError, of_command_line
 from pictool.commands.options import (
     ANSWER,
@@ -29,13 +29,14 @@ from pictool.commands.options import (
 )
 from pictool.commands.request import policy_of_settings
 from pictool.commands.resources import open_model, open_store
-from pictool.commands.serve_ray import FleetOptions, opened_fleet
+from pictool.commands.serve_ray import FleetOptions, VllmOptions, opened_fleet, vllm_options
 from pictool.commands.settings import Settings
 from pictool.commands.verbosity import note
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy
+    from pictool.runtime.model import Model
     from pictool.serve.tenants import Keys
     from pictool.serve.torch_home import HomeSettings
     from pictool.serve.work import Home
@@ -45,10 +46,11 @@ app = make_app()
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _CHECKS = ("exact", "refuse", "off")
 # Options that replicas do not have, and those that vLLM does not have.
-_ALONE = (("--engine", "engine"), ("--learn", "learn"), ("--min-tokens", "min_tokens"), ("--pool", "pool"))
+_ALONE = (("--learn", "learn"), ("--min-tokens", "min_tokens"), ("--pool", "pool"))
 _TORCH_ONLY = ("max_tokens", "codec", "pool")
 DEFAULT = "legolink-16"  # the policy of requests, where nobody says one
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
+_BATCHED = 64  # requests that a replica with vLLM has at once, where nobody says it
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,10 @@ class ServeOptions:
     name: Annotated[Optional[str], option("--name", "NAME", "What the API calls the model.")] = None
     queue: Annotated[int, option("--queue", "N", "Requests that wait at most.", min=1)] = 256
     active: Annotated[
-        Optional[int], option("--active", "N", f"Requests that take turns ({_ACTIVE}; vLLM: its batch).", min=1)
+        Optional[int],
+        option(
+            "--active", "N", f"Requests that take turns ({_ACTIVE}; vLLM: its batch, {_BATCHED} with --ray).", min=1
+        ),
     ] = None
     algo: Annotated[
         Optional[str],
@@ -109,22 +114,30 @@ def run_serve(
       pic serve -m MODEL --store /data/pic --keys keys --host 0.0.0.0
       pic serve -m MODEL --engine vllm -- --tensor-parallel-size 2
       pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic
+      pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic --engine vllm -- --tensor-parallel-size 2
     """
     require_installed()
     fleet.check({name: getattr(options, field) != getattr(ServeOptions(), field) for name, field in _ALONE}, settings)
-    if find_engine(options.engine).name == "vllm":
-        run_in_vllm(options, settings, more or [])
-        return
-    if more:
+    is_vllm = engine_name(options.engine) == "vllm"
+    if fleet.ray is None:
+        find_engine(options.engine)  # replicas have theirs on their machines
+        if is_vllm:
+            run_in_vllm(options, settings, more or [])
+            return
+    if more and not is_vllm:
         raise UsageError(f"{more[0]}: options of vLLM's need --engine vllm")
     from pictool.serve.app import make_app as make_application
     from pictool.serve.running import run
     from pictool.serve.service import Service, ServiceSettings
 
     check_choices(options, settings)
+    vllm = None
+    if is_vllm:
+        refuse_torch_only(options)
+        vllm = vllm_options(more or [])
     with closing(bind(options)) as listener:
         keys, store = read_tenants(options, settings), open_store(settings)
-        with opened_home(options, fleet, settings, store) as home:
+        with opened_home(options, fleet, settings, store, vllm) as home:
             service = Service(home, store.root, keys, ServiceSettings(default_ttl_s=options.ttl))
             listener.listen()  # who reads the next line is not refused
             host, port = listener.getsockname()[:2]
@@ -134,36 +147,37 @@ def run_serve(
 
 
 def opened_home(
-    options: ServeOptions, fleet: FleetOptions, settings: Settings, store: Store
+    options: ServeOptions, fleet: FleetOptions, settings: Settings, store: Store, vllm: VllmOptions | None
 ) -> AbstractContextManager[Home]:
-    """What answers: the model in this process, or replicas of it."""
+    """What answers: the model in this process, or replicas of it, with vLLM or without."""
     from pictool.serve.start import start_home
 
     home_settings, model = make_home_settings(options, settings), open_model(settings)
     limit, refuses = None if options.check == "off" else options.check_limit, options.check == "refuse"
+    if vllm is not None:
+        from pictool.compiler.compile import CODEC
+
+        home_settings = replace(home_settings, codec=CODEC, max_active=options.active or vllm.active or _BATCHED)
+        require_directory(model)
     if fleet.ray is not None:
-        return opened_fleet(fleet, model, home_settings, settings, limit, refuses)
+        return opened_fleet(fleet, model, home_settings, settings, limit, refuses, vllm)
     return start_home(model, store, home_settings, limit, refuses, note)
 
 
 def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) -> None:
     """Serve from inside vLLM's own server."""
-    from pictool.engines.vllm.server import ServerOptions, require_plugins, serve
+    from pictool.engines.vllm.server import EngineOptions, ServerOptions, require_plugins, serve
     from pictool.serve import vllm_plugin
 
     require_plugins()
     check_choices(options, settings)
-    defaults = ServeOptions()
-    for name in _TORCH_ONLY:
-        if getattr(options, name) != getattr(defaults, name):
-            raise UsageError(f"--{name.replace('_', '-')}: not with --engine vllm, which has options of its own")
+    refuse_torch_only(options)
     if settings.salt:
         raise UsageError("--salt: not with --engine vllm; give salts to tenants by --keys")
     read_tenants(options, settings)  # what is wrong with them is said before vLLM starts
     keys = None if options.keys is None else str(Path(options.keys).resolve())
     model, store = open_model(settings), open_store(settings)
-    if model.directory is None:
-        raise InputError(f"{model.name}: vLLM loads models from directories; save it first")
+    require_directory(model)
     extra = {
         "store": str(store.root.resolve()), "policy": policy_text(options, settings),
         "policies": list(options.allow) or None,
@@ -176,7 +190,21 @@ def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) 
     }  # fmt: skip
     name = options.name or model.name
     vllm_plugin.on_ready = lambda url, policy: note(f"serving {name} in vLLM on {url}/v1 ({policy}); Ctrl-C ends it")
-    serve(ServerOptions(str(model.directory), name, model.dtype, options.host, options.port, extra, more))
+    engine = EngineOptions(str(model.directory), name, model.dtype, extra, more)
+    serve(ServerOptions(engine, options.host, options.port))
+
+
+def refuse_torch_only(options: ServeOptions) -> None:
+    """Raise UsageError for an option that vLLM has not."""
+    for name in _TORCH_ONLY:
+        if getattr(options, name) != getattr(ServeOptions(), name):
+            raise UsageError(f"--{name.replace('_', '-')}: not with --engine vllm, which has options of its own")
+
+
+def require_directory(model: Model) -> None:
+    """Raise InputError for a model that vLLM cannot load."""
+    if model.directory is None:
+        raise InputError(f"{model.name}: vLLM loads models from directories; save it first")
 
 
 def check_choices(options: ServeOptions, settings: Settings) -> None:

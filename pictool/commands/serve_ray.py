@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -92,12 +93,49 @@ class FleetOptions:
             return Routing(float(parse_size("--queue-bytes", self.queue_bytes)))
 
 
+@dataclass(frozen=True)
+class VllmOptions:
+    """The options of `vllm serve` for each replica, as on its command line, and what the fleet has to know of them.
+
+    Fields:
+        parallel: devices of a replica. active: requests that it has in its batch at most; None: not said.
+    """
+
+    given: tuple[str, ...] = ()
+    parallel: int = 1
+    active: int | None = None
+
+
+def vllm_options(given: Sequence[str]) -> VllmOptions:
+    """Read options of `vllm serve`; a replica refuses those that vLLM does not know. Raises UsageError."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
+    parser.add_argument("--max-num-seqs", type=int)
+    parser.add_argument("--config")
+    names = [part.partition("=") for part in given]
+    try:
+        found, _ = parser.parse_known_args(
+            [name.replace("_", "-") + sign + value if name.startswith("--") else name + sign + value
+             for name, sign, value in names]
+        )  # fmt: skip
+    except argparse.ArgumentError as error:
+        raise UsageError(f"-- {error}") from error
+    if found.config is not None:
+        raise UsageError("-- --config: not with --ray; give its options here")
+    if found.tensor_parallel_size < 1 or (found.max_num_seqs is not None and found.max_num_seqs < 1):
+        raise UsageError("-- --tensor-parallel-size, --max-num-seqs: must be 1 or more")
+    return VllmOptions(tuple(given), found.tensor_parallel_size, found.max_num_seqs)
+
+
 @contextmanager
 def opened_fleet(
     fleet: FleetOptions, model: Model, home_settings: HomeSettings, settings: Settings, limit: float | None,
-    refuses: bool,
+    refuses: bool, vllm: VllmOptions | None = None,
 ) -> Iterator[FleetHome]:  # fmt: skip
     """Replicas that run until the end, as one home; they were checked as the server of one process is.
+
+    Args:
+        vllm: of replicas with vLLM's engine; None: they have the torch engine.
 
     Raises:
         InputError: there is no cluster, or the check failed and `refuses`. ModelError: a replica cannot start.
@@ -110,12 +148,13 @@ def opened_fleet(
     assert fleet.ray is not None
     remote = shared_remote(settings, Retry())
     with connected(fleet.ray):
-        spec = make_spec(fleet, model, remote, home_settings, settings)
-        scale = make_scale(fleet, home_settings, settings)
+        spec = make_spec(fleet, model, remote, home_settings, settings, vllm)
+        scale = make_scale(fleet, home_settings, settings, 1 if vllm is None else vllm.parallel)
         with ExitStack() as resources:
             with waiting("starting replicas"):
                 calls = resources.enter_context(deployed(spec, scale, fleet.routing(), app_of(spec)))
                 home = resources.enter_context(closing(FleetHome(model, remote, home_settings, calls)))
+                learn_length(home)
                 check(home, limit, refuses)
             yield home
 
@@ -124,6 +163,16 @@ def app_of(spec: ReplicaSpec) -> str:
     """What Ray Serve calls the replicas of a store: a server that was killed finds its own again, and replaces them."""
     place = f"{socket.gethostname()} {spec.root}"
     return f"pictool-{hashlib.sha256(place.encode(errors='surrogatepass')).hexdigest()[:12]}"
+
+
+def learn_length(home: FleetHome) -> None:
+    """How long a prompt may be, as a replica says it. Raises InputError."""
+    from pictool.serve.errors import ApiError
+
+    try:
+        asyncio.run(home.read_length())
+    except ApiError as error:
+        raise InputError(f"no replica answers: {error}; see its log in Ray's dashboard") from error
 
 
 def check(home: FleetHome, limit: float | None, refuses: bool) -> None:
@@ -143,17 +192,20 @@ def check(home: FleetHome, limit: float | None, refuses: bool) -> None:
 
 
 def make_spec(
-    fleet: FleetOptions, model: Model, remote: Remote, home_settings: HomeSettings, settings: Settings
-) -> ReplicaSpec:
+    fleet: FleetOptions, model: Model, remote: Remote, home_settings: HomeSettings, settings: Settings,
+    vllm: VllmOptions | None,
+) -> ReplicaSpec:  # fmt: skip
     """What all replicas have to know; paths are absolute, since they run elsewhere."""
-    from pictool.cluster.replica import ReplicaSpec
+    from pictool.cluster.torch_replica import TorchSpec
+    from pictool.cluster.vllm_replica import VllmSpec
 
     root, target = open_store(settings).root.absolute(), model.target
-    return ReplicaSpec(
+    shared = (
         remote, str(root), home_settings, settings.max_size, settings.memory,
         shared_model(settings), settings.device.partition(":")[0], settings.dtype, settings.salt,
         (target.model, target.tokenizer), threads_of(fleet), __version__,
     )  # fmt: skip
+    return TorchSpec(*shared) if vllm is None else VllmSpec(*shared, vllm.given, vllm.parallel)
 
 
 def threads_of(fleet: FleetOptions) -> int:
@@ -163,13 +215,17 @@ def threads_of(fleet: FleetOptions) -> int:
     return fleet.replica_cpus or max(1, int(resources().cpus) // fleet.counts()[0])
 
 
-def make_scale(fleet: FleetOptions, home_settings: HomeSettings, settings: Settings) -> Scale:
-    """How many replicas there are, and what each takes of the cluster: a GPU if there are some, and half its CPUs."""
+def make_scale(fleet: FleetOptions, home_settings: HomeSettings, settings: Settings, devices: int) -> Scale:
+    """How many replicas there are, and what each takes of the cluster: its GPUs if there are some, and half its CPUs.
+
+    Args:
+        devices: of a replica.
+    """
     from pictool.cluster.serving import Scale
     from pictool.cluster.session import resources
 
     (least, most), there = fleet.counts(), resources()
-    gpus = float(settings.device != "cpu" and there.gpus > 0)
+    gpus = float(devices) if settings.device != "cpu" and there.gpus > 0 else 0.0
     cpus = min(threads_of(fleet) / 2, 0.9 * there.cpus / least)
     active, queue = home_settings.max_active, home_settings.max_waiting
     return Scale(least, most, round(cpus, 3), gpus, ongoing=active + queue, queued=queue, load=active)

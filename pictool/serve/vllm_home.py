@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from copy import copy, deepcopy
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from pictool.engines.divergence import check_prompts
 from pictool.engines.sample import read_sample
 from pictool.engines.vllm.online import OnlineEngine
 from pictool.engines.vllm.request import MAX_OBJECTS
-from pictool.engines.vllm.serving import Heard, Hearing, Serving
+from pictool.engines.vllm.serving import Heard, Hearing, Refused, Serving
 from pictool.errors import InputError, PicError
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
@@ -55,6 +56,7 @@ from pictool.serve.work import (
     Started,
     Status,
     Stored,
+    TokenInfo,
     Verified,
     Work,
 )
@@ -80,7 +82,7 @@ class VllmHome(Home):
     def __init__(self, options: PluginOptions = PluginOptions()) -> None:
         self._options, self.places = options, Places(options.queue, options.active or 1)
         self.created, self.model, self.context_length = int(time.time()), "", 0
-        self.policy: Policy = _FULL
+        self.policy = _FULL
         self.divergence: dict[str, float] = {}
         self.problem: str | None = None
         self._learner: Learner | None = None
@@ -90,14 +92,20 @@ class VllmHome(Home):
         self._query_threads = ThreadPoolExecutor(_QUERYING, "pic-query")
         self._encoding = threading.Lock()
 
-    async def start(self, serving: Serving) -> None:
-        """Take over a server whose engine runs."""
+    async def start(self, serving: Serving, recognises: bool = True) -> None:
+        """Take over a server whose engine runs.
+
+        Args:
+            recognises: whether requests may have documents recognised; then the connector begins to read the store.
+        """
         self.serving, self._loop = serving, asyncio.get_running_loop()
         self.model, self.context_length = serving.names[0], serving.max_model_len
         self.policy, self._store = serving.settings.policy, serving.open_store()
         _ = serving.target, serving.model.eos_ids
         self.places = Places(self._options.queue, self._options.active or serving.max_num_seqs)
-        await self._recognise_nothing()
+        self._decoder = deepcopy(serving.model.tokenizer)  # of the event loop alone
+        if recognises:
+            await self._recognise_nothing()
         if self._options.learn:
             await asyncio.to_thread(self._start_learner)
 
@@ -109,15 +117,32 @@ class VllmHome(Home):
             waiting, self.places.num_active, label_of(self.policy), self.divergence, self.problem, *learned
         )  # fmt: skip
 
+    async def lives(self) -> bool:
+        return await self.serving.check_health()
+
+    def close(self) -> None:
+        """End its threads. The engine is its server's."""
+        for threads in (self._threads, self._query_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+
     # The home's contract
 
     async def answer(self, work: Work) -> AsyncGenerator[Event, None]:
-        async with self.places.place(work.tenant.name, work.n):
-            laid, params = await self.prompt(work.tenant, work.prompt, work.linking)
-            hearing, engine = Hearing(), self.engine_of(work.tenant)
-            async with aclosing(self._events(work, laid, params, hearing, engine)) as events:
-                async for event in events:
-                    yield event
+        try:
+            async with self.places.place(work.tenant.name, work.n):
+                laid, params = await self.prompt(work.tenant, work.prompt, work.linking)
+                hearing, engine = Hearing(), self.engine_of(work.tenant)
+                async with aclosing(self._events(work, laid, params, hearing, engine)) as events:
+                    async for event in events:
+                        yield event
+        except (PicError, ApiError):
+            raise
+        except Exception as error:
+            refused = Refused.of(error)
+            if refused is None:
+                raise
+            code = "context_length_exceeded" if "context length" in refused.message else None
+            raise ApiError(refused.status, refused.message, code=code) from error
         if work.linking.recognises:
             self.learn(work.tenant, texts_of(work.prompt))
 
@@ -130,15 +155,23 @@ class VllmHome(Home):
                 f"the prompt has {len(laid.tokens)} tokens, and the server {self.context_length} positions"
             )
         limit = room if work.max_tokens is None else min(room, work.max_tokens)
+        same = range(work.n) if work.sampling.temperature == 0 else None  # answers that are one, which vLLM gives once
         outputs = self.serving.generate(
-            engine, laid.tokens.tolist(), work.sampling, limit, work.n, {"pic": params}, hearing
+            engine, laid.tokens.tolist(), work.sampling, limit, 1 if same else work.n, {"pic": params}, hearing,
+            work.num_top,
         )  # fmt: skip
-        started = False
+        is_plain = isinstance(work.prompt, Chat) and not self.serving.template  # "Answer:", then a blank
+        started, begun = False, set[int]()
         try:
             async for output in outputs:
                 for part in output.outputs:
-                    if part.text:
-                        yield Delta(part.index, part.text)
+                    text = part.text.lstrip() if is_plain and part.index not in begun else part.text
+                    if text:
+                        begun.add(part.index)
+                    infos = () if work.num_top is None else self._infos(part, work.num_top)
+                    if text or infos:
+                        for index in same or (part.index,):
+                            yield Delta(index, text, infos)
                     if part.finish_reason not in (None, "stop", "length"):
                         raise ApiError(503, "the server ended the answer")
                     if part.finish_reason is not None:
@@ -146,11 +179,26 @@ class VllmHome(Home):
                         if not started:  # the connector reports at the end
                             started = True
                             yield Started(self.reuse(work.linking, laid, heard))
-                        yield Finished(part.index, part.finish_reason, len(heard.tokens[part.index]))
+                        for index in same or (part.index,):
+                            yield Finished(index, part.finish_reason, len(heard.tokens[part.index]))
             if work.linking.verifies:
                 yield Verified(await self.serving.verify(hearing.prompts[0]))
         finally:
             await outputs.aclose()
+
+    def _infos(self, part: Any, num_top: int) -> tuple[TokenInfo, ...]:
+        """The tokens of an output's part but end tokens, with their log-probabilities."""
+        infos = []
+        for token, entries in zip(part.token_ids, part.logprobs or (), strict=True):
+            if token in self.serving.model.eos_ids:
+                continue
+            likely = sorted(entries.items(), key=lambda entry: entry[1].rank)[:num_top]
+            top = tuple((self._decode(other), float(entry.logprob)) for other, entry in likely)
+            infos.append(TokenInfo(self._decode(token), float(entries[token].logprob), top))
+        return tuple(infos)
+
+    def _decode(self, token: int) -> str:
+        return str(self._decoder.decode([token]))
 
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
         engine = self.engine_of(tenant)
@@ -296,6 +344,8 @@ class VllmHome(Home):
         marks = Marks()
         rendered = dict(body) | {"messages": marks.messages(chat), "model": self.model}
         rendered |= {"documents": marks.documents(chat)} if chat.documents else {"documents": None}
+        if chat.tools and "tools" not in body:  # what the template makes of them; vLLM parses no calls here
+            rendered |= {"tools": list(chat.tools), "tool_choice": "none"}
         return marks.split(await self.serving.render(rendered), model.name)
 
     async def _compile_marked(
@@ -385,7 +435,7 @@ class VllmHome(Home):
         policy, label = self.policy, label_of(self.policy)
         if not policy.needs.objects:
             return
-        kl = await asyncio.to_thread(self._measure, policy)
+        kl = await asyncio.to_thread(self.measure, policy)
         self.divergence = {label: kl}
         if kl <= limit:
             return
@@ -395,11 +445,15 @@ class VllmHome(Home):
         self.policy, self.problem = _FULL, problem
         _log.warning("pic: %s; requests that name no policy are answered exactly", problem)
 
-    def _measure(self, policy: Policy) -> float:
-        """The mean divergence of the check's prompts. Their objects have a salt of their own, and are removed."""
+    def measure(self, policy: Policy, tuned: Path | None = None) -> float:
+        """The mean divergence of the check's prompts. Their objects have a salt of their own, and are removed.
+
+        Args:
+            tuned: the store whose prompts of `pic tune` are linked, if it has some; None: its own.
+        """
         engine, root = self._apart(Tenant("check", secrets.token_hex(16))), self._store.root
         model = engine.model
-        specs = check_prompts(model, policy, self.context_length, read_sample(root))
+        specs = check_prompts(model, policy, self.context_length, read_sample(tuned or root))
         try:
             return sum(engine.divergence(spec) for spec in specs) / len(specs)
         finally:

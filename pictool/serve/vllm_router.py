@@ -58,7 +58,7 @@ def _health_routes(service: Service, home: VllmHome) -> APIRouter:
 
     @router.get("/health", response_model=None)
     async def health() -> Response:
-        lives = await home.serving.check_health()
+        lives = await home.lives()
         return JSONResponse(health_of(service) | ({} if lives else {"status": "dead"}), 200 if lives else 503)
 
     return router

@@ -16,6 +16,7 @@ from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
 
 if TYPE_CHECKING:
+    from pictool.linker.policies.base import Policy
     from pictool.linker.residency import PoolCounts
     from pictool.linker.spec import Spec
 
@@ -243,6 +244,7 @@ class Home(ABC):
     model: str
     created: int
     context_length: int
+    policy: Policy  # of requests that name none
 
     @abstractmethod
     def answer(self, work: Work) -> AsyncGenerator[Event, None]:
@@ -278,6 +280,10 @@ class Home(ABC):
     @abstractmethod
     def status(self) -> Status:
         """How it is now."""
+
+    async def lives(self) -> bool:
+        """Whether its engine can answer; what it was asked before is lost if not."""
+        return True
 
     def close(self) -> None:  # noqa: B027 (a home may hold nothing)
         """End what runs."""

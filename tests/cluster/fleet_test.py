@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from pictool.cluster.fleet import FleetHome, ReplicaLost
-from pictool.cluster.replica import Refused, Replica, ReplicaSpec
+from pictool.cluster.fleet import FleetHome
+from pictool.cluster.replica import Refused, Replica, ReplicaLost
 from pictool.cluster.residency import report_of
+from pictool.cluster.torch_replica import TorchSpec
 from pictool.core import Sampling
 from pictool.core import Text as TextDocument
 from pictool.errors import StoreError
@@ -66,8 +67,8 @@ def model(model_dir: Path) -> Model:
 
 @pytest.fixture
 def calls(model_dir: Path, tmp_path: Path) -> Iterator[Calls]:
-    spec = ReplicaSpec(Remote(str(tmp_path / "remote")), str(tmp_path), SETTINGS, model=str(model_dir), device="cpu")
-    with closing(Replica(spec, "0")) as replica:
+    spec = TorchSpec(Remote(str(tmp_path / "remote")), str(tmp_path), SETTINGS, model=str(model_dir), device="cpu")
+    with closing(Replica(asyncio.run(spec.start("0")))) as replica:
         yield Calls(replica)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -17,12 +18,13 @@ import tiny
 
 from commands.run import pic, write
 from pictool.cluster import session
-from pictool.commands import serve
+from pictool.commands import serve, serve_ray
 from pictool.commands.settings import read_settings
 from pictool.commands.settings_file import write_setting
 from pictool.errors import InputError
 from pictool.linker.grid import label_of, parse_policy
 from pictool.serve.tenants import read_keys
+from pictool.serve.torch_home import HomeSettings
 
 ROOT = Path(__file__).parents[2]
 KEY, SALT = "k" * 20, "0123456789abcdef" * 4
@@ -82,7 +84,11 @@ def test_keys_and_their_tenants() -> None:
         (["--ray"], 2, "needs --remote"),
         (["--ray", "--remote", "r", "--learn", "1G"], 2, "--learn: not with --ray"),
         (["--ray", "--remote", "r", "--min-tokens", "4"], 2, "--min-tokens: not with --ray"),
-        (["--ray", "--remote", "r", "--engine", "vllm"], 2, "--engine: not with --ray"),
+        (["--ray", "--remote", "r", "--pool", "1G"], 2, "--pool: not with --ray"),
+        (["--ray", "--remote", "r", "--", "--enforce-eager"], 2, "--enforce-eager: options of vLLM's"),
+        (["--ray", "--remote", "r", "--engine", "vllm", "--max-tokens", "4"], 2, "--max-tokens: not with --engine"),
+        (["--ray", "--remote", "r", "--engine", "vllm", "--", "--config", "x"], 2, "--config: not with --ray"),
+        (["--ray", "--remote", "r", "--engine", "vllm", "--", "-tp", "x"], 2, "invalid int value"),
         (["--ray", "--remote", "r", "--replicas", "3:1"], 2, "--replicas 3:1"),
         (["--ray", "--remote", "r", "--queue-bytes", "much"], 2, "--queue-bytes"),
         (["--ray", "ray://a:1", "--remote", "r"], 2, "no client of Ray"),
@@ -93,6 +99,19 @@ def test_keys_and_their_tenants() -> None:
 def test_what_cannot_be_served_is_one_line(options: list[str], code: int, word: str) -> None:
     done = pic("serve", "--port", "0", *options)
     assert done.code == code and word in done.err and len(done.err.splitlines()) == 1
+
+
+def test_a_replica_with_vllm_takes_the_gpus_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["--enforce-eager", "--tensor_parallel_size=4", "--max-num-seqs", "16"]
+    options = serve_ray.vllm_options(given)
+    assert options == serve_ray.VllmOptions(tuple(given), 4, 16) and serve_ray.vllm_options(["-tp", "2"]).parallel == 2
+    assert serve_ray.vllm_options([]) == serve_ray.VllmOptions((), 1, None)
+    monkeypatch.setattr(session, "resources", lambda: session.Resources(cpus=16, gpus=8))
+    fleet, home = serve_ray.FleetOptions(ray="local", replicas="2"), HomeSettings(parse_policy("full"))
+    gpus = [
+        serve_ray.make_scale(fleet, home, replace(read_settings(), device=device), 4).gpus for device in ("auto", "cpu")
+    ]
+    assert gpus == [4, 0]
 
 
 def test_the_policy_that_pic_tune_wrote_is_served(monkeypatch: pytest.MonkeyPatch) -> None:

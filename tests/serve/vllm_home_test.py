@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from fastapi import APIRouter, FastAPI
 
@@ -47,6 +50,35 @@ def test_the_routers_secret_is_one_for_all_processes(monkeypatch: pytest.MonkeyP
     assert not plugin.is_router("") and not plugin.is_router("ö\ud800")
 
 
+_PARENT = """
+import multiprocessing, os, time
+from pictool.engines.vllm import plugin
+
+def child():
+    plugin.register()
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+ASK
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join()
+"""
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_engine_ends_with_a_process_that_is_killed_and_asked_for_it(asks: bool) -> None:
+    script = _PARENT.replace("ASK", "plugin.end_with_this_process()" if asks else "")
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        gone, left = psutil.wait_procs([child], 20 if asks else 0.5)
+        for process in left:
+            process.kill()
+    assert bool(gone) == asks
+
+
 @pytest.mark.parametrize(
     ("value", "word"),
     [({"key": "x"}, "no field 'key'"), ({"keys": 5}, "keys=5"), ({"check": "maybe"}, "check"), ({"ttl": True}, "ttl"),
@@ -70,7 +102,7 @@ def test_the_divergence_over_likely_tokens_is_at_most_that_over_all() -> None:
 def test_a_model_that_does_not_take_linking_answers_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     home = VllmHome()
     home.policy = POLICY
-    monkeypatch.setattr(home, "_measure", lambda policy: 0.7)
+    monkeypatch.setattr(home, "measure", lambda policy: 0.7)
     with pytest.raises(InputError, match=r"0\.7 nats"):
         asyncio.run(home.check(0.5, refuses=True))
     asyncio.run(home.check(0.7, refuses=False))

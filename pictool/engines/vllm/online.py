@@ -156,8 +156,12 @@ class OnlineEngine(VllmEngine):
 
 def generate(client: Any, tokens: Sequence[int], params: Any, salt: str) -> Any:
     """The outputs of a prompt of token ids, under a tenant's salt."""
-    prompt = {"prompt_token_ids": list(tokens)} | ({"cache_salt": salt} if salt else {})
-    return client.generate(prompt, params, f"pic-{secrets.token_hex(12)}")
+    return client.generate(prompt_of(tokens, salt), params, f"pic-{secrets.token_hex(12)}")
+
+
+def prompt_of(tokens: Sequence[int], salt: str) -> dict[str, Any]:
+    """A prompt of token ids as vLLM takes it."""
+    return {"prompt_token_ids": list(tokens)} | ({"cache_salt": salt} if salt else {})
 
 
 def coarse_kl(full: Mapping[int, float], linked: Mapping[int, float]) -> float:

@@ -3,13 +3,19 @@
 The router inside vLLM's server writes objects for its clients; others who reach the engine may not. So the two have a
 secret: the general plugin, which vLLM loads in the server's first process, puts it into the environment, and the
 processes of the engine inherit it.
+
+vLLM's engine does not notice that the process which started it was killed. Where that process asked for it, the plugin
+ends the engine's processes then.
 """
 
 from __future__ import annotations
 
 import hmac
+import multiprocessing
 import os
 import secrets
+import signal
+import threading
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 
@@ -18,11 +24,27 @@ ENDPOINTS = "vllm.endpoint_plugins"
 _GENERAL = "vllm.general_plugins"
 _GROUPS = (_GENERAL, "vllm.io_processor_plugins", "vllm.platform_plugins", "vllm.stat_logger_plugins")
 _SECRET = "PIC_ROUTER_SECRET"
+_ENDS = "PIC_ENGINE_ENDS_WITH_PARENT"
 
 
 def register() -> None:
     """The general plugin. It is called in every process of vLLM's; the first one makes the secret."""
     os.environ.setdefault(_SECRET, secrets.token_hex(32))
+    if os.environ.get(_ENDS) and multiprocessing.parent_process() is not None:
+        threading.Thread(target=_end_with_parent, name="pic-parent", daemon=True).start()
+
+
+def end_with_this_process() -> None:
+    """Have the processes of engines that this one starts end when it ends, also if it is killed."""
+    os.environ[_ENDS] = "1"
+
+
+def _end_with_parent() -> None:
+    """Wait until the process that started this one has ended, and end at once: nobody waits for an answer."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def router_secret() -> str:

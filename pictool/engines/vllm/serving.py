@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pictool.core import Sampling, Target
-from pictool.engines.vllm.online import LIKELY, OnlineEngine, coarse_kl, generate
+from pictool.engines.vllm.online import LIKELY, OnlineEngine, coarse_kl, generate, prompt_of
 from pictool.engines.vllm.request import FIELD
 from pictool.engines.vllm.setup import Settings, load_target_model, parse_settings
 from pictool.errors import InputError
@@ -33,6 +33,24 @@ class Refused(Exception):
     def __init__(self, status: int, body: Mapping[str, Any]) -> None:
         super().__init__(str(body))
         self.status, self.body = status, dict(body)
+
+    @property
+    def message(self) -> str:
+        return str(self.body.get("error", {}).get("message", self))
+
+    @classmethod
+    def of(cls, error: Exception) -> Refused | None:
+        """An error of vLLM's that is the client's mistake; None: it is none."""
+        from pydantic import ValidationError
+        from vllm.exceptions import VLLMClientError, VLLMNotFoundError, VLLMUnprocessableEntityError
+
+        if isinstance(error, Refused):
+            return error
+        if not isinstance(error, VLLMClientError | ValidationError):
+            return None
+        statuses = {VLLMNotFoundError: 404, VLLMUnprocessableEntityError: 422}
+        status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 400)
+        return cls(status, {"error": {"message": str(error), "type": "invalid_request_error", "code": status}})
 
 
 @dataclass
@@ -139,6 +157,10 @@ class Serving:
             return False
         return True
 
+    def close(self) -> None:
+        """End the engine, if no server of vLLM's does: what it computes is lost."""
+        self.client.shutdown(0)
+
     async def render(self, body: Mapping[str, Any]) -> str:
         """The text of a chat by vLLM's template.
 
@@ -173,14 +195,19 @@ class Serving:
 
     def generate(
         self, engine: OnlineEngine, tokens: Sequence[int], sampling: Sampling, max_tokens: int, n: int,
-        params: Mapping[str, Any], hearing: Hearing,
+        params: Mapping[str, Any], hearing: Hearing, num_logprobs: int | None = None,
     ) -> AsyncGenerator[Any, None]:  # fmt: skip
-        """The outputs of a prompt of token ids, each with what is new, heard."""
+        """The outputs of a prompt of token ids, each with what is new, heard.
+
+        Args:
+            num_logprobs: likely tokens that each token has beside its own log-probability; None: it has none.
+        """
         from vllm.sampling_params import RequestOutputKind
 
-        chosen = engine._sampling_params(sampling, max_tokens, params, None)
+        chosen = engine._sampling_params(sampling, max_tokens, params, num_logprobs)
         chosen.n, chosen.output_kind = n, RequestOutputKind.DELTA
-        return hearing.listen(generate(self.client, tokens, chosen, engine.model.salt), list(tokens), chosen)
+        salt = engine.model.salt
+        return hearing.listen(generate(self.client, tokens, chosen, salt), prompt_of(tokens, salt), chosen)
 
     async def verify(self, heard: Heard) -> dict[str, Any]:
         """The first answer against full recompute of the same prompt, with the same sampling.

@@ -1,0 +1,26 @@
+"""A replica with the torch engine."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from pictool.cluster.loading import load_same_model
+from pictool.cluster.replica import Mounted, ReplicaSpec
+from pictool.serve.check import check_linking
+from pictool.serve.start import start_home
+
+
+@dataclass(frozen=True)
+class TorchSpec(ReplicaSpec):
+    """Replicas with the torch engine."""
+
+    async def start(self, name: str) -> Mounted:
+        model, store = load_same_model(self), self.open_tier(name)
+        home = start_home(model, store, self.settings, None)
+
+        async def measure() -> float:
+            return (await asyncio.to_thread(check_linking, model, self.settings.policy, tuned=Path(self.root))).kl
+
+        return Mounted(home, store, measure)

@@ -1,0 +1,77 @@
+"""A replica with vLLM's engine: in processes of its own, which end with the replica's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pictool.cluster.loading import load_same_model
+from pictool.cluster.replica import TIERS, Mounted, ReplicaSpec
+from pictool.engines.vllm.offline import VllmEngine
+from pictool.engines.vllm.server import EngineOptions, start_engine
+from pictool.errors import ModelError
+from pictool.serve.vllm_home import VllmHome
+from pictool.serve.vllm_plugin import PluginOptions
+
+
+@dataclass(frozen=True)
+class VllmSpec(ReplicaSpec):
+    """Replicas with vLLM.
+
+    Fields:
+        options: of `vllm serve`, as on its command line. parallel: devices of each (`--tensor-parallel-size`).
+    """
+
+    options: tuple[str, ...] = ()
+    parallel: int = 1
+
+    async def start(self, name: str) -> Mounted:
+        VllmEngine.require_installed()
+        self._set_environment()
+        model, settings = load_same_model(self), self.settings
+        if model.directory is None:
+            raise ModelError(f"{model.name}: vLLM loads models from directories; save it first")
+        options = EngineOptions(
+            str(model.directory), settings.name or model.name, model.dtype, self._fields(name), self.options
+        )  # fmt: skip
+        home = _ReplicaHome(PluginOptions(queue=settings.max_waiting, active=settings.max_active))
+        home.serving = await start_engine(options)
+        try:
+            if home.serving.target != model.target:
+                raise ModelError(f"{model.name}: vLLM has loaded another model, or computes in another dtype")
+            await home.start(home.serving, recognises=False)
+        except BaseException:
+            home.close()
+            raise
+
+        async def measure() -> float:
+            return await asyncio.to_thread(home.measure, settings.policy, Path(self.root))
+
+        return Mounted(home, self.open_tier(name), measure)
+
+    def _fields(self, name: str) -> dict[str, Any]:
+        """Of `kv_connector_extra_config`: the connector's store is the replica's local tier."""
+        policy, allowed = self.settings.policy, self.settings.allowed
+        return {
+            "store": str(Path(self.root) / TIERS / name), "max_bytes": self.max_bytes, "remote": self.remote.url,
+            "memory_bytes": self.memory_bytes, "policy": {"algo": policy.name, **policy.params},
+            "policies": None if allowed is None else sorted(allowed),
+        }  # fmt: skip
+
+    def _set_environment(self) -> None:
+        """Of vLLM's processes: their share of the machine's CPUs, which other replicas are on, too."""
+        os.environ["OMP_NUM_THREADS"] = str(max(1, self.threads // self.parallel))  # Ray has set it by its accounts
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+class _ReplicaHome(VllmHome):
+    """The home of a replica, whose engine is its own."""
+
+    def close(self) -> None:
+        super().close()
+        self.serving.close()
