@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from pictool.compiler.compile import compile_chunks
+from pictool.compiler.compile import Compiled, compile_chunks
 from pictool.core import Chunk, CompileOptions
 from pictool.errors import ObjectError, RemoteError, StoreError, UnwritableStoreError
 from pictool.linker.context import reused_parts
@@ -32,14 +32,16 @@ def compile_in_steps(model: Model, store: Store, spec: Spec, on_compile: OnCompi
     """
     if spec.policy.needs.chain_block:
         return
+
+    def report(done: Compiled) -> None:
+        if done.is_new and on_compile is not None:
+            on_compile(done)
+
     for options, chunks in _packs(model, _uncompiled(model, store, spec)):
         try:
-            compiled = compile_chunks(model, store, chunks, options, check=False)
+            compile_chunks(model, store, chunks, options, check=False, on_done=report)
         except UnwritableStoreError:
             return
-        for done in compiled:
-            if done.is_new and on_compile is not None:
-                on_compile(done)
         yield
 
 

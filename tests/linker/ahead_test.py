@@ -45,7 +45,7 @@ def test_a_link_finds_the_objects_that_it_would_have_made(
     later: list[Compiled] = []
     link(model, alone, spec(policy), on_compile=want.append)
     steps = sum(1 for _ in compile_in_steps(model, stepped, spec(policy), got.append))
-    assert {(done.chunk.source, done.key) for done in got} == {(done.chunk.source, done.key) for done in want}
+    assert [(done.chunk.source, done.key) for done in got] == [(done.chunk.source, done.key) for done in want]
     if policy != "prefix":
         assert [path.read_bytes() for path in map(stepped.path, sorted(alone.keys()))] == [
             alone.path(key).read_bytes() for key in sorted(alone.keys())
