@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,34 @@ STUDY = ROOT / "docs" / "studies" / "span-queries.md"
 RESULTS = Path(__file__).parent / "results"
 Points = Sequence[Mapping[str, Any]]
 Rows = list[list[str]]
+
+
+def documents(points: Points) -> Rows:
+    """Fig. 13b."""
+    stock, *others = (own["label"] for own in points[0]["measured"])
+    rows = [
+        [
+            str(point["documents"]), f"{point['prompt_tokens']:,}", f"{first['ttft']['median'] * 1e3:,.0f}",
+            *(f"{own['speedup']:.1f}×" for own in rest),
+        ]
+        for point in points
+        for first, *rest in [point["measured"]]
+    ]  # fmt: skip
+    return [["documents", "tokens", f"{stock}, ms", *others], *rows]
+
+
+def pages(points: Points) -> Rows:
+    """Quality beside fig. 13b."""
+    full, *others = (own["label"] for own in points[0]["quality"])
+    first, *rest = others
+    rows = [
+        [
+            str(point["documents"]), *(f"{100 * own['right']:.0f}" for own in point["quality"]),
+            *(f"{own['kl_mean']:.2f}" for own in point["quality"][1:]),
+        ]
+        for point in points
+    ]  # fmt: skip
+    return [["pages", f"right: {full}", *others, f"KL: {first}", *rest], *rows]
 
 
 def judge(points: Points) -> Rows:
@@ -74,6 +103,24 @@ def pool(points: Points) -> Rows:
     return [head, *rows]
 
 
+def waves(points: Points) -> Rows:
+    """§5.5.1, of several prompts: two rows a stream, for a plan for each prompt and for one plan."""
+    head = ["policy", "requests", "plans", "memory, ms a wave", "pool, ms a wave", "one plan sooner", "prompts a plan",
+            "MB from the host", "moves", "tokens moved", "duplicates", "scratch, KB"]  # fmt: skip
+    ways = {"each": "one each", "wave": "one for all"}
+    rows = [
+        [
+            point["label"], point["stream"], name, f"{point['seconds']['memory']['median'] * 1e3:,.0f}",
+            f"{point['seconds'][way]['median'] * 1e3:,.0f}", f"{point['speedup']:.2f}×" if way == "wave" else "",
+            f"{point['together'][way]:.1f}", f"{point['copied'][way] / 1e6:.1f}", f"{point['moves'][way]:.1f}",
+            f"{point['moved'][way]:,.0f}", str(point["duplicates"][way]), f"{point['scratch_bytes'][way] / 1e3:,.0f}",
+        ]
+        for point in points
+        for way, name in ways.items()
+    ]  # fmt: skip
+    return [head, *rows]
+
+
 def tree(points: Points, model: str) -> Rows:
     """Figs. 16 and 17, under both policies."""
     labels = list(dict.fromkeys(point["label"] for point in points))
@@ -88,19 +135,32 @@ def tree(points: Points, model: str) -> Rows:
     return [head, *rows]
 
 
-TABLES: dict[str, Callable[[Points], Rows]] = {
-    "query_judge.json": judge,
-    "query_moves.json": moves,
-    "query_pool.json": pool,
-    "query_tree.json": lambda points: tree(points, "base"),
-    "query_tree_judge.json": lambda points: tree(points, "judge"),
+@dataclass(frozen=True)
+class Table:
+    """A table of the study: its results file, the list in it, and what makes rows of that."""
+
+    file: str
+    rows: Callable[[Points], Rows]
+    key: str = "points"
+
+
+TABLES = {
+    "documents": Table("query_documents.json", documents),
+    "pages": Table("query_documents.json", pages),
+    "judge": Table("query_judge.json", judge),
+    "moves": Table("query_moves.json", moves),
+    "pool": Table("query_pool.json", pool),
+    "waves": Table("query_pool.json", waves, "waves"),
+    "tree": Table("query_tree.json", lambda points: tree(points, "base")),
+    "tree of the judge": Table("query_tree_judge.json", lambda points: tree(points, "judge")),
 }
 
 
 def table_of(name: str) -> list[str]:
-    """The lines of the table of a results file."""
-    report = json.loads((RESULTS / name).read_text(encoding="utf-8"))
-    head, *rows = TABLES[name](report["results"]["points"])
+    """The lines of a table."""
+    table = TABLES[name]
+    report = json.loads((RESULTS / table.file).read_text(encoding="utf-8"))
+    head, *rows = table.rows(report["results"].get(table.key, []))  # results from before there were waves have none
     return [_line(head), _line(["---"] * len(head)).replace(" ", ""), *map(_line, rows)]
 
 

@@ -284,12 +284,12 @@ def is_call(query: Query) -> bool:
 
 def explain_report(optimised: Optimised) -> dict[str, Any]:
     """The trees, the rules that fired and the calls that run once, for JSON."""
-    from pictool.spans.query import path_text
+    from pictool.spans.query import path_text, shape
     from pictool.spans.reading import to_data
 
     steps = [
         {"rule": step.rule, "effect": step.effect.name.lower(), "path": path_text(step.path),
-         "before": step.before, "after": step.after}
+         "before": shape(step.before), "after": shape(step.after)}
         for step in optimised.steps
     ]  # fmt: skip
     shared = {path_text(path): path_text(first) for path, first in optimised.shared.items()}

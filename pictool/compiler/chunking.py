@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 32 << 20
 _SENTENCE_END = re.compile(r"(?:[.!?。！？][\"'”’)\]]*\s+|\n+)")
+_LONG = 16  # characters for each position of a model: a longer text is tokenized only if its beginning gives few tokens
 _CUT_WINDOW = 0.1  # a cut may move back by this share of a chunk to end a sentence
 
 
@@ -56,19 +57,42 @@ def _too_large(path: str) -> InputError:
     return InputError(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB of text; split it")
 
 
+def require_within(model: Model, text: str, source: str, remedy: str = "shorten it") -> None:
+    """Refuse a text that is to be linked, if its beginning alone has twice as many tokens as the model has positions.
+
+    Tokenizing megabytes takes seconds.
+
+    Raises:
+        InputError: names the source, and what to do.
+    """
+    limit = _LONG * model.max_positions
+    if len(text) > limit and len(model.encode(text[:limit])) > 2 * model.max_positions:
+        raise InputError(
+            f"{source}: more than {2 * model.max_positions} tokens, but the model takes {model.max_positions} "
+            f"positions; {remedy}"
+        )
+
+
+def encode_within(model: Model, text: str, source: str) -> tuple[int, ...]:
+    """The token ids of a text that is to be linked. Raises InputError as `require_within`."""
+    require_within(model, text, source)
+    return model.encode(text)
+
+
 def make_chunk(model: Model, text: str, source: str) -> Chunk:
     """One chunk of the whole text.
 
     Raises:
         InputError: no tokens, or more than the model has positions for.
     """
+    remedy = "cut it with --chunk-tokens"
+    require_within(model, text, source, remedy)
     chunk = Chunk(text, model.encode(text), source)
     if not chunk.tokens:
         raise InputError(f"{source}: has no tokens; there is nothing to compile")
     if len(chunk) > model.max_positions:
         raise InputError(
-            f"{source}: {len(chunk)} tokens, but the model takes {model.max_positions} positions; "
-            "cut it with --chunk-tokens"
+            f"{source}: {len(chunk)} tokens, but the model takes {model.max_positions} positions; {remedy}"
         )
     return chunk
 

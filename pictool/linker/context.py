@@ -67,6 +67,24 @@ def context_of(store: Store, policy: Policy, on_compile: OnCompile | None) -> Co
     return ChainContext(store, block) if block else ObjectContext(store, on_compile)
 
 
+def reused_parts(
+    prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None
+) -> list[tuple[Part, int]]:
+    """The parts of which something is, or may be, reused or compared, each with its start; `parts` are head and chunks.
+
+    Args:
+        selection: None if it is not made yet.
+    """
+    may_be_any = selection is None or bool(policy.check_layers(prompt.model.geometry.layers))
+    return [
+        (part, start)
+        for part, (start, end) in zip(parts, [prompt.layout.head, *prompt.layout.chunks], strict=True)
+        if start < end
+        and part.has_object
+        and (may_be_any or (selection is not None and not selection.rows[start:end].all()))
+    ]
+
+
 class ObjectContext:
     """The objects of head and chunks. Texts that are not compiled yet are compiled first."""
 
@@ -81,14 +99,7 @@ class ObjectContext:
         self, prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None, opened: ExitStack
     ) -> Reused:
         """Open the objects of those parts of which something is, or may be, reused or compared."""
-        may_be_any = selection is None or bool(policy.check_layers(prompt.model.geometry.layers))
-        needed = [
-            (part, start)
-            for part, (start, end) in zip(parts, [prompt.layout.head, *prompt.layout.chunks], strict=True)
-            if start < end
-            and part.has_object
-            and (may_be_any or (selection is not None and not selection.rows[start:end].all()))
-        ]
+        needed = reused_parts(prompt, parts, policy, selection)
         objects = [part for part, _ in needed]
         self._texts = {key for part in objects if part.file is None for key in part.keys(prompt.model)}
         self._files = [part.file.path for part in objects if part.file is not None]

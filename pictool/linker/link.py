@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pictool.compiler.chunking import encode_within
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError, NotFiniteError, ObjectError
 from pictool.linker.context import Context, Reused, context_of
@@ -133,7 +134,7 @@ def prepare(
     policy = spec.policy
     # Resolve: every document is parts with tokens; objects that documents name are open from here on.
     # Lay out: where everything is in the prompt.
-    laid = _lay_out(model, store, spec, opened)
+    laid = lay_out_spec(model, store, spec, opened)
     prompt = Prompt(model, laid.layout, laid.texts, stage=stage)
 
     # Select: the rows, so that only objects of which something is reused are opened. A policy that reads from
@@ -204,7 +205,8 @@ class Laid:
     required: RowMask | None = None
 
 
-def _lay_out(model: Model, store: Store, spec: Spec, opened: ExitStack) -> Laid:
+def lay_out_spec(model: Model, store: Store, spec: Spec, opened: ExitStack) -> Laid:
+    """Resolve a spec's documents, and lay out its prompt. Objects that documents name are open until `opened` is."""
     if spec.plan is not None:
         return _lay_out_plan(model, store, spec.plan, opened)
     return _lay_out_texts(model, store, spec, opened)
@@ -214,7 +216,8 @@ def _lay_out_texts(model: Model, store: Store, spec: Spec, opened: ExitStack) ->
     frame = spec.frame(model)
     parts = resolve_documents(model, store, spec, opened)
     head = head_part(model, spec, frame.head)
-    layout = lay_out(model, head.chunk, [part.chunk for part in parts], model.encode(frame.tail))
+    tail = encode_within(model, frame.tail, "the query")
+    layout = lay_out(model, head.chunk, [part.chunk for part in parts], tail)
     return Laid(layout, (frame.head, *(part.chunk.text for part in parts), frame.tail), (head, *parts))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pictool.compiler.chunking import make_chunks, read_text
+from pictool.compiler.chunking import encode_within, make_chunks, read_text
 from pictool.compiler.compile import Compiled, compile_chunks, object_key
 from pictool.core import Chunk, CompileOptions, GeneratedChunk, Text
 from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError, UnwritableStoreError
@@ -123,7 +123,7 @@ def resolve_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) 
 
 def head_part(model: Model, spec: Spec, head: str) -> Part:
     """The part of a prompt's head, perhaps without tokens."""
-    return Part(Chunk(head, model.encode(head), "head"), spec.head_object)
+    return Part(Chunk(head, encode_within(model, head, "the head"), "head"), spec.head_object)
 
 
 def _key(model: Model, store: Store, name: str) -> str:

@@ -88,7 +88,7 @@ class Form:
         """The response of works; choices are numbered through."""
         answers = [answer for work in works for answer in work.listed]
         name = "chat.completion" if self.is_chat else "text_completion"
-        return self._head(name) | {
+        return self.head(name) | {
             "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
             "usage": usage_of(works), "pic": _reports(works),
         }  # fmt: skip
@@ -114,15 +114,16 @@ class Form:
             choice["delta"] = {"role": "assistant", "content": ""}
         else:
             choice["delta"] = {"content": text} if isinstance(delta, Delta) else {}
-        return self._head("chat.completion.chunk" if self.is_chat else "text_completion") | {"choices": [choice]}
+        return self.head("chat.completion.chunk" if self.is_chat else "text_completion") | {"choices": [choice]}
 
     def last_chunk(self, works: Sequence[Collected]) -> dict[str, Any]:
         """The event with the usage."""
-        return self._head("chat.completion.chunk" if self.is_chat else "text_completion") | {
+        return self.head("chat.completion.chunk" if self.is_chat else "text_completion") | {
             "choices": [], "usage": usage_of(works)
         }  # fmt: skip
 
-    def _head(self, name: str) -> dict[str, Any]:
+    def head(self, name: str) -> dict[str, Any]:
+        """What every response and event begins with; `name` is of its kind."""
         return {"id": self.id, "object": name, "created": self.created, "model": self.model}
 
     def _logprobs(self, tokens: Sequence[TokenInfo]) -> dict[str, Any] | None:

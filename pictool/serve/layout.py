@@ -10,10 +10,12 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from pictool.compiler.chunking import encode_within
 from pictool.core import TokenIds
 from pictool.errors import InputError
 from pictool.runtime.model import Model
@@ -60,7 +62,7 @@ def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise:
 
 def _text_tokens(model: Model, piece: Text | TokenText) -> TokenIds:
     if isinstance(piece, Text):
-        return np.asarray(model.encode(piece.text), dtype=np.int32)
+        return np.asarray(encode_within(model, piece.text, "the prompt"), dtype=np.int32)
     if any(not 0 <= token < model.config.vocab_size for token in piece.ids):
         raise InputError(f"prompt: token ids must be from 0 to {model.config.vocab_size - 1}")
     return np.asarray(piece.ids, dtype=np.int32)
@@ -69,12 +71,11 @@ def _text_tokens(model: Model, piece: Text | TokenText) -> TokenIds:
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
     """The pieces with texts that follow one another as one, and without empty ones."""
     result: list[Piece] = []
-    for piece in pieces:
-        last = result[-1] if result else None
-        if isinstance(piece, Text) and isinstance(last, Text):
-            result[-1] = Text(last.text + piece.text)
-        elif not isinstance(piece, Text) or piece.text:
-            result.append(piece)
+    for is_text, group in groupby(pieces, key=lambda piece: isinstance(piece, Text)):
+        if not is_text:
+            result += group
+        elif text := "".join(piece.text for piece in group if isinstance(piece, Text)):
+            result.append(Text(text))
     return result
 
 

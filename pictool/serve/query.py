@@ -2,35 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 from pictool.linker.policies.base import Policy
 from pictool.serve.errors import ApiError
 from pictool.spans import query as nodes
-from pictool.spans.execute import AnswerSteps, Executor, RunOptions
+from pictool.spans.execute import STEP_NODES, AnswerSteps, Executor, RunOptions
 from pictool.spans.reading import read_query
 
 if TYPE_CHECKING:
     from pictool.engines.base import Engine
 
+MAX_CALLS = 50_000  # of one query
 _LOCAL = (nodes.Retrieve, nodes.Ask)
+
+
+class _Pieces:
+    """Gives way after every `STEP_NODES` nodes; called with each."""
+
+    def __init__(self, give_way: Callable[[], None]) -> None:
+        self._count, self._give_way = 0, give_way
+
+    def __call__(self) -> None:
+        self._count += 1
+        if self._count % STEP_NODES == 0:
+            self._give_way()
 
 
 class ServedQuery:
     """A query that was read, and optimised as the policy allows.
 
+    Args:
+        give_way: called between two pieces of the work of reading it; what it raises ends that.
+
     Raises:
-        ApiError: a query that reads files of the server, or asks somebody. InputError: no query.
+        ApiError: a query that reads files of the server, asks somebody, or has too many calls. InputError: no query.
     """
 
-    def __init__(self, text: str, engine: Engine, policy: Policy, codec: str) -> None:
-        query = read_query(text, "query", is_yaml=False)
-        for node in _nodes(query):
+    def __init__(
+        self, text: str, engine: Engine, policy: Policy, codec: str, give_way: Callable[[], None] = nodes.no_wait
+    ) -> None:
+        on_node = _Pieces(give_way)
+        query = read_query(text, "query", is_yaml=False, on_node=on_node)
+        num_calls = 0
+        for _, node in nodes.nodes(query):
+            on_node()
             if isinstance(node, _LOCAL) or (isinstance(node, nodes.Fragment) and node.text is None):
                 raise ApiError(400, f"query: {node.kind} is for queries that run where their files are", code="query")
+            num_calls += _num_calls(node)
+        if num_calls > MAX_CALLS:
+            raise ApiError(400, f"query: has {num_calls} calls; {MAX_CALLS} at most, so split it", code="query")
         self._executor = Executor(lambda _: engine, RunOptions(policy, codec=codec, keeps_outputs=False))
-        self._query = self._executor.optimise(query).after
+        self._query = self._executor.optimise(query, on_node).after
 
     def run(self) -> list[str]:
         """Run it on its engine; the texts of its answer: one, or those of a par. Raises PicError: it cannot be run."""
@@ -51,7 +75,13 @@ def _text(node: nodes.Query) -> str:
     return "\n".join(filter(None, (_text(child) for _, child in node.steps()))) if isinstance(node, nodes.Join) else ""
 
 
-def _nodes(node: nodes.Query) -> Iterator[nodes.Query]:
-    yield node
-    for _, child in node.steps():
-        yield from _nodes(child)
+def _num_calls(node: nodes.Query) -> int:
+    """Calls of a node itself; those of a repeat less the one that is below it."""
+    match node:
+        case nodes.Generate() | nodes.Chat():
+            return 1
+        case nodes.Repeat():
+            return node.n - 1
+        case nodes.Map():
+            return len(node.inputs)
+    return 0

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 
 from pictool.serve.answers import DONE, Form, sse
 from pictool.serve.errors import ApiError
 from pictool.serve.openai_routes import EventStream
 from pictool.serve.service import Service, unless_gone
 from pictool.serve.work import Finished
+
+_PIECE = 64  # choices that are written before other requests come in between
 
 
 def query_routes(service: Service) -> APIRouter:
@@ -22,7 +26,7 @@ def query_routes(service: Service) -> APIRouter:
     body = {"content": {"text/plain": {"schema": {"type": "string"}}, "application/json": {"schema": {}}}}
 
     @router.post("/v1/query/execute", response_model=None, openapi_extra={"requestBody": body})
-    async def execute(request: Request, stream: bool = False) -> Response | dict[str, Any]:
+    async def execute(request: Request, stream: bool = False) -> Response:
         tenant = service.tenant(request)
         try:
             text = (await request.body()).decode()
@@ -32,10 +36,19 @@ def query_routes(service: Service) -> APIRouter:
         form = Form(f"query-{secrets.token_hex(12)}", service.home.model, False)
         if stream:
             return EventStream(_events(form, texts))
-        head = form._head("text_completion")
-        return head | {"choices": [_choice(index, text) for index, text in enumerate(texts)]}
+        return StreamingResponse(_whole(form.head("text_completion"), texts), media_type="application/json")
 
     return router
+
+
+async def _whole(head: dict[str, Any], texts: Sequence[str]) -> AsyncGenerator[bytes, None]:
+    """The JSON of a response, in pieces."""
+    yield json.dumps(head)[:-1].encode() + b', "choices": ['
+    for start in range(0, len(texts), _PIECE):
+        choices = [_choice(index, text) for index, text in enumerate(texts[start : start + _PIECE], start)]
+        yield (b", " if start else b"") + json.dumps(choices)[1:-1].encode()
+        await asyncio.sleep(0)
+    yield b"]}"
 
 
 def _choice(index: int, text: str) -> dict[str, Any]:
@@ -44,9 +57,11 @@ def _choice(index: int, text: str) -> dict[str, Any]:
     return {"index": index, "text": text, "message": message, "finish_reason": "stop", "logprobs": None}
 
 
-async def _events(form: Form, texts: list[str]) -> AsyncGenerator[bytes, None]:
+async def _events(form: Form, texts: Sequence[str]) -> AsyncGenerator[bytes, None]:
     for index, text in enumerate(texts):
         event = form.chunk(index, Finished(index, "stop", 0))
         event["choices"][0] |= {"text": text, "delta": {"role": "assistant", "content": text}}
         yield sse(event)
+        if (index + 1) % _PIECE == 0:
+            await asyncio.sleep(0)
     yield DONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ class Server(uvicorn.Server):
 def run(application: FastAPI, listener: socket) -> None:
     """Serve on a socket until an interrupt or SIGTERM comes."""
     sys.setswitchinterval(_SWITCH_S)
+    gc.collect()
+    gc.freeze()  # libraries and the model: 400,000 objects, which every full collection would walk, and all wait for it
     config = uvicorn.Config(
         application, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
     )  # fmt: skip

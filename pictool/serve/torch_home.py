@@ -8,24 +8,29 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from pictool.compiler.chunking import make_chunk, make_chunks
-from pictool.compiler.compile import CODEC, compile_chunks
+from pictool.compiler.chunking import make_chunk, make_chunks, require_within
+from pictool.compiler.compile import CODEC, Compiled, compile_chunks
+from pictool.core import Text as TextDocument
 from pictool.core import TokenIds
 from pictool.engines.base import Answer, LinkResult, compare_answers
 from pictool.engines.torch import TorchEngine
 from pictool.errors import NotFiniteError, ObjectError, StoreError
+from pictool.linker.ahead import compile_in_steps
 from pictool.linker.grid import label_of
 from pictool.linker.link import Linked, link, require_room
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy, Stage
 from pictool.linker.residency import ResidentObjects
-from pictool.linker.spec import Spec
+from pictool.linker.resolve import OnCompile
+from pictool.linker.spec import Document, Spec
 from pictool.runtime.decode import Generated, Step, generate_steps, generated_of
 from pictool.serve.admission import Places
 from pictool.serve.channel import Channel, End, compiled_event
@@ -94,6 +99,10 @@ class HomeSettings:
     pool_bytes: int = 0
 
 
+T = TypeVar("T")
+GiveWay = Callable[[], None]
+
+
 class Gone(Exception):
     """The client of a request went away."""
 
@@ -116,6 +125,8 @@ class TorchHome(Home):
         self.problem: str | None = None
         settings.policy.prepare(model)
         self._tokenizer = model.tokenizer
+        self._cutting = copy(model)  # for texts that are cut in other threads: a tokenizer is used by one at a time
+        self._cutting.tokenizer = deepcopy(model.tokenizer)
         self.index = ContentIndex(store, model.target, settings.min_tokens, self._decode, model.bos_id)
         self._indexing = IndexThread(self.index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
         self._indexing.start()
@@ -153,13 +164,15 @@ class TorchHome(Home):
         self._learn(work)
 
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
-        def steps(task: Task, send: Callable[[object], None]) -> Iterator[None]:
+        chunks = await self._apart(tenant, lambda _: make_chunks(self._cutting, text, "text", chunk_tokens))
+
+        def steps(task: Task, send: Callable[[object], None]) -> Iterator[bool]:
             model = self.engine_of(tenant).model
             options = Spec(policy=self.policy, codec=self._settings.codec).objects
-            for chunk in make_chunks(model, text, "text", chunk_tokens):
+            for chunk in chunks:
                 (done,) = compile_chunks(model, self._store, [chunk], options)
                 send(CompiledText(done.key, len(chunk)))
-                yield
+                yield done.is_new
             self._indexing.wake()
 
         return [done async for done in self._in_turn(tenant.name, steps)]
@@ -168,18 +181,17 @@ class TorchHome(Home):
         return self._store.path(key).exists()
 
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
-        """Run a query: each of its calls is a turn of its own on the engine's thread, so that others come in between.
-
-        It is read and optimised in another thread, one at a time.
-        """
+        """Run a query: each of its calls is a turn of its own, so that others come in between."""
         engine, most = self.engine_of(tenant), self._settings.max_tokens or 1 << 31
-        async with self._reading.place(tenant.name):
-            asked = await asyncio.to_thread(ServedQuery, query, engine, self.policy, self._settings.codec)
+        read = partial(ServedQuery, query, engine, self.policy, self._settings.codec)
+        asked = await self._apart(tenant, read)
 
         def steps(task: Task, send: Callable[[object], None]) -> Iterator[bool | None]:
-            def answer(spec: Spec) -> Generator[None, None, Answer]:
+            def answer(spec: Spec) -> Generator[bool | None, None, Answer]:
+                if len(spec.documents) > 1:
+                    yield from _compile_ahead(engine, spec)
                 capped = replace(spec, max_new_tokens=min(spec.max_new_tokens, most))
-                return engine.answer_steps(capped, stage=_until_gone(task))
+                return (yield from engine.answer_steps(capped, stage=_until_gone(task)))
 
             send((yield from asked.steps(answer)))
             self._indexing.wake()
@@ -191,13 +203,17 @@ class TorchHome(Home):
         require_offered(spec.policy, self._settings.policy, self._settings.allowed)
         engine = self.engine_of(tenant)
 
-        def steps(task: Task, send: Callable[[object], None]) -> Iterator[None]:
-            asked, stage = with_objects(spec, self._store, engine.model.salt), _until_gone(task)
+        def steps(task: Task, send: Callable[[object], None]) -> Iterator[bool | None]:
+            def on_compile(done: Compiled) -> None:
+                send(compiled_event(done))
+
+            model, stage = engine.model, _until_gone(task)
+            asked = yield from _with_chunks(model, with_objects(spec, self._store, model.salt))
+            yield from _compile_ahead(engine, asked, on_compile)
             asked = replace(asked, max_new_tokens=min(spec.max_new_tokens, self._settings.max_tokens or 1 << 31))
             answer = yield from engine.answer_steps(
-                asked, on_text=lambda text: send({"text": text}), on_compile=lambda done: send(compiled_event(done)),
-                stage=stage,
-            )  # fmt: skip
+                asked, on_text=lambda text: send({"text": text}), on_compile=on_compile, stage=stage
+            )
             if compares:
                 full = yield from engine.answer_steps(replace(asked, policy=_FULL), stage=stage)
                 answer = replace(answer, compare=compare_answers(answer, full))
@@ -214,6 +230,28 @@ class TorchHome(Home):
             await events.aclose()
 
     # Turns
+
+    async def _apart(self, tenant: Tenant, work: Callable[[GiveWay], T]) -> T:
+        """Do a request's work in another thread than the engine's, one request at a time.
+
+        What it is given to call lets the requests that run have their steps. It keeps its place until its thread has
+        ended, also where the client went away: that ends it with the next such call.
+        """
+        is_over = False
+
+        def give_way() -> None:
+            if is_over:
+                raise Gone
+            self._turns.give_way()
+
+        async with self._reading.place(tenant.name):
+            doing = asyncio.ensure_future(asyncio.to_thread(work, give_way))
+            try:
+                return await asyncio.shield(doing)
+            finally:
+                is_over = True
+                await asyncio.wait({doing})
+                doing.exception()  # nobody else hears of it if the client went away
 
     async def _in_turn(
         self, tenant: str, steps: Callable[[Task, Callable[[object], None]], Iterator[bool | None]]
@@ -243,17 +281,16 @@ class TorchHome(Home):
 
     # Steps of one answer, on the engine's thread
 
-    def _answer(self, work: Work, task: Task, send: Callable[[object], None]) -> Iterator[None]:
+    def _answer(self, work: Work, task: Task, send: Callable[[object], None]) -> Iterator[bool | None]:
         model, policy = self.engine_of(work.tenant).model, self._policy_of(work.linking)
         pieces = pieces_of(model, work.prompt)
         for piece in pieces:
             if isinstance(piece, Marked) and policy.needs.objects:  # each may take as long as an answer
-                self._marked(piece.text, model, policy)
-                yield
+                yield self._compile_marked(piece.text, model, policy).is_new
         plan, laid = self._plan(work, pieces, model, policy)
         linked, problem = self._link(model, plan, laid, task)
         send(Started(_reuse_of(linked, laid, plan, problem)))
-        yield
+        yield False
         limit = self._num_tokens(work, plan)
         image, first = linked.image, list[Step]()
         is_plain = isinstance(work.prompt, Chat) and not model.tokenizer.chat_template  # "Answer:", then a blank
@@ -269,7 +306,7 @@ class TorchHome(Home):
                 has_begun = has_begun or bool(text)
                 if text or infos:
                     send(Delta(index, text, infos))
-                yield
+                yield False
             send(Finished(index, "stop" if steps[-1].is_complete else "length", len(steps) - 1))
             first = first or steps
         if work.linking.verifies:
@@ -316,14 +353,14 @@ class TorchHome(Home):
         with suppress(QueueFullError, ClosedError):
             self._turns.submit(task)
 
-    def _compile_parts(self, tenant: Tenant, parts: Sequence[str]) -> Iterator[None]:
-        """Compile texts, a step each."""
+    def _compile_parts(self, tenant: Tenant, parts: Sequence[str]) -> Iterator[bool]:
+        """Compile texts, a turn each."""
         model, policy = self.engine_of(tenant).model, self.policy
         options = Spec(policy=policy, codec=self._settings.codec).objects
         for chunk in self._learner.chunks(model, policy, parts):
             (done,) = compile_chunks(model, self._store, [chunk], options, check=False)
             self._learner.count(done)
-            yield
+            yield True
         self._indexing.wake()
 
     def _end_learning(self, error: BaseException | None) -> None:
@@ -363,12 +400,15 @@ class TorchHome(Home):
         return leased_object(self._store, piece.key, model, _log)
 
     def _marked(self, text: str, model: Model, policy: Policy) -> tuple[str, TokenIds]:
-        chunk = make_chunk(model, text, "a marked part")
         if not policy.needs.objects:
-            return "", np.asarray(chunk.tokens, dtype=np.int32)
+            return "", np.asarray(make_chunk(model, text, _MARKED).tokens, dtype=np.int32)
+        done = self._compile_marked(text, model, policy)
+        return done.key, np.asarray(done.chunk.tokens, dtype=np.int32)
+
+    def _compile_marked(self, text: str, model: Model, policy: Policy) -> Compiled:
         options = Spec(policy=policy, codec=self._settings.codec).objects
-        (done,) = compile_chunks(model, self._store, [chunk], options, check=False)
-        return done.key, np.asarray(chunk.tokens, dtype=np.int32)
+        (done,) = compile_chunks(model, self._store, [make_chunk(model, text, _MARKED)], options, check=False)
+        return done
 
     def _head_key(self, model: Model, head: TokenIds) -> str | None:
         """The object of a head, if it was compiled: it is where it was compiled, so it is exact."""
@@ -406,7 +446,26 @@ def _until_gone(task: Task) -> Stage:
     return stage
 
 
+def _compile_ahead(engine: TorchEngine, spec: Spec, on_compile: OnCompile | None = None) -> Iterator[bool]:
+    """Compile what the link of a spec would compile, a turn each forward."""
+    return (True for _ in compile_in_steps(engine.model, engine.store, spec, on_compile))
+
+
+def _with_chunks(model: Model, spec: Spec) -> Generator[None, None, Spec]:
+    """A spec whose texts are chunks; each is cut and tokenized in a step."""
+    documents: list[Document] = []
+    for document in spec.documents:
+        if isinstance(document, TextDocument):
+            require_within(model, document.text, document.source)
+            documents += make_chunks(model, document.text, document.source, spec.chunk_tokens)
+            yield
+        else:
+            documents.append(document)
+    return replace(spec, documents=documents)
+
+
 _FULL = make_policy(BASELINE)
+_MARKED = "a marked part"  # in messages
 _VERIFIED = ("answer", "kl", "same_answer", "same_first_token", "common_prefix")
 
 

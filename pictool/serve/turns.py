@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 _log = logging.getLogger("pictool.serve")
+_GIVEN_WAY_S = 0.02  # at most, to a round of steps
 
 
 class QueueFullError(Exception):
@@ -119,7 +120,9 @@ class Turns:
         self._queue, self._most = FairQueue[Task](limit), most
         self._active: list[Task] = []
         self._leaving: list[tuple[Task, BaseException | None]] = []  # had begun, and lost their places
-        self._changed, self._is_closing = threading.Condition(), False
+        lock = threading.RLock()
+        self._changed, self._advanced = threading.Condition(lock), threading.Condition(lock)
+        self._num_rounds, self._is_closing = 0, False
         self._thread = threading.Thread(target=self._run, name="pic-engine", daemon=True)
         self._thread.start()
 
@@ -153,11 +156,23 @@ class Turns:
                 self._leaving.append((task, None))
             self._changed.notify()
 
+    def give_way(self) -> None:
+        """Wait, on another thread, until every task that runs had a step; no longer than a moment.
+
+        For work that holds Python's lock, between two pieces of it.
+        """
+        with self._changed:
+            before = self._num_rounds
+            self._advanced.wait_for(
+                lambda: self._num_rounds > before + 1 or not self._active or self._is_closing, _GIVEN_WAY_S
+            )
+
     def close(self) -> None:
         """End the thread after the step that it is in."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
+            self._advanced.notify_all()
         self._thread.join()
 
     def _run(self) -> None:
@@ -173,6 +188,8 @@ class Turns:
     def _admit(self) -> bool:
         """Wait for tasks, and take in as many as may run; False at the end."""
         with self._changed:
+            self._num_rounds += 1
+            self._advanced.notify_all()
             while not (self._is_closing or self._active or len(self._queue) or self._leaving):
                 self._changed.wait()
             if len(self._queue):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path as FilePath
@@ -35,23 +35,27 @@ from pictool.spans.query import (
     Generate,
     Join,
     Message,
+    OnNode,
     Par,
     Path,
     Plus,
     Query,
     Seq,
+    no_wait,
     path_text,
     with_origins,
 )
 from pictool.spans.retrieve import Retriever, bm25, find_fragments, query_text
 from pictool.spans.rules import SIMPLIFICATIONS, Options, has_calls, is_deterministic, needs_running
-from pictool.spans.tasks import Task, run, run_in_steps, together
+from pictool.spans.tasks import Task, one_by_one, run, run_in_steps, together
 
 if TYPE_CHECKING:
     from pictool.engines.base import Answer, Engine
 
 NOTHING = Seq(())
-AnswerSteps = Callable[[Spec], Generator[None, None, "Answer"]]  # answers a call, as `TorchEngine.answer_steps` does
+STEP_NODES = 256  # that are evaluated in one step, at most
+# Answers a call, as `TorchEngine.answer_steps` does; a step that yields True ends a turn.
+AnswerSteps = Callable[[Spec], Generator[bool | None, None, "Answer"]]
 _T = TypeVar("_T")
 
 
@@ -124,15 +128,18 @@ class Executor:
     ) -> None:
         self.engine_of, self.options, self._hooks = engine_of, options, hooks
 
-    def optimise(self, query: Query) -> Optimised:
+    def optimise(self, query: Query, on_node: OnNode = no_wait) -> Optimised:
         """A query as it is to be run; files that it retrieves from are read here.
+
+        Args:
+            on_node: called with every node, once and again.
 
         Raises:
             InputError: files that cannot be read.
         """
-        options = self.options
-        is_exact = not options.policy.needs.objects
-        return optimise(with_origins(query), Options(is_exact, arity=options.arity, retrieve=self._retrieve_flat))
+        is_exact = not self.options.policy.needs.objects
+        options = Options(is_exact, arity=self.options.arity, retrieve=self._retrieve_flat)
+        return optimise(with_origins(query, on_node=on_node), options, on_node=on_node)
 
     def run(self, query: Query) -> Result:
         """Run a query as it is.
@@ -145,11 +152,14 @@ class Executor:
     def steps(self, query: Query, answer: AnswerSteps) -> Generator[bool | None, None, Result]:
         """As `run`, a step at a time, for a caller that does other work between steps. Outputs are not kept.
 
+        Calls run one after the other, and what is below one is evaluated just before it, so that no step, however
+        large the query is, evaluates more than `STEP_NODES` nodes.
+
         Args:
             answer: answers each call, whichever model it names.
 
         Yields:
-            True where a call is about to begin after another one.
+            True where a call is about to begin after another one, and where so many nodes were evaluated.
         """
         assert not self.options.keeps_outputs
         running = _Run(self, query, self._hooks, answer)
@@ -206,7 +216,7 @@ class _Run:
         self.done: list[Done] = []
         self._known: dict[Query, Done] = {}
         self._asked: set[Query] = set()  # calls whose answers are to come, and others wait for
-        self._started, self._tokens = time.monotonic(), 0
+        self._started, self._tokens, self._num_evaluated = time.monotonic(), 0, 0
 
     def task(self, on_end: Callable[[Result | QueryError], None]) -> _Task[Result | QueryError]:
         """The whole run: what the query gives, messages and joins of them; or why it gives nothing."""
@@ -220,6 +230,8 @@ class _Run:
         return outcome
 
     def _evaluate(self, node: Query, path: Path) -> _Task[Query]:
+        if self._ends_step():
+            yield ()
         match node:
             case Message():
                 return node
@@ -239,11 +251,11 @@ class _Run:
                 return (yield from self._repeat(node, path))
             case nodes.Map(call, inputs):
                 written = (*_written(node, path), "map")
-                calls = [
+                calls = (
                     Generate(Message("user", text), call, origin=(*written, index)) for index, text in enumerate(inputs)
-                ]
-                tasks = [self._call(over, (*path, "map", index)) for index, over in enumerate(calls)]
-                return Par(tuple((yield from together(tasks))))
+                )
+                tasks = (self._call(over, (*path, "map", index)) for index, over in enumerate(calls))
+                return Par(tuple((yield from self._side_by_side(tasks))))
             case nodes.Monad():
                 yield from self._prepare(node, path)
                 return NOTHING
@@ -255,13 +267,17 @@ class _Run:
 
     def _below(self, node: Query, path: Path) -> _Task[list[Query]]:
         """What the children give. Those of a seq run one after the other, all others side by side."""
-        tasks = [self._evaluate(child, path + step) for step, child in node.steps()]
-        if not isinstance(node, Seq):
-            return (yield from together(tasks))
-        results: list[Query] = []
-        for task in tasks:
-            results.append((yield from task))  # noqa: PERF401 (no yield in a comprehension)
-        return results
+        tasks = (self._evaluate(child, path + step) for step, child in node.steps())
+        return (yield from one_by_one(tasks) if isinstance(node, Seq) else self._side_by_side(tasks))
+
+    def _side_by_side(self, tasks: Iterable[_Task[_T]]) -> _Task[list[_T]]:
+        """What tasks give that do not depend on one another. In steps, each is begun when its turn comes."""
+        return together(list(tasks)) if self._answer is None else one_by_one(tasks)
+
+    def _ends_step(self) -> bool:
+        """Count a node, in steps; whether others may come in before it."""
+        self._num_evaluated += 1
+        return self._answer is not None and self._num_evaluated % STEP_NODES == 0
 
     def _fragment(self, node: nodes.Fragment, path: Path) -> Message:
         if node.text is not None:
@@ -303,10 +319,10 @@ class _Run:
         else:
             over = yield from self._evaluate(node.input.input, (*below, node.input.kind, "input"))
         paths = [(*below, index) for index in range(node.n)]
-        tasks = [
+        tasks = (
             self._ask(node.input, path, _written(node.input, path, index), over) for index, path in enumerate(paths)
-        ]
-        return Par(tuple((yield from together(tasks))))
+        )
+        return Par(tuple((yield from self._side_by_side(tasks))))
 
     def _call(self, node: Generate | nodes.Chat, path: Path) -> _Task[Output]:
         """The output of one call."""
@@ -321,6 +337,8 @@ class _Run:
 
     def _ask(self, node: Generate | nodes.Chat, path: Path, at: Path, over: Query) -> _Task[Output]:
         """The output of a call over what is below it; of an equal one before, if there is one."""
+        if self._ends_step():
+            yield ()
         while node in self._asked:
             yield ()
         if is_deterministic(node) and node in self._known:
@@ -362,7 +380,7 @@ class _Run:
             outcomes.append((yield from self._answer_in_steps(asked)))
             if isinstance(outcomes[-1], QueryError):
                 break
-        if not wave:  # after an object was compiled
+        if not wave:  # after an object was compiled, or many nodes were evaluated
             yield True
         return outcomes
 

@@ -12,10 +12,12 @@ from pictool.spans.query import (
     Chat,
     Generate,
     Map,
+    OnNode,
     Path,
     Query,
     Repeat,
     attributes,
+    no_wait,
     nodes,
     path_text,
     shape,
@@ -27,16 +29,16 @@ _SHOWN = 60  # characters of a text, in trees
 
 @dataclass(frozen=True)
 class Step:
-    """A rule that fired. `path` is that of the node as the tree was then; `before` and `after` are shapes."""
+    """A rule that fired. `path` is that of the node as the tree was then; `before` and `after` are what it was."""
 
     rule: str
     effect: Effect
     path: Path
-    before: str
-    after: str
+    before: Query
+    after: Query
 
     def __str__(self) -> str:
-        return f"{self.rule} at {path_text(self.path)}: {self.before} → {self.after}"
+        return f"{self.rule} at {path_text(self.path)}: {shape(self.before)} → {shape(self.after)}"
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,19 @@ class Optimised:
         return "\n".join(["before", tree_text(self.before), "", *steps, "", "after", tree_text(self.after), *shared])
 
 
-def optimise(query: Query, options: Options = Options(), rules: Sequence[Rule] = RULES) -> Optimised:
+def optimise(
+    query: Query, options: Options = Options(), rules: Sequence[Rule] = RULES, on_node: OnNode = no_wait
+) -> Optimised:
     """Apply rules until none matches. The rules decide by `options` what they may change.
+
+    Args:
+        on_node: called with every node to which rules are applied.
 
     Raises:
         InputError: a tree that becomes too deep, or fragments that cannot be read.
     """
     steps: list[Step] = []
-    after = _rewrite(query, (), Site(options), rules, steps)
+    after = _Rewriting(rules, steps, on_node).fixpoint(query, (), Site(options))
     return Optimised(query, after, tuple(steps))
 
 
@@ -139,32 +146,48 @@ def _num_inputs(query: Query) -> int:
     return len(query.inputs) if isinstance(query, Map) else 0
 
 
-def _rewrite(node: Query, path: Path, site: Site, rules: Sequence[Rule], steps: list[Step]) -> Query:
-    """The fixpoint of a node and all below it."""
-    while True:
-        node = _apply(node, path, site, rules, steps)
-        below = Site(site.options, _call(node) or site.call)
-        children = [_rewrite(child, path + step, below, rules, steps) for step, child in node.steps()]
-        if all(new is old for new, old in zip(children, node.children, strict=True)):
-            return node
-        node = node.with_children(children)
+@dataclass(frozen=True)
+class _Rewriting:
+    """Rules that are applied to a tree, and the steps so far."""
 
+    rules: Sequence[Rule]
+    steps: list[Step]
+    on_node: OnNode
 
-def _apply(node: Query, path: Path, site: Site, rules: Sequence[Rule], steps: list[Step]) -> Query:
-    """A node to which no rule applies any more; those below it may still match."""
-    while True:
-        for rule in rules:
+    def fixpoint(self, node: Query, path: Path, site: Site) -> Query:
+        """A node to which, and below which, no rule applies any more."""
+        node = self._applied(node, path, site)
+        while True:
+            below = Site(site.options, _call(node) or site.call)
+            children = [self.fixpoint(child, path + step, below) for step, child in node.steps()]
+            if all(new is old for new, old in zip(children, node.children, strict=True)):
+                return node
+            rewritten = node.with_children(children)
+            node = self._applied(rewritten, path, site)
+            if node is rewritten:  # and nothing applies to its children, as they are
+                return node
+
+    def _applied(self, node: Query, path: Path, site: Site) -> Query:
+        """A node to which no rule applies any more; those below it may still match."""
+        while True:
+            self.on_node()
+            new = self._apply(node, path, site)
+            if new is None:
+                return node
+            node = new
+
+    def _apply(self, node: Query, path: Path, site: Site) -> Query | None:
+        """What the first rule that matches makes of a node; None if none does."""
+        for rule in self.rules:
             try:
                 new = rule.apply(node, site)
             except PicError as error:
                 raise InputError(f"{path_text(path if node.origin is None else node.origin)}: {error}") from error
             if new is not None:
                 assert new != node, f"{rule.name} gives back what it is given"
-                steps.append(Step(rule.name, rule.effect, path, shape(node), shape(new)))
-                node = new
-                break
-        else:
-            return node
+                self.steps.append(Step(rule.name, rule.effect, path, node, new))
+                return new
+        return None
 
 
 def _call(node: Query) -> Call | None:

@@ -8,9 +8,11 @@ comes before them is the head, what follows them the tail. So `g(plus(file(a), f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
+from pictool.compiler.chunking import encode_within
 from pictool.core import Chunk, GeneratedChunk
 from pictool.errors import InputError, ModelError
 from pictool.runtime.template import CHAT_QUERY, PLAIN_QUERY
@@ -70,11 +72,13 @@ class Prompt:
 def spans_of(query: Query) -> list[Span]:
     """The spans of messages and joins; neighbours that are no objects are one span, and empty ones are left out."""
     spans: list[Span] = []
-    for span in _walk(query):
-        if spans and not spans[-1].is_object and not span.is_object:
-            spans[-1] = replace(spans[-1], messages=spans[-1].messages + span.messages)
-        elif span.messages:
-            spans.append(span)
+    for is_object, group in groupby(_walk(query), key=lambda span: span.is_object):
+        found = [span for span in group if span.messages]
+        if is_object:
+            spans += found
+        elif found:
+            messages = chain.from_iterable(span.messages for span in found)
+            spans.append(Span(tuple(messages), False, found[0].source))
     return spans
 
 
@@ -85,7 +89,7 @@ def make_prompt(model: Model, query: Query) -> Prompt:
     follows them. Without one texts are written as they are, and a user's message at the end as `pic link` asks it.
 
     Raises:
-        InputError: nothing to answer, or a message with the characters that mark spans.
+        InputError: nothing to answer, a message with the characters that mark spans, or far too many tokens.
         ModelError: a chat template that does not keep the spans.
     """
     spans = spans_of(query)
@@ -95,10 +99,18 @@ def make_prompt(model: Model, query: Query) -> Prompt:
     head, between, tail = render(model, spans)
     objects = [span for span in spans if span.is_object]
     documents: list[Chunk] = []
+    num_tokens = 0
     for index, span in enumerate(objects):
         documents.append(_chunk(model, span))
+        num_tokens += len(documents[-1])
         if index < len(between) and between[index]:
-            documents.append(Chunk(between[index], model.encode(between[index]), "between spans"))
+            documents.append(Chunk(between[index], encode_within(model, between[index], "the prompt"), "between spans"))
+            num_tokens += len(documents[-1])
+        if num_tokens > model.max_positions:  # the rest need not be tokenized
+            raise InputError(
+                f"the prompt has more tokens than the {model.max_positions} positions that {model.name} takes; "
+                "link fewer or shorter documents"
+            )
     if not tail and documents:  # the last span is what is answered
         tail = documents.pop().text
     return Prompt(head, tuple(documents), tail)
@@ -150,7 +162,7 @@ def _chunk(model: Model, span: Span) -> Chunk:
     text = span_text(span)
     first = span.messages[0]
     if len(span.messages) > 1 or not isinstance(first, Output) or not first.tokens:
-        return Chunk(text, model.encode(text), span.source)
+        return Chunk(text, encode_within(model, text, "the prompt"), span.source)
     tokens = first.tokens + model.encode(text[len(first.text) :])
     return GeneratedChunk(text, tokens, span.source, first.object)
 
@@ -190,16 +202,19 @@ def _render_chat(model: Model, spans: Sequence[Span]) -> tuple[str, list[str], s
         text = str(model.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
     except TemplateError as error:
         raise ModelError(f"{model.name}: its chat template refuses these messages ({error}); change them") from error
-    between: list[str] = []
-    for index in range(count):
-        before, mark, rest = text.partition(_OPEN.format(index))
-        _, close, text = rest.partition(_CLOSE)
-        if not mark or not close:
-            raise ModelError(f"{model.name}: its chat template changes the user's message; it cannot be split at spans")
-        between.append(before)
     if not count:
         return _split_question(model, chat, text)
-    return between[0], between[1:], text
+    between: list[str] = []
+    at = 0
+    for index in range(count):
+        mark = _OPEN.format(index)
+        start = text.find(mark, at)
+        end = text.find(_CLOSE, start + len(mark))
+        if start < 0 or end < 0:
+            raise ModelError(f"{model.name}: its chat template changes the user's message; it cannot be split at spans")
+        between.append(text[at:start])
+        at = end + len(_CLOSE)
+    return between[0], between[1:], text[at:]
 
 
 def _split_question(model: Model, chat: Sequence[dict[str, str]], text: str) -> tuple[str, list[str], str]:
@@ -214,14 +229,14 @@ def _chat(spans: Sequence[Span]) -> tuple[list[dict[str, str]], int]:
 
     Neighbours of one role are one message, since templates want roles in turn.
     """
-    chat: list[dict[str, str]] = []
+    chat: list[tuple[Role, list[str]]] = []
     count, is_after_object = 0, False
 
     def add(role: Role, text: str, joint: str) -> None:
-        if chat and chat[-1]["role"] == role:
-            chat[-1]["content"] += joint + text
+        if chat and chat[-1][0] == role:
+            chat[-1][1].extend((joint, text))
         else:
-            chat.append({"role": role, "content": text})
+            chat.append((role, [text]))
 
     for span in spans:
         if span.is_object:
@@ -235,4 +250,4 @@ def _chat(spans: Sequence[Span]) -> tuple[list[dict[str, str]], int]:
             is_question = is_after_object and message.role == "user"
             add(message.role, message.text, CHAT_QUERY.replace("{query}", "") if is_question else "\n\n")
             is_after_object = False
-    return chat, count
+    return [{"role": role, "content": "".join(texts)} for role, texts in chat], count

@@ -24,9 +24,10 @@ A tree is at most `MAX_DEPTH` deep, and that is checked where a node is made: no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, Literal, Self
+from functools import cache, cached_property
+from typing import Any, ClassVar, Literal, Self
 
 from pictool.errors import InputError
 
@@ -36,6 +37,11 @@ MAX_TOKENS, TEMPERATURE = 0, 0.6  # of spnl's `g`, where it says nothing
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 Path = tuple[str | int, ...]  # to a node, by keys and indices of its JSON
+OnNode = Callable[[], None]  # called with every node that a pass over a tree meets; its caller may wait there
+
+
+def no_wait() -> None:
+    """An `OnNode` of who waits for nothing."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ class Query:
     """A node and all below it. `kind` is its key in JSON, `symbol` what shapes and pictures call it.
 
     `origin` is where the node, or the one that a rule made it from, is in the query as it was written (`with_origins`);
-    messages name it.
+    messages name it. What is known of all that is below a node (its hash, `varies`) is found once, since trees may have
+    100,000 nodes.
     """
 
     kind: ClassVar[str]
@@ -56,6 +63,26 @@ class Query:
         if depth > MAX_DEPTH:
             raise InputError(f"the query is nested deeper than {MAX_DEPTH} levels; flatten it")
         object.__setattr__(self, "depth", depth)
+
+    def __init_subclass__(cls) -> None:
+        cls.__hash__ = Query.__hash__  # type: ignore[method-assign]  # `dataclass` keeps it; its own walks the tree
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        kind = type(self)
+        return hash((kind, *(getattr(self, name) for name in _compared(kind))))  # type: ignore[arg-type]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_hash"}  # another process has other ones
+
+    @cached_property
+    def varies(self) -> bool:
+        """Whether it may give something else each time: a call at a temperature, or a question to somebody."""
+        is_drawn = isinstance(self, Generate | Chat | Map) and self.call.temperature not in (0, None)
+        return is_drawn or isinstance(self, Ask) or any(child.varies for child in self.children)
 
     @property
     def children(self) -> tuple[Query, ...]:
@@ -299,17 +326,28 @@ class Print(Query):
 JOINS: tuple[type[Join], ...] = (Seq, Par, Cross, Plus)
 
 
+@cache
+def _compared(kind: type[Query]) -> tuple[str, ...]:
+    """The names of the fields by which nodes of a kind are equal."""
+    return tuple(entry.name for entry in fields(kind) if entry.compare)
+
+
 def nodes(query: Query, path: Path = ()) -> Iterator[tuple[Path, Query]]:
     """Every node with its path, from the root, each before its children."""
-    yield path, query
-    for step, child in query.steps():
-        yield from nodes(child, path + step)
+    waiting = [(path, query)]
+    while waiting:
+        path, node = waiting.pop()
+        yield path, node
+        waiting += reversed([(path + step, child) for step, child in node.steps()])
 
 
-def with_origins(query: Query, path: Path = ()) -> Query:
+def with_origins(query: Query, path: Path = (), on_node: OnNode = no_wait) -> Query:
     """The same tree, in which every node says where it is; what was read from a file says so already."""
-    below = [with_origins(child, path + step) for step, child in query.steps()]
-    return replace(query.with_children(below), origin=path if query.origin is None else query.origin)
+    on_node()
+    below = [with_origins(child, path + step, on_node) for step, child in query.steps()]
+    if any(new is not old for new, old in zip(below, query.children, strict=True)):
+        query = query.with_children(below)
+    return query if query.origin is not None else replace(query, origin=path)
 
 
 def shape(query: Query) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 from pictool.errors import InputError
 from pictool.reading import parse_json, shown
 from pictool.spans import query as nodes
-from pictool.spans.query import MAX_DEPTH, MAX_TOKENS, ROLES, TEMPERATURE, Call, Path, Query, path_text
+from pictool.spans.query import MAX_DEPTH, MAX_TOKENS, ROLES, TEMPERATURE, Call, OnNode, Path, Query, no_wait, path_text
 
 MAX_NODES = 100_000
 MAX_REPEAT = 255  # as of spnl
@@ -32,12 +32,13 @@ _JOINS = {join.kind: join for join in nodes.JOINS}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{},]', re.DOTALL)
 
 
-def read_query(text: str, name: str = "query", is_yaml: bool | None = None) -> Query:
+def read_query(text: str, name: str = "query", is_yaml: bool | None = None, on_node: OnNode = no_wait) -> Query:
     """The query that a text describes.
 
     Args:
         name: of the file, for messages.
         is_yaml: whether the text is YAML or JSON; None: JSON if it begins with a brace.
+        on_node: called with every node that is read.
 
     Raises:
         InputError: one line with the name, the path to the node, and what it must be.
@@ -48,7 +49,7 @@ def read_query(text: str, name: str = "query", is_yaml: bool | None = None) -> Q
         data = _load_yaml(text, name) if is_yaml else _load_json(text, name)
     except RecursionError as error:
         raise _Reader(name).fail(_deep_path(text), f"is nested deeper than {MAX_DEPTH} levels; flatten it") from error
-    return _Reader(name).read(data, ())
+    return _Reader(name, on_node).read(data, ())
 
 
 def to_data(query: Query) -> dict[str, Any]:
@@ -92,16 +93,20 @@ def to_json(query: Query, indent: int | None = None) -> str:
 class _Reader:
     """Turns parsed JSON or YAML into nodes. Every error names the path."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._count = name, 0
+    def __init__(self, name: str, on_node: OnNode = no_wait) -> None:
+        self._name, self._count, self._on_node = name, 0, on_node
 
     def fail(self, path: Path, problem: str) -> InputError:
         return InputError(f"{self._name}: {path_text(path)}: {problem}")
 
+    def _too_many(self, path: Path) -> InputError:
+        return self.fail(path, f"the query has more than {MAX_NODES} nodes; split it")
+
     def read(self, data: Any, path: Path, depth: int = 1) -> Query:
+        self._on_node()
         self._count += 1
         if self._count > MAX_NODES:
-            raise self.fail(path, f"the query has more than {MAX_NODES} nodes; split it")
+            raise self._too_many(path)
         if depth > MAX_DEPTH:
             raise self.fail(path, f"is nested deeper than {MAX_DEPTH} levels; flatten it")
         if not isinstance(data, Mapping) or len(data) != 1:
@@ -197,6 +202,8 @@ class _Reader:
         if not isinstance(value["inputs"], list):
             raise self.fail((*path, "inputs"), f"must be a list of texts, not {_shown(value['inputs'])}")
         self._count += len(value["inputs"])
+        if self._count > MAX_NODES:
+            raise self._too_many(path)
         texts = [self._text(text, (*path, "inputs", index)) for index, text in enumerate(value["inputs"])]
         return nodes.Map(self._call(metadata, (*path, "metadata")), tuple(texts))
 

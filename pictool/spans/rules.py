@@ -15,7 +15,6 @@ from enum import Enum
 
 from pictool.spans.query import (
     JOINS,
-    Ask,
     Augment,
     Call,
     Chat,
@@ -202,12 +201,7 @@ RULES = (
 
 def is_deterministic(query: Query) -> bool:
     """Whether it gives the same each time: every call at temperature 0, and nobody is asked."""
-    for _, node in nodes(query):
-        if isinstance(node, Ask):
-            return False
-        if isinstance(node, Generate | Chat | Map) and node.call.temperature not in (0, None):
-            return False
-    return True
+    return not query.varies
 
 
 def has_calls(query: Query) -> bool:

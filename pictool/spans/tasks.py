@@ -2,12 +2,13 @@
 
 A task is a generator of waves: it yields requests, is sent as many outcomes, and returns its result. `together` makes
 one task of many, whose wave is all that they wait for; so what is independent in a tree reaches an engine at once.
-Requests keep the order in which the tasks would have made them one after the other.
+Requests keep the order in which the tasks would have made them `one_by_one`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import islice
 from typing import TypeVar
 
 Step = TypeVar("Step")
@@ -43,13 +44,21 @@ def together(tasks: Sequence[Task[Request, Outcome, Result]]) -> Task[Request, O
         advance(index, lambda task=task: next(task))  # type: ignore[misc]
     while waiting:
         wave, waiting = waiting, {}
-        outcomes = list((yield [request for requests in wave.values() for request in requests]))
+        outcomes = iter((yield [request for requests in wave.values() for request in requests]))
         for index, requests in wave.items():
-            own, outcomes = outcomes[: len(requests)], outcomes[len(requests) :]
+            own = list(islice(outcomes, len(requests)))
             advance(index, lambda index=index, own=own: tasks[index].send(own))  # type: ignore[misc]
     if failed is not None:
         raise failed[1]
     return [results[index] for index in range(len(tasks))]
+
+
+def one_by_one(tasks: Iterable[Task[Request, Outcome, Result]]) -> Task[Request, Outcome, list[Result]]:
+    """All tasks as one, each begun once the one before it is done; its result is the list of theirs."""
+    results: list[Result] = []
+    for task in tasks:
+        results.append((yield from task))  # noqa: PERF401 (no yield in a comprehension)
+    return results
 
 
 def run(task: Task[Request, Outcome, Result], perform: Callable[[Sequence[Request]], Sequence[Outcome]]) -> Result:

@@ -57,6 +57,21 @@ def test_more_than_the_positions_is_refused_with_numbers() -> None:
         texts("word " * 600, None)
 
 
+def test_of_a_text_of_megabytes_only_the_beginning_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths, encode = list[int](), MODEL.encode
+
+    def counted(text: str) -> tuple[int, ...]:
+        lengths.append(len(text))
+        return encode(text)
+
+    monkeypatch.setattr(MODEL, "encode", counted)
+    with pytest.raises(InputError, match=r"^x: more than 1024 tokens, but the model takes 512 positions; cut it with"):
+        texts("word " * 200_000, None)
+    assert lengths == [16 * 512]
+    with pytest.raises(InputError, match=r"^q: more than 1024 tokens, but the model takes 512 positions; shorten it$"):
+        chunking.encode_within(MODEL, "word " * 200_000, "q")
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,15 @@ import pytest
 
 from pictool.engines.torch import TorchEngine
 from pictool.linker.grid import parse_policy
+from pictool.runtime import prefill
 from pictool.runtime.model import Model
+from pictool.serve import query as served
+from pictool.serve import query_routes, torch_home
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.torch_home import HomeSettings
-from pictool.spans.execute import Executor, RunOptions
+from pictool.serve.torch_home import Gone, HomeSettings
+from pictool.serve.turns import Task
+from pictool.spans import query as nodes
+from pictool.spans.execute import STEP_NODES, Executor, RunOptions
 from pictool.spans.reading import read_query
 from pictool.store.store import Store
 from serve.live import DOCS, NAME, QUESTION, Live, serving, text_of, tiny_model, until
@@ -37,7 +43,10 @@ def execute(live: Live, query: object, stream: str = "false") -> Any:
 
 
 @pytest.mark.parametrize("query", [CALL, REPEAT, MAP], ids=["g", "repeat", "map"])
-def test_a_query_gives_what_it_gives_here(live: Live, model: Model, store: Store, query: dict[str, Any]) -> None:
+def test_a_query_gives_what_it_gives_here(
+    live: Live, model: Model, store: Store, query: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query_routes, "_PIECE", 2)
     with TorchEngine(model, store) as engine:
         executor = Executor(lambda _: engine, RunOptions(parse_policy("legolink-4"), keeps_outputs=False))
         done = executor.run(executor.optimise(read_query(json.dumps(query))).after).done
@@ -65,6 +74,14 @@ def test_what_cannot_be_run_here_is_refused(live: Live, query: object) -> None:
     response = execute(live, query)
     assert response.status_code == 400 and response.json()["error"]["message"]
     assert "/etc/passwd" not in response.text or "root" not in response.text
+
+
+def test_calls_are_bounded(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "MAX_CALLS", 5)
+    assert execute(live, {"seq": [REPEAT, MAP]}).status_code == 200
+    response = execute(live, {"seq": [REPEAT, MAP, {"chat": CALL["g"]}]})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "query: has 6 calls; 5 at most, so split it"
 
 
 def test_bodies_that_are_no_queries(live: Live) -> None:
@@ -153,6 +170,82 @@ def test_queries_wait_in_the_bounded_queue_and_vanish_with_their_clients(tmp_pat
         asyncio.run(run())
         until(lambda: status().active == status().waiting == 0)
         assert text_of(live.chat(QUESTION)) is not None
+
+
+def test_a_large_query_is_read_in_pieces(model: Model, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two of them others have their steps; of a client that went away no further one is read."""
+    made, counts, make = 0, list[int](), nodes.Query.__post_init__
+
+    def counted(node: nodes.Query) -> None:
+        nonlocal made
+        made += 1
+        make(node)
+
+    def give_way() -> None:
+        nonlocal made
+        counts.append(made)
+        made = 0
+        if len(counts) == stops_at:
+            raise Gone
+
+    monkeypatch.setattr(nodes.Query, "__post_init__", counted)
+    calls = [
+        {"chat": {"model": "m", "input": [{"user": f"a{i}"}, {"plus": [{"plus": [{"user": "b"}]}]}]}}
+        for i in range(400)
+    ]
+    text, stops_at = json.dumps({"seq": [{"par": calls}, REPEAT]}), 0
+    with TorchEngine(model, store) as engine:
+        read = partial(served.ServedQuery, text, engine, parse_policy("full"), "none", give_way)
+        read()
+        assert sum(counts) > 5000 and len(counts) > 15 and max(counts) < 4 * STEP_NODES
+        counts, stops_at = [], 3
+        with pytest.raises(Gone):
+            read()
+    assert len(counts) == 3
+
+
+def test_each_object_of_a_request_is_a_turn_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `pic link --server`, of a call, of marked parts, and of caches; what is stored already is none."""
+    yielded: list[object] = []
+
+    def watched(tenant: str, steps: Callable[..., Iterator[object]], on_end: Callable[..., None]) -> Task:
+        def recorded(task: Task) -> Iterator[Any]:
+            for step in steps(task):
+                yielded.append(step)
+                yield step
+
+        return Task(tenant, recorded, on_end)
+
+    def turns_of(ask: Callable[[], Any]) -> int:
+        yielded.clear()
+        assert ask()
+        return yielded.count(True)
+
+    def documents(start: str) -> list[str]:
+        return [start + doc for doc in DOCS]
+
+    def link() -> list[Any]:
+        texts = [{"text": text, "source": str(i)} for i, text in enumerate(documents("Link. "))]
+        body = {"query": QUESTION, "documents": texts, "policy": {"algo": "legolink", "k": 4}}
+        events = live.client.post("/v1/link", json=body).text.split("\n\n")
+        return [event for event in events if "compiled" in event or "report" in event]
+
+    def call() -> list[str]:
+        plus = {"plus": [{"user": text} for text in documents("Query. ")]}
+        return texts_of(execute(live, {"g": CALL["g"] | {"input": {"cross": [plus, {"user": QUESTION}]}}}))
+
+    def chat() -> bool:
+        marked = [{"type": "document", "text": text} for text in documents("Chat, and a long one at that. ")]
+        return text_of(live.chat([*marked, {"type": "text", "text": QUESTION}])) is not None
+
+    monkeypatch.setattr(torch_home, "Task", watched)
+    monkeypatch.setattr(prefill, "_PACK_TOKENS", 1)
+    with narrow(tmp_path) as live:
+        assert turns_of(link) == 4  # with the head's
+        assert turns_of(link) == 0
+        assert turns_of(call) == turns_of(chat) == 3
+        assert turns_of(call) == turns_of(chat) == 0
+        assert turns_of(lambda: live.cache(" ".join(documents("Cache. ")), chunk_tokens=20)) > 3
 
 
 def test_calls_of_a_query_have_the_servers_limit_of_tokens(tmp_path: Path) -> None:

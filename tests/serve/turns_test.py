@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from pictool.serve import turns as turns_module
 from pictool.serve.turns import ClosedError, FairQueue, QueueFullError, Task, Turns
 
 
@@ -99,6 +100,20 @@ def test_tasks_advance_in_turn_and_errors_are_their_own(recorder: Recorder) -> N
     recorder.wait(3)
     assert recorder.seen.index("b0") < recorder.seen.index("a1") < recorder.seen.index("b1")
     assert isinstance(recorder.ended.pop("b"), ValueError) and recorder.ended == {"a": None, "c": None}
+
+
+def test_who_gives_way_waits_for_a_step_of_every_task(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "_GIVEN_WAY_S", 10)
+    recorder.turns.give_way()  # nothing runs, so it does not wait
+    running = [recorder.submit(name, 1_000_000) for name in "ab"]
+    recorder.gate.set()
+    for _ in range(20):
+        before = Counter(name[0] for name in recorder.seen[:])
+        recorder.turns.give_way()
+        after = Counter(name[0] for name in recorder.seen[:])
+        assert not before or (after["a"] > before["a"] and after["b"] > before["b"])
+    for entry in running:
+        recorder.turns.cancel(entry)
 
 
 def test_cancelled_tasks_end_without_a_word(recorder: Recorder) -> None:

@@ -20,6 +20,7 @@ from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
+from pictool.spans import execute as execute_module
 from pictool.spans import query as nodes
 from pictool.spans.dsl import assistant, chat, cross, file, g, monad, par, plus, repeat, retrieve, seq, system, user
 from pictool.spans.execute import Budget, Executor, Hooks, RunOptions, node_seed
@@ -272,6 +273,41 @@ def test_in_steps_a_query_gives_what_it_gives_at_once(engine: TorchEngine, polic
         num_run = sum(not done.is_shared for done in in_steps.done)
         num_prepared = 2 if query is prepared and policy is LEGO else 0
         assert steps.count(True) == num_run - 1 + num_prepared and len(steps) > 2 * num_run
+
+
+def test_in_steps_none_has_more_than_its_share_of_a_large_query(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages and joins, prompts that are prepared, equal calls, and trees of joins of two."""
+    monkeypatch.setattr(execute_module, "STEP_NODES", 8)
+    ends_step, count = execute_module._Run._ends_step, 0
+
+    def counting(run: Any) -> bool:
+        nonlocal count
+        count += 1
+        return ends_step(run)
+
+    monkeypatch.setattr(execute_module._Run, "_ends_step", counting)
+    executor = Executor(lambda name: engine, RunOptions(LEGO, 1, keeps_outputs=False))
+    halves: Query = g0("a")
+    for _ in range(5):
+        halves = par(halves, halves)
+    many = [
+        par(*(cross("a", plus("b")) for _ in range(30))), nodes.Map(Call("m", 1, 0), ("Hi?",) * 40), halves,
+        seq(monad(plus(*(g0(f"text {i}", max_tokens=1) for i in range(4)), *["c"] * 30)), repeat(20, g0("b"))),
+    ]  # fmt: skip
+    for query in many:
+        want, stepping, counts = executor.run(query).query, executor.steps(query, engine.answer_steps), []
+        while True:
+            count = 0
+            try:
+                next(stepping)
+            except StopIteration as stop:
+                assert stop.value.query == want
+                break
+            finally:
+                counts.append(count)
+        assert 4 < max(counts) <= 8 and sum(counts) > 30
 
 
 def test_in_steps_a_call_that_fails_ends_the_query(engine: TorchEngine) -> None:

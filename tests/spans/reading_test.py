@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from typing import Any
 
@@ -164,6 +165,20 @@ def test_a_tree_of_the_greatest_depth_is_read_and_a_deeper_one_cannot_be_made() 
     assert query.depth == MAX_DEPTH and read_query(to_json(query)) == query and hash(query) == hash(query)
     with pytest.raises(InputError, match=f"nested deeper than {MAX_DEPTH} levels"):
         seq(query)
+
+
+def test_hashes_are_those_of_equal_trees_and_of_no_other_process() -> None:
+    found = [node for _, node in nodes.nodes(ALL)]
+    again = [node for _, node in nodes.nodes(read_query(to_json(ALL)))]
+    assert [hash(node) for node in found] == [hash(node) for node in again] and len(set(found)) == len(set(again)) > 9
+    assert hash(user("a")) != hash(assistant("a")) and hash(seq("a")) != hash(par("a"))
+    assert "_hash" in vars(ALL) and "_hash" not in vars(pickle.loads(pickle.dumps(ALL)))
+
+
+def test_a_map_of_too_many_inputs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_NODES", 10)
+    with pytest.raises(InputError, match=r"^q.json: map: the query has more than 10 nodes; split it$"):
+        read({"map": {"metadata": {"model": "m"}, "inputs": ["a"] * 10}})
 
 
 def test_aliases_cannot_multiply_a_small_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from pictool.spans import tasks
 from pictool.spans.tasks import Task, run, together
 
 Tree = list["Tree"] | int  # a number asks for itself, a list has its children side by side and then asks for their sum
@@ -45,6 +46,9 @@ def test_what_is_ready_is_asked_for_at_once() -> None:
     assert run(total([[1, 2], 8, [[3], 4]], []), perform) == 18
     assert waves == [[1, 2, 8, 3, 4], [3, 3], [7], [18]]
     assert run(together([]), perform) == [] and len(waves) == 4
+    trees: list[Tree] = [[1, 2], 8]
+    assert run(tasks.one_by_one(total(tree, []) for tree in trees), perform) == [3, 8]
+    assert waves[4:] == [[1, 2], [3], [8]]
 
 
 def test_failures_are_those_of_one_after_the_other() -> None:
