@@ -16,8 +16,8 @@ from pictool.runtime.stack import LayerStack
 
 GROWTH = 256  # tokens that the buffers have room for after the prompt
 _MANY_RUNS = 16  # scattered rows: one indexed copy is faster than a copy per run
-# Positions that a CPU computes, or rotates, at a time. What is between two steps stays in its caches then; and memory
-# for it is used again, where larger pieces would be fresh pages of the system's for each step.
+# Rows that a CPU computes at a time. What is between two steps of a layer stays in its caches then; and memory for it is
+# used again, where larger tensors are fresh pages of the system's for each step.
 _AT_ONCE = 512
 
 
@@ -68,11 +68,8 @@ class Image:
 
     def relocate(self, layer: int, start: int, end: int) -> None:
         """Rotate the keys that were placed in [start, end) to their positions; to be called once."""
-        step = self._at_once(end - start)
-        for first in range(start, end, step):
-            piece = slice(first, min(first + step, end))
-            keys = self._keys[layer][:, :, piece]
-            keys.copy_(self.stack.rotate(keys, tables_at(self._tables, piece), layer))
+        keys = self._keys[layer][:, :, start:end]
+        keys.copy_(self.stack.rotate(keys, tables_at(self._tables, slice(start, end)), layer))
 
     def compute(
         self, layer: int, hidden: Tensor, rows: Rows, on_scores: Callable[[Tensor], None] | None = None
@@ -82,11 +79,11 @@ class Image:
         Args:
             on_scores: called with the rows' attention scores, float32 [1, heads, rows, n].
         """
-        step = len(rows.positions) if on_scores is not None else self._at_once(len(rows.positions))
-        if step >= len(rows.positions):
+        if len(rows.positions) <= _AT_ONCE or on_scores is not None or is_accelerator(self.stack.device):
             return self._compute(layer, hidden, rows, on_scores)
         # In ascending order: the K and V that a row attends to are those of its own part and of the ones before.
-        parts = [self._compute(layer, *part) for part in zip(hidden.split(step, 1), rows.split(step), strict=True)]
+        apart = zip(hidden.split(_AT_ONCE, 1), rows.split(_AT_ONCE), strict=True)
+        parts = [self._compute(layer, *part) for part in apart]
         if self.fresh_keys is not None:
             self.fresh_keys[-len(parts) :] = [torch.cat(self.fresh_keys[-len(parts) :], 2)]
         return torch.cat(parts, 1)
@@ -96,10 +93,6 @@ class Image:
     ) -> Tensor:
         tables = tables_at(self._tables, rows.positions)
         return self.stack.layer(layer, hidden, ImageCache(self, tables, rows), tables, rows.runs, on_scores)
-
-    def _at_once(self, count: int) -> int:
-        """How many of so many positions are computed at a time."""
-        return count if is_accelerator(self.stack.device) else _AT_ONCE
 
     def compute_last(self, hidden: Tensor, rows: Rows) -> Tensor:
         """Run the last layer: K and V of `rows` replace what was there, and only the prompt's last row goes on.
