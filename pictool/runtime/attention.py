@@ -60,7 +60,7 @@ class Rows:
 
     def split(self, size: int) -> list[Rows]:
         """The same rows, `size` at a time."""
-        return [Rows.of(positions) for positions in self.positions.split(size)]
+        return [Rows.of(positions) for positions in torch.split(self.positions, size)]
 
     def to(self, device: torch.device | str) -> Rows:
         return Rows(self.positions.to(device), self.runs)

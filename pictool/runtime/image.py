@@ -16,8 +16,8 @@ from pictool.runtime.stack import LayerStack
 
 GROWTH = 256  # tokens that the buffers have room for after the prompt
 _MANY_RUNS = 16  # scattered rows: one indexed copy is faster than a copy per run
-# Rows that a CPU computes at a time. What is between two steps of a layer stays in its caches then; and memory for it is
-# used again, where larger tensors are fresh pages of the system's for each step.
+# Rows that a CPU computes at a time. What is between two steps of a layer stays in its caches then, in memory that is
+# used again; larger tensors are fresh pages of the system's for each step.
 _AT_ONCE = 512
 
 
@@ -82,7 +82,7 @@ class Image:
         if len(rows.positions) <= _AT_ONCE or on_scores is not None or is_accelerator(self.stack.device):
             return self._compute(layer, hidden, rows, on_scores)
         # In ascending order: the K and V that a row attends to are those of its own part and of the ones before.
-        apart = zip(hidden.split(_AT_ONCE, 1), rows.split(_AT_ONCE), strict=True)
+        apart = zip(torch.split(hidden, _AT_ONCE, 1), rows.split(_AT_ONCE), strict=True)
         parts = [self._compute(layer, *part) for part in apart]
         if self.fresh_keys is not None:
             self.fresh_keys[-len(parts) :] = [torch.cat(self.fresh_keys[-len(parts) :], 2)]
