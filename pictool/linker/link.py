@@ -173,8 +173,8 @@ def compute(prepared: Prepared, claim: Claim) -> Linked:
         fusor = Fusor(image, seen, policy, selection or policy.select(seen), laid.required)
         clock.select_s += clock.lap()
 
-        # Each layer: load and relocate what is reused, compute the rows, narrow them. All fresh K and V of a layer
-        # are in place before any row attends.
+        # Each layer: load and relocate what is reused, compute the rows, narrow them. All fresh K and V that a row
+        # attends to are in place before it does.
         for layer in range(stack.num_layers):
             if not policy.needs.attention:
                 clock.load_s += loader.synchronize(layer)
