@@ -114,7 +114,7 @@ def run_serve(
       pic serve -m MODEL --store /data/pic --keys keys --host 0.0.0.0
       pic serve -m MODEL --engine vllm -- --tensor-parallel-size 2
       pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic
-      pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic --engine vllm -- --tensor-parallel-size 2
+      pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic --engine vllm
     """
     require_installed()
     fleet.check({name: getattr(options, field) != getattr(ServeOptions(), field) for name, field in _ALONE}, settings)
