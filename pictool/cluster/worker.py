@@ -146,15 +146,16 @@ class Worker:
         return {key: failed[key] if key in failed else _tried(sent[key].result) for key in missing}
 
     def _send(self, encoded: EncodedObject, room: _Room) -> int:
-        """Write an object to the remote, and see that it is there; its bytes, which are given back to `room`."""
+        """Write an object to the remote, and see that one of its key is there, whole; returns the bytes of that."""
         remote, key = self._spec.remote, encoded.meta.key
         try:
             remote.write(key, encoded)
-            if not remote.has_same(encoded):
+            size = encoded.num_bytes if remote.has_same(encoded) else remote.another(encoded)  # of another worker
+            if size is None:
                 raise StoreError(f"{remote.name(key)}: is another object after it was written")
+            return size
         finally:
             room.give(encoded.num_bytes)
-        return encoded.num_bytes
 
 
 @dataclass(frozen=True)

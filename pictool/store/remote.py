@@ -210,6 +210,25 @@ class Remote:
             return False
         return self.read(key, trailer, size) == own.read(trailer, size)
 
+    def another(self, own: EncodedObject) -> int | None:
+        """Bytes of another object of this key that it has, whole; None if there is none.
+
+        Somebody has compiled the same chunk in another pack, so that last bits differ. A directory's file is read and
+        checked to its end, elsewhere the header is. Raises RemoteError.
+        """
+        key, header = own.meta.key, own.header()
+        size = self.whole_bytes(key)
+        if size is None or self.read(key, 0, len(header)) == header:  # ours, but damaged
+            return None
+        if self._directory is None:
+            return size
+        try:
+            with ObjectFile(Path(self._path(key)), self.name(key)) as there:
+                there.verify()
+                return there.num_bytes
+        except ObjectError:
+            return None
+
     def write(self, key: str, source: os.PathLike[str] | EncodedObject) -> None:
         """Send an object, from its file or from memory; it appears whole or not at all.
 

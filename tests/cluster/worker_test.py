@@ -19,7 +19,7 @@ from pictool.compiler.compile import compile_chunks
 from pictool.core import CompileOptions
 from pictool.errors import InputError, ModelError
 from pictool.runtime.model import load_model
-from pictool.store.format import EncodedObject
+from pictool.store.format import CompiledChunk, EncodedObject, encode_object
 from pictool.store.remote import Remote, Retry
 from pictool.store.store import Store
 
@@ -182,6 +182,25 @@ def test_an_object_that_is_another_at_the_remote_is_a_row(spec: BulkSpec, tmp_pa
     rows = run(replace(spec, remote=remote), DOCUMENTS[:2])
     assert rows and all(row.bytes is None and not row.is_new for row in rows)
     assert all(row.error == f"{remote.name(row.key or '')}: is another object after it was written" for row in rows)
+
+
+def test_an_object_that_another_worker_wrote_meanwhile_counts(spec: BulkSpec, tmp_path: Path) -> None:
+    encoded: list[CompiledChunk] = []
+
+    class Overtaken(Remote):
+        def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
+            own = next(one for one in encoded if one.meta.key == Path(target).stem)
+            other = replace(own, layers=[(value, key) for key, value in own.layers])
+            return super()._put(encode_object(other), target)
+
+    def keep(chunk: CompiledChunk) -> EncodedObject:
+        encoded.append(chunk)
+        return encode_object(chunk)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pictool.cluster.worker.encode_object", keep)
+        rows = run(replace(spec, remote=Overtaken(str(tmp_path / "overtaken"), QUICK)), DOCUMENTS[:2])
+    assert rows and all(row.bytes and not row.error for row in rows)
 
 
 def test_computing_waits_for_a_slow_remote(spec: BulkSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
