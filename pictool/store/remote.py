@@ -210,7 +210,7 @@ class Remote:
             return False
         return self.read(key, trailer, size) == own.read(trailer, size)
 
-    def another(self, own: EncodedObject) -> int | None:
+    def another(self, own: ObjectFile | EncodedObject) -> int | None:
         """Bytes of another object of this key that it has, whole; None if there is none.
 
         Somebody has compiled the same chunk in another pack, so that last bits differ. A directory's file is read and
