@@ -2,14 +2,22 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
 VLLM   ?= .venv-vllm
 
 LOCKING := .venv-lock
 
-.PHONY: demo test test-ray test-vllm fuzz fuzz-vllm faults check lock model zoo fixtures bench gpu gpu-wheels clean
+# TORCH=cpu: PyTorch's small build without CUDA, from PyTorch's own index or from wheels that pip is given. Else what pip finds.
+TORCH ?=
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+BUILD := $(if $(filter cpu,$(TORCH)),$(VENV)/.torch-cpu)
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-demo: $(READY)
+.NOTPARALLEL:
+.PHONY: demo test test-ray test-vllm fuzz fuzz-vllm faults check lock model zoo fixtures bench gpu gpu-wheels fresh wheel clean
+
+demo: $(DEMO)
 	$(BIN)/python examples/demo.py
 
 test: check
@@ -35,7 +43,7 @@ faults: $(READY)
 # Hostile input of every kind, each case through the command line, then requests to the server: `make fuzz SURFACE=objects CASES=500 SEED=2`.
 fuzz: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m hostile.fuzz $(SURFACE) --cases $(or $(CASES),20000) --seed $(or $(SEED),1)
-	PIC_SCHEMA_CASES=100 $(BIN)/python -m pytest tests/serve/schema_test.py
+	PIC_SCHEMA_CASES=100 PIC_BODY_CASES=5000 $(BIN)/python -m pytest tests/serve/schema_test.py tests/hostile/bodies_test.py
 
 $(VLLM)/.ready: pyproject.toml tests/in_vllm/install.py constraints-vllm.txt
 	$(PYTHON) tests/in_vllm/install.py $(VLLM) constraints-vllm.txt
@@ -81,12 +89,33 @@ gpu:
 gpu-wheels: $(READY)
 	$(BIN)/python benchmarks/gpu.py --download-wheels $(if $(GPU_VERSION),--python-version $(GPU_VERSION))
 
-# The version of the package is in pictool/__init__.py; constraints.txt pins what is installed.
-$(READY): pyproject.toml constraints.txt pictool/__init__.py
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+# What the demo needs. The version of the package is in pictool/__init__.py; constraints.txt pins what is installed.
+$(DEMO): pyproject.toml constraints.txt pictool/__init__.py $(BUILD) | $(BIN)/pip
+	$(INSTALL) --editable .
 	touch $@
+
+# And what its tests need: Ray, clients of the server, linters.
+$(READY): pyproject.toml constraints.txt pictool/__init__.py $(BUILD) | $(BIN)/pip
+	$(INSTALL) --editable '.[dev]'
+	touch $(DEMO) $@
+
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --upgrade pip
+
+$(VENV)/.torch-cpu: constraints.txt | $(BIN)/pip
+	@$(INSTALL) --no-deps --index-url $(TORCH_CPU_INDEX) "$$(sed -n 's/^torch==.*/&+cpu/p' constraints.txt)" || \
+		{ echo "make: no CPU build of torch at $(TORCH_CPU_INDEX): name its index with TORCH_CPU_INDEX=URL, or leave out TORCH=cpu" >&2; false; }
+	touch $@
+
+# Both commands on a Debian of its own (root, debootstrap), or in an isolated environment: `make fresh ARGS='--suite sid'`.
+fresh:
+	$(PYTHON) -m benchmarks.fresh --out benchmarks/results/fresh.json $(ARGS)
+
+# The wheel in empty environments, with each extra alone, by pip and by uv: `make wheel ARGS='--extras core,serve'`.
+wheel: $(READY)
+	$(INSTALL) uv
+	$(BIN)/python -m benchmarks.wheel $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels gpu-results

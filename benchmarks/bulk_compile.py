@@ -29,7 +29,7 @@ from pictool.cluster.worker import BulkSpec
 from pictool.compiler.chunking import make_chunks
 from pictool.compiler.compile import compile_chunks
 from pictool.runtime.model import Model, load_model
-from pictool.store.remote import Remote
+from pictool.store.remote.remote import Remote
 from pictool.store.store import Store
 
 _WORDS = "river harbour festival spring number line document quiet town short water stone market north".split()

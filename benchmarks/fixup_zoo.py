@@ -40,11 +40,11 @@ from pictool.linker.policies import policies as all_policies
 from pictool.linker.policies.attended import exact_rows
 from pictool.linker.policies.base import count_of, first_rows, highest
 from pictool.runtime.attention import Rows, Run
-from pictool.runtime.caches import CapturingCache, PrefixedCache
-from pictool.runtime.image import Image
+from pictool.runtime.chat.template import make_frame
+from pictool.runtime.memory.caches import CapturingCache, PrefixedCache
+from pictool.runtime.memory.image import Image
 from pictool.runtime.rope import tables_at
 from pictool.runtime.sensitivity import Probes, probes_from, probes_of
-from pictool.runtime.template import make_frame
 from pictool.world.generate import BOOKS, Prompt, Question, Shape, World, write_prompt
 from training.score import HELD_OUT
 from training.zoo import MODELS, ZOO

@@ -49,10 +49,10 @@ from pictool.linker.policies import policies as all_policies
 from pictool.linker.policies.base import Prompt, Selection, count_of, highest
 from pictool.runtime.align import map_scores, tokenize
 from pictool.runtime.attention import Run
-from pictool.runtime.caches import CapturingCache, PrefixedCache
+from pictool.runtime.chat.template import make_frame
+from pictool.runtime.memory.caches import CapturingCache, PrefixedCache
 from pictool.runtime.rope import tables_at
 from pictool.runtime.sensitivity import Probes, cut_at_lines, fixup_tables, probes_from, probes_of, write_texts
-from pictool.runtime.template import make_frame
 from pictool.world.generate import KINDS, Question, Shape, write_prompt
 from pictool.world.generate import Prompt as World
 from training.score import HELD_OUT

@@ -35,8 +35,8 @@ from pictool.linker.fusor import Fusor
 from pictool.linker.grid import parse_grid
 from pictool.linker.loader import Loader, Placed
 from pictool.linker.policies.base import Prompt
-from pictool.runtime.image import Image
-from pictool.store.format import ObjectFile
+from pictool.runtime.memory.image import Image
+from pictool.store.objects.format import ObjectFile
 
 RATES_MB_S = (None, 1000, 250)  # None: the disk itself, cold
 POLICIES = ("naive", "legolink-16", "cacheblend-15", "speccache-15")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.output import write_results
+from benchmarks.overlap import layer_overlap, model_overlap
 from pictool import Linked, Model, Store, load_model
 from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.cases import PreparedCase, SpecOptions, group_cases
@@ -30,7 +31,6 @@ from pictool.linker.grid import parse_grid
 from pictool.linker.link import link
 from pictool.runtime.activations import hidden_norms
 from pictool.trace.deviation import attention_deviation, kv_deviation, neighbour_correlation
-from pictool.trace.overlap import layer_overlap, model_overlap
 
 RATIOS = "0.05,0.1,0.15,0.2,0.3"
 DEEP = "1,0.6666,0"  # all layers of the second model, the last two thirds, the last one; a third is the default

@@ -51,7 +51,8 @@ def pages(points: Points) -> Rows:
 
 def judge(points: Points) -> Rows:
     """Figs. 14 and 15."""
-    head = ["temperature", "fan-out", "tokens", "stock", "naive", "legolink-16", "naive, sooner", "legolink-16, sooner"]
+    labels = ["naive", "legolink-16"]
+    head = ["temperature", "fan-out", "tokens", "stock", *labels, *(f"{label}, speedup" for label in labels)]
     rows = [
         [
             f"{point['temperature']:g}", str(point["fan_out"]), f"{point['prompt_tokens']:,.0f}",
@@ -88,7 +89,7 @@ def moves(points: Points) -> Rows:
 
 def pool(points: Points) -> Rows:
     """§5.5."""
-    head = ["policy", "requests", "files", "memory", "pool", "sooner than memory", "MB from the host, memory", "pool",
+    head = ["policy", "requests", "files", "memory", "pool", "speedup over memory", "MB from the host, memory", "pool",
             "resident", "in place", "tokens a ms", "scratch, tokens"]  # fmt: skip
     rows = [
         [
@@ -105,8 +106,8 @@ def pool(points: Points) -> Rows:
 
 def waves(points: Points) -> Rows:
     """§5.5.1, of several prompts: two rows a stream, for a plan for each prompt and for one plan."""
-    head = ["policy", "requests", "plans", "memory, ms a wave", "pool, ms a wave", "one plan sooner", "prompts a plan",
-            "MB from the host", "moves", "tokens moved", "duplicates", "scratch, KB"]  # fmt: skip
+    head = ["policy", "requests", "plans", "memory, ms a batch", "pool, ms a batch", "one plan, speedup",
+            "prompts a plan", "MB from the host", "moves", "tokens moved", "duplicates", "scratch, KB"]  # fmt: skip
     ways = {"each": "one each", "wave": "one for all"}
     rows = [
         [

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.output import write_results
 from pictool.core import Geometry, Target, TokenIds
-from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.recognition import ContentIndex
 from pictool.store.store import Store
 

@@ -32,7 +32,7 @@ _WARM_UP = 60  # requests of an object, enough for every replica
 
 async def first_event_s(fleet: Fleet, key: str) -> float:
     began = time.perf_counter()
-    async with aclosing(fleet.home.answer(asked(key))) as events:
+    async with aclosing(fleet.backend.answer(asked(key))) as events:
         await anext(events)
         return time.perf_counter() - began
 

@@ -28,7 +28,7 @@ import psutil
 
 from benchmarks.fleet import state
 from benchmarks.output import write_results
-from pictool.cluster.fleet import FleetHome
+from pictool.cluster.fleet import FleetBackend
 from pictool.cluster.replica import TIERS
 from pictool.cluster.serving import Scale, deployed
 from pictool.cluster.session import connected
@@ -39,13 +39,13 @@ from pictool.linker.grid import parse_policy
 from pictool.routing import Routing
 from pictool.runtime.model import Model, load_model
 from pictool.serve.answers import Collected, collect
+from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
-from pictool.serve.torch_home import HomeSettings, TorchHome
 from pictool.serve.work import Raw, Stored, Text, Work
-from pictool.store.remote import Remote
+from pictool.store.remote.remote import Remote
+from pictool.store.side.usage import read_counts
 from pictool.store.store import Store
-from pictool.store.usage import read_counts
 
 APP = "fleet"
 REPLICAS = 3
@@ -61,9 +61,9 @@ _NOBODY = Tenant("default")
 class Fleet:
     """Replicas, and the remote with the objects of some documents."""
 
-    home: FleetHome
+    backend: FleetBackend
     model: Model
-    settings: HomeSettings
+    settings: BackendSettings
     root: Path
     keys: list[str]
 
@@ -86,7 +86,7 @@ def running(
     texts = [f"Town {number} lies at the river {number * 7 % 91}, which is long. " for number in range(objects)]
     done = compile_chunks(model, remote, [Chunk(text, model.encode(text), "") for text in texts])
     size = sum(part.path.stat().st_size for part in done) // objects
-    settings = HomeSettings(parse_policy("legolink-4"), refresh_s=3600, name="tiny")
+    settings = BackendSettings(parse_policy("legolink-4"), refresh_s=3600, name="tiny")
     spec = TorchSpec(
         Remote(str(root / "remote")), str(root / "store"), settings, held * size, model=model_name, device="cpu"
     )
@@ -95,15 +95,15 @@ def running(
         resources.enter_context(connected(address))
         routing = Routing(queue_bytes=size / 8)  # so that bytes decide, but between long queues
         calls = resources.enter_context(deployed(spec, scale, routing, app, router))
-        home = resources.enter_context(closing(FleetHome(model, spec.remote, settings, calls)))
-        yield Fleet(home, model, settings, root, [part.key for part in done])
+        backend = resources.enter_context(closing(FleetBackend(model, spec.remote, settings, calls)))
+        yield Fleet(backend, model, settings, root, [part.key for part in done])
 
 
 def asked(key: str, max_tokens: int = 1) -> Work:
     return Work(_NOBODY, Raw((Stored(key), Text(_QUESTION))), Sampling(0.0), max_tokens, num_top=2)
 
 
-async def run_all(home: FleetHome, wanted: Sequence[str], at_once: int, max_tokens: int = 1) -> list[Any]:
+async def run_all(backend: FleetBackend, wanted: Sequence[str], at_once: int, max_tokens: int = 1) -> list[Any]:
     """All requests, some at once: their answers, or what they were refused with; and the seconds of each."""
     room, seconds = asyncio.Semaphore(at_once), list[float]()
 
@@ -111,7 +111,7 @@ async def run_all(home: FleetHome, wanted: Sequence[str], at_once: int, max_toke
         async with room:
             began = time.perf_counter()
             try:
-                return await collect(home.answer(asked(key, max_tokens)))
+                return await collect(backend.answer(asked(key, max_tokens)))
             except ApiError as error:
                 return error
             finally:
@@ -146,10 +146,10 @@ def measure(fleet: Fleet, router: str, requests: int, at_once: int) -> Measured:
     state.order = router
     state.calls.clear()
     try:
-        asyncio.run(run_all(fleet.home, random.Random(1).sample(fleet.keys, len(fleet.keys)), at_once))
+        asyncio.run(run_all(fleet.backend, random.Random(1).sample(fleet.keys, len(fleet.keys)), at_once))
         before, warm_up = fleet.fetched(), Counter(state.calls)
         began = time.perf_counter()
-        answers, seconds = asyncio.run(run_all(fleet.home, draw(fleet.keys, requests, 3), at_once))
+        answers, seconds = asyncio.run(run_all(fleet.backend, draw(fleet.keys, requests, 3), at_once))
         took = time.perf_counter() - began
     finally:
         state.order = "residency"
@@ -177,12 +177,12 @@ class Killed:
 def kill_one(fleet: Fleet, requests: int, at_once: int) -> Killed:
     """Kill a replica while requests run; each answer is compared with that of one process."""
     wanted = draw(fleet.keys[:40], requests, 5)
-    with TorchHome(fleet.model, Store(fleet.root / "remote"), fleet.settings) as single:
+    with TorchBackend(fleet.model, Store(fleet.root / "remote"), fleet.settings) as single:
         expected = {key: asyncio.run(collect(single.answer(asked(key, 8)))) for key in set(wanted)}
 
     async def killed() -> list[Any]:
-        running = asyncio.ensure_future(run_all(fleet.home, wanted, at_once, 8))
-        while fleet.home.status().active < 2:
+        running = asyncio.ensure_future(run_all(fleet.backend, wanted, at_once, 8))
+        while fleet.backend.status().active < 2:
             await asyncio.sleep(0.01)
         replicas()[0].kill()
         assert not running.done()

@@ -36,10 +36,10 @@ from pictool.linker.grid import parse_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import load_model
 from pictool.serve.app import make_app
+from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
 from pictool.serve.running import run
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.torch_home import HomeSettings, TorchHome
 from pictool.store.store import Store
 from pictool.world.generate import write_prompt
 
@@ -50,16 +50,16 @@ _SAMPLES = 8  # of memory and open files
 
 
 @contextmanager
-def serving() -> Iterator[tuple[TorchHome, str]]:
+def serving() -> Iterator[tuple[TorchBackend, str]]:
     """A server in a thread, and its address. It ends with the process."""
     with tempfile.TemporaryDirectory() as root, socket.socket() as listener:
         store = Store(root)
-        home = TorchHome(load_model("embedded"), store, HomeSettings(parse_policy(POLICY), max_waiting=1000))
+        backend = TorchBackend(load_model("embedded"), store, BackendSettings(parse_policy(POLICY), max_waiting=1000))
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
-        app = make_app(Service(home, store.root, Keys(default=Tenant("default"))), "benchmark")
+        app = make_app(Service(backend, store.root, Keys(default=Tenant("default"))), "benchmark")
         threading.Thread(target=run, args=(app, listener), daemon=True).start()
-        yield home, f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield backend, f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def requests_of(count: int) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def first_text_ms(url: str, body: dict[str, Any], asked: Connection) -> None:
                 asked.send(1e3 * (time.perf_counter() - started))
 
 
-def measure_ttft(home: TorchHome, url: str, repeats: int) -> dict[str, Any]:
+def measure_ttft(backend: TorchBackend, url: str, repeats: int) -> dict[str, Any]:
     """Milliseconds to the first token, in turn: over HTTP, and the engine's own link of the same documents."""
     prompt = write_prompt(random.Random(99), 4)
     own, over_http = list[float](), list[float]()
@@ -94,7 +94,7 @@ def measure_ttft(home: TorchHome, url: str, repeats: int) -> dict[str, Any]:
         "model": "embedded", "temperature": 0, "stream": True, "max_tokens": 2, "cache_ids": caches,
         "messages": [{"role": "user", "content": prompt.questions[0].text}],
     }  # fmt: skip
-    engine = home.engine_of(Tenant("default"))
+    engine = backend.engine_of(Tenant("default"))
     keys = [str(path) for path in sorted(engine.store.root.glob("objects/*/*.kvo"))]
     spec = Spec(prompt.questions[0].text, keys, parse_policy(POLICY))
     ask_client, asked = get_context("spawn").Pipe()
@@ -181,8 +181,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    with serving() as (home, url):
-        ttft = measure_ttft(home, url, arguments.repeats)
+    with serving() as (backend, url):
+        ttft = measure_ttft(backend, url, arguments.repeats)
         print(ttft, flush=True)
         load = asyncio.run(
             measure_load(url, arguments.requests, arguments.clients, arguments.rate, arguments.seed)

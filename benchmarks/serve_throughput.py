@@ -33,10 +33,10 @@ from pictool.bench.shapes import random_model
 from pictool.controller.calibration import token_bytes
 from pictool.linker.grid import parse_policy
 from pictool.serve.app import make_app
+from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
 from pictool.serve.running import run
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.torch_home import HomeSettings, TorchHome
 from pictool.store.store import Store
 
 POLICIES = ("full", "cacheblend-15", "legolink-16", "naive")
@@ -45,31 +45,35 @@ DEFAULT_CCRS, DEFAULT_RATES = "0.25,1,4", "1,4,16"
 
 
 @contextmanager
-def serving(shape: str, memory_bytes: int) -> Iterator[tuple[TorchHome, str]]:
+def serving(shape: str, memory_bytes: int) -> Iterator[tuple[TorchBackend, str]]:
     """A server of a random model in a thread, and its address."""
     with tempfile.TemporaryDirectory() as root, socket.socket() as listener:
         store = Store(root, memory_bytes=memory_bytes)
-        home = TorchHome(random_model(shape), store, HomeSettings(parse_policy("legolink-16"), max_waiting=10_000))
+        backend = TorchBackend(
+            random_model(shape), store, BackendSettings(parse_policy("legolink-16"), max_waiting=10_000)
+        )
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
-        app = make_app(Service(home, store.root, Keys(default=Tenant("default"))), "benchmark")
+        app = make_app(Service(backend, store.root, Keys(default=Tenant("default"))), "benchmark")
         threading.Thread(target=run, args=(app, listener), daemon=True).start()
-        yield home, f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield backend, f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-async def make_users(client: httpx.AsyncClient, home: TorchHome, memory_bytes: int, ccr: float) -> list[dict[str, Any]]:
+async def make_users(
+    client: httpx.AsyncClient, backend: TorchBackend, memory_bytes: int, ccr: float
+) -> list[dict[str, Any]]:
     """A request of every user, as many as their caches have CCR · memory bytes."""
-    model, users = home.engine_of(Tenant("default")).model, list[dict[str, Any]]()
+    model, users = backend.engine_of(Tenant("default")).model, list[dict[str, Any]]()
     num_bytes = 0
     while not users or num_bytes < ccr * memory_bytes:
         seed = len(users)
         chunks = random_chunks(model, DOCUMENTS, DOCUMENT_TOKENS, seed)
-        texts = [{"model": home.model, "text": chunk.text} for chunk in chunks]
+        texts = [{"model": backend.model, "text": chunk.text} for chunk in chunks]
         made = [(await client.post("/v1/caches", json=text)).raise_for_status().json() for text in texts]
         num_bytes += sum(len(chunk.tokens) for chunk in chunks) * token_bytes(model)
         users.append(
             {
-                "model": home.model, "prompt": random_tail(model, QUESTION_TOKENS, seed), "max_tokens": NEW_TOKENS,
+                "model": backend.model, "prompt": random_tail(model, QUESTION_TOKENS, seed), "max_tokens": NEW_TOKENS,
                 "temperature": 0, "cache_ids": [cache["id"] for cache in made],
             }
         )  # fmt: skip
@@ -119,10 +123,10 @@ async def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     points: list[dict[str, Any]] = []
     memory_bytes = arguments.memory_mb << 20
     for ccr in map(float, arguments.ccr.split(",")):
-        with serving(arguments.shape, memory_bytes) as (home, url):
+        with serving(arguments.shape, memory_bytes) as (backend, url):
             limits = httpx.Limits(max_connections=None)
             async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-                users = await make_users(client, home, memory_bytes, ccr)
+                users = await make_users(client, backend, memory_bytes, ccr)
                 for policy in POLICIES:
                     await ask(client, users[0], policy)  # warm
                 for rate in map(float, arguments.rates.split(",")):

@@ -27,7 +27,7 @@ import numpy as np
 from pictool.core import Geometry, Target
 from pictool.errors import ObjectError
 from pictool.store.codecs import codecs
-from pictool.store.format import DTYPES, CompiledChunk, ObjectFile, ObjectMeta, canonical, seal, write_object
+from pictool.store.objects.format import DTYPES, CompiledChunk, ObjectFile, ObjectMeta, canonical, seal, write_object
 
 HUGE = (2**31 - 1, 2**31, 2**40, 2**63 - 1, 2**64 - 1, 10**30, -1, 0)
 MAX_MEMORY = 64 << 20

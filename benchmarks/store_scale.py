@@ -21,8 +21,8 @@ from unittest import mock
 import numpy as np
 
 from pictool.core import Geometry, Target
-from pictool.store.format import CompiledChunk, ObjectMeta
-from pictool.store.index import INDEX_FILE
+from pictool.store.objects.format import CompiledChunk, ObjectMeta
+from pictool.store.side.index import INDEX_FILE
 from pictool.store.store import Store
 from pictool.store.upkeep import gc
 

@@ -35,7 +35,7 @@ import numpy as np
 
 from benchmarks.output import write_results
 from pictool.core import Geometry, Layout, Target
-from pictool.store.format import CompiledChunk, ObjectMeta, write_object
+from pictool.store.objects.format import CompiledChunk, ObjectMeta, write_object
 from pictool.store.store import Store
 from pictool.trace.format import Candidate, GeneratedToken, Trace, TracedChunk, write_trace
 
@@ -102,7 +102,7 @@ def watched_loop() -> Iterator[list[tuple[float, float]]]:
 
 
 async def moves(path: Path, store: Path) -> dict[str, Any]:
-    from pictool.commands.settings import Settings
+    from pictool.commands.settings.settings import Settings
     from pictool.commands.tui import open_app
 
     no_job: Any = _NoJob()

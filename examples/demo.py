@@ -18,8 +18,8 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pictool
-from pictool.commands.resources import quiet_libraries
-from pictool.runtime.template import make_frame
+from pictool.commands.settings.resources import quiet_libraries
+from pictool.runtime.chat.template import make_frame
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "fixtures"

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pictool.engines.base import Engine as Engine
     from pictool.engines.torch import TorchEngine as TorchEngine
     from pictool.errors import PicError as PicError
+    from pictool.linker.grid import named_policy
     from pictool.linker.link import Linked as Linked
-    from pictool.linker.policies import make_policy as make_policy
     from pictool.linker.policies import policies as policies
     from pictool.linker.policies.base import Policy as Policy
     from pictool.linker.spec import Spec as Spec
@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model as Model
     from pictool.runtime.model import load_model as load_model
     from pictool.runtime.model import wrap_model as wrap_model
-    from pictool.store.format import ObjectFile as ObjectFile
+    from pictool.store.objects.format import ObjectFile as ObjectFile
     from pictool.store.store import Store as Store
 
+    make_policy = named_policy
     Request = Spec  # as 0.1 called it
 
 __version__ = "0.2.0"
@@ -54,14 +55,15 @@ __version__ = "0.2.0"
 _HOMES = {
     "Answer": "engines.base", "Chunk": "core", "CompileOptions": "core", "Compiled": "compiler.compile",
     "Engine": "engines.base", "Layout": "core", "Linked": "linker.link", "Message": "core", "Model": "runtime.model",
-    "ObjectFile": "store.format", "PicError": "errors", "Policy": "linker.policies.base", "Request": "linker.spec",
+    "ObjectFile": "store.objects.format", "PicError": "errors", "Policy": "linker.policies.base",
+    "Request": "linker.spec",
     "Sampling": "core", "Spec": "linker.spec", "Store": "store.store", "Text": "core", "TorchEngine": "engines.torch",
     "answer": "api", "chunks_of_files": "compiler.compile", "compile": "api", "generate": "runtime.decode",
     "link": "api",
-    "load_model": "runtime.model", "make_policy": "linker.policies", "policies": "linker.policies",
+    "load_model": "runtime.model", "make_policy": "linker.grid", "policies": "linker.policies",
     "wrap_model": "runtime.model",
 }  # fmt: skip
-_RENAMED = {"Request": "Spec"}
+_RENAMED = {"Request": "Spec", "make_policy": "named_policy"}
 __all__ = sorted(_HOMES)
 
 
@@ -71,3 +73,6 @@ if not TYPE_CHECKING:  # for a type checker every name is one of those above
         if name not in _HOMES:
             raise AttributeError(f"module 'pictool' has no attribute {name!r}")
         return getattr(importlib.import_module(f"pictool.{_HOMES[name]}"), _RENAMED.get(name, name))
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -11,6 +11,7 @@ from pictool.core import Chunk, CompileOptions, Text
 from pictool.engines.base import Answer
 from pictool.engines.torch import TorchEngine
 from pictool.linker import link as linker
+from pictool.linker.grid import named_policy
 from pictool.linker.link import Linked
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Document, Spec
@@ -60,7 +61,7 @@ def link(
     store: Store,
     documents: Sequence[Document],
     tail: str,
-    policy: Policy,
+    policy: Policy | str,
     *,
     head: str = "",
     sinks: int | None = None,
@@ -74,6 +75,7 @@ def link(
         documents: chunks, texts in memory (`Text`), text files, object files or keys, in prompt order; one needs no
             list. Texts are compiled first if need be.
         tail: text after the documents; always computed in full.
+        policy: which rows are recomputed: one of `make_policy`, or its specification, as `legolink-16`.
         head: text before the documents; compiled like a chunk, at position 0.
         sinks: dummy tokens of documents that are compiled here (default: what the policy needs).
         chunk_tokens: text files are cut into chunks of at most so many tokens.
@@ -83,8 +85,9 @@ def link(
     Raises:
         PicError: an unusable document or object, or a prompt that is too long for the model.
     """
+    made_policy = named_policy(policy) if isinstance(policy, str) else policy
     spec = Spec(
-        tail, documents, policy, head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec, is_raw=True
+        tail, documents, made_policy, head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec, is_raw=True
     )  # fmt: skip
     return linker.link(model, store, spec, on_compile=on_compile)
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pictool.errors import InputError
+from pictool.reading import real, whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -180,6 +181,11 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name, convert in (("temperature", real), ("top_p", real), ("seed", whole)):
+            try:
+                object.__setattr__(self, name, convert(getattr(self, name)))
+            except ValueError as error:
+                raise InputError(f"{name.replace('_', '-')}: {error}") from error
         if self.temperature != 0 and not 1e-3 <= self.temperature <= 1e3:
             raise InputError(f"temperature {self.temperature}: must be 0 (greedy), or from 0.001 to 1000")
         if not 0 <= self.seed < 1 << 64:

@@ -45,6 +45,10 @@ class StoreError(PicError):
     """A store that cannot be read or written, or a key that it does not hold."""
 
 
+class NoRoomError(StoreError):
+    """What does not fit into a store's budget, beside what must stay there, or into a tenant's share of it."""
+
+
 class UnwritableStoreError(StoreError):
     """A store, or a file outside of one, that the system does not let be written: permissions, a full disk."""
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
+import re
 import reprlib
 import stat
+from collections import Counter
 from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 from typing import Any, NoReturn
 
+MAX_DEPTH = 64  # of JSON that others send
+_MAX_TOKENS, _MAX_CONTAINERS = 1 << 20, 1 << 16
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{},]', re.DOTALL)
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 3, 80, 80, 80
 
@@ -67,6 +74,11 @@ def read_stream(path: Path, max_bytes: int) -> bytes:
     return _read_all(pipe, path, max_bytes)
 
 
+def is_within(path: Path, directory: Path) -> bool:
+    """Whether a file below a directory is in it, and not what a symbolic link to elsewhere names."""
+    return path.resolve().is_relative_to(directory.resolve())
+
+
 def require_size(path: Path, max_bytes: int) -> None:
     """Refuse a larger file. Raises OSError."""
     if path.stat().st_size > max_bytes:
@@ -87,15 +99,65 @@ def _too_large(path: Path, max_bytes: int) -> OSError:
     return OSError(errno.EFBIG, f"is larger than {size}", str(path))
 
 
-def parse_json(data: str | bytes) -> Any:
+def parse_json(data: str | bytes, has_unique_keys: bool = True) -> Any:
     """The value of a JSON text whose numbers are finite.
 
+    Args:
+        has_unique_keys: whether an object with the same key twice is refused; else the last one counts.
+
     Raises:
-        ValueError: not UTF-8, not JSON (NaN and Infinity are not), or a number beyond double precision or of thousands
-            of digits.
+        ValueError: not UTF-8, not JSON (NaN and Infinity are not), a key that comes twice, or a number beyond double
+            precision or of thousands of digits.
         RecursionError: lists in lists in lists.
     """
-    return json.loads(data, parse_constant=_refuse_constant, parse_float=_finite)
+    pairs = _unique if has_unique_keys else None
+    try:
+        return json.loads(data, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=pairs)
+    except RecursionError as error:  # Python's own words differ by its version
+        raise RecursionError("lists or objects are nested too deep") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {shown(twice)} comes twice")
+    return values
+
+
+def require_shape(data: bytes, max_depth: int = MAX_DEPTH, max_containers: int = _MAX_CONTAINERS) -> None:
+    """Refuse a JSON text that takes far more time and memory to parse than its bytes do, before it is parsed.
+
+    Raises:
+        ValueError: lists and objects in more than `max_depth` of their kind, more than `max_containers` of them, or too
+            many values.
+    """
+    depth = num_containers = 0
+    for number, token in enumerate(_TOKEN.finditer(data)):
+        match data[token.start()]:
+            case 0x5B | 0x7B:  # [ and {
+                depth, num_containers = depth + 1, num_containers + 1
+            case 0x5D | 0x7D:
+                depth -= 1
+        if depth > max_depth:
+            raise ValueError(f"is nested deeper than {max_depth} levels")
+        if number >= _MAX_TOKENS or num_containers > max_containers:
+            raise ValueError(f"has more than {max_containers:,d} lists and objects, or {_MAX_TOKENS:,d} values")
+
+
+def real(value: Any) -> float:
+    """A number as a float. Raises ValueError: no number, a truth value, or not finite."""
+    with suppress(OverflowError):
+        if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(number := float(value)):
+            return number
+    raise ValueError(f"{shown(value)} is no finite number")
+
+
+def whole(value: Any) -> int:
+    """A number as an int. Raises ValueError: no whole number, or a truth value."""
+    if not real(value).is_integer():
+        raise ValueError(f"{shown(value)} is no whole number")
+    return int(value)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -115,6 +177,12 @@ def shown(value: Any) -> str:
         return _SHORT.repr(value)
     except ValueError:  # Python writes no number of thousands of digits
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+
+
+def file_state(file: Path | int) -> tuple[int, ...]:
+    """Device, inode, size and times: a file, or what a descriptor is open on, is taken for unchanged by them."""
+    found = os.stat(file)  # noqa: PTH116 (a descriptor, too)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def exists(name: str | Path) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from pictool.core import Geometry, Target
-from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.directory import MARK
+from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 
 TARGET = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(layers=2, kv_heads=1, head_dim=4))
@@ -69,8 +70,8 @@ def litter(store: Store) -> list[Path]:
 
 
 def files(root: Path) -> list[Path]:
-    """All files under a directory, but for a store's lock."""
-    return [path for path in root.rglob("*") if not path.is_dir() and path.name != "lock"]
+    """All files under a directory, but for a store's lock and mark."""
+    return [path for path in root.rglob("*") if not path.is_dir() and path.name not in ("lock", MARK)]
 
 
 def chunk_of(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from logging import getLogger
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,17 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's own settings, store or caches."""
     for name in (
         "PIC_MODEL", "PIC_STORE", "PIC_DEVICE", "PIC_DTYPE", "PIC_CODEC", "PIC_MAX_SIZE", "PIC_SALT", "PIC_REMOTE",
-        "PIC_MEMORY", "PIC_ALGO", "PIC_SALT_FILE", "PIC_REMOTE_RATE", "PIC_SERVER", "PIC_SERVER_KEY",
+        "PIC_MEMORY", "PIC_ALGO", "PIC_SALT_FILE", "PIC_REMOTE_RATE", "PIC_SERVER", "PIC_SERVER_KEY", "PIC_TRUST",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PAGER", "cat")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
+    log = getLogger("pictool.store")  # the program has handlers of its own (`note_logs`), to its end
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "propagate", True)
 
 
 @pytest.fixture
@@ -64,7 +69,7 @@ def alarm() -> Iterator[None]:
         pytest.fail("waited for what never comes")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(20)
+    signal.alarm(60)
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import typer
+from commands.run import pic
 from typer.testing import CliRunner
 
 from pictool.eval.datasets import datasets
@@ -79,7 +81,8 @@ def test_paths_and_modules_that_are_named_exist(page: str) -> None:
     }
     missing = {path for path in _PATH.findall(text) if not (ROOT / path).exists()} - examples
     assert not missing
-    assert all((ROOT / f"{module.replace('.', '/')}.py").exists() for module in _MODULE.findall(text))
+    modules = [ROOT / module.replace(".", "/") for module in _MODULE.findall(text)]
+    assert all(path.with_suffix(".py").exists() or (path / "__main__.py").exists() for path in modules)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +154,40 @@ def test_every_codec_and_dataset_is_in_the_reference() -> None:
             field.name for field in fields(dataset) if field.name != "path" and f"`{field.name}`" not in evaluation
         ]
         assert not missing, f"{dataset.name}: {missing}"
+
+
+def console(page: str) -> list[tuple[str, list[str]]]:
+    """The commands of a page's console blocks, with the lines of output shown below each."""
+    shown: list[tuple[str, list[str]]] = []
+    for block in re.findall(r"```\n(\$ .*?)```", text_of(page), re.S):
+        for part in re.split(r"(?m)^\$ ", block)[1:]:
+            document = re.match(r"[^\n]*<<'END'\n.*?^END\n", part, re.S | re.M)
+            command = document[0] if document else part.partition("\n")[0]
+            shown.append((command, part.removeprefix(command).strip().splitlines()))
+    return shown
+
+
+def test_the_tutorial_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commands, run in its order, print the lines that it shows, but for times and what it leaves out (…)."""
+    monkeypatch.setenv("COLUMNS", "80")
+    compared = 0
+    for command, lines in console("docs/guides/tutorial.md"):
+        if command.startswith(("make demo", "pip install", "mkdir ~", "export PIC_MODEL", "pic doctor")):
+            continue
+        if command.startswith("pic "):
+            words = [
+                name for word in shlex.split(command)[1:] for name in (sorted(map(str, Path().glob(word))) or [word])
+            ]
+            run = pic(*words)
+            printed = (run.out + run.err).splitlines()
+        else:
+            run_shell = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True)
+            printed = run_shell.stdout.splitlines()
+        for line in lines:
+            if line != "…" and not re.search(r"\bms\b", line):
+                assert line in printed, f"{command}: {printed}"
+                compared += 1
+    assert compared == 21
 
 
 def test_the_readme_s_examples_are_typed(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pictool.runtime import streams
-from pictool.store.format import ObjectFile
+from pictool.runtime.memory import streams
 from pictool.store.memory import LayerMemory
+from pictool.store.objects.format import ObjectFile
 
 Clock = dict[str, int]
 MAIN = "main stream"

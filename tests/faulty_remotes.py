@@ -8,8 +8,8 @@ import random
 import time
 from pathlib import Path
 
-from pictool.store.format import EncodedObject
-from pictool.store.remote import Remote
+from pictool.store.objects.format import EncodedObject
+from pictool.store.remote.remote import Remote
 
 
 class SlowAndHalfFailing(Remote):
@@ -29,4 +29,15 @@ class Full(Remote):
         root = Path(self.url)
         if not (root / "more").exists() and sum(1 for _ in root.glob("objects/*/*.kvo")) >= 20:
             raise OSError(errno.ENOSPC, "No space left on device")
+        return super()._put(source, target)
+
+
+class Deadly(Remote):
+    """A process that writes an object whose text has the word POISON dies. A file beside the remote counts them."""
+
+    def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
+        if isinstance(source, EncodedObject) and b"POISON" in source.read(0, source.num_bytes):
+            with Path(f"{self.url}.deaths").open("ab") as deaths:
+                deaths.write(b".")
+            os._exit(1)
         return super()._put(source, target)

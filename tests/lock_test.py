@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import tomllib
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from write_lock import closure, of_build
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -28,23 +29,6 @@ def required() -> list[Requirement]:
     lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
     found = [Requirement(line) for lines in lists for line in lines]
     return [requirement for requirement in found if requirement.name != "pictool"]
-
-
-def closure(requirements: list[Requirement]) -> Iterator[str]:
-    """The names of all that these requirements install here, by the metadata of what is installed."""
-    seen: set[tuple[str, str]] = set()
-    waiting = [(requirement.name, extra) for requirement in requirements for extra in ("", *requirement.extras)]
-    while waiting:
-        name, extra = waiting.pop()
-        name = canonicalize_name(name)
-        if (name, extra) in seen:
-            continue
-        seen.add((name, extra))
-        yield name
-        for line in distribution(name).requires or ():
-            needed = Requirement(line)
-            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
-                waiting.extend((needed.name, more) for more in ("", *needed.extras))
 
 
 def test_every_line_is_one_exact_version() -> None:
@@ -67,13 +51,43 @@ def test_versions_with_known_holes_are_refused(name: str) -> None:
 
 
 def test_all_that_is_installed_is_pinned_and_nothing_else() -> None:
+    """On any system and Python, with any build of torch: a pin that only others need is not superfluous."""
     names = set(closure(required()))
     assert {"torch", "aiohttp", "sympy", "markupsafe", "multidict"} <= names
     assert names <= PINS.keys(), f"constraints.txt: has no {', '.join(sorted(names - PINS.keys()))}; renew it"
-    unused = PINS.keys() - names
+    elsewhere = {needed.name for needed in required()}
+    elsewhere |= {Requirement(line).name for name in names for line in distribution(name).requires or ()}
+    unused = PINS.keys() - names - set(map(canonicalize_name, elsewhere))
     assert not unused, f"constraints.txt: nothing needs {', '.join(sorted(unused))}; renew it"
     here = {name: Version(distribution(name).version) for name in names}
     assert {name: version.public for name, version in here.items()} == {name: str(PINS[name]) for name in names}
+
+
+LINUX = f'platform_system == "{platform.system()}"'  # whatever this is
+TORCH = ["sympy>=1.13.3", "jinja2", 'optree>=0.13; extra == "optree"']
+CUDA = [f"cuda-toolkit[cublas]==13.0.3; {LINUX}", f'triton==3.7.1; {LINUX} and python_version < "4"']
+METADATA = {
+    "pictool": ["torch", "numpy"], "torch": TORCH, "sympy": ["mpmath"],
+    "triton": ["importlib-metadata; python_version < '3'"],
+    "cuda-toolkit": ["nvidia-cublas==13.*; extra == 'cublas'", "nvidia-cufft==12.*; extra == 'cufft'"],
+    "nvidia-cublas": ["nvidia-cuda-nvrtc"],
+}  # fmt: skip
+OURS = {"pictool", "torch", "numpy", "sympy", "mpmath", "jinja2"}
+BROUGHT = {"cuda-toolkit", "nvidia-cublas", "nvidia-cuda-nvrtc", "triton"}
+
+
+@pytest.mark.parametrize(("more", "brought"), [([], set()), (CUDA, BROUGHT)], ids=["CPU build", "CUDA build"])
+def test_what_torch_s_build_brings_is_not_ours_to_pin(more: list[str], brought: set[str]) -> None:
+    metadata = METADATA | {"torch": [*TORCH, *more]}
+    assert set(closure([Requirement("pictool")], metadata.get)) == OURS
+    assert of_build(OURS | brought, metadata.get) == brought
+
+
+def test_what_others_need_as_well_is_ours_to_pin() -> None:
+    metadata = METADATA | {"torch": [*TORCH, *CUDA], "numpy": ["nvidia-cublas"]}
+    needed = {"nvidia-cublas", "nvidia-cuda-nvrtc"}
+    assert set(closure([Requirement("pictool")], metadata.get)) == OURS | needed
+    assert of_build(OURS | BROUGHT, metadata.get) == BROUGHT - needed
 
 
 def test_an_unknown_package_would_be_noticed() -> None:
@@ -83,4 +97,7 @@ def test_an_unknown_package_would_be_noticed() -> None:
 
 def test_make_installs_by_the_lock() -> None:
     lines = (ROOT / "Makefile").read_text().splitlines()
-    assert any("--constraint constraints.txt --editable" in line for line in lines)
+    installs = [line for line in lines if line.startswith("\t") and "pip install" in line and "$(LOCKING)" not in line]
+    assert not installs, "use $(INSTALL)"
+    assert any(line.startswith("INSTALL := ") and "--constraint constraints.txt" in line for line in lines)
+    assert sum(line.startswith("\t$(INSTALL) --editable") for line in lines) == 2

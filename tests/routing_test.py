@@ -30,7 +30,7 @@ def idle(names: list[str]) -> dict[str, float]:
     return dict.fromkeys(names, 0.0)
 
 
-def home(key: str, names: list[str]) -> str:
+def backend(key: str, names: list[str]) -> str:
     """Where a cold object goes on an idle fleet."""
     return rank({key: 1}, {}, idle(names))[0]
 
@@ -112,20 +112,20 @@ def test_late_requests_are_counted_evenly() -> None:
     assert served.counts.keys() == {"b", "c"} and 10 <= served.counts["c"] <= 20
 
 
-def test_homes_stay_where_they_are_if_another_replica_leaves_or_joins() -> None:
+def test_backends_stay_where_they_are_if_another_replica_leaves_or_joins() -> None:
     keys, rest = [f"document-{number}" for number in range(2000)], NAMES[1:]
-    before, after = ({key: home(key, names) for key in keys} for names in (NAMES, rest))
+    before, after = ({key: backend(key, names) for key in keys} for names in (NAMES, rest))
     moved = [key for key in keys if before[key] != after[key]]
     assert moved == [key for key in keys if before[key] == NAMES[0]]
     assert len(keys) / 8 * 0.8 < len(moved) < len(keys) / 8 * 1.2
 
 
-def test_homes_follow_weights() -> None:
+def test_backends_follow_weights() -> None:
     weights, count = {"small": 1.0, "large": 3.0}, 4000
-    homes = Counter(
+    backends = Counter(
         rank({f"document-{number}": 1}, {}, idle(["small", "large"]), weights=weights)[0] for number in range(count)
     )
-    assert abs(homes["large"] / count - 0.75) < 5 * math.sqrt(0.75 * 0.25 / count)
+    assert abs(backends["large"] / count - 0.75) < 5 * math.sqrt(0.75 * 0.25 / count)
 
 
 def test_a_hot_object_spreads_once_waiting_costs_more_than_fetching() -> None:

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from pictool.store.remote import Remote, Retry
+from pictool.store.remote.remote import Remote, Retry
 
 QUICK = Retry(attempts=3, first_s=0.01, most_s=0.02)
 
@@ -67,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
         start = int(asked[1]) if asked else 0
         fault = self.server.next_fault(path.stem, start)
         if fault == "hang":
-            self.server.gate.wait(30)
+            self.server.gate.wait(60)
         if fault in _HOSTILE:
             _HOSTILE[fault](self, path.read_bytes(), start)
             return

@@ -26,21 +26,26 @@ from transformers import (
 
 from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import object_key
+from pictool.compiler.compile import CODEC, object_key
 from pictool.core import Chunk, CompileOptions, TokenIds
 from pictool.linker.grid import parse_grid
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy as make_policy
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
-from pictool.store.format import CompiledChunk
 from pictool.store.matches import Match
+from pictool.store.objects.format import CompiledChunk
 from pictool.store.store import Store
 
 TOLERANCE = 1e-4
 HEAD, TAIL = "<s>You are a harbour.", " Numbers? She asked why."
 LENGTHS = (37, 5, 70, 33, 37)  # none aligned to blocks; one is shorter than k, one is there twice
 MODULE = "pictool.engines.vllm.connector"
+POLICIES = (  # all that link in vLLM, but for SpecCache, which needs a second model
+    "full", "naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "cacheblend-30:on=kv",
+    "cacheblend-15:filter=single", "cacheblend-0", "cacheblend-100", "fixup-10", "fixup:budget=auto:first=2",
+    "fixup-5+legolink-4", "legolink-4+cacheblend-15", "cacheblend-15+fixup-10", "fixup-10+cacheblend-15@12",
+)  # fmt: skip
 
 SIZE: dict[str, Any] = {
     "vocab_size": tiny.VOCAB, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 4,
@@ -164,6 +169,12 @@ def case_of(world: World, linked: Linked, chunks: Sequence[Chunk], sinks: int) -
     places = [{"key": key, "start": start} for key, (start, _) in zip(keys, layout.chunks, strict=True)]
     params = {"pic": {"chunks": places, "policy": {"algo": policy.name, **policy.params}}}
     return Case(layout.tokens.tolist(), params, linked)
+
+
+def forget_head(world: World, case: Case) -> None:
+    """Remove the object of a case's head, whose tokens vLLM then computes."""
+    head = case.linked.image.layout.tokens[: case.linked.image.layout.chunks[0][0]]
+    world.store.path(world.model.target.key(head, 0, CODEC)).unlink(missing_ok=True)
 
 
 def part_of(world: World, chunk: Chunk, tokens: slice, sinks: int) -> World:

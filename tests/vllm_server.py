@@ -63,7 +63,7 @@ def server(
     finally:
         process.terminate()
         try:
-            process.wait(30)  # it waits for connections that clients keep
+            process.wait(30)  # may be reached: it waits for connections that clients keep
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -76,7 +76,7 @@ def log_of(world: rig.World) -> Path:
 def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     for _ in range(1200):  # a busy machine takes minutes to start it
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=2):
+            with urllib.request.urlopen(f"{url}/health", timeout=60):
                 return
         except OSError:
             assert process.poll() is None, log.read_text()[-6000:]

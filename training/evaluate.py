@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from pictool import Chunk, Model, Sampling, Store, generate, link, load_model, make_policy
-from pictool.runtime.template import make_frame
+from pictool.runtime.chat.template import make_frame
 from pictool.world.generate import KINDS, Prompt, Shape, write_prompt
 from training.score import HELD_OUT
 

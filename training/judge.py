@@ -2,8 +2,8 @@
 
     python -m training.judge
 
-So a tree of judges can be studied (`pic bench query tree`): one that reads two candidates of eight has nothing to say
-about the others, and the next one reads its answer. A run continues its checkpoint. The model goes to
+So a tree of judges can be studied (`benchmarks.span_queries tree`): one that reads two candidates of eight has nothing
+to say about the others, and the next one reads its answer. A run continues its checkpoint. The model goes to
 `training/judge_model`, in float16 and computed in float32; the embedded model stays as it is.
 
 Three steps of eight are of pages as ever, where some questions are about what no page tells; two of haystacks: pages

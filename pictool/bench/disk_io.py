@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pictool.bench.prompts import require_disk
 from pictool.errors import InputError
-from pictool.store.format import Buffer
+from pictool.store.objects.format import Buffer
 from pictool.store.scratch import scratch_directory
 
 BLOCK = 8 << 20  # bytes of one read

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pictool.bench.options import TRANSFORMERS
 from pictool.errors import InputError
-from pictool.eval.algorithms import plot_style
 from pictool.linker.policies.base import PlotStyle
 from pictool.store.store import atomic_write
 from pictool.trace.labels import picture_text
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pictool.bench.asynchronous import LoadPoint
     from pictool.bench.breakdown import BreakdownResult, PolicyBreakdown
     from pictool.bench.context import ContextResult, Curve
 
@@ -34,15 +32,6 @@ _PART_COLOURS = {
     "other layers": "#9ecae1", "logits": "#fed976", "other": "#bdbdbd",
 }  # fmt: skip
 DPI = 150
-PANEL_WIDTH, LEGEND_WIDTH, PANEL_HEIGHT = 3.6, 1.8, 3.6  # inches, of `plot_load`
-_OFFERED, _NEUTRAL = "#bbbbbb", "#777777"
-_LINES = ("-", "--", ":", "-.")  # by user set
-_MARKERS = "osD^vP*Xd"  # by policy
-_PANELS = {
-    "ttft_mean_s": "mean time to first token, s",
-    "throughput": "throughput, requests/s",
-    "goodput": "goodput, good answers/s",
-}
 
 
 def require_matplotlib() -> None:
@@ -182,83 +171,3 @@ def _part_legend(figure: Figure) -> None:
     handles = [Patch(color=colour, label=part) for part, colour in _PART_COLOURS.items()]
     handles.append(Patch(facecolor="#777777", hatch="////", edgecolor="white", label="checks"))
     figure.legend(handles=handles, loc="outside lower center", ncols=5)
-
-
-def plot_load(points: Sequence[LoadPoint], title: str, name: str | Path) -> None:
-    """TTFT, throughput and (where there are scores) goodput by rate (EPIC fig. 8, SpecCache fig. 7), a panel each.
-
-    Bars are standard deviations over the runs.
-    """
-    with picture(name, PANEL_WIDTH * len(panels_of(points)) + LEGEND_WIDTH, PANEL_HEIGHT) as figure:
-        draw_load(figure, points, title)
-
-
-def panels_of(points: Sequence[LoadPoint]) -> list[str]:
-    """The panels for which there are numbers."""
-    return [name for name in _PANELS if any(point.mean(name) is not None for point in points)]
-
-
-def draw_load(figure: Figure, points: Sequence[LoadPoint], title: str) -> None:
-    styles, panels = _line_styles(points), panels_of(points)
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _draw_panel(axes, panel, points, styles)
-    figure.suptitle(picture_text(title), fontsize=10, x=0.01, ha="left")
-    figure.legend(handles=_legend(points, styles), loc="outside right center")
-
-
-def series(points: Sequence[LoadPoint]) -> dict[tuple[str, int], list[LoadPoint]]:
-    """Points by policy and number of users, each by ascending rate."""
-    by_line: dict[tuple[str, int], list[LoadPoint]] = {}
-    for point in sorted(points, key=lambda point: point.rate):
-        by_line.setdefault((point.label, point.users), []).append(point)
-    return by_line
-
-
-def _line_styles(points: Sequence[LoadPoint]) -> dict[str, dict[str, Any]]:
-    """Colour and marker of every policy."""
-    chosen = line_colours({point.label: plot_style(point.algo) for point in points})
-    return {
-        label: {"color": colour, "marker": _MARKERS[i % len(_MARKERS)], "markersize": 4.5}
-        for i, (label, colour) in enumerate(chosen.items())
-    }
-
-
-def _draw_panel(axes: Axes, name: str, points: Sequence[LoadPoint], styles: Mapping[str, dict[str, Any]]) -> None:
-    users = sorted({point.users for point in points})
-    for (label, count), line in series(points).items():
-        known = [(point, mean) for point in line if (mean := point.mean(name)) is not None]
-        axes.errorbar(
-            [point.rate for point, _ in known], [mean for _, mean in known],
-            yerr=[point.deviation(name) or 0.0 for point, _ in known],
-            linestyle=_line(users.index(count)), capsize=2, linewidth=1.3, **styles[label],
-        )  # fmt: skip
-    top = max(point.rate for point in points)
-    if name == "ttft_mean_s":
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    else:
-        axes.set_ylim(0, 1.08 * axes.dataLim.y1)
-        axes.plot([0, top], [0, top], color=_OFFERED, linewidth=1, zorder=1)
-    axes.set_xlim(0, 1.04 * top)
-    axes.set(xlabel="requests/s that arrive", ylabel=_PANELS[name])
-
-
-def _legend(points: Sequence[LoadPoint], styles: Mapping[str, dict[str, Any]]) -> list[Any]:
-    """Policies by colour and marker; user sets, if there are several, by line; the rate of arrivals."""
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], label=picture_text(label), **style) for label, style in styles.items()]
-    sets = {point.users: _set_name(point) for point in sorted(points, key=lambda point: point.users)}
-    if len(sets) > 1:
-        lines = enumerate(sets.values())
-        handles += [Line2D([], [], color=_NEUTRAL, linestyle=_line(i), label=name) for i, name in lines]
-    return [*handles, Line2D([], [], color=_OFFERED, linewidth=1, label="all that arrives")]
-
-
-def _set_name(point: LoadPoint) -> str:
-    ratio = "" if point.ccr is None else f", CCR {point.ccr:.2g}"
-    return f"{point.users} user{'s' if point.users > 1 else ''}{ratio}"
-
-
-def _line(number: int) -> Any:
-    return _LINES[number % len(_LINES)]

@@ -18,8 +18,8 @@ from torch.nn.functional import linear
 
 from pictool.core import RowMask
 from pictool.runtime.device import is_accelerator, synchronize
+from pictool.runtime.memory.streams import host_buffer
 from pictool.runtime.products import onednn_linear, onednn_wins
-from pictool.runtime.streams import host_buffer
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

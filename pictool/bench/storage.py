@@ -36,7 +36,7 @@ from pictool.bench.repeats import median_ratio, rotated
 from pictool.controller.calibration import drop_page_cache
 from pictool.core import Geometry, Target
 from pictool.errors import InputError
-from pictool.store.format import DTYPES, CompiledChunk, ObjectMeta, checksum
+from pictool.store.objects.format import DTYPES, CompiledChunk, ObjectMeta, checksum
 from pictool.store.store import Store
 
 LLAMA_8B = Geometry(32, 8, 128)

@@ -3,21 +3,24 @@
     files ─ read (tasks) ─> blocks of documents ─ compile (actors, a model each) ─> rows ─ driver ─> manifest
 
 Ray Data schedules, retries and bounds memory. A block is the unit of loss: if a worker or its node dies, its blocks are
-read and compiled again elsewhere, and find at the remote what was already written.
+read and compiled again elsewhere, and find at the remote what was already written. A document that
+kills its worker again and again is left out, with an error.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pictool.cluster.manifest import Row, row_schema, to_table
+from pictool.cluster.manifest import Row, to_table
 from pictool.cluster.sources import Columns, Document, SourceFile, read_documents
-from pictool.cluster.worker import BulkSpec, Worker
+from pictool.cluster.worker import BulkSpec, Worker, compile_counted
 from pictool.errors import ModelError, PicError, StoreError
 
 if TYPE_CHECKING:
@@ -28,7 +31,6 @@ _TOKEN_BYTES = 4  # of text, about
 _FILES_PER_TASK = 64  # small files that one task reads
 _WORKER_SHARE = 0.5  # of its CPUs that a worker reserves, so that those of a dead node find a place on the others
 _READER_CPUS = 0.1
-FATAL = "\0fatal"  # the id of a row that stands for a worker which cannot compile anything
 _HOPELESS = 200  # objects that fail to be written, one after another
 
 
@@ -108,7 +110,7 @@ def compile_bulk(
     started, tables = time.monotonic(), list[Any]()
     progress, lost = Progress(to_read=sum(source.num_bytes for source in sources)), 0
     for table in _rows(sources, columns, spec, workers, batch_tokens * _TOKEN_BYTES):
-        if FATAL in table["id"].to_pylist():
+        if any(table["is_fatal"].to_pylist()):
             raise ModelError(_last_error(table))
         tables.append(table)
         progress = progress.plus(table, time.monotonic() - started)
@@ -135,8 +137,8 @@ def _rows(
         num_cpus=_READER_CPUS,
     )  # fmt: skip
     rows = documents.map_batches(
-        _Actor, fn_constructor_args=(spec,), batch_size=None, batch_format="pyarrow", concurrency=(1, count),
-        num_cpus=spec.threads * _WORKER_SHARE, num_gpus=1 if is_on_gpu else 0,
+        _Actor, fn_constructor_args=(spec, _Attempts()), batch_size=None, batch_format="pyarrow",
+        concurrency=(1, count), num_cpus=spec.threads * _WORKER_SHARE, num_gpus=1 if is_on_gpu else 0,
     )  # fmt: skip
     yield from rows.iter_batches(batch_size=None, batch_format="pyarrow")
 
@@ -174,26 +176,62 @@ def _read(batch: pa.Table, columns: Columns, batch_bytes: int) -> Iterator[pa.Ta
 
 
 def _documents(documents: Sequence[Document]) -> pa.Table:
+    """A table of documents, with tags that tell those of equal names apart."""
     import pyarrow as pa
 
     schema = pa.schema(
         [("id", pa.string()), ("text", pa.large_string()), ("error", pa.string()), ("num_bytes", pa.int64())]
     )
-    return pa.table({name: [getattr(part, name) for part in documents] for name in schema.names}, schema=schema)
+    table = pa.table({name: [getattr(part, name) for part in documents] for name in schema.names}, schema=schema)
+    return table.append_column("tag", pa.array([secrets.randbits(62) for _ in documents], pa.int64()))
+
+
+class _Counter:
+    """`Attempts` in a process of its own."""
+
+    def __init__(self) -> None:
+        self._open = Counter[str]()
+
+    def begin(self, name: str) -> int:
+        self._open[name] += 1
+        return self._open[name] - 1
+
+    def end(self, name: str) -> None:
+        del self._open[name]
+
+
+class _Attempts:
+    """The counter of a job, from any process of it. Where its node dies it counts from the beginning."""
+
+    def __init__(self) -> None:
+        import ray
+
+        self._counter = ray.remote(_Counter).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
+
+    def begin(self, name: str) -> int:
+        import ray
+
+        return int(ray.get(self._counter.begin.remote(name)))
+
+    def end(self, name: str) -> None:
+        self._counter.end.remote(name)  # before what this process begins next
 
 
 class _Actor:
     """A worker in a process of its own."""
 
-    def __init__(self, spec: BulkSpec) -> None:
-        self._worker = Worker(spec)
+    def __init__(self, spec: BulkSpec, attempts: _Attempts) -> None:
+        self._worker, self._attempts = Worker(spec), attempts
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        documents = [Document(**record) for record in batch.to_pylist()]
+        records = batch.to_pylist()
+        tags = [record.pop("tag") for record in records]
+        documents = [Document(**record) for record in records]
         try:
-            return to_table(self._worker.compile(documents)) if documents else row_schema().empty_table()
+            rows = compile_counted(self._worker.compile, documents, tags, self._attempts) if documents else []
+            return to_table(rows)
         except PicError as error:  # Ray would wrap it, and lose what it is
-            return to_table([Row(FATAL, None, None, None, None, str(error), False, True, 0.0, 0)])
+            return to_table([Row.failed("", str(error), is_fatal=True)])
 
 
 def _count_lost(rows: pa.Table, lost: int) -> int:

@@ -1,4 +1,4 @@
-"""The home of a server whose engines are replicas elsewhere: what its router needs, and nothing that computes.
+"""The backend of a server whose engines are replicas elsewhere: what its router needs, and nothing that computes.
 
 Leases, files and keys of tenants are this process's alone, so that they are the same for all replicas. A request goes
 to a replica with the keys of the objects that it wants. If the replica dies, another one answers: an answer is
@@ -12,9 +12,9 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,17 +26,17 @@ from pictool.errors import InputError
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
-from pictool.serve.errors import ApiError
-from pictool.serve.learning import texts_of
-from pictool.serve.offered import offered_policy, require_offered
+from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.errors import ApiError, server_ends
+from pictool.serve.prompts.learning import texts_of
+from pictool.serve.prompts.offered import offered_policy, require_offered
 from pictool.serve.tenants import Tenant
-from pictool.serve.torch_home import HomeSettings
-from pictool.serve.work import Chat, CompiledText, Event, Home, Marked, Piece, Raw, Status, Stored, Work
+from pictool.serve.work import Backend, Chat, CompiledText, Event, Marked, Piece, Raw, Status, Stored, Work
 
 if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy
     from pictool.runtime.model import Model
-    from pictool.store.remote import Remote
+    from pictool.store.remote.remote import Remote
 
 _log = logging.getLogger("pictool.cluster")
 _ATTEMPTS = 3  # replicas that a request may lose
@@ -55,7 +55,7 @@ class Calls(Protocol):
         """
 
 
-class FleetHome(Home):
+class FleetBackend(Backend):
     """Answers by replicas.
 
     Args:
@@ -63,7 +63,7 @@ class FleetHome(Home):
         remote: where all replicas find all objects.
     """
 
-    def __init__(self, model: Model, remote: Remote, settings: HomeSettings, calls: Calls) -> None:
+    def __init__(self, model: Model, remote: Remote, settings: BackendSettings, calls: Calls) -> None:
         self.model, self.created = settings.name or model.name, int(time.time())
         self.context_length = model.max_positions
         self.policy = settings.policy
@@ -73,8 +73,14 @@ class FleetHome(Home):
         self._wants = Wants(model, settings.codec)
         self._at_remote: OrderedDict[str, None] = OrderedDict()
         self._num_waiting = self._num_active = 0
+        self._endings = set[asyncio.Future[None]]()  # of the calls that run: what each is told the end by
+        self._is_closed = False
 
     def close(self) -> None:
+        """End the calls that run, each with an error that says so. May be called from any thread, and twice."""
+        self._is_closed = True
+        for ending in self._endings.copy():
+            ending.get_loop().call_soon_threadsafe(_tell, ending)
         self._wants.close()
 
     def status(self) -> Status:
@@ -103,7 +109,7 @@ class FleetHome(Home):
             )
         return float(kl)
 
-    # The home's contract
+    # The backend's contract
 
     async def answer(self, work: Work) -> AsyncGenerator[Event, None]:
         named = work.linking.policy
@@ -158,19 +164,35 @@ class FleetHome(Home):
         sent = Sent()
         self._num_waiting += 1
         try:
-            for attempt in range(_ATTEMPTS):
-                calls = self._calls(method, *arguments, keys=keys, **named)
-                try:
-                    async with aclosing(calls), aclosing(self._after(sent, calls)) as events:
-                        async for event in events:
-                            yield event
-                    return
-                except ReplicaLost as error:
-                    _log.warning("pic: a replica was lost (%s); attempt %d of %d", error, attempt + 1, _ATTEMPTS)
+            with self._told_of_the_end() as ending:
+                for attempt in range(_ATTEMPTS):
+                    calls = self._calls(method, *arguments, keys=keys, **named)
+                    try:
+                        async with (
+                            aclosing(_until(ending, calls)) as going,
+                            aclosing(self._after(sent, going)) as events,
+                        ):
+                            async for event in events:
+                                yield event
+                        return
+                    except ReplicaLost as error:
+                        _log.warning("pic: a replica was lost (%s); attempt %d of %d", error, attempt + 1, _ATTEMPTS)
             raise _unavailable()
         finally:
             self._num_active -= bool(sent)
             self._num_waiting -= not sent
+
+    @contextmanager
+    def _told_of_the_end(self) -> Iterator[asyncio.Future[None]]:
+        """What is done once the backend is closed, while a call runs. Raises ApiError: it is closed."""
+        ending = asyncio.get_running_loop().create_future()
+        self._endings.add(ending)
+        try:
+            if self._is_closed:
+                raise server_ends()
+            yield ending
+        finally:
+            self._endings.discard(ending)
 
     async def _after(self, sent: Sent, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """The events after those that were `sent`, which must be the same again; they are added to them."""
@@ -193,6 +215,30 @@ class FleetHome(Home):
         """An object that a lease names was removed by force: which ones are there is asked again."""
         if refused.code == "cache_object_missing":
             self._at_remote.clear()
+
+
+async def _until(ending: asyncio.Future[None], events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Events until there is no other, or the end comes first. Raises ApiError: it did."""
+    nothing = object()
+    async with aclosing(events):
+        while True:
+            coming: asyncio.Future[Any] = asyncio.ensure_future(anext(events, nothing))
+            try:
+                await asyncio.wait({coming, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    raise server_ends()
+            finally:
+                if not coming.done():
+                    coming.cancel()
+                    await asyncio.wait({coming})
+            if coming.result() is nothing:
+                return
+            yield coming.result()
+
+
+def _tell(ending: asyncio.Future[None]) -> None:
+    if not ending.done():
+        ending.set_result(None)
 
 
 def _unavailable() -> ApiError:
@@ -233,7 +279,11 @@ class Wants:
         if not texts:
             return []
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: [self._keys(text, tenant, spec) for text in texts])
+        try:
+            found = loop.run_in_executor(self._thread, lambda: [self._keys(text, tenant, spec) for text in texts])
+        except RuntimeError as error:  # it was closed
+            raise server_ends() from error
+        return await found
 
     def _keys(self, text: str, tenant: Tenant, spec: Spec) -> tuple[str, ...]:
         """Of a text; none of one that cannot be compiled, which the replica says."""

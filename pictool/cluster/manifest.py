@@ -31,7 +31,8 @@ class Row:
     """One chunk of a document, or what is wrong with it.
 
     Beside what the manifest says: whether it was computed now (`is_new`), whether it is the first of its document,
-    its share of the seconds that its batch took, and of the bytes that were read.
+    its share of the seconds that its batch took, and of the bytes that were read; and whether it stands for a worker
+    that cannot compile anything (`is_fatal`).
     """
 
     id: str
@@ -44,6 +45,12 @@ class Row:
     is_first: bool
     seconds: float
     num_read: int
+    is_fatal: bool = False
+
+    @classmethod
+    def failed(cls, name: str, error: str, num_read: int = 0, seconds: float = 0.0, is_fatal: bool = False) -> Row:
+        """The row of a document that became no object."""
+        return cls(name, None, None, None, None, error, False, True, seconds, num_read, is_fatal)
 
 
 def row_schema() -> pa.Schema:
@@ -54,7 +61,7 @@ def row_schema() -> pa.Schema:
         [
             ("id", pa.string()), ("chunk", pa.int32()), ("key", pa.string()), ("tokens", pa.int32()),
             ("bytes", pa.int64()), ("error", pa.string()), ("is_new", pa.bool_()), ("is_first", pa.bool_()),
-            ("seconds", pa.float64()), ("num_read", pa.int64()),
+            ("seconds", pa.float64()), ("num_read", pa.int64()), ("is_fatal", pa.bool_()),
         ]
     )  # fmt: skip
 

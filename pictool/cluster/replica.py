@@ -1,6 +1,6 @@
-"""A replica of a server: a home over a local tier of its own; all objects are at the shared remote.
+"""A replica of a server: a backend over a local tier of its own; all objects are at the shared remote.
 
-Knows nothing of Ray, nor of the home's engine: it is called with the router's work, and answers with events. What a
+Knows nothing of Ray, nor of the backend's engine: it is called with the router's work, and answers with events. What a
 client did wrong comes back as a value (`Refused`), since an exception would lose what it is on its way.
 """
 
@@ -19,14 +19,14 @@ from pictool.cluster.residency import MOST_HELD, report_of
 from pictool.errors import PicError
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
+from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
-from pictool.serve.torch_home import HomeSettings
-from pictool.serve.work import CompiledText, Home, Work
-from pictool.store.remote import Remote
+from pictool.serve.work import Backend, CompiledText, Work
+from pictool.store.remote.remote import Remote
+from pictool.store.remote.transfer import push
+from pictool.store.side.usage import read_counts
 from pictool.store.store import Store
-from pictool.store.transfer import push
-from pictool.store.usage import read_counts
 
 _log = logging.getLogger("pictool.cluster")
 TIERS = "replicas"  # the directory of local tiers in a store
@@ -38,13 +38,13 @@ class ReplicaLost(Exception):
 
 @dataclass(frozen=True)
 class Mounted:
-    """A home over the local tier of a replica.
+    """A backend over the local tier of a replica.
 
     Fields:
-        measure: KL(full ‖ linked) in nats of the start-up check (`serve.check`), under the home's policy.
+        measure: KL(full ‖ linked) in nats of the start-up check (`serve.check`), under the backend's policy.
     """
 
-    home: Home
+    backend: Backend
     store: Store
     measure: Callable[[], Awaitable[float]]
 
@@ -61,7 +61,7 @@ class ReplicaSpec(ABC):
 
     remote: Remote
     root: str
-    settings: HomeSettings
+    settings: BackendSettings
     max_bytes: int | None = None
     memory_bytes: int = 0
     model: str | None = None
@@ -81,6 +81,8 @@ class ReplicaSpec(ABC):
         """
 
     def open_tier(self, name: str) -> Store:
+        """Its local tier, in the store that is made for its owner alone."""
+        Store(self.root).claim()
         return Store(
             Path(self.root) / TIERS / name, self.max_bytes, remote=self.remote, memory_bytes=self.memory_bytes,
             on_warning=lambda problem: _log.warning("pic: %s", problem),
@@ -120,23 +122,28 @@ class Replica:
     """
 
     def __init__(self, mounted: Mounted, on_lost: Callable[[], None] = lambda: None) -> None:
-        self._home, self._store, self._measure, self._on_lost = mounted.home, mounted.store, mounted.measure, on_lost
+        self._backend, self._store, self._measure, self._on_lost = (
+            mounted.backend,
+            mounted.store,
+            mounted.measure,
+            on_lost,
+        )
         self._report: dict[str, Any] = report_of(())
         self._stamp: tuple[int, ...] = ()
 
     async def check_health(self) -> None:
         """Raise ReplicaLost if the engine cannot answer."""
-        if not await self._home.lives():
+        if not await self._backend.lives():
             self._on_lost()
             raise ReplicaLost("its engine died")
 
     def _be(self, exact: bool) -> None:
         if exact:
-            self._home.policy = make_policy(BASELINE)
+            self._backend.policy = make_policy(BASELINE)
 
     async def positions(self, keys: object = ()) -> AsyncGenerator[int, None]:
         """The most tokens of a prompt with its answer."""
-        yield self._home.context_length
+        yield self._backend.context_length
 
     async def check(self, keys: object = ()) -> AsyncGenerator[float | Refused, None]:
         """KL(full ‖ linked) of the start-up check in nats (`serve.check`)."""
@@ -146,28 +153,28 @@ class Replica:
             yield await self._refused(error)
 
     async def answer(self, work: Work, exact: bool = False, keys: object = ()) -> AsyncGenerator[Any, None]:
-        """The events of an answer (`Home.answer`)."""
+        """The events of an answer (`Backend.answer`)."""
         self._be(exact)
-        async with aclosing(self._told(self._home.answer(work))) as events:
+        async with aclosing(self._told(self._backend.answer(work))) as events:
             async for event in events:
                 yield event
 
     async def link(
         self, spec: Spec, tenant: Tenant, compares: bool, exact: bool = False, keys: object = ()
     ) -> AsyncGenerator[Any, None]:
-        """The events of /v1/link (`Home.link`)."""
+        """The events of /v1/link (`Backend.link`)."""
         self._be(exact)
-        async with aclosing(self._told(self._home.link(spec, tenant, compares))) as events:
+        async with aclosing(self._told(self._backend.link(spec, tenant, compares))) as events:
             async for event in events:
                 yield event
 
     async def compile(
         self, text: str, tenant: Tenant, chunk_tokens: int | None, exact: bool = False, keys: object = ()
     ) -> AsyncGenerator[CompiledText | Refused, None]:
-        """Compile a text, as `Home.compile`; each object is at the remote when it is sent here."""
+        """Compile a text, as `Backend.compile`; each object is at the remote when it is sent here."""
         self._be(exact)
         try:
-            for done in await self._home.compile(text, tenant, chunk_tokens):
+            for done in await self._backend.compile(text, tenant, chunk_tokens):
                 await asyncio.to_thread(push, self._store, [done.key])
                 yield done
         except Exception as error:
@@ -176,10 +183,10 @@ class Replica:
     async def execute(
         self, query: str, tenant: Tenant, exact: bool = False, keys: object = ()
     ) -> AsyncGenerator[list[str] | Refused, None]:
-        """The texts of a span query's answer (`Home.execute`)."""
+        """The texts of a span query's answer (`Backend.execute`)."""
         self._be(exact)
         try:
-            yield await self._home.execute(query, tenant)
+            yield await self._backend.execute(query, tenant)
         except Exception as error:
             yield await self._refused(error)
 
@@ -203,7 +210,7 @@ class Replica:
 
     def close(self) -> None:
         """End its threads."""
-        self._home.close()
+        self._backend.close()
 
     async def _told(self, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Events; what ends them is the last one."""

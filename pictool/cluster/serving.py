@@ -73,7 +73,7 @@ class _Engine(Replica):
         return report
 
     def __del__(self) -> None:
-        if hasattr(self, "_home"):  # it has started
+        if hasattr(self, "_backend"):  # it has started
             self.close()
 
 

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -55,7 +55,8 @@ def connected(address: str) -> Iterator[None]:
         return
     try:
         _require_listening(address)
-        with _no_stderr():  # it says which level was set
+        # What is in the working directory is not code of ours: Ray puts it at the head of the workers' import path.
+        with _no_stderr(), chdir("/"):  # it says which level was set
             ray.init(
                 address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=_has_dashboard(address)
             )
@@ -63,7 +64,8 @@ def connected(address: str) -> Iterator[None]:
         why = " ".join(str(error).split())[:200]
         raise InputError(f"--ray {address}: no cluster can be used there ({why}); start one with ray start") from error
     try:
-        yield
+        with _redirected(1, 2):  # stdout is for results
+            yield
     finally:
         ray.shutdown()
 
@@ -99,12 +101,28 @@ def _has_dashboard(address: str) -> bool | None:
 @contextmanager
 def _no_stderr() -> Iterator[None]:
     """What libraries in C++ write to stderr meanwhile is dropped."""
-    sys.stderr.flush()
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    nothing = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nothing, 2)
+        with _redirected(2, nothing):
+            yield
+    finally:
+        os.close(nothing)
+
+
+@contextmanager
+def _redirected(fd: int, to: int) -> Iterator[None]:
+    """What anyone writes to a descriptor meanwhile goes to another one."""
+    _flush()
+    kept = os.dup(fd)
+    try:
+        os.dup2(to, fd)
         yield
     finally:
-        os.dup2(kept, 2)
+        _flush()
+        os.dup2(kept, fd)
         os.close(kept)
-        os.close(nothing)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()

@@ -13,7 +13,8 @@ from typing import Any
 
 from pictool.compiler.chunking import MAX_FILE_BYTES, decode_text
 from pictool.errors import InputError
-from pictool.reading import parse_json, read_file, shown
+from pictool.reading import is_within, parse_json, read_file, shown
+from pictool.urls import without_credentials
 
 _JSONL = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 _PARQUET = (".parquet", ".pq")
@@ -63,7 +64,9 @@ def find_sources(names: Sequence[str]) -> list[SourceFile]:
     for name in names:
         listed = _listed(name)
         if not listed:
-            raise InputError(f"{name}: has no files; name text files, folders, globs, jsonl or parquet")
+            raise InputError(
+                f"{without_credentials(name)}: has no files; name text files, folders, globs, jsonl or parquet"
+            )
         for source in listed:
             found.setdefault(source.url, source)
     return list(found.values())
@@ -76,17 +79,19 @@ def _listed(name: str) -> list[SourceFile]:
         files, root = fsspec.core.url_to_fs(name)
         if files.isdir(root):
             entries = files.find(root, detail=True).values()
+            if "file" in files.protocol:
+                entries = [entry for entry in entries if is_within(Path(entry["name"]), Path(root))]
         elif _GLOB & set(name) and not files.exists(root):
             entries = (entry for entry in files.glob(root, detail=True).values() if entry["type"] == "file")
         else:
             entries = [files.info(root)]
         return sorted(_visible(name, files, str(root), entries), key=lambda source: source.url)
     except FileNotFoundError as error:
-        raise InputError(f"{name}: no such file, folder or glob") from error
+        raise InputError(f"{without_credentials(name)}: no such file, folder or glob") from error
     except ImportError as error:
-        raise InputError(f"{name}: no package for it is installed ({error})") from error
+        raise InputError(f"{without_credentials(name)}: no package for it is installed ({error})") from error
     except Exception as error:  # whatever a file system raises
-        raise InputError(f"{name}: cannot be listed ({_why(error)})") from error
+        raise InputError(f"{without_credentials(name)}: cannot be listed ({_why(error)})") from error
 
 
 def _visible(name: str, files: Any, root: str, entries: Iterable[dict[str, Any]]) -> Iterator[SourceFile]:
@@ -97,7 +102,7 @@ def _visible(name: str, files: Any, root: str, entries: Iterable[dict[str, Any]]
         if any(part.startswith(".") for part in relative.split("/")):
             continue
         url = path if is_local else str(files.unstrip_protocol(path))
-        shown_name = url if is_url else path if Path(name).is_absolute() else os.path.relpath(path)
+        shown_name = without_credentials(url) if is_url else path if Path(name).is_absolute() else os.path.relpath(path)
         yield SourceFile(shown_name, url, int(entry.get("size") or 0))
 
 
@@ -195,4 +200,4 @@ def _parquet(source: SourceFile, columns: Columns) -> Iterator[Document]:
 
 
 def _why(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return without_credentials(" ".join(str(error).split()))[:200] or type(error).__name__

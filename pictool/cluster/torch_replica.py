@@ -9,7 +9,7 @@ from pathlib import Path
 from pictool.cluster.loading import load_same_model
 from pictool.cluster.replica import Mounted, ReplicaSpec
 from pictool.serve.check import check_linking
-from pictool.serve.start import start_home
+from pictool.serve.start import start_backend
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class TorchSpec(ReplicaSpec):
 
     async def start(self, name: str) -> Mounted:
         model, store = load_same_model(self), self.open_tier(name)
-        home = start_home(model, store, self.settings, None)
+        backend = start_backend(model, store, self.settings, None)
 
         async def measure() -> float:
             return (await asyncio.to_thread(check_linking, model, self.settings.policy, tuned=Path(self.root))).kl
 
-        return Mounted(home, store, measure)
+        return Mounted(backend, store, measure)

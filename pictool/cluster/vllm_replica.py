@@ -10,11 +10,11 @@ from typing import Any
 
 from pictool.cluster.loading import load_same_model
 from pictool.cluster.replica import TIERS, Mounted, ReplicaSpec
-from pictool.engines.vllm.offline import VllmEngine
-from pictool.engines.vllm.server import EngineOptions, start_engine
+from pictool.engines.vllm.client.offline import VllmEngine
+from pictool.engines.vllm.client.server import EngineOptions, start_engine
 from pictool.errors import ModelError
-from pictool.serve.vllm_home import VllmHome
-from pictool.serve.vllm_plugin import PluginOptions
+from pictool.serve.backends.vllm.backend import VllmBackend
+from pictool.serve.backends.vllm.options import PluginOptions
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,22 @@ class VllmSpec(ReplicaSpec):
         options = EngineOptions(
             str(model.directory), settings.name or model.name, model.dtype, self._fields(name), self.options
         )  # fmt: skip
-        home = _ReplicaHome(PluginOptions(queue=settings.max_waiting, active=settings.max_active))
-        home.serving = await start_engine(options)
+        tier = self.open_tier(name)  # before vLLM makes it
+        bounds = PluginOptions(queue=settings.max_waiting, active=settings.max_active)
+        backend = _ReplicaBackend(bounds, settings.num_tenants)
+        backend.serving = await start_engine(options)
         try:
-            if home.serving.target != model.target:
+            if backend.serving.target != model.target:
                 raise ModelError(f"{model.name}: vLLM has loaded another model, or computes in another dtype")
-            await home.start(home.serving, recognises=False)
+            await backend.start(backend.serving, recognises=False)
         except BaseException:
-            home.close()
+            backend.close()
             raise
 
         async def measure() -> float:
-            return await asyncio.to_thread(home.measure, settings.policy, Path(self.root))
+            return await asyncio.to_thread(backend.measure, settings.policy, Path(self.root))
 
-        return Mounted(home, self.open_tier(name), measure)
+        return Mounted(backend, tier, measure)
 
     def _fields(self, name: str) -> dict[str, Any]:
         """Of `kv_connector_extra_config`: the connector's store is the replica's local tier."""
@@ -69,8 +71,8 @@ class VllmSpec(ReplicaSpec):
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
-class _ReplicaHome(VllmHome):
-    """The home of a replica, whose engine is its own."""
+class _ReplicaBackend(VllmBackend):
+    """The backend of a replica, whose engine is its own."""
 
     def close(self) -> None:
         super().close()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
 from threading import Condition
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pictool.cluster.loading import load_same_model
 from pictool.cluster.manifest import Row
@@ -22,13 +22,14 @@ from pictool.compiler.chunking import make_chunks
 from pictool.compiler.compile import compute_chunks, object_key
 from pictool.core import Chunk, CompileOptions
 from pictool.errors import InputError, PicError, StoreError
-from pictool.store.format import EncodedObject, encode_object
-from pictool.store.remote import Remote
+from pictool.store.objects.format import EncodedObject, encode_object
+from pictool.store.remote.remote import Remote
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 T = TypeVar("T")
+MOST_DEATHS = 3  # of workers that compile a document; it is left out then
 _CONNECTIONS = 8  # to the remote, of a worker
 _MOST_UNSENT = 256 << 20  # bytes of objects in memory that are not sent yet; computing waits for a slow remote
 _ASKED = 32  # keys that a thread asks the remote for, one after the other
@@ -57,6 +58,51 @@ class BulkSpec:
     fingerprints: tuple[str, str] | None = None
     threads: int = 1
     version: str = ""
+
+
+class Attempts(Protocol):
+    """What was begun and has not ended, counted where it outlives workers: each of these attempts killed one."""
+
+    def begin(self, name: str) -> int:
+        """Begin, and tell how many attempts have not ended before."""
+
+    def end(self, name: str) -> None: ...
+
+
+def compile_counted(
+    compile: Callable[[Sequence[Document]], list[Row]], documents: Sequence[Document], tags: Sequence[int],
+    attempts: Attempts,
+) -> list[Row]:  # fmt: skip
+    """Compile a batch; after a worker's death, its documents one by one, so that it is known which of them kills.
+
+    Args:
+        tags: of the documents, each another one's, and the same when they are tried again.
+    """
+    batch = f"batch {tags}"
+    died = attempts.begin(batch)
+    try:
+        if not died:
+            return compile(documents)
+        return [
+            row
+            for document, tag in zip(documents, tags, strict=True)
+            for row in _compile_one(compile, document, f"document {tag}", attempts)
+        ]
+    finally:
+        attempts.end(batch)
+
+
+def _compile_one(
+    compile: Callable[[Sequence[Document]], list[Row]], document: Document, name: str, attempts: Attempts
+) -> list[Row]:
+    """Compile a document whose batch has died once; one that is left out stays counted, for the next attempt at it."""
+    if 1 + attempts.begin(name) >= MOST_DEATHS:
+        error = f"{document.id}: {MOST_DEATHS} workers died while they compiled it, or the batch that it was in"
+        return [Row.failed(document.id, error, document.num_bytes)]
+    try:
+        return compile([document])
+    finally:
+        attempts.end(name)
 
 
 class Worker:
@@ -190,7 +236,7 @@ def _rows(
 ) -> list[Row]:  # fmt: skip
     """The rows of a document. `new`: the keys of objects that were computed now, and have no row yet."""
     if isinstance(parts, str):
-        return [Row(document.id, None, None, None, None, parts, False, True, seconds, document.num_bytes)]
+        return [Row.failed(document.id, parts, document.num_bytes, seconds)]
     rows = []
     for number, part in enumerate(parts):
         result, is_first = results[part.key], number == 0

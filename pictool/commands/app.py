@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import platform
 import signal
 import sys
 from typing import Annotated, Any
@@ -12,8 +13,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from pictool import __version__
-from pictool.commands.errors import GRACE_S, INTERRUPTED, drop_stdout, end_within, fail
-from pictool.commands.verbosity import Verbosity, set_verbosity
+from pictool.commands.console.errors import GRACE_S, INTERRUPTED, drop_stdout, end_within, fail
+from pictool.commands.console.verbosity import Verbosity, set_verbosity
 from pictool.escapes import guard_streams
 
 # What `pic --help` says of each command; its module has its name.
@@ -40,6 +41,12 @@ class _Commands(TyperGroup):
         super().__init__(**options)
         self.commands = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}  # only their names
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As git has it, `pic help link` is `pic link --help`, and `pic version` is `pic --version`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, ["--version"] if args == ["version"] else args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
@@ -65,14 +72,18 @@ app = typer.Typer(
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
+        from pictool.runtime.machine import installed, torch_version
+
         print(f"pic {__version__}")
+        print(f"torch {torch_version()}, transformers {installed('transformers')}, Python {platform.python_version()}")
         raise typer.Exit
 
 
 @app.callback()
 def _pic(
     version: Annotated[
-        bool, typer.Option("-V", "--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option("-V", "--version", help="Print the version, and torch's.", callback=_print_version, is_eager=True),
     ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors, no notes.")] = False,
     verbose: Annotated[
@@ -87,8 +98,11 @@ def run() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a name or an answer that the terminal cannot show
     guard_streams()
     try:
-        app()
-        sys.stdout.flush()
+        try:
+            app()  # it exits
+        finally:
+            if sys.stdout is not None:  # before what runs at the exit, where a signal ends the process
+                sys.stdout.flush()
     except OSError as error:  # of typer's own output, as help; commands report theirs
         drop_stdout()
         fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pictool.bench.options import ContextOptions, PromptOptions
-from pictool.commands import bench_load, bench_query, bench_route
-from pictool.commands.bench_common import (
+from pictool.commands.benches import storage as bench_storage
+from pictool.commands.benches.common import (
     DEFAULT_SHAPE,
     BenchOptions,
     SeedOption,
@@ -19,9 +19,9 @@ from pictool.commands.bench_common import (
     print_table,
     publish,
 )
-from pictool.commands.options import ANSWER, PROMPT, SALT, command, make_app, option
-from pictool.commands.progress import progress
-from pictool.commands.settings import Settings
+from pictool.commands.console.progress import progress
+from pictool.commands.settings.options import ANSWER, PROMPT, SALT, command, make_app, option
+from pictool.commands.settings.settings import Settings
 
 if TYPE_CHECKING:
     from pictool.bench.breakdown import BreakdownResult, PolicyBreakdown
@@ -159,9 +159,7 @@ def run_breakdown(common: BenchOptions, options: PromptOptions, settings: Settin
         plot_breakdown(result, title, common.plot)
 
 
-app.add_typer(bench_load.app)
-app.add_typer(bench_route.app)
-app.add_typer(bench_query.app, name="query")
+app.add_typer(bench_storage.app)
 
 
 # Tables

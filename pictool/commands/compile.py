@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.compile_ray import BulkOptions, run_bulk
-from pictool.commands.engine import find_engine
-from pictool.commands.errors import UsageError
-from pictool.commands.options import (
+from pictool.commands.console.errors import UsageError
+from pictool.commands.console.outputs import depfile_path, model_files, output_path, print_json, write_depfile
+from pictool.commands.console.progress import progress
+from pictool.commands.console.verbosity import note
+from pictool.commands.console.words import count
+from pictool.commands.linking.request import STDIN, read_stdin
+from pictool.commands.ray.compile import BulkOptions, run_bulk
+from pictool.commands.settings.engine import find_engine
+from pictool.commands.settings.options import (
     COMPILING,
     OPTIONS,
     OUTPUT,
@@ -26,12 +31,8 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import depfile_path, model_files, output_path, print_json, write_depfile
-from pictool.commands.progress import progress
-from pictool.commands.resources import open_model, open_store
-from pictool.commands.settings import Settings
-from pictool.commands.verbosity import note
-from pictool.commands.words import count
+from pictool.commands.settings.resources import open_model, open_store
+from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
 from pictool.escapes import visible
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 app = make_app()
 EMBEDDED = "embedded"
+_HTML = re.compile(r"\s*(<\?xml[^>]*>\s*)?<(!doctype\s+html|html)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class Compilation:
     files: Annotated[list[str], argument("FILE", "UTF-8 text files; - is stdin.")]
     recursive: Annotated[
         bool, option("-r, --recursive", None, "Compile the text files below directories, too.", OPTIONS)
+    ] = False
+    keep_going: Annotated[
+        bool, option("--keep-going", None, "Compile the other files if some cannot be read.", OPTIONS)
     ] = False
     force: Annotated[bool, option("--force", None, "Compute again what is already there.")] = False
     chunk_tokens: ChunkOption = None
@@ -108,7 +113,27 @@ def run_compile(
         run_bulk(bulk, what, settings, as_json)
         return
     target = check_output(output, depfile, what.files)
-    texts = read_texts(what.files, what.recursive)
+    texts, unreadable = read_texts(what.files, what.recursive)
+    if unreadable and (not what.keep_going or not texts):
+        raise all_of(unreadable)
+    for error in unreadable:
+        note(f"left out: {error}")
+    compile_files(what, texts, settings, engine, target, depfile, as_json)
+    if unreadable:
+        raise InputError(f"{count(len(unreadable), 'file')} left out, as {unreadable[0]}")
+
+
+def all_of(errors: Sequence[InputError]) -> InputError:
+    """One error that names every file."""
+    more = f" ({len(errors)} files; --keep-going compiles the others)" if len(errors) > 1 else ""
+    return InputError("; ".join(map(str, errors)) + more)
+
+
+def compile_files(
+    what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, engine: str | None, target: Path | None,
+    depfile: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Compile texts, write the object that -o names, and print what was done."""
     if target is None and (rows := recalled_rows(what, texts, settings, engine)):
         print_rows(settings.model or EMBEDDED, rows, as_json)
         return
@@ -121,33 +146,44 @@ def run_compile(
     print_rows(model.name, [Row.of(done) for done in compiled], as_json)
 
 
-def read_texts(files: Sequence[str], is_recursive: bool) -> list[tuple[str, str]]:
+def read_texts(files: Sequence[str], is_recursive: bool) -> tuple[list[tuple[str, str]], list[InputError]]:
     """Names and contents of text files, of stdin (`-`), and of those below directories, in order.
 
-    Below a directory, hidden files and what is no UTF-8 text are left out; a note names the latter.
-
-    Raises:
-        InputError: a file that is named and cannot be read, or nothing to compile below a directory.
+    Below a directory, hidden files, links out of it, and what is no UTF-8 text are left out; a note names the latter
+    two. The second list has an error for each file that is named and cannot be read, and each directory without texts.
     """
-    from pictool.compiler.chunking import MAX_FILE_BYTES, decode_text, read_text
-
-    texts: list[tuple[str, str]] = []
+    texts, unreadable = list[tuple[str, str]](), list[InputError]()
     for name in files:
-        if name == "-":
-            texts.append(("stdin", decode_text("stdin", sys.stdin.buffer.read(MAX_FILE_BYTES + 1))))
-        elif is_recursive and Path(name).is_dir():
-            texts += _texts_below(Path(name))
-        else:
-            texts.append((name, read_text(Path(name))))
-    return texts
+        try:
+            texts += _texts_of(name, is_recursive)
+        except InputError as error:
+            unreadable.append(error)
+    for name, text in texts:
+        if _HTML.match(text):
+            note(f"{name}: is HTML, and is compiled with its tags; extract its text first if you want that alone")
+    return texts, unreadable
+
+
+def _texts_of(name: str, is_recursive: bool) -> list[tuple[str, str]]:
+    from pictool.compiler.chunking import read_text
+
+    if name == STDIN:
+        return [("stdin", read_stdin())]
+    if is_recursive and Path(name).is_dir():
+        return _texts_below(Path(name))
+    return [(name, read_text(Path(name)))]
 
 
 def _texts_below(directory: Path) -> list[tuple[str, str]]:
     from pictool.compiler.chunking import read_text
+    from pictool.reading import is_within
 
     texts = []
     for path in sorted(directory.rglob("*")):
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(directory).parts):
+            if not is_within(path, directory):
+                note(f"left out: {path}: is a symbolic link out of {directory}; name it to compile it")
+                continue
             try:
                 texts.append((str(path), read_text(path)))
             except InputError as error:
@@ -164,19 +200,23 @@ def compile_texts(
     from pictool.compiler.chunking import make_chunks
     from pictool.compiler.sensitivity import PROBES
     from pictool.core import CompileOptions
+    from pictool.runtime.model import require_name
     from pictool.runtime.speculative import open_speculative
 
     probes = what.probes if what.probes is not None else PROBES if what.probe_model else 0
-    model, store, engine_type = open_model(settings), open_store(settings), find_engine(engine)
+    surroundings = None if probes else _surroundings(what, settings)  # before the model is loaded
+    can_remember = surroundings is not None and surroundings.are_settled
+    require_name(what.probe_model or settings.model)
+    engine_type, store, model = find_engine(engine), open_store(settings), open_model(settings)
     measurer = open_speculative(what.probe_model, model) if what.probe_model else None
     by_text = [make_chunks(model, text, name, what.chunk_tokens, what.overlap) for name, text in texts]
     chunks = [chunk for of_text in by_text for chunk in of_text]
     with progress("compiling", len(chunks)) as advance, engine_type(model, store) as running:
         compiled = running.compile(
             chunks, CompileOptions(what.sinks, settings.codec, probes), force=what.force, probe_model=measurer,
-            on_done=lambda _: advance(),
+            on_done=lambda done: advance(len(done.chunk) if done.is_new else 0),
         )  # fmt: skip
-    if not probes and (surroundings := _surroundings(what, settings)):
+    if surroundings is not None and can_remember:
         from pictool.compiler.recall import Recalled, remember
 
         rest, known = iter(compiled), {}
@@ -212,16 +252,20 @@ def recalled_rows(
 
 def _surroundings(what: Compilation, settings: Settings) -> Surroundings | None:
     """What the keys follow from; None if it cannot be told without the model."""
-    from pictool.compiler.recall import Surroundings
+    from pictool.compiler.recall import Surroundings, model_files
     from pictool.core import CompileOptions
     from pictool.runtime.model import local_directory
 
     directory = local_directory(settings.model)
     if directory is None:
         return None
+    try:
+        files = model_files(directory)
+    except OSError:  # loading the model says so
+        return None
     options = CompileOptions(what.sinks, settings.codec)
     return Surroundings(
-        directory, settings.device, settings.dtype, settings.salt, options, what.chunk_tokens, what.overlap
+        directory, files, settings.device, settings.dtype, settings.salt, options, what.chunk_tokens, what.overlap
     )
 
 
@@ -242,7 +286,7 @@ def check_output(output: str | None, depfile: bool, files: Sequence[str]) -> Pat
 
 def write_output(path: Path, compiled: Sequence[Compiled]) -> None:
     """Copy the objects of one file to `path`: one object, or a list with its members beside it."""
-    from pictool.store.bundles import write_object_list
+    from pictool.store.objects.bundles import write_object_list
 
     if len(compiled) == 1:
         _copy(compiled[0].path, path)

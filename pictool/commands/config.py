@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from pictool.commands.options import JsonOption, command, make_app
-from pictool.commands.outputs import print_json
-from pictool.commands.settings import DEFAULT, Settings, find_file, variable
-from pictool.commands.verbosity import note
+from pictool.commands.console.outputs import print_json
+from pictool.commands.console.verbosity import note
+from pictool.commands.settings.options import JsonOption, command, make_app
+from pictool.commands.settings.settings import DEFAULT, Settings, find_file, variable
 from pictool.escapes import visible
 from pictool.store.entries import DEFAULT_ROOT
+from pictool.urls import without_credentials
 
 app = make_app()
 
@@ -28,7 +29,7 @@ def run_config(settings: Settings, as_json: JsonOption = False) -> None:
       pic config
       PIC_STORE=~/objects pic config --json
     """
-    rows = [_row(settings, field.name) for field in fields(settings) if field.name != "origins"]
+    rows = [_row(settings, field.name) for field in fields(settings) if field.name not in ("strange_file", "origins")]
     if as_json:
         print_json(rows)
         return
@@ -46,6 +47,8 @@ def _row(settings: Settings, name: str) -> dict[str, Any]:
     value = getattr(settings, name)
     if name in ("salt", "server_key"):
         value = "(set)" if value else ""
+    if name in ("remote", "server") and value:
+        value = without_credentials(value)
     shown = (_DEFAULTS | {"algo": POLICY}).get(name, "") if value is None else value
     return {"name": name, "value": shown, "origin": settings.origin(name), "variable": variable(name)}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from pictool.commands.console.outputs import print_json
+from pictool.commands.console.pager import paged
 from pictool.commands.inspect import check_plot
-from pictool.commands.options import JsonOption, PlotOption, argument, command, make_app
-from pictool.commands.outputs import print_json
-from pictool.commands.pager import paged
+from pictool.commands.settings.options import JsonOption, PlotOption, argument, command, make_app
 
 if TYPE_CHECKING:
     from pictool.core import RowMask
@@ -32,7 +32,7 @@ def run_diff(
     \b
       pic diff legolink.trace cacheblend.trace
     """
-    from pictool.commands.trace_json import diff_json
+    from pictool.commands.traces.json_form import diff_json
     from pictool.trace.diff import diff_traces
     from pictool.trace.format import read_trace
 
@@ -52,7 +52,7 @@ def run_diff(
 
 
 def print_diff(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> None:
-    from pictool.commands.terminal import bars, heading, open_screen, table
+    from pictool.commands.console.terminal import bars, heading, open_screen, table
     from pictool.escapes import visible
     from pictool.trace.labels import short
 

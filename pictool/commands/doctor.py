@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.engine import find_engine
-from pictool.commands.errors import of_command_line
-from pictool.commands.options import OUTPUT, POLICY, SPECS, EngineOption, JsonOption, command, make_app, option
-from pictool.commands.outputs import output_path, print_json, write_json
-from pictool.commands.resources import quiet_libraries
-from pictool.commands.settings import Settings
-from pictool.commands.verbosity import waiting
+from pictool.commands.console.errors import of_command_line
+from pictool.commands.console.outputs import output_path, print_json, write_json
+from pictool.commands.console.verbosity import waiting
+from pictool.commands.settings.engine import find_engine
+from pictool.commands.settings.options import OUTPUT, POLICY, SPECS, EngineOption, JsonOption, command, make_app, option
+from pictool.commands.settings.resources import quiet_libraries
+from pictool.commands.settings.settings import Settings
 from pictool.engines import DEFAULT
 from pictool.errors import InputError
 from pictool.escapes import visible
@@ -42,16 +42,18 @@ def run_doctor(
     """
     if output is not None:
         output_path("-o", output, [])
+    from pictool.linker.grid import parse_repeatable
+    from pictool.runtime.model import require_name
+
+    with of_command_line():
+        parse_repeatable(algo or ())
+    engine = _engine_name(engine)
+    require_name(settings.model)
     with waiting("loading transformers"):
         quiet_libraries()
         from pictool.doctor.examine import POLICIES, Examination, examine
-        from pictool.linker.grid import parse_repeatable
 
-    with of_command_line():
-        parse_repeatable(algo or POLICIES)
-    examination = Examination(
-        settings.model, settings.device, settings.dtype, settings.store, _engine_name(engine), algo or POLICIES
-    )
+    examination = Examination(settings.model, settings.device, settings.dtype, settings.store, engine, algo or POLICIES)
     report = examine(examination, (lambda _: None) if as_json else _Printer().print)
     if output is not None:
         write_json(output, report.report())

@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.errors import of_command_line
-from pictool.commands.options import (
+from pictool.commands.completion import complete_algorithm
+from pictool.commands.console.errors import of_command_line
+from pictool.commands.console.outputs import check_picture, output_path, print_json
+from pictool.commands.console.progress import answers_bar
+from pictool.commands.console.verbosity import note
+from pictool.commands.console.words import count
+from pictool.commands.linking.request import parse_fields, text_or_silent
+from pictool.commands.settings.options import (
     ANSWER,
     COMPILING,
     DATASET,
@@ -24,16 +30,11 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import check_picture, output_path, print_json
-from pictool.commands.progress import answers_bar
-from pictool.commands.request import parse_fields, text_or_silent
-from pictool.commands.resources import open_model, open_store
-from pictool.commands.settings import Settings
-from pictool.commands.verbosity import note
-from pictool.commands.words import count
+from pictool.commands.settings.resources import open_model, open_store
+from pictool.commands.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from pictool.commands.terminal import LabelledTable
+    from pictool.commands.console.terminal import LabelledTable
     from pictool.eval.cases import SpecOptions
     from pictool.eval.datasets.base import Dataset
     from pictool.eval.statistics import Estimate
@@ -64,7 +65,7 @@ class EvalOptions:
     )
     algo: Annotated[
         list[str],
-        option("--algo", "SPEC", f"Policy or method: {SPECS}", POLICY),
+        option("--algo", "SPEC", f"Policy or method: {SPECS}", POLICY, autocompletion=complete_algorithm),
     ] = field(default_factory=list)
     head: Annotated[Optional[str], option("--head", "TEXT", "System message, before the documents.", PROMPT)] = None
     query_template: Annotated[
@@ -168,7 +169,7 @@ def title(dataset: Dataset, model: Model) -> str:
 
 
 def print_summary(summary: Summary) -> None:
-    from pictool.commands.terminal import open_screen
+    from pictool.commands.console.terminal import open_screen
 
     console = open_screen()
     model = summary.header["model"]
@@ -188,7 +189,7 @@ def print_summary(summary: Summary) -> None:
 
 def quality_table(summary: Summary) -> LabelledTable:
     """Scores with 95 % intervals, the difference to full, and fidelity to it."""
-    from pictool.commands.terminal import LabelledTable
+    from pictool.commands.console.terminal import LabelledTable
 
     table = LabelledTable(["algorithm", summary.metric, "95 %", "vs full", "95 %", "lost", "won", "KL", "same"])
     for line in summary.lines:
@@ -208,7 +209,7 @@ def _against_full(line: Line) -> list[str]:
 
 def cost_table(summary: Summary) -> LabelledTable:
     """Rows, times and bytes; times are medians."""
-    from pictool.commands.terminal import LabelledTable
+    from pictool.commands.console.terminal import LabelledTable
 
     table = LabelledTable(
         ["algorithm", "rows", "TTFT", "speedup", "load", "select", "compute", "tok/s", "peak", "read"]
@@ -226,7 +227,7 @@ def cost_table(summary: Summary) -> LabelledTable:
 
 def kinds_table(summary: Summary) -> LabelledTable:
     """Scores by kind of question."""
-    from pictool.commands.terminal import LabelledTable
+    from pictool.commands.console.terminal import LabelledTable
 
     table = LabelledTable(
         ["algorithm", *[f"{kind or 'other'} ({num_cases})" for kind, num_cases in summary.kinds.items()]]

@@ -8,19 +8,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.errors import UsageError
-from pictool.commands.options import ANALYSIS, OUTPUT, SALT, SECTIONS, JsonOption, argument, command, make_app, option
-from pictool.commands.outputs import output_path, print_json
-from pictool.commands.pager import paged
-from pictool.commands.resources import open_model, open_store
-from pictool.commands.settings import Settings
-from pictool.commands.verbosity import note
+from pictool.commands.completion import complete_key
+from pictool.commands.console.errors import UsageError
+from pictool.commands.console.outputs import output_path, print_json
+from pictool.commands.console.pager import paged
+from pictool.commands.console.verbosity import note
+from pictool.commands.settings.options import (
+    ANALYSIS,
+    OUTPUT,
+    SALT,
+    SECTIONS,
+    JsonOption,
+    argument,
+    command,
+    make_app,
+    option,
+)
+from pictool.commands.settings.resources import open_model, open_store
+from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
 from pictool.escapes import visible
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
-    from pictool.store.format import ObjectFile
+    from pictool.store.objects.format import ObjectFile
     from pictool.trace.analysis import TraceAnalysis
     from pictool.trace.attention_sinks import AttentionSinks
     from pictool.trace.counts import TraceCounts
@@ -91,7 +102,9 @@ class InspectOptions:
 
 @command(app, "inspect", "model", "device", "dtype", "store", *SALT)
 def run_inspect(
-    names: Annotated[list[str], argument("NAME", "Object files, keys or traces; or a query's run.")],
+    names: Annotated[
+        list[str], argument("NAME", "Object files, keys or traces; or a query's run.", autocompletion=complete_key)
+    ],
     options: InspectOptions,
     settings: Settings,
 ) -> None:
@@ -101,7 +114,7 @@ def run_inspect(
       pic inspect a.kvo --layers
       pic inspect link.trace --attention --against full
     """
-    from pictool.commands.inspect_run import inspect_run
+    from pictool.commands.traces.run_form import inspect_run
     from pictool.tui.services import is_run_path
 
     if options.sinks:
@@ -180,7 +193,7 @@ def check_options(options: InspectOptions, of_traces: bool, name: str) -> None:
 
 def _inspect_file(path: Path, options: InspectOptions, settings: Settings) -> dict[str, Any]:
     """Show an object, or a list of objects; returns what `--json` prints."""
-    from pictool.store.bundles import is_object_list, read_object_list
+    from pictool.store.objects.bundles import is_object_list, read_object_list
 
     if not is_object_list(path):
         return inspect_object(path, options, settings)
@@ -192,7 +205,7 @@ def _inspect_file(path: Path, options: InspectOptions, settings: Settings) -> di
 
 def inspect_object(path: Path, options: InspectOptions, settings: Settings) -> dict[str, Any]:
     """Show an object; returns what `--json` prints."""
-    from pictool.store.format import ObjectFile
+    from pictool.store.objects.format import ObjectFile
     from pictool.trace.object_stats import object_stats
 
     with ObjectFile(path) as file:
@@ -228,7 +241,7 @@ def inspect_object(path: Path, options: InspectOptions, settings: Settings) -> d
 
 def describe(path: Path) -> dict[str, Any]:
     """The header of an object, field by field, and its text."""
-    from pictool.store.format import ObjectFile
+    from pictool.store.objects.format import ObjectFile
 
     with ObjectFile(path) as file:
         return _fields(file) | {"text": file.text()}
@@ -302,7 +315,7 @@ def _print_fields(report: dict[str, Any]) -> None:
 
 
 def _print_layers(layers: Sequence[LayerStats], checksums: list[str]) -> None:
-    from pictool.commands.terminal import heading, open_screen, table
+    from pictool.commands.console.terminal import heading, open_screen, table
 
     screen = open_screen()
     heading(screen, "layers: L2 norm by token (mean, first) and range; all read and checked")
@@ -316,7 +329,7 @@ def _print_layers(layers: Sequence[LayerStats], checksums: list[str]) -> None:
 
 
 def _print_sinks(sinks: AttentionSinks) -> None:
-    from pictool.commands.terminal import NUM_OFFSETS, first_tokens, heading, open_screen, percent_grid
+    from pictool.commands.console.terminal import NUM_OFFSETS, first_tokens, heading, open_screen, percent_grid
 
     screen = open_screen()
     rows = [f"layer {layer}" for layer in range(len(sinks.initial_share))]
@@ -338,9 +351,9 @@ def _print_sinks(sinks: AttentionSinks) -> None:
 
 def inspect_traces(paths: Sequence[Path], options: InspectOptions, settings: Settings) -> list[dict[str, Any]]:
     """Show traces; returns what `--json` prints of each."""
-    from pictool.commands.trace_columns import show_columns
-    from pictool.commands.trace_json import analysis_json, trace_json
-    from pictool.commands.trace_print import show_trace
+    from pictool.commands.traces.columns import show_columns
+    from pictool.commands.traces.json_form import analysis_json, trace_json
+    from pictool.commands.traces.text_form import show_trace
     from pictool.trace.counts import count_rows
     from pictool.trace.format import read_trace
 
@@ -396,8 +409,8 @@ def _print_texts(
     is_named: bool,
 ) -> None:  # fmt: skip
     """Show what a trace has for itself: its text, and what analysing it shows."""
-    from pictool.commands.terminal import heading, open_screen
-    from pictool.commands.trace_print import show_attention, show_attention_sinks, show_deviation, show_text
+    from pictool.commands.console.terminal import heading, open_screen
+    from pictool.commands.traces.text_form import show_attention, show_attention_sinks, show_deviation, show_text
 
     is_long = trace.layout.num_tokens > MAX_TOKENS and not options.text
     if is_named and (analysis is not None or ("text" in options.sections and not is_long)):

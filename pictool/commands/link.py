@@ -12,10 +12,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool import __version__
-from pictool.commands.engine import find_engine
-from pictool.commands.errors import UsageError, of_command_line
-from pictool.commands.link_batch import Batch, VerifyOptions, run_batch
-from pictool.commands.options import (
+from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.outputs import (
+    depfile_path,
+    model_files,
+    output_path,
+    print_json,
+    write_depfile,
+    write_json,
+)
+from pictool.commands.console.verbosity import note
+from pictool.commands.console.words import count
+from pictool.commands.linking.batch import Batch, VerifyOptions, run_batch
+from pictool.commands.linking.request import (
+    AUTO,
+    STDIN,
+    LinkScript,
+    RequestOptions,
+    check_documents,
+    check_keys,
+    make_spec,
+    note_measuring,
+    policy_values,
+    read_script,
+    with_stdin,
+)
+from pictool.commands.settings.engine import find_engine
+from pictool.commands.settings.options import (
     OUTPUT,
     SALT,
     DepfileOption,
@@ -25,12 +48,8 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import depfile_path, model_files, output_path, print_json, write_depfile, write_json
-from pictool.commands.request import AUTO, LinkScript, RequestOptions, make_spec, policy_values, read_script
-from pictool.commands.resources import open_model, open_store
-from pictool.commands.settings import DEFAULT, Settings
-from pictool.commands.verbosity import note
-from pictool.commands.words import count
+from pictool.commands.settings.resources import open_model, open_store
+from pictool.commands.settings.settings import DEFAULT, Settings
 from pictool.errors import InputError, PicError
 from pictool.reading import exists
 
@@ -105,15 +124,15 @@ def run_link(
         return
     script = read_script(Path(request.script)) if request.script else LinkScript()
     inputs = input_files(request, script)
+    check_documents([*script.documents, *request.documents])
     check_outputs(output, trace, depfile, inputs)
     policies = side_by_side(request, trace)
-    spec = make_spec(request, settings, script)
+    spec = with_stdin(make_spec(request, settings, script))
     is_quiet = as_json or output is not None or bool(policies)
     is_verified = canary.picks(json.dumps(request_json(spec, {}) | {"algo": spec.policy.params}))
     asked = Asked(
         request, script, settings, spec, policies, compare, is_verified, trace, engine, output is not None, is_quiet
     )
-    check_documents([*script.documents, *request.documents])
     with ExitStack() as opened:
         done = link_there(asked, depfile) if settings.server else link_here(asked, opened)
         if output is not None:
@@ -149,7 +168,7 @@ def require_little_drift(reports: Sequence[Mapping[str, Any]], max_kl: float | N
     from pictool.engines.base import Comparison
     from pictool.engines.verify import Drift
 
-    drift = Drift.of(len(reports), [Comparison(**report["compare"]) for report in reports])
+    drift = Drift.of(len(reports), [Comparison.of(report["compare"]) for report in reports])
     note(str(drift))
     if max_kl is not None and drift.kl_mean is not None and drift.kl_mean > max_kl:
         raise InputError(
@@ -163,7 +182,9 @@ def link_here(asked: Asked, opened: ExitStack) -> Done:
     settings, spec = asked.settings, asked.spec
     needed: dict[Feature, str] = {"auto_ratio": "--ratio auto"} if asked.is_auto else {}
     engine_type = find_engine(asked.engine, needed | ({} if asked.trace is None else {"trace": "--trace"}))
-    model, store = open_model(settings), open_store(settings)
+    store = open_store(settings)
+    check_keys(store, spec.documents, settings.salt)
+    model = open_model(settings)
     opened.callback(store.drain)
     choice = None
     if asked.is_auto:
@@ -176,6 +197,8 @@ def link_here(asked: Asked, opened: ExitStack) -> Done:
             answers = [
                 running.answer(spec, compare=asked.compare or asked.is_verified, on_text=on_text, on_compile=tell)
             ]
+    if not asked.is_quiet:
+        print(flush=True)  # the end of the streamed answer's line
     if choice is not None:
         distrust_profile(model, choice, answers[0].timing.recompute_s)
     if asked.trace is not None:
@@ -190,7 +213,7 @@ def link_here(asked: Asked, opened: ExitStack) -> Done:
 
 def link_there(asked: Asked, depfile: bool) -> Done:
     """Have a server link."""
-    from pictool.commands.link_server import ask_server, require_possible
+    from pictool.commands.linking.server import ask_server, require_possible
 
     local = {
         "--trace": asked.trace, "--depfile": depfile, "--engine": asked.engine, "--ratio auto": asked.is_auto
@@ -202,6 +225,8 @@ def link_there(asked: Asked, depfile: bool) -> Done:
     reports = []
     for spec in specs:
         report, origin = ask_server(asked.settings, spec, compare, stream)
+        if stream is not None:
+            print(flush=True)
         reports.append(report | {"request": request_json(spec, {"server": asked.settings.server} | origin)})
     return Done(reports, is_foreign=False)
 
@@ -254,7 +279,7 @@ def compare_policies(engine: Engine, spec: Spec, policies: Sequence[Labelled]) -
 
 def print_verdict(labels: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> None:
     """A line for each policy, and the answer of full recompute."""
-    from pictool.commands.terminal import open_screen, table
+    from pictool.commands.console.terminal import open_screen, table
 
     rows = []
     for label, report in zip(labels, reports, strict=True):
@@ -274,7 +299,7 @@ def request_json(spec: Spec, origin: Mapping[str, Any]) -> dict[str, Any]:
     """What is needed to ask the same again: the request, and what the answer was made of."""
     return {
         "query": spec.query, "head": spec.head, "query_template": spec.query_template,
-        "documents": [str(document) for document in spec.documents],
+        "documents": [str(document) if isinstance(document, str | Path) else STDIN for document in spec.documents],
         "max_new_tokens": spec.max_new_tokens, "sampling": asdict(spec.sampling), "sinks": spec.sinks,
         "chunk_tokens": spec.chunk_tokens, "codec": spec.codec, **origin,
     }  # fmt: skip
@@ -291,25 +316,11 @@ def fetching_ends_with_an_error(store: Store) -> Iterator[None]:
         raise
 
 
-def check_documents(names: Sequence[str]) -> None:
-    """Refuse what is no text, object or key, before a model is loaded for it."""
-    from pictool.compiler.chunking import read_text
-    from pictool.linker.resolve import no_such_file
-
-    for name in names:
-        path = Path(name)
-        if not exists(name):
-            if not all(character in "0123456789abcdef" for character in name):
-                raise no_such_file(name)
-        elif path.suffix != ".kvo" and (path.is_file() or path.is_dir()):
-            read_text(path)
-
-
 def input_files(request: RequestOptions, script: LinkScript) -> list[Path]:
     """The files that the answer is made of, beside the model's: link script and documents, less those given as keys."""
     scripts = [Path(request.script)] if request.script else []
-    named = [Path(document) for document in (*script.documents, *request.documents)]
-    return scripts + [path for path in named if exists(path)]
+    named = [*script.documents, *request.documents]
+    return scripts + [Path(name) for name in named if name != STDIN and exists(name)]
 
 
 def check_outputs(output: str | None, trace: str | None, depfile: bool, inputs: Sequence[Path]) -> None:
@@ -328,7 +339,6 @@ def check_outputs(output: str | None, trace: str | None, depfile: bool, inputs: 
 
 def with_auto_ratio(model: Model, store: Store, spec: Spec) -> tuple[Spec, RatioChoice]:
     """The spec with the ratio that suits its length and the speed of the store (CacheBlend §5.1), and why."""
-    from pictool.commands.plan import note_measuring
     from pictool.controller.calibration import auto_ratio, with_ratio
 
     choice = auto_ratio(model, store, spec, on_measure=note_measuring)
@@ -352,8 +362,7 @@ def distrust_profile(model: Model, choice: RatioChoice, recompute_s: float) -> N
 
 
 def print_answer(report: Mapping[str, Any], shows_compare: bool = True) -> None:
-    """Print the end of the streamed answer's line, a summary on stderr, and the comparison if it was asked for."""
-    print(flush=True)
+    """Print a summary of the streamed answer on stderr, and the comparison if it was asked for."""
     tokens, timing, compare = report["tokens"], report["timing"], report["compare"]
     rows = f"{tokens['recomputed']:.0f} of {tokens['context']} context rows recomputed"
     if tokens["context"] == tokens["head"]:

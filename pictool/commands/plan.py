@@ -10,8 +10,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.errors import UsageError, of_command_line
-from pictool.commands.options import (
+from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.outputs import print_json
+from pictool.commands.console.verbosity import note
+from pictool.commands.linking.request import (
+    AUTO,
+    RequestOptions,
+    check_documents,
+    check_keys,
+    make_spec,
+    note_measuring,
+    parse_fields,
+    with_stdin,
+)
+from pictool.commands.settings.options import (
     POLICY,
     SALT,
     ChunkOption,
@@ -22,11 +34,8 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import print_json
-from pictool.commands.request import AUTO, RequestOptions, make_spec, parse_fields
-from pictool.commands.resources import open_model, open_store
-from pictool.commands.settings import Settings, read_yaml, shown_key
-from pictool.commands.verbosity import note
+from pictool.commands.settings.resources import open_model, open_store
+from pictool.commands.settings.settings import Settings, read_yaml, shown_key
 from pictool.controller.decision import MIN_RATIO, STORE_TIER, Plan, Tier, TierPlan, make_plan
 from pictool.errors import InputError
 from pictool.reading import shown
@@ -53,10 +62,10 @@ app = make_app()
 class PlanOptions:
     """The options of `pic plan`; None where the user said nothing."""
 
-    documents: Annotated[list[str], argument("DOCUMENT", "Text files, .kvo objects or keys.")] = field(
+    documents: Annotated[list[str], argument("DOCUMENT", "Text files (- is stdin), .kvo objects or keys.")] = field(
         default_factory=list
     )
-    query: Annotated[Optional[str], option("-q, --query", "TEXT", "The question.")] = None
+    query: Annotated[Optional[str], option("-q, --query", "TEXT", "The question; - is stdin.")] = None
     tokens: Annotated[
         Optional[int], option("--tokens", "N", "Plan for a context of N tokens, without documents.", min=1)
     ] = None
@@ -91,7 +100,7 @@ class PlanOptions:
         if self.ratio is not None or "ratio" in parse_fields(self.params):
             return False
         with of_command_line():
-            return "ratio" in parse_policy(self.algo or DEFAULT_ALGO).params
+            return has_ratio(parse_policy(self.algo or DEFAULT_ALGO))
 
 
 def _text(ratio: float | None) -> str | None:
@@ -150,15 +159,17 @@ def run_plan(options: PlanOptions, settings: Settings) -> None:
     """
     check_options(options)
     tiers = read_tiers(options.tiers)
-    spec = make_spec(options.request, settings)
-    from pictool.controller.calibration import compute_profile, make_estimator, with_ratio
-    from pictool.store.codecs import require_codec
+    spec = with_stdin(make_spec(options.request, settings))
+    check_documents(options.documents)
+    from pictool.controller.calibration import make_estimator, with_ratio
 
-    require_codec(spec.codec)
-    model, store = open_model(settings), open_store(settings)
+    store = open_store(settings)
+    check_keys(store, spec.documents, settings.salt)
+    model = open_model(settings)
     size = plan_size(model, store, spec, options)
-    ratio = spec.policy.params["ratio"] if has_ratio(spec.policy) else static_share(model, spec.policy, size)
-    measured = compute_profile(model, options.measure, note_measuring)
+    knob = spec.policy.knob
+    ratio = spec.policy.params[knob.field] if knob and knob.is_share else static_share(model, spec.policy, size)
+    measured = measure_evenly(model, options.measure)
     estimator = make_estimator(model, spec.policy, measured)
     plan = make_plan(estimator, size, measure_tiers(model, store, tiers, options.measure), ratio)
     check = None
@@ -176,7 +187,7 @@ def run_plan(options: PlanOptions, settings: Settings) -> None:
 
 def has_ratio(policy: Policy) -> bool:
     """Whether the share of rows is a field of the policy, so that a plan may choose it."""
-    return "ratio" in policy.params
+    return policy.knob is not None and policy.knob.is_share
 
 
 def static_share(model: Model, policy: Policy, size: PromptSize) -> float:
@@ -211,8 +222,24 @@ def check_options(options: PlanOptions) -> None:
         raise UsageError("nothing to plan for; name documents, or a length of context with --tokens")
 
 
-def note_measuring(what: str) -> None:
-    note(f"measuring {what}, once for this machine and model")
+def measure_evenly(model: Model, again: bool) -> list[Computed]:
+    """How fast this machine computes. What was measured while it was busy is measured again.
+
+    Raises:
+        InputError: it is busy this time, too.
+    """
+    from pictool.controller.calibration import compute_facts, compute_profile
+
+    for is_again in (again, True):
+        measured = compute_profile(model, is_again, note_measuring)
+        facts = compute_facts(model)
+        if facts is None or not facts.is_busy:  # None: the cache cannot be written
+            return measured
+    assert facts is not None
+    raise InputError(
+        f"this machine is busy: measured times of prefill were {facts.scatter:.0%} apart, and a plan from them would "
+        "be wrong; end what else runs here, and plan again"
+    )
 
 
 def plan_size(model: Model, store: Store, spec: Spec, options: PlanOptions) -> PromptSize:
@@ -345,8 +372,7 @@ def print_report(report: PlanReport) -> None:
 def why_trusted(facts: ProfileFacts) -> str:
     """When this machine was measured, and how evenly."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.measured_at))
-    busy = ", since the machine was busy" if facts.is_busy else ""
-    return f"{when}, repeats within {facts.scatter:.0%}{busy}; --measure measures again"
+    return f"{when}, repeats within {facts.scatter:.0%}; --measure measures again"
 
 
 def _kv(size: PromptSize) -> str:

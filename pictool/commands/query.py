@@ -6,13 +6,20 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.engine import find_engine
-from pictool.commands.errors import UsageError, of_command_line
+from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.outputs import output_path, print_json
+from pictool.commands.console.progress import answers_bar
+from pictool.commands.console.sizes import parse_size
+from pictool.commands.console.verbosity import note
 from pictool.commands.link import Stream
-from pictool.commands.options import (
+from pictool.commands.linking.batch import answered
+from pictool.commands.linking.request import STDIN, named_fields, policy_of_settings, read_stdin
+from pictool.commands.settings.engine import find_engine
+from pictool.commands.settings.options import (
     ANSWER,
     COMPILING,
     MODEL,
@@ -28,19 +35,14 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import output_path, print_json
-from pictool.commands.progress import answers_bar
-from pictool.commands.request import named_fields, policy_of_settings
-from pictool.commands.resources import open_model, open_store, quiet_libraries
-from pictool.commands.settings import Settings
-from pictool.commands.sizes import parse_size
-from pictool.commands.verbosity import note
+from pictool.commands.settings.resources import open_model, open_store, quiet_libraries
+from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError, PicError
 
 if TYPE_CHECKING:
     from pictool.engines.base import Answer, Engine, Feature
     from pictool.linker.policies.base import Policy
-    from pictool.spans.bulk import BulkQuery, Schedule
+    from pictool.spans.bulk import BulkQuery, Items, Schedule
     from pictool.spans.execute import Executor, Hooks, RunOptions
     from pictool.spans.optimise import Optimised
     from pictool.spans.outcome import Done, QueryError, Result
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
 
 app = make_app()
 GENERATED = "generated"
-_LOCAL = ("pic", "spnl", "local")  # providers whose models run here
 _ELSEWHERE = ("ollama", "openai", "gemini", "anthropic", "mistralrs", "candle")
 
 
@@ -66,6 +67,10 @@ class QueryOptions:
     tree: Annotated[
         Optional[int], option("--tree", "N", "Judge at most N candidates at a time, as a tree.", POLICY, min=2)
     ] = None
+    sort_plus: Annotated[
+        bool, option("--sort-plus", None, "Children of a + by content: equal sets become equal prefixes.", POLICY)
+    ] = False
+    no_optimise: Annotated[bool, option("--no-optimise", None, "Run the query as it is written.", POLICY)] = False
     max_new_tokens: Annotated[
         Optional[int], option("--max-new-tokens", "N", "Tokens of calls that say nothing (64).", ANSWER, min=1)
     ] = None
@@ -85,6 +90,12 @@ class QueryOptions:
     pool: Annotated[
         Optional[str], option("--pool", "SIZE", "KV of objects that stays on the device, as 500M; 0: none.", MODEL)
     ] = None
+
+    def check(self) -> None:
+        """Refuse rules of the optimizer beside --no-optimise."""
+        if self.no_optimise and (self.tree is not None or self.sort_plus):
+            name = "--sort-plus" if self.sort_plus else "--tree"
+            raise UsageError(f"{name}: is a rule of the optimizer; leave --no-optimise out")
 
     @property
     def pool_bytes(self) -> int:
@@ -141,24 +152,35 @@ def run_query(
       pic query judge.json --algo full --seed 7
     """
     wanted.check(query)
-    from pictool.linker.policies import DEFAULT, make_policy
+    options.check()
+    text, name, base = read_input(query)
+    from pictool.linker.grid import policy_with_options
+    from pictool.linker.policies import DEFAULT
+    from pictool.runtime.model import require_name
+    from pictool.spans.bulk import read_bulk
+    from pictool.store.codecs import require_codec
 
     with of_command_line():
+        require_codec(options.codec or settings.codec)
         values = named_fields(options.params, k=options.k, ratio=options.ratio)
         is_set = options.algo is None and settings.algo is not None
-        policy = policy_of_settings(settings, values) if is_set else make_policy(options.algo or DEFAULT, values)
+        if is_set:
+            policy = policy_of_settings(settings, values)
+        else:
+            policy = policy_with_options(options.algo or DEFAULT, values)
     pool: dict[str, int] = {"pool_bytes": options.pool_bytes} if options.pool_bytes else {}
     engine_type = choose_engine(engine, options.outputs, wanted.trace, bool(pool))
-    text, name, base = read_input(query)
+    require_name(settings.model)
+    if wanted.bulk:
+        run = partial(run_bulk, queries=read_bulk(text, name), name=name, memory=settings.memory)
+    else:
+        run = partial(run_one, query=parse(text, name))
     run_options = make_options(options, policy, settings, base, keeps_outputs(options.outputs, engine_type))
     quiet_libraries()
     store = open_store(settings)
     with ExitStack() as running:
         engines = Engines(lambda of: running.enter_context(engine_type(open_model(of), store, **pool)), settings)
-        if wanted.bulk:
-            run_bulk(engines, run_options, text, name, wanted, settings.memory)
-        else:
-            run_one(engines, run_options, text, name, wanted)
+        run(engines, run_options, wanted=wanted)
     store.drain()
 
 
@@ -183,11 +205,8 @@ def read_input(name: str) -> tuple[str, str, Path]:
     """The text of a query, its name for messages, and the folder that its files are relative to."""
     from pictool.compiler.chunking import read_text
 
-    if name == "-":
-        try:
-            return sys.stdin.buffer.read().decode("utf-8-sig"), "stdin", Path()
-        except UnicodeDecodeError as error:
-            raise InputError(f"stdin: not UTF-8 at byte {error.start}; convert it first") from error
+    if name == STDIN:
+        return read_stdin(), "stdin", Path()
     return read_text(Path(name)), name, Path(name).parent
 
 
@@ -206,6 +225,8 @@ def make_options(
         codec=options.codec or settings.codec,
         base=base,
         arity=options.tree,
+        sorts_plus=options.sort_plus,
+        has_rules=not options.no_optimise,
         keeps_outputs=keeps_outputs,
         budget=Budget(options.max_tokens, options.max_seconds),
     )
@@ -226,32 +247,38 @@ class Engines:
         return self._started[name]
 
     def _name(self, model: str) -> str | None:
-        from pictool.spans.query import DEFAULT_MODEL
+        from pictool.spans.query import DEFAULT_MODEL, model_name
 
         if self._settings.option("model") is not None or model == DEFAULT_MODEL:
             return self._settings.model
-        provider, slash, rest = model.partition("/")
+        provider, slash, _ = model.partition("/")
         if slash and provider in _ELSEWHERE:
             raise InputError(f"model {model!r} is {provider}'s and does not run here; name one of your own with -m")
-        return rest if slash and provider in _LOCAL else model
+        return model_name(model)
 
 
-def run_one(engines: Engines, options: RunOptions, text: str, name: str, wanted: Wanted) -> None:
-    """Run, or explain, the query of a text. Of one that fails, JSON has the calls that were done."""
+def run_one(engines: Engines, options: RunOptions, wanted: Wanted, query: Query) -> None:
+    """Run, or explain, a query. Of one that fails, JSON has the calls that were done."""
     from pictool.spans.execute import Executor
     from pictool.spans.outcome import QueryError
 
     traces = None if wanted.trace is None else TraceWriter(Path(wanted.trace))
     executor = Executor(engines, options, make_hooks(wanted, traces))
-    optimised = executor.optimise(parse(text, name))
+    optimised = executor.optimise(query)
     if wanted.plot is not None:
         write_plot(wanted.plot, optimised)
     report = explain_report(optimised)
     if wanted.explain:
+        report |= {"calls_run": optimised.num_calls, "text_tokens": count_tokens(executor, optimised.after)}
         if wanted.as_json:
             print_json(report)
         else:
-            print(optimised.explain())
+            print(
+                optimised.explain(),
+                f"calls        {report['calls_run']}",
+                f"text tokens  {report['text_tokens']}",
+                sep="\n",
+            )
         return
     try:
         result = executor.run(optimised.after)
@@ -296,12 +323,29 @@ def explain_report(optimised: Optimised) -> dict[str, Any]:
     return {"query": to_data(optimised.before), "optimised": to_data(optimised.after), "steps": steps, "shared": shared}
 
 
+def count_tokens(executor: Executor, query: Query) -> int:
+    """Tokens of the texts that calls read, without outputs; equal texts once. Raises InputError: no such file."""
+    from pictool.compiler.chunking import read_text
+    from pictool.spans.bulk import items_of
+    from pictool.spans.query import DEFAULT_MODEL, Fragment, nodes, path_text
+
+    base, model = executor.options.base, executor.engine_of(DEFAULT_MODEL).model
+    for path, node in nodes(query):
+        if isinstance(node, Fragment) and node.text is None:
+            try:
+                read_text(base / node.source)
+            except InputError as error:
+                raise InputError(f"{path_text(path if node.origin is None else node.origin)}: {error}") from error
+    return sum(items_of(query, base, lambda text: len(model.encode(text))).values())
+
+
 def write_plot(path: str, optimised: Optimised) -> None:
     from pictool.spans.draw import draw
     from pictool.store.store import atomic_write
 
+    trees = [("before", optimised.before), ("after", optimised.after)] if optimised.steps else [("", optimised.after)]
     with atomic_write(Path(path)) as file:
-        file.write(draw([("before", optimised.before), ("after", optimised.after)]).encode())
+        file.write(draw(trees).encode())
 
 
 class TraceWriter:
@@ -312,12 +356,16 @@ class TraceWriter:
         self._names: dict[NodePath, str] = {}
 
     def __call__(self, path: NodePath, answer: Answer) -> None:
-        from pictool.spans.query import path_text
-
         self._folder.mkdir(parents=True, exist_ok=True)
         self._names[path] = f"{len(self._names) + 1:04}.trace"
         answer.write_trace(self._folder / self._names[path])
-        note(f"{self._folder / self._names[path]}: {path_text(path)}")
+
+    def tell(self, path: NodePath) -> None:
+        """Say where the trace of a call is, if it has one."""
+        from pictool.spans.query import path_text
+
+        if path in self._names:
+            note(f"{self._folder / self._names[path]}: {path_text(path)}")
 
     def write_run(self, query: Query, done: Sequence[Done], more: Mapping[str, Any]) -> None:
         """Write what `pic inspect` and `pic tui` open."""
@@ -331,10 +379,28 @@ def make_hooks(wanted: Wanted, traces: TraceWriter | None) -> Hooks:
 
     is_quiet = wanted.as_json
     more: dict[str, Any] = {} if traces is None else {"on_answer": traces}
+
+    def tell(done: Done) -> None:
+        print_call(done, is_streamed=not is_quiet and not done.path)
+        if traces is not None:
+            traces.tell(done.path)
+
     return Hooks(
-        on_done=lambda done: print_call(done, is_streamed=not is_quiet and not done.path),
-        on_text=None if is_quiet else Stream(), on_print=note, ask=ask, **more,
+        on_done=tell,
+        on_text=None if is_quiet else Stream(), on_print=note, ask=ask, on_skip=note_once(), **more,
     )  # fmt: skip
+
+
+def note_once() -> Callable[[object], None]:
+    """Notes of which each is printed once."""
+    printed = set[str]()
+
+    def print_new(text: object) -> None:
+        if str(text) not in printed:
+            printed.add(str(text))
+            note(f"left out: {text}")
+
+    return print_new
 
 
 def ask(text: str) -> str:
@@ -362,21 +428,24 @@ def print_call(done: Done, is_streamed: bool) -> None:
     )
 
 
-def run_bulk(engines: Engines, options: RunOptions, text: str, name: str, wanted: Wanted, memory: int) -> None:
-    """Run the queries of a file, one a line, in the order that lets shared texts meet; or print that order."""
-    from pictool.spans.bulk import TOGETHER, AnswerFile, read_bulk
+def run_bulk(
+    engines: Engines, options: RunOptions, wanted: Wanted, queries: Sequence[BulkQuery], name: str, memory: int
+) -> None:  # fmt: skip
+    """Run the queries of a file, in the order that lets shared texts meet; or print that order."""
+    from pictool.engines.answer_file import AnswerFile
+    from pictool.spans.bulk import TOGETHER, MadeOf
     from pictool.spans.execute import Executor
 
     executor = Executor(engines, options)
-    queries = read_bulk(text, name)
-    planned = plan_bulk(executor, queries, memory)
-    ordered = [queries[index] for index in planned.order]
     if wanted.explain:
-        print_schedule(planned, ordered, wanted.as_json)
+        print_schedule(plan_bulk(executor, queries, memory), queries, wanted.as_json)
         return
-    answers = AnswerFile(Path(wanted.output), queries) if wanted.output is not None else None
-    results: dict[int, Mapping[str, Any]] = dict(answers.answered) if answers is not None else {}
-    with answers_bar(name) as show:
+    with ExitStack() as opened:
+        output, results = wanted.output, dict[int, Mapping[str, Any]]()
+        answers = None if output is None else opened.enter_context(AnswerFile(Path(output), queries))
+        if answers is not None:
+            results |= answered(answers, MadeOf(executor))
+        show = opened.enter_context(answers_bar(name))
 
         def keep(query: BulkQuery, result: Mapping[str, Any]) -> None:
             results[query.line] = result
@@ -385,6 +454,7 @@ def run_bulk(engines: Engines, options: RunOptions, text: str, name: str, wanted
             show(len(results), len(queries))
 
         show(len(results), len(queries))
+        ordered = [queries[index] for index in plan_bulk(executor, queries, memory).order]
         left = [query for query in ordered if query.line not in results]
         for start in range(0, len(left), TOGETHER):
             answer_queries(executor, left[start : start + TOGETHER], keep)
@@ -400,7 +470,10 @@ def run_bulk(engines: Engines, options: RunOptions, text: str, name: str, wanted
 
 
 def plan_bulk(executor: Executor, queries: Sequence[BulkQuery], memory: int) -> Schedule:
-    """The order of a bulk for a cache of `memory` bytes of KV (`memory` of pic.yaml); without one, of one query's."""
+    """The order of a bulk for a cache of `memory` bytes of KV (`memory` of pic.yaml); without one, of one query's.
+
+    A query that cannot be optimised reads nothing here; it fails when it runs.
+    """
     from pictool.spans.bulk import items_of, schedule
     from pictool.spans.query import DEFAULT_MODEL
 
@@ -408,15 +481,22 @@ def plan_bulk(executor: Executor, queries: Sequence[BulkQuery], memory: int) -> 
     geometry = model.geometry
     token_bytes = 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * model.torch_dtype.itemsize
 
+    @cache
     def size(text: str) -> int:
         return len(model.encode(text)) * token_bytes
 
-    items = [items_of(query.query, executor.options.base, size) for query in queries]
-    return schedule(items, memory or max(sum(sizes.values()) for sizes in items))
+    def items(query: Query) -> Items:
+        try:
+            return items_of(executor.optimise(query).after, executor.options.base, size)
+        except PicError:
+            return {}
+
+    items_of_each = [items(query.query) for query in queries]
+    return schedule(items_of_each, memory or max(sum(sizes.values()) for sizes in items_of_each))
 
 
-def print_schedule(planned: Schedule, ordered: Sequence[BulkQuery], as_json: bool) -> None:
-    lines = [query.line for query in ordered]
+def print_schedule(planned: Schedule, queries: Sequence[BulkQuery], as_json: bool) -> None:
+    lines = [queries[index].line for index in planned.order]
     if as_json:
         shares = {
             "as_given": planned.hits_as_given / (planned.total or 1),
@@ -433,6 +513,8 @@ def answer_queries(
     executor: Executor, queries: Sequence[BulkQuery], keep: Callable[[BulkQuery, Mapping[str, Any]], None]
 ) -> None:
     """Run queries of a bulk together; `keep` is called with each and its answer, or its error, once it has ended."""
+    from pictool.spans.execute import node_seed
+
     ready: list[tuple[BulkQuery, Query]] = []
     for query in queries:
         try:
@@ -443,7 +525,8 @@ def answer_queries(
     def keep_outcome(index: int, outcome: Result | QueryError) -> None:
         keep(ready[index][0], outcome_report(outcome))
 
-    executor.run_all([query for _, query in ready], keep_outcome)
+    seeds = [node_seed(executor.options.seed, (query.line,)) for query, _ in ready]
+    executor.run_all([query for _, query in ready], keep_outcome, seeds)
 
 
 def outcome_report(outcome: Result | QueryError) -> Mapping[str, Any]:

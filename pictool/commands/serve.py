@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool import __version__
-from pictool.commands.engine import engine_name, find_engine
-from pictool.commands.errors import UsageError, of_command_line
-from pictool.commands.options import (
+from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.verbosity import note
+from pictool.commands.linking.request import policy_of_settings
+from pictool.commands.ray.serve import FleetOptions, VllmOptions, opened_fleet, vllm_options
+from pictool.commands.settings.engine import engine_name, find_engine
+from pictool.commands.settings.options import (
     ANSWER,
     COMPILING,
     MODEL,
@@ -27,19 +29,16 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.request import policy_of_settings
-from pictool.commands.resources import open_model, open_store
-from pictool.commands.serve_ray import FleetOptions, VllmOptions, opened_fleet, vllm_options
-from pictool.commands.settings import Settings
-from pictool.commands.verbosity import note
+from pictool.commands.settings.resources import open_model, open_store
+from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy
     from pictool.runtime.model import Model
+    from pictool.serve.backends.torch.backend import BackendSettings
     from pictool.serve.tenants import Keys
-    from pictool.serve.torch_home import HomeSettings
-    from pictool.serve.work import Home
+    from pictool.serve.work import Backend
     from pictool.store.store import Store
 
 app = make_app()
@@ -89,6 +88,10 @@ class ServeOptions:
         int, option("--min-tokens", "N", "Least tokens of a document that is recognised.", ANSWER, min=1)
     ] = 16
     ttl: Annotated[float, option("--ttl", "S", "Of caches that name none.", COMPILING, min=1)] = 3600.0
+    leases: Annotated[
+        Optional[str],
+        option("--leases", "SIZE", "Objects that the caches of a tenant hold (a part of --max-size).", COMPILING),
+    ] = None
     codec: CodecOption = None
     learn: Annotated[
         Optional[str], option("--learn", "SIZE", "Compile texts that requests repeat, so many bytes (off).", COMPILING)
@@ -119,6 +122,7 @@ def run_serve(
     require_installed()
     fleet.check({name: getattr(options, field) != getattr(ServeOptions(), field) for name, field in _ALONE}, settings)
     is_vllm = engine_name(options.engine) == "vllm"
+    check_choices(options, settings)
     if fleet.ray is None:
         find_engine(options.engine)  # replicas have theirs on their machines
         if is_vllm:
@@ -126,51 +130,54 @@ def run_serve(
             return
     if more and not is_vllm:
         raise UsageError(f"{more[0]}: options of vLLM's need --engine vllm")
-    from pictool.serve.app import make_app as make_application
-    from pictool.serve.running import run
-    from pictool.serve.service import Service, ServiceSettings
-
-    check_choices(options, settings)
     vllm = None
     if is_vllm:
         refuse_torch_only(options)
         vllm = vllm_options(more or [])
-    with closing(bind(options)) as listener:
-        keys, store = read_tenants(options, settings), open_store(settings)
-        with opened_home(options, fleet, settings, store, vllm) as home:
-            service = Service(home, store.root, keys, ServiceSettings(default_ttl_s=options.ttl))
-            listener.listen()  # who reads the next line is not refused
-            host, port = listener.getsockname()[:2]
-            note(f"serving {home.model} on http://{_shown(host)}:{port}/v1 ({home.status().policy}); Ctrl-C ends it")
-            run(make_application(service, __version__), listener)
+    with closing(bind(options)) as listener, ExitStack() as resources:
+        keys = read_tenants(options, settings)
+        from pictool.serve.running import loading, run
+
+        with loading(listener):
+            from pictool.serve.app import make_app as make_application
+            from pictool.serve.service import Service, ServiceSettings, lease_share
+
+            store = open_store(settings)
+            backend = resources.enter_context(opened_backend(options, fleet, settings, store, vllm, len(keys.tenants)))
+            leased = leased_bytes(options) or lease_share(store.max_bytes, keys)
+            service = Service(backend, store.root, keys, ServiceSettings(options.ttl, lease_bytes=leased))
+        host, port = listener.getsockname()[:2]
+        note(f"serving {backend.model} on http://{_shown(host)}:{port}/v1 ({backend.status().policy}); Ctrl-C ends it")
+        run(make_application(service, __version__), listener, backend)
     store.drain()
 
 
-def opened_home(
-    options: ServeOptions, fleet: FleetOptions, settings: Settings, store: Store, vllm: VllmOptions | None
-) -> AbstractContextManager[Home]:
+def opened_backend(
+    options: ServeOptions, fleet: FleetOptions, settings: Settings, store: Store, vllm: VllmOptions | None,
+    num_tenants: int,
+) -> AbstractContextManager[Backend]:  # fmt: skip
     """What answers: the model in this process, or replicas of it, with vLLM or without."""
-    from pictool.serve.start import start_home
+    from pictool.serve.start import start_backend
 
-    home_settings, model = make_home_settings(options, settings), open_model(settings)
+    backend_settings, model = make_backend_settings(options, settings), open_model(settings)
     limit, refuses = None if options.check == "off" else options.check_limit, options.check == "refuse"
     if vllm is not None:
         from pictool.compiler.compile import CODEC
 
-        home_settings = replace(home_settings, codec=CODEC, max_active=options.active or vllm.active or _BATCHED)
+        active = options.active or vllm.active or _BATCHED
+        backend_settings = replace(backend_settings, codec=CODEC, max_active=active, num_tenants=num_tenants)
         require_directory(model)
     if fleet.ray is not None:
-        return opened_fleet(fleet, model, home_settings, settings, limit, refuses, vllm)
-    return start_home(model, store, home_settings, limit, refuses, note)
+        return opened_fleet(fleet, model, backend_settings, settings, limit, refuses, vllm)
+    return start_backend(model, store, backend_settings, limit, refuses, note)
 
 
 def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) -> None:
     """Serve from inside vLLM's own server."""
-    from pictool.engines.vllm.server import EngineOptions, ServerOptions, require_plugins, serve
-    from pictool.serve import vllm_plugin
+    from pictool.engines.vllm.client.server import EngineOptions, ServerOptions, require_plugins, serve
+    from pictool.serve.backends.vllm import plugin as vllm_plugin
 
     require_plugins()
-    check_choices(options, settings)
     refuse_torch_only(options)
     if settings.salt:
         raise UsageError("--salt: not with --engine vllm; give salts to tenants by --keys")
@@ -182,10 +189,11 @@ def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) 
         "store": str(store.root.resolve()), "policy": policy_text(options, settings),
         "policies": list(options.allow) or None,
         "min_tokens": options.min_tokens, "max_bytes": settings.max_size, "memory_bytes": settings.memory,
-        "remote": settings.remote or None,
+        "remote": settings.remote or None, "fingerprint": model.fingerprint,
         "serve": {
             "keys": keys, "ttl": options.ttl, "check": options.check, "check_limit": options.check_limit,
             "queue": options.queue, "active": options.active, "learn": learned_bytes(options),
+            "leases": leased_bytes(options),
         },
     }  # fmt: skip
     name = options.name or model.name
@@ -208,14 +216,24 @@ def require_directory(model: Model) -> None:
 
 
 def check_choices(options: ServeOptions, settings: Settings) -> None:
-    """Refuse policies and actions that there are not. Raises InputError or UsageError."""
+    """Refuse a model, policies, codecs, sizes and actions that there are not, before anything heavy is imported.
+
+    Raises:
+        PicError: names the option.
+    """
     from pictool.linker.policies import policies
+    from pictool.runtime.model import require_name
+    from pictool.store.codecs import require_codec
 
     if options.check not in _CHECKS:
         raise UsageError(f"--check {options.check}: must be one of {', '.join(_CHECKS)}")
     if unknown := sorted(set(options.allow) - set(policies())):
         raise InputError(f"--allow {unknown[0]}: must be one of {', '.join(policies())}")
     find_policy(options, settings)
+    require_codec(options.codec or settings.codec)
+    learned_bytes(options)
+    pool_bytes(options)
+    require_name(settings.model)
 
 
 def find_policy(options: ServeOptions, settings: Settings) -> Policy:
@@ -245,11 +263,11 @@ def require_installed() -> None:
 
 def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
     """Who may use the server. Without a file of keys everybody who reaches it may, as one tenant."""
-    from pictool.commands.salt import MAKE_ONE, is_weak
-    from pictool.serve.tenants import Keys, Tenant, read_keys
+    from pictool.commands.settings.salt import MAKE_ONE, is_weak
+    from pictool.serve.tenants import Keys, Tenant, is_loopback, read_keys
 
     if options.keys is None:
-        if not _is_loopback(options.host):
+        if not is_loopback(options.host):
             note(f"--host {options.host}: whoever reaches it may use it; --keys FILE asks for keys")
         return Keys(default=Tenant("default", settings.salt))
     if settings.salt:
@@ -261,31 +279,37 @@ def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
     return keys
 
 
-def make_home_settings(options: ServeOptions, settings: Settings) -> HomeSettings:
-    """How the home works. Raises InputError for a policy or codec that there is not."""
-    from pictool.serve.torch_home import HomeSettings
-    from pictool.store.codecs import require_codec
+def make_backend_settings(options: ServeOptions, settings: Settings) -> BackendSettings:
+    """How the backend works."""
+    from pictool.serve.backends.torch.backend import BackendSettings
 
-    codec = options.codec or settings.codec
-    require_codec(codec)
-    return HomeSettings(
+    return BackendSettings(
         find_policy(options, settings), frozenset(options.allow) if options.allow else None, options.queue,
-        options.active or _ACTIVE, options.max_tokens, options.min_tokens, codec=codec, name=options.name,
+        options.active or _ACTIVE, options.max_tokens, options.min_tokens,
+        codec=options.codec or settings.codec, name=options.name,
         learned_bytes=learned_bytes(options), pool_bytes=pool_bytes(options),
     )  # fmt: skip
 
 
 def learned_bytes(options: ServeOptions) -> int:
     """The budget of --learn. Raises UsageError."""
-    from pictool.commands.sizes import parse_size
+    from pictool.commands.console.sizes import parse_size
 
     with of_command_line():
         return 0 if options.learn is None else parse_size("--learn", options.learn)
 
 
+def leased_bytes(options: ServeOptions) -> int | None:
+    """What --leases says. Raises UsageError."""
+    from pictool.commands.console.sizes import parse_size
+
+    with of_command_line():
+        return None if options.leases is None else parse_size("--leases", options.leases)
+
+
 def pool_bytes(options: ServeOptions) -> int:
     """The size of --pool. Raises InputError for what is no size."""
-    from pictool.commands.sizes import parse_size
+    from pictool.commands.console.sizes import parse_size
 
     return 0 if options.pool is None else parse_size("--pool", options.pool)
 
@@ -303,13 +327,6 @@ def bind(options: ServeOptions) -> socket.socket:
             f"--host {options.host} --port {options.port}: cannot be listened on ({error.strerror}); name others"
         ) from error
     return listener
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _shown(host: str) -> str:

@@ -1,31 +1,36 @@
-"""`pic store`: list, check, prune and move objects. Needs no model and no torch."""
+"""`pic store`: list, check, prune and move objects. Needs no model and no torch, unless texts are compared."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Container, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.errors import UsageError, of_command_line
-from pictool.commands.options import JsonOption, argument, command, make_app, option
-from pictool.commands.outputs import output_path, print_json
-from pictool.commands.progress import progress
-from pictool.commands.resources import open_store
-from pictool.commands.settings import Settings
-from pictool.commands.sizes import parse_age, parse_size, show_age, show_size
-from pictool.commands.verbosity import note
-from pictool.commands.words import count
-from pictool.errors import ObjectError, PicError, StoreError, UnreadableObjectError
+from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.outputs import output_path, print_json
+from pictool.commands.console.progress import progress
+from pictool.commands.console.sizes import parse_age, parse_size, show_age, show_size
+from pictool.commands.console.verbosity import note
+from pictool.commands.console.words import count
+from pictool.commands.settings.options import JsonOption, argument, command, make_app, option
+from pictool.commands.settings.resources import open_model, open_store
+from pictool.commands.settings.settings import DEFAULT, Settings
+from pictool.errors import InputError, ObjectError, PicError, StoreError, UnreadableObjectError
 from pictool.escapes import visible
 
 if TYPE_CHECKING:
     from pictool.store.entries import Entry
-    from pictool.store.sources import Source
+    from pictool.store.remote.transfer import Transferred
+    from pictool.store.side.sources import Source
     from pictool.store.store import Store, StoredObject
-    from pictool.store.transfer import Transferred
     from pictool.store.upkeep import StoreStats, Verified
 
 ALL = "all"  # in place of keys
@@ -56,7 +61,7 @@ def run_ls(
       pic store ls --sort used --limit 20
     """
     from pictool.store.eviction import pinned
-    from pictool.store.sources import read_sources
+    from pictool.store.side.sources import read_sources
 
     if sort not in SORTS:
         raise UsageError(f"--sort {sort}: must be {', '.join(SORTS[:-1])} or {SORTS[-1]}")
@@ -102,7 +107,7 @@ def _listed(
 def _print_objects(objects: Sequence[StoredObject], sources: Mapping[str, Source], pins: Container[str]) -> None:
     from rich.text import Text
 
-    from pictool.commands.terminal import open_screen, table
+    from pictool.commands.console.terminal import open_screen, table
 
     rows, now = [], time.time()
     for entry in objects:
@@ -204,22 +209,26 @@ def _stats_lines(stats: StoreStats) -> list[tuple[str, str]]:
 # Whether it is whole
 
 
-@command(app, "verify", "store")
+@command(app, "verify", "store", "model")
 def run_verify(
     settings: Settings,
     repair: Annotated[bool, option("--repair", None, "Remove damaged objects.")] = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read every object and check it.
+    """Read every object and check it. If a model is named, the texts of its objects are compared with their tokens.
 
     \b
       pic store verify --repair
     """
     from pictool.store.upkeep import verify
 
-    store = open_existing(settings)
-    result = verify(store, repair and not dry_run)
+    store, check = open_existing(settings), None
+    if settings.origin("model") != DEFAULT:
+        from pictool.compiler.chunking import require_own_text
+
+        check = partial(require_own_text, open_model(settings))
+    result = verify(store, repair and not dry_run, check=check)
     if as_json:
         print_json({"objects": result.objects, "damaged": result.problems, "repaired": list(result.repaired)})
     else:
@@ -359,8 +368,9 @@ def run_unpin(settings: Settings, keys: KeysArgument) -> None:
 @command(app, "export", "store")
 def run_export(
     settings: Settings,
-    archive: Annotated[str, argument("ARCHIVE", "File to write (a tar in zstd).")],
+    archive: Annotated[str, argument("ARCHIVE", "File to write (a tar in zstd); - is stdout.")],
     keys: Annotated[Optional[list[str]], argument("KEY", "Keys, or their beginnings; none: all.")] = None,
+    force: Annotated[bool, option("--force", None, "Replace a file that is there.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write objects to an archive.
@@ -368,13 +378,23 @@ def run_export(
     \b
       pic store export all.kva
     """
-    from pictool.store.bundles import export_archive
+    from pictool.store.objects.bundles import export_archive
 
+    is_stream = archive == "-"
+    if is_stream and (as_json or sys.stdout.isatty()):
+        raise UsageError("export -: the archive goes to stdout, so neither --json nor a terminal can be there")
+    if not is_stream and not force and Path(archive).is_file():
+        raise InputError(f"{archive}: is there already; replace it with --force, or name another file")
     store = open_existing(settings)
     exported = [store.resolve(key) for key in keys] if keys else _intact(store, chains=True)
-    path = output_path("export", archive, [store.path(key) for key in exported])
-    with progress("exporting", len(exported)) as advance:
-        size = export_archive(store, exported, path, lambda _: advance())
+    with tempfile.TemporaryDirectory() if is_stream else nullcontext(".") as directory:
+        name = str(Path(directory, "archive")) if is_stream else archive
+        path = output_path("export", name, [store.path(key) for key in exported])
+        with progress("exporting", len(exported)) as advance:
+            size = export_archive(store, exported, path, lambda _: advance())
+        if is_stream:
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
     if as_json:
         print_json({"path": archive, "objects": len(set(exported)), "bytes": size})
     else:
@@ -411,7 +431,7 @@ def run_import(
     \b
       pic store import all.kva
     """
-    from pictool.store.bundles import import_archive
+    from pictool.store.objects.bundles import import_archive
 
     done = import_archive(open_store(settings), Path(archive))
     if as_json:
@@ -432,7 +452,7 @@ def run_push(
     \b
       pic store push all --remote s3://bucket/store
     """
-    from pictool.store.transfer import push
+    from pictool.store.remote.transfer import push
 
     store = open_existing(settings)
     is_all = keys == [ALL]  # but for blocks of prefix chains, which no store asks a remote for
@@ -444,14 +464,16 @@ def run_push(
 
 @command(app, "pull", "store", "remote")
 def run_pull(
-    settings: Settings, keys: Annotated[list[str], argument("KEY", "Whole keys.")], as_json: JsonOption = False
+    settings: Settings,
+    keys: Annotated[list[str], argument("KEY", "Whole keys.", autocompletion=None)],
+    as_json: JsonOption = False,
 ) -> None:
     """Fetch objects from the remote.
 
     \b
       pic store pull KEY --remote https://host/store
     """
-    from pictool.store.transfer import pull
+    from pictool.store.remote.transfer import pull
 
     with progress("pulling", len(keys)) as advance:
         done = pull(open_store(settings), keys, advance)

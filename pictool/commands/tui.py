@@ -10,15 +10,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.errors import UsageError
-from pictool.commands.options import SALT, argument, command, make_app
-from pictool.commands.resources import open_store
-from pictool.commands.settings import Settings
+from pictool.commands.console.errors import UsageError
+from pictool.commands.settings.options import SALT, argument, command, make_app
+from pictool.commands.settings.resources import open_store
+from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from pictool.spans.runs import QueryRun
-    from pictool.store.format import ObjectFile
+    from pictool.store.objects.format import ObjectFile
     from pictool.store.store import Store, StoredObject
     from pictool.trace.analysis import TraceAnalysis
     from pictool.trace.attention_sinks import AttentionSinks
@@ -47,7 +47,7 @@ def run_tui(
     require_textual()
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError("pic tui: needs a terminal; pic inspect and pic store ls print")
-    from pictool.commands.tui_job import WorkerJob
+    from pictool.commands.tui_process.job import WorkerJob
 
     settings = settings.override(store=named_store(names or (), settings))
     with WorkerJob(settings) as job:
@@ -139,7 +139,7 @@ def make_exports() -> Exports:
 
 def _trace(loaded: LoadedTrace, analysis: TraceAnalysis | None) -> Mapping[str, Any]:
     from pictool.commands.inspect import InspectOptions
-    from pictool.commands.trace_json import analysis_json, trace_json
+    from pictool.commands.traces.json_form import analysis_json, trace_json
 
     of_trace = trace_json(loaded.name, loaded.trace, loaded.counts, has_text=True)
     options = InspectOptions(text=True, attention_sinks=True, attention=True, against="full")
@@ -147,7 +147,7 @@ def _trace(loaded: LoadedTrace, analysis: TraceAnalysis | None) -> Mapping[str, 
 
 
 def _diff(a: LoadedTrace, b: LoadedTrace) -> Mapping[str, Any]:
-    from pictool.commands.trace_json import diff_json
+    from pictool.commands.traces.json_form import diff_json
     from pictool.trace.diff import diff_traces
 
     names = a.name, b.name
@@ -164,7 +164,7 @@ def _object(file: ObjectFile, sinks: AttentionSinks | None) -> Mapping[str, Any]
 def _listing(store: Store, objects: Sequence[StoredObject]) -> Sequence[Mapping[str, Any]]:
     from pictool.commands.store import object_json
     from pictool.store.eviction import pinned
-    from pictool.store.sources import read_sources
+    from pictool.store.side.sources import read_sources
 
     sources, pins = read_sources(store.root), pinned(store.root)
     return [object_json(stored, sources.get(stored.key), stored.key in pins) for stored in objects]

@@ -6,8 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.errors import UsageError, of_command_line
-from pictool.commands.options import (
+from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.outputs import check_picture, print_json
+from pictool.commands.console.progress import answers_bar
+from pictool.commands.console.verbosity import note
+from pictool.commands.console.words import count
+from pictool.commands.settings.file import write_setting
+from pictool.commands.settings.options import (
     COMPILING,
     DATASET,
     POLICY,
@@ -21,13 +26,8 @@ from pictool.commands.options import (
     make_app,
     option,
 )
-from pictool.commands.outputs import check_picture, print_json
-from pictool.commands.progress import answers_bar
-from pictool.commands.resources import open_model, open_store
-from pictool.commands.settings import FILE, Settings, find_file
-from pictool.commands.settings_file import write_setting
-from pictool.commands.verbosity import note
-from pictool.commands.words import count
+from pictool.commands.settings.resources import open_model, open_store
+from pictool.commands.settings.settings import FILE, Settings, find_file
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,8 +60,9 @@ class TuneOptions:
     ] = None
     limit: Annotated[int, option("--limit", "N", "Questions at most (1000).", DATASET, min=1)] = 1000
     per_prompt: Annotated[
-        int, option("--per-prompt", "N", "Documents of a prompt, where questions are made (8).", DATASET, min=1)
+        int, option("--per-prompt", "N", "Documents of a prompt at most, the best by BM25 (8).", DATASET, min=1)
     ] = 8
+    skip_long: Annotated[bool, option("--skip-long", None, "Leave out what does not fit the model.", DATASET)] = False
     seed: Annotated[int, option("--seed", "N", "Of what is drawn at random (0).", DATASET, min=0)] = 0
     target_kl: Annotated[
         Optional[float], option("--target-kl", "NATS", "KL of the first token to full, in the mean (0.05).", min=0)
@@ -98,9 +99,12 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
         algorithms = parse_algorithms(options.algo or DEFAULT_POLICIES)
     if any(algorithm.method is not None for algorithm in algorithms):
         raise UsageError("--algo: only policies can be tuned; mapreduce and maprerank are none")
+    check_inputs(options)
     store, model = open_store(settings), open_model(settings)
-    questions = make_questions(model, store, options)
     spec_options = make_spec_options(options, settings)
+    questions = make_questions(model, store, options)
+    if options.skip_long:
+        questions = without_long(model, questions, spec_options)
     rounds = list[Tuned]()
     try:
         with answers_bar(f"{count(questions.num_units, 'question')}, {model.name}") as bar:
@@ -166,6 +170,21 @@ def check_options(options: TuneOptions) -> None:
         check_picture(options.plot, options.documents)
 
 
+def check_inputs(options: TuneOptions) -> None:
+    """Read documents, and the beginning of the questions, before a model is loaded for them. Raises InputError."""
+    from pictool.compiler.chunking import read_text
+    from pictool.eval.datasets import datasets
+    from pictool.eval.datasets.records import first_record
+    from pictool.store.codecs import require_codec
+
+    with of_command_line():
+        require_codec(options.codec or "none")
+    for name in options.documents:
+        read_text(Path(name))
+    if options.questions is not None and options.questions not in datasets():
+        first_record(Path(options.questions))
+
+
 def make_spec_options(options: TuneOptions, settings: Settings) -> SpecOptions:
     """How questions become prompts: as `pic link` makes them, but for continuations, which have no template."""
     from pictool.eval.cases import SpecOptions
@@ -181,16 +200,33 @@ def make_spec_options(options: TuneOptions, settings: Settings) -> SpecOptions:
 
 def make_questions(model: Model, store: Store, options: TuneOptions) -> Questions:
     """The user's questions; else what the model writes, or what it is to continue."""
-    from pictool.tuning.questions import continued, questions_of_file, read_documents, written
+    from pictool.tuning.questions import continued, questions_of_file, read_corpus, written
 
-    texts = read_documents(model, options.documents, options.chunk_tokens)
+    corpus = read_corpus(model, options.documents, options.chunk_tokens, options.per_prompt)
     if options.questions is not None:
-        return questions_of_file(options.questions, texts, options.limit, options.seed)
+        return questions_of_file(options.questions, corpus, options.limit, options.seed)
+    texts = corpus.texts
     if model.tokenizer.chat_template:
         with answers_bar(f"questions about {count(len(texts), 'document')}, {model.name}") as bar:
             return written(model, store, texts, options.per_prompt, options.limit, options.seed, bar)
     note("no --questions, and the model has no chat template: passages of the documents are to be continued")
     return continued(model, texts, options.per_prompt, options.limit, options.seed)
+
+
+def without_long(model: Model, questions: Questions, spec_options: SpecOptions) -> Questions:
+    """The questions whose prompts fit the model.
+
+    Raises:
+        InputError: none does.
+    """
+    from pictool.tuning.questions import fitting
+
+    kept, num_skipped = fitting(model, questions, spec_options)
+    if num_skipped:
+        note(f"{count(num_skipped, 'question')} left out, whose prompts do not fit {model.name}")
+    if not kept.listed:
+        raise InputError(f"{questions.origin}: no prompt fits {model.name}; lower --per-prompt, or set --chunk-tokens")
+    return kept
 
 
 def show(tuned: Tuned, model: Model, options: TuneOptions) -> None:
@@ -208,8 +244,8 @@ def show(tuned: Tuned, model: Model, options: TuneOptions) -> None:
 
 def print_tuned(tuned: Tuned, model: Model) -> None:
     """The frontier as a table, and what it says of answers."""
+    from pictool.commands.console.terminal import LabelledTable, open_screen
     from pictool.commands.eval import ms, number, percent
-    from pictool.commands.terminal import LabelledTable, open_screen
 
     console, target = open_screen(), tuned.target
     goal = f"KL {target.limit:g}" if target.measure == "kl" else f"loss {target.limit:.3g}"

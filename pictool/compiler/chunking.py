@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.core import Chunk
-from pictool.errors import InputError
+from pictool.errors import InputError, ObjectError
 from pictool.reading import read_stream
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+    from pictool.store.objects.format import ObjectFile
 
 MAX_FILE_BYTES = 32 << 20
 _SENTENCE_END = re.compile(r"(?:[.!?。！？][\"'”’)\]]*\s+|\n+)")
@@ -22,7 +23,7 @@ _CUT_WINDOW = 0.1  # a cut may move back by this share of a chunk to end a sente
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, exactly, less a byte order mark.
+    """The text of a UTF-8 file, less a byte order mark; its lines end in `\\n`, however they end in the file.
 
     Raises:
         InputError: missing, unreadable, a device, empty, too large, binary, or in another encoding.
@@ -43,14 +44,19 @@ def decode_text(path: str, data: bytes) -> str:
         raise _too_large(path)
     if not data:
         raise InputError(f"{path}: is empty; there is nothing to compile")
+    if data.startswith(b"%PDF-"):
+        raise InputError(f"{path}: is a PDF, not text; extract its text first (pdftotext FILE -)")
     if b"\0" in data:
         raise InputError(f"{path}: is binary or UTF-16, not UTF-8 text; convert it first (iconv -t utf-8)")
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path}: not UTF-8 at byte {error.start}; convert it first (iconv -f latin1 -t utf-8, if it is Latin-1)"
         ) from error
+    if not text.strip():
+        raise InputError(f"{path}: has nothing but white space; there is nothing to compile")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _too_large(path: str) -> InputError:
@@ -95,6 +101,28 @@ def make_chunk(model: Model, text: str, source: str) -> Chunk:
             f"{source}: {len(chunk)} tokens, but the model takes {model.max_positions} positions; {remedy}"
         )
     return chunk
+
+
+def require_own_text(model: Model, file: ObjectFile) -> None:
+    """Check that an object's text is that of its tokens, if this model's tokenizer made them.
+
+    No key and no checksum tells: the key follows from the tokens, and who rewrites a text writes its checksum too.
+
+    Raises:
+        ObjectError: another text.
+    """
+    from pictool.runtime.fingerprint import tokenizer_fingerprint
+
+    if file.meta.target.tokenizer != tokenizer_fingerprint(model.tokenizer):
+        return
+    text, tokens = file.text(), file.tokens().tolist()
+    if model.encode(text) == tuple(tokens):
+        return
+    if text not in (model.tokenizer.decode(tokens, skip_special_tokens=skips) for skips in (False, True)):
+        raise ObjectError(
+            f"{file.name}: its text is not that of its tokens; delete it, or compile its own text again "
+            "(pic compile --force)"
+        )
 
 
 def make_chunks(model: Model, text: str, source: str, chunk_tokens: int | None = None, overlap: int = 0) -> list[Chunk]:

@@ -14,8 +14,8 @@ from pictool.compiler.sensitivity import TableMaker
 from pictool.core import Chunk, CompileOptions
 from pictool.errors import InputError, PicError
 from pictool.store.codecs import require_codec
-from pictool.store.format import CompiledChunk, ObjectMeta
-from pictool.store.sources import Source, add_sources
+from pictool.store.objects.format import CompiledChunk, ObjectMeta
+from pictool.store.side.sources import Source, add_sources
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -92,11 +92,15 @@ def compile_chunks(
     for key, chunk in zip(keys, listed, strict=True):
         if key not in missing:
             report(Compiled(chunk, key, store.path(key), False))
-    for done in _compute(model, missing, prefix, options.codec, alone, table_maker):
-        key, path = done.meta.key, store.put(done)
-        report(Compiled(missing[key], key, path, True))
-    if missing and not model.salt:
-        add_sources(store.root, {key: Source(chunk.source, model.name) for key, chunk in missing.items()})
+    sources: dict[str, Source] = {}
+    try:
+        for done in _compute(model, missing, prefix, options.codec, alone, table_maker):
+            key, path = done.meta.key, store.put(done)
+            sources[key] = Source(missing[key].source, model.name)
+            report(Compiled(missing[key], key, path, True))
+    finally:  # also of those that are there when it is interrupted
+        if sources and not model.salt:
+            add_sources(store.root, sources)
     return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, listed, strict=True)]
 
 
@@ -148,7 +152,10 @@ def _compute(
             key, model.target, len(chunk), len(prefix), codec, table_maker.recipe, dummy=dummy, salted=salted
         )
         tokens, fixups = np.asarray(chunk.tokens, dtype=np.int32), None if table is None else table.tobytes()
-        yield CompiledChunk(meta, chunk.text, tokens, _layer_bytes(model, chunk, layers), fixups)
+        pairs = _layer_bytes(model, chunk, layers)
+        model.require_storable()
+        table_maker.measurer.require_storable()
+        yield CompiledChunk(meta, chunk.text, tokens, pairs, fixups)
 
 
 def _layer_bytes(model: Model, chunk: Chunk, layers: ChunkKV) -> list[tuple[memoryview, memoryview]]:

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from pictool.core import CompileOptions
-from pictool.runtime.user_cache import cache_dir, make_private
-from pictool.store.databases import clear_place, has_schema, write
+from pictool.runtime.fingerprint import FileState
+from pictool.runtime.memory.user_cache import cache_dir, make_private
+from pictool.store.side.databases import clear_place, has_schema, write
 
 _SCHEMA = "CREATE TABLE compiled (name BLOB PRIMARY KEY, objects TEXT NOT NULL, used INT NOT NULL) WITHOUT ROWID"
 _MAX_ROWS = 500_000
@@ -41,11 +42,17 @@ class Recalled:
     key: str
 
 
+def model_files(directory: Path) -> tuple[tuple[str, FileState], ...]:
+    """The files of a model directory as they are now, by name. Raises OSError."""
+    return tuple((path.name, FileState.of(path.stat())) for path in sorted(directory.iterdir()))
+
+
 @dataclass(frozen=True)
 class Surroundings:
-    """All that the keys of a text follow from, beside the text."""
+    """All that the keys of a text follow from, beside the text. `files` are the model's, before it is loaded."""
 
     directory: Path
+    files: tuple[tuple[str, FileState], ...]
     device: str
     dtype: str
     salt: str
@@ -53,15 +60,15 @@ class Surroundings:
     chunk_tokens: int | None
     overlap: int
 
-    def name(self, text: str) -> bytes:
-        """The name under which a text is remembered; whoever does not know the salt cannot compute it.
+    @property
+    def are_settled(self) -> bool:
+        """Whether every later change of the model shows; known before it is loaded."""
+        return all(state.is_settled for _, state in self.files)
 
-        Raises:
-            OSError: the model cannot be read.
-        """
+    def name(self, text: str) -> bytes:
+        """The name under which a text is remembered; whoever does not know the salt cannot compute it."""
         rest: dict[str, Any] = asdict(self) | {
             "directory": str(self.directory.resolve()),
-            "files": sorted(_state(path) for path in self.directory.iterdir()),
             "accelerators": [path for path in _ACCELERATORS if os.path.exists(path)],
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "versions": [_version(name) for name in _LIBRARIES],
@@ -70,11 +77,6 @@ class Surroundings:
         text_hash = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         named = json.dumps([rest, text_hash], sort_keys=True).encode()
         return hmac.new(self.salt.encode(errors="surrogatepass"), named, hashlib.sha256).digest()
-
-
-def _state(path: Path) -> tuple[str, int, int, int, int]:
-    status = path.stat()
-    return path.name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _version(name: str) -> str | None:
@@ -120,8 +122,13 @@ def _parse(name: bytes, packed: str) -> list[Recalled]:
 
 
 def remember(surroundings: Surroundings, compiled: Mapping[str, Sequence[Recalled]]) -> None:
-    """Keep the chunks of texts. Where that is not possible, nothing is kept, and nothing raised."""
+    """Keep the chunks of texts. Where that is not possible, nothing is kept, and nothing raised.
+
+    Nor is it where the files of the model are others than they were before it was loaded.
+    """
     with suppress(OSError, sqlite3.Error):
+        if model_files(surroundings.directory) != surroundings.files:
+            return
         path = _database()
         make_private(path.parent)
         names = {text: surroundings.name(text) for text in compiled}

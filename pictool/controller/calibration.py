@@ -28,14 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 
 from pictool.compiler.compile import CODEC
 from pictool.controller.cost import Computed, Decoding, Estimator, PromptSize, Speed, layer_work
 from pictool.controller.decision import STORE_TIER, RatioChoice, choose_ratio
 from pictool.core import Chunk
 from pictool.errors import InputError, ObjectError, StoreError
-from pictool.linker.link import Timing, link
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
 from pictool.linker.resolve import Part, head_part, open_objects, resolve_documents
@@ -43,13 +41,13 @@ from pictool.linker.spec import Document, Spec
 from pictool.reading import parse_json, read_file
 from pictool.runtime.device import device_name, is_accelerator
 from pictool.runtime.machine import cpu_name
-from pictool.runtime.tensors import to_bytes
-from pictool.runtime.user_cache import cache_dir, write_cache_file
-from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
+from pictool.runtime.memory.user_cache import cache_dir, write_cache_file
+from pictool.store.objects.format import CompiledChunk, ObjectFile, ObjectMeta
 from pictool.store.scratch import scratch_directory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
+    from pictool.linker.link import Timing
     from pictool.runtime.model import Model
 
 VERSION = 2  # of profiles
@@ -142,6 +140,8 @@ def _full_s(model: Model, context: int) -> float:
 
 
 def _recompute_s(model: Model, store: Store, documents: Sequence[Document], policy: Policy) -> float:
+    from pictool.linker.link import link
+
     return link(model, store, Spec.raw(documents, _TAIL, policy)).timing.recompute_s
 
 
@@ -226,6 +226,8 @@ def _load_sizes(model: Model) -> list[tuple[int, int]]:
 
 def _load_s(model: Model, store: Store, paths: Sequence[Path], is_cold: bool) -> float:
     """Seconds of the loader under `naive`."""
+    from pictool.linker.link import link
+
     if is_cold:
         drop_page_cache(paths)
     return link(model, store, Spec.raw(paths, _TAIL, make_policy("naive"))).timing.fetch_s
@@ -250,6 +252,8 @@ def measure_link(model: Model, store: Store, spec: Spec) -> Timing:
     Raises:
         PicError: see `link`.
     """
+    from pictool.linker.link import Timing, link
+
     link(model, store, spec)  # a warm-up, which compiles what is missing
     store.drain()
     with ExitStack() as opened:
@@ -276,6 +280,10 @@ def token_bytes(model: Model) -> int:
 
 def random_object(model: Model, tokens: int, seed: int, codec: str = CODEC) -> CompiledChunk:
     """An object of random tokens and random normal K and V: it loads like any other, and no model has to run."""
+    import torch
+
+    from pictool.runtime.tensors import to_bytes
+
     ids = _random_tokens(model, tokens, seed)
     meta = ObjectMeta(model.target.key(ids, 0, codec), model.target, tokens, 0, codec)
     draw, geometry = torch.Generator().manual_seed(seed), model.geometry
@@ -354,6 +362,8 @@ def decoding(model: Model, codec: str, again: bool = False, on_measure: OnMeasur
 
 def machine(model: Model) -> dict[str, Any]:
     """What measured times hold for, beside the place of the objects."""
+    import torch
+
     device = device_name(model.device) if is_accelerator(model.device) else "cpu"
     return {
         "version": VERSION, "cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
@@ -504,12 +514,14 @@ def require_room(model: Model, size: PromptSize) -> None:
 
 
 def with_ratio(policy: Policy, ratio: float) -> Policy:
-    """The same policy with another ratio.
+    """The same policy with another share of rows.
 
     Raises:
-        InputError: it has none, or the ratio is no share.
+        InputError: none of its fields is that, or the ratio is no share.
     """
-    return make_policy(policy.name, {**policy.params, "ratio": ratio})
+    knob = policy.knob
+    field = knob.field if knob is not None and knob.is_share else "ratio"
+    return make_policy(policy.name, policy.params | {field: ratio})
 
 
 def auto_ratio(

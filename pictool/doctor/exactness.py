@@ -24,13 +24,13 @@ from pictool.linker.loader import Loader, Placed
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.spec import Spec
-from pictool.runtime.image import Image
+from pictool.runtime.memory.image import Image
 from pictool.runtime.rope import tables_at
 from pictool.runtime.support import depends_on_length
 from pictool.runtime.tensors import from_bytes
 from pictool.runtime.twin import transformers_module
-from pictool.store.format import ObjectFile
 from pictool.store.memory import LayerMemory
+from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 from pictool.world.generate import write_prompt
 

@@ -17,7 +17,7 @@ from pictool.bench.disk_io import read_direct, read_file, write_file
 from pictool.bench.roofline import measure_matmul, measure_rates
 from pictool.controller.calibration import drop_page_cache, nearest_directory
 from pictool.doctor.verdict import Status, Verdict, guarded
-from pictool.engines.vllm.setup import VERSION
+from pictool.engines.vllm.client.setup import VERSION
 from pictool.runtime import device as devices
 from pictool.runtime.machine import machine
 from pictool.runtime.products import onednn_gain, onednn_wins

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "torch"
 _GROUP = "pictool.engines"
-_BUILTIN = {"torch": "pictool.engines.torch:TorchEngine", "vllm": "pictool.engines.vllm.offline:VllmEngine"}
+_BUILTIN = {"torch": "pictool.engines.torch:TorchEngine", "vllm": "pictool.engines.vllm.client.offline:VllmEngine"}
 
 
 def engine_names() -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -69,6 +69,11 @@ class Comparison:
     same_first_token: bool
     same_answer: bool
     common_prefix: int  # of generated tokens
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any]) -> Comparison:
+        """What a report says, without what it may have besides."""
+        return cls(**{field.name: report[field.name] for field in fields(cls)})
 
     def report(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -1,9 +1,9 @@
-"""The default engine: compiles, links and decodes on the torch runtime."""
+"""The default engine: compiles, links and decodes on the torch runtime, which is imported when the first does."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,15 +11,13 @@ from pictool.compiler.compile import Compiled, compile_chunks
 from pictool.core import Chunk, CompileOptions
 from pictool.engines.base import Answer, Engine, Feature, LinkResult
 from pictool.errors import PicError
-from pictool.linker.link import Linked, link
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Stage, no_stage
-from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Spec
-from pictool.linker.wave import link_waves
-from pictool.runtime.decode import Step, generate, generate_steps, generated_of
 
 if TYPE_CHECKING:
+    from pictool.linker.link import Linked
+    from pictool.linker.residency import ResidentObjects
     from pictool.runtime.model import Model
     from pictool.store.store import Store
 
@@ -37,6 +35,8 @@ class TorchEngine(Engine):
         self, model: Model, store: Store, pool_bytes: int = 0, residents: ResidentObjects | None = None
     ) -> None:
         """`residents`: those of a pool that engines of one model share; None: of one of its own, of `pool_bytes`."""
+        from pictool.linker.residency import ResidentObjects
+
         super().__init__(model, store, pool_bytes)
         self.residents = ResidentObjects(model, pool_bytes) if pool_bytes and residents is None else residents
 
@@ -57,12 +57,15 @@ class TorchEngine(Engine):
         self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, stage: Stage = no_stage
     ) -> LinkResult:
         """See `Engine.link`; `stage` surrounds each stage of the link, and may end it."""
+        from pictool.linker.link import link
+
         return _result(link(self.model, self.store, spec, stage=stage, on_compile=on_compile, residents=self.residents))
 
     def link_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, LinkResult | PicError]]:
         """See `Engine.link_all`. From a pool they are linked in waves."""
         if self.residents is None:
             return super().link_all(specs)
+        from pictool.linker.wave import link_waves
 
         def result(linked: tuple[int, Linked | PicError]) -> tuple[int, LinkResult | PicError]:
             index, outcome = linked
@@ -93,29 +96,17 @@ class TorchEngine(Engine):
         return map(answer, self.link_all(specs))
 
     def _decode(self, spec: Spec, result: LinkResult, on_text: Callable[[str], None] | None = None) -> Answer:
+        from pictool.runtime.decode import generate
+
         assert result.linked is not None
         started = time.perf_counter()
         generated = generate(self.model, result.linked.image, spec.max_new_tokens, spec.sampling, on_text)
         return Answer(generated, result, time.perf_counter() - started, self.model, self.name)
 
-    def answer_steps(
-        self, spec: Spec, *, on_text: Callable[[str], None] | None = None,
-        on_compile: Callable[[Compiled], None] | None = None, stage: Stage = no_stage,
-    ) -> Generator[None, None, Answer]:  # fmt: skip
-        """As `run`, a step at a time (the link, then a token each), for a caller that does other work between steps."""
-        result = self.link(spec, on_compile=on_compile, stage=stage)
-        assert result.linked is not None
-        yield
-        steps, started = list[Step](), time.perf_counter()
-        for step in generate_steps(self.model, result.linked.image, spec.max_new_tokens, spec.sampling):
-            steps.append(step)
-            if on_text is not None:
-                on_text(step.text)
-            yield
-        return Answer(generated_of(steps), result, time.perf_counter() - started, self.model, self.name)
-
     def warm_up(self, spec: Spec, on_compile: Callable[[Compiled], None] | None = None) -> None:
         """A first pass over the model, of a prompt without documents."""
+        from pictool.linker.link import link
+
         link(self.model, self.store, replace(spec, documents=(), policy=make_policy(BASELINE)))
 
 

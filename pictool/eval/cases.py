@@ -16,8 +16,8 @@ from pictool.errors import InputError, PicError
 from pictool.eval.datasets.base import Case
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
+from pictool.runtime.chat.template import Frame
 from pictool.runtime.support import rope_switch
-from pictool.runtime.template import Frame
 from pictool.store.codecs import require_codec
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ line that is not whole was being written then, and is done again. Two processes 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pictool.compiler.compile import CODEC
+from pictool.engines.answer_file import lock_output, model_identity
 from pictool.errors import InputError, StoreError
 from pictool.eval.cases import SpecOptions
 from pictool.eval.datasets.base import Case, Dataset
@@ -141,7 +141,7 @@ def make_header(model: Model, dataset: Dataset, cases: Sequence[Case], options: 
             "name": dataset.name, "params": json.loads(json.dumps(dataset.params)), "cases": len(cases),
             "sha256": _sha256(asdict(case) for case in cases),
         },
-        model=_model_identity(model),
+        model={"name": model.name, **model_identity(model)},
         settings=settings_of(options),
         threads=threads,
         machine={name: value for name, value in machine().items() if name != "threads"},
@@ -153,15 +153,6 @@ def settings_of(options: SpecOptions) -> dict[str, Any]:
     settings = {**asdict(options), "stop": list(options.stop)}
     unsaid = {*(() if options.stop else ("stop",)), *(() if options.verify < 1 else ("verify",))}
     return {name: value for name, value in settings.items() if name not in unsaid}
-
-
-def _model_identity(model: Model) -> dict[str, Any]:
-    tokenizer = model.tokenizer
-    prompts = [str(tokenizer.chat_template), tokenizer.bos_token, model.bos_id, sorted(model.eos_ids)]
-    return {
-        "name": model.name, "fingerprint": model.fingerprint, "tokenizer": model.target.tokenizer,
-        "prompts": _sha256([prompts]), "dtype": model.dtype, "device": model.device,
-    }  # fmt: skip
 
 
 def _sha256(values: Iterable[Any]) -> str:
@@ -293,7 +284,7 @@ def open_results(
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
         raise InputError(f"{path}: is no regular file; name another with -o")
     with path.open("a+b") as file:
-        _lock(path, file)
+        lock_output(path, file)
         file.seek(0)
         data = file.read()
         if not _is_results_file(data):
@@ -312,13 +303,6 @@ def open_results(
             on_note(f"{path}: the last line is not whole; it is dropped, and done again")
             file.truncate(len(whole))
         yield ResultsFile(path, file, held, results)
-
-
-def _lock(path: Path, file: BinaryIO) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise InputError(f"{path}: another process is writing it; wait for it, or name another with -o") from error
 
 
 def _is_results_file(data: bytes) -> bool:

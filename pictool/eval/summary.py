@@ -51,6 +51,7 @@ class Line:
     by_kind: Mapping[str, Estimate]
 
 
+SCORES = (0.0, 1.0)  # the bounds of every metric
 MEASURED = ("timing", "speedup", "decode_tokens_per_s", "peak_bytes")  # the other fields are the same in every run
 
 
@@ -138,8 +139,8 @@ class _LineMaker:
         kls = [result.kl for result, _ in pairs if result.kl is not None]
         return Line(
             label=algorithm.label, algo=algorithm.name, params=results[0].params,
-            score=clustered_mean(scores, groups),
-            difference=clustered_mean(differences, paired),
+            score=clustered_mean(scores, groups, SCORES),
+            difference=_difference(algorithm, differences, paired),
             lost=fmean(difference < 0 for difference in differences),
             won=fmean(difference > 0 for difference in differences),
             kl=clustered_mean(kls, paired) if kls else None,
@@ -161,7 +162,14 @@ class _LineMaker:
 
     def _of_kind(self, results: Sequence[CaseResult], scores: Sequence[float], kind: str) -> Estimate:
         chosen = [i for i, result in enumerate(results) if result.kind == kind]
-        return clustered_mean([scores[i] for i in chosen], [self._group_of[results[i].id] for i in chosen])
+        return clustered_mean([scores[i] for i in chosen], [self._group_of[results[i].id] for i in chosen], SCORES)
+
+
+def _difference(algorithm: Algorithm, differences: Sequence[float], groups: Sequence[int]) -> Estimate:
+    """The mean difference to `full`; that of `full` itself is 0, and no estimate."""
+    if algorithm.is_full:
+        return Estimate(0.0, None, None)
+    return clustered_mean(differences, groups, (-1.0, 1.0))
 
 
 def _median_times(several: Sequence[Times]) -> Times:

@@ -21,7 +21,7 @@ from pictool.escapes import guard_streams
 from pictool.eval.algorithms import Algorithm
 from pictool.eval.results import CaseResult
 from pictool.eval.runner import Runner, Task
-from pictool.store.remote import Remote
+from pictool.store.remote.remote import Remote
 from pictool.store.store import Store
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from pictool.errors import NotFiniteError, ObjectError, PicError, RemoteError, S
 from pictool.linker.loader import Placed
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.resolve import OnCompile, Part, open_objects
-from pictool.runtime.image import Image
+from pictool.runtime.memory.image import Image
 from pictool.runtime.tensors import to_bytes
-from pictool.store.chains import Chain
 from pictool.store.files import allow_open_files
-from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
+from pictool.store.objects.chains import Chain
+from pictool.store.objects.format import CompiledChunk, ObjectFile, ObjectMeta
 from pictool.store.store import Store
 from pictool.store.upkeep import find_problem, take_out
 
@@ -226,6 +226,7 @@ class ChainContext:
 
         A store that cannot be written costs the next prompt time, and this one nothing but a warning.
         """
+        self._model.require_storable()
         try:
             for depth in range(self._count, len(self._keys)):
                 if not self._chain.put(depth, self._compiled(image, rows[0], depth)):

@@ -10,7 +10,7 @@ import torch
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import CodingError, LayerShape
 from pictool.store.codecs.quantized import Piece, Quantizing
-from pictool.store.format import ObjectFile
+from pictool.store.objects.format import ObjectFile
 
 
 def is_quantized(file: ObjectFile) -> bool:

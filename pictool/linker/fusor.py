@@ -12,7 +12,7 @@ from pictool.linker.narrowing import Narrowing
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection
 from pictool.runtime.attention import Rows
-from pictool.runtime.image import Image
+from pictool.runtime.memory.image import Image
 from pictool.runtime.tensors import require_finite
 
 

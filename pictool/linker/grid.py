@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pictool.errors import InputError
-from pictool.linker.policies import make_policy, policies
+from pictool.linker.policies import make_policy, policies, unknown_policy
 from pictool.linker.policies.base import Policy
 
 _NUMBERS = re.compile(r"\d+(\+\d+)+")
@@ -30,7 +30,7 @@ class Labelled:
 def parse_grid(specs: Sequence[str]) -> list[Labelled]:
     """The policies that specifications name, in their order, each once.
 
-    A specification is a policy's name; NAME-NUMBER, where the number is the policy's k, or its ratio in per cent; or
+    A specification is a policy's name; NAME-NUMBER, where the number is the policy's knob (a share in per cent); or
     NAME:FIELD=VALUE[,VALUE…][:FIELD=…], which is every combination. A list of numbers as one value is 1+2+8. Several
     of these joined by `+` are a `union` of policies; `@10` after them is its budget in per cent.
 
@@ -55,6 +55,18 @@ def parse_policy(spec: str) -> Policy:
         if len(items) != 1:
             raise InputError(f"{spec}: {field} has {len(items)} values; one policy is wanted (a list is 1+2+8)")
     return make_policy(name, {field: items[0] for field, items in values.items()})
+
+
+def named_policy(name: str, values: Mapping[str, Any] | None = None) -> Policy:
+    """The policy of a name or a specification (`legolink-16`), with fields; they come after those of a specification.
+
+    Raises:
+        InputError: as `parse_policy`; no such field, or a value that does not fit.
+    """
+    if name in policies():
+        return make_policy(name, values)
+    policy = parse_policy(name)
+    return make_policy(policy.name, {**policy.params, **values}) if values else policy
 
 
 def parse_parts(text: str) -> tuple[Policy, ...]:
@@ -92,18 +104,11 @@ def label_of(policy: Policy) -> str:
         label = "+".join(label_of(part) for part in parse_parts(policy.params["parts"]))
         second = f":spec_model={shown['spec_model']}" if "spec_model" in shown else ""
         return f"{label}{second}@{policy.params['budget'] * 100:.10g}" if "budget" in shown else label + second
-    label = f"{policy.name}-{_number(policy)}"
-    if _number(policy) is None or label in policies():  # legolink with k = 0 is not the policy legolink-0
-        label = policy.name
-    else:
-        shown = {name: value for name, value in shown.items() if name not in ("k", "ratio")}
+    label, knob = policy.name, policy.knob
+    if knob is not None and (numbered := f"{label}-{knob.text(policy.params[knob.field])}") not in policies():
+        label = numbered  # legolink with k = 0 is not the policy legolink-0
+        shown.pop(knob.field, None)
     return label + "".join(f":{name}={_text(value)}" for name, value in shown.items())
-
-
-def _number(policy: Policy) -> str | None:
-    """The number in NAME-NUMBER."""
-    values = policy.params
-    return str(values["k"]) if "k" in values else f"{values['ratio'] * 100:.10g}" if "ratio" in values else None
 
 
 def _expand(spec: str) -> Iterable[Policy]:
@@ -143,14 +148,25 @@ def _union(parts: Sequence[Policy], budget: float | None) -> Policy:
     return make_policy(UNION, values if budget is None else {**values, "budget": budget})
 
 
+def policy_with_options(name: str, values: Mapping[str, Any]) -> Policy:
+    """As `named_policy`, with fields as options name them: `k` or `ratio` is a policy's knob, whatever it calls it."""
+    policy, named = named_policy(name), dict(values)
+    knob = policy.knob
+    if knob is not None and knob.option in named and knob.option not in policy.params:
+        named[knob.field] = named.pop(knob.option)
+    return make_policy(policy.name, policy.params | named) if named else policy
+
+
 def _parse(spec: str) -> tuple[str, Mapping[str, list[Any]]]:
     """The name of a specification's policy, and the values of its fields."""
     name, *fields = spec.split(":")
     values = dict(_values(spec, field) for field in fields)
     if name not in policies() and "-" in name:
         stem, _, number = name.rpartition("-")
-        values = {**_main_field(spec, stem, number), **values}
+        values = {**_knob_value(spec, stem, number), **values}
         name = stem
+    if name not in policies():
+        raise unknown_policy(spec)
     return name, values
 
 
@@ -161,19 +177,15 @@ def _values(spec: str, text: str) -> tuple[str, list[str]]:
     return field, [item.replace("+", ",") if _NUMBERS.fullmatch(item) else item for item in value.split(",")]
 
 
-def _main_field(spec: str, name: str, number: str) -> Mapping[str, list[Any]]:
+def _knob_value(spec: str, name: str, number: str) -> Mapping[str, list[Any]]:
     """What the number in NAME-NUMBER is."""
-    known = {field.name for field in fields(policies()[name])} if name in policies() else set()
+    knob = policies()[name].knob if name in policies() else None
+    if knob is None:
+        raise unknown_policy(spec)
     try:
-        if "k" in known:
-            return {"k": [int(number)]}
-        if "ratio" in known:
-            return {"ratio": [float(number) / 100]}
+        return {knob.field: [knob.parse(number)]}
     except ValueError as error:
         raise InputError(f"{spec}: {number!r} must be a number, as in {name}-16") from error
-    raise InputError(
-        f"algorithm {spec[:80]!r}: must be one of {', '.join(policies())}, or as legolink-16, cacheblend-15"
-    )
 
 
 def _text(value: Any) -> str:

@@ -22,7 +22,7 @@ from pictool.linker.residency import Claim, PoolUse, ResidentObjects
 from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents, resolve_plan
 from pictool.linker.spec import Spec
 from pictool.runtime.device import synchronize
-from pictool.runtime.image import Image
+from pictool.runtime.memory.image import Image
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -102,8 +102,9 @@ def link(
 
 
 def start_clock(model: Model, spec: Spec) -> Clock:
-    """Load what is loaded but once; then the clock of a link starts."""
+    """Load what is loaded but once, and see that it is still the same; then the clock of a link starts."""
     _ = model.stack, model.target, model.eos_ids
+    model.require_unchanged()
     spec.policy.prepare(model)
     return Clock()
 

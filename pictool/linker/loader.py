@@ -17,10 +17,10 @@ from types import TracebackType
 import torch
 
 from pictool.linker.dequantize import is_quantized, read_quantized
-from pictool.runtime import streams
-from pictool.runtime.image import Image
-from pictool.store.format import ObjectFile
+from pictool.runtime.memory import streams
+from pictool.runtime.memory.image import Image
 from pictool.store.memory import LayerMemory
+from pictool.store.objects.format import ObjectFile
 
 PREFETCHED_LAYERS = 2  # by one thread, so that most cores are left to compute
 # To hand a small layer to a thread costs more than to load it: a thread loads layers of at least so many bytes, and all

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from pictool.core import Layout
 from pictool.errors import InputError
 from pictool.linker.loader import Copy, Placed
-from pictool.runtime.cidra import Move
-from pictool.runtime.image import GROWTH, Image
-from pictool.runtime.pool import Pool, PooledImage, Repositioning, Saved, require_movable, restore, slot_bytes
+from pictool.runtime.memory.cidra import Move
+from pictool.runtime.memory.image import GROWTH, Image
+from pictool.runtime.memory.pool import Pool, PooledImage, Repositioning, Saved, require_movable, restore, slot_bytes
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

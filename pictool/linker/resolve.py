@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pictool.compiler.chunking import encode_within, make_chunks, read_text
+from pictool.compiler.chunking import encode_within, make_chunks, read_text, require_own_text
 from pictool.compiler.compile import Compiled, compile_chunks, object_key
 from pictool.core import Chunk, CompileOptions, GeneratedChunk, Text
 from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError, UnwritableStoreError
 from pictool.linker.spec import Spec
 from pictool.reading import exists
-from pictool.store.bundles import is_object_list, read_object_list
 from pictool.store.entries import is_key
-from pictool.store.format import ObjectFile
+from pictool.store.objects.bundles import is_object_list, read_object_list
+from pictool.store.objects.format import ObjectFile
 from pictool.store.scratch import memory_directory
 from pictool.store.store import Store
 
@@ -95,7 +95,10 @@ def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack)
             chunks = make_chunks(model, read_text(Path(document)), str(document), spec.chunk_tokens)
             parts.extend(Part(chunk, spec.objects) for chunk in chunks)
         else:
-            parts.extend(_object_parts(model, store.path(_key(model, store, str(document))), opened))
+            parts.extend(_object_parts(model, store.path(find_key(model, store, str(document))), opened))
+    if spec.policy.needs.runs_model:  # it reads the texts
+        for file in (part.file for part in parts if part.file is not None):
+            require_own_text(model, file)
     return parts
 
 
@@ -116,6 +119,8 @@ def resolve_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) 
         tokens = _own_tokens(model, file, f"object {span.key[:12]}")
         if tokens[span.part] != ids:
             raise ForeignObjectError(f"object {span.key[:12]}: its tokens are not those of the prompt at {span.start}")
+        if text:
+            require_own_text(model, file)
         chunk = Chunk(file.text() if text and len(tokens) == len(ids) else text, ids, f"object {span.key[:12]}")
         parts.append(Part(chunk, CompileOptions(file.meta.sinks, file.meta.codec), file, span.offset))
     return parts
@@ -126,7 +131,8 @@ def head_part(model: Model, spec: Spec, head: str) -> Part:
     return Part(Chunk(head, encode_within(model, head, "the head"), "head"), spec.head_object)
 
 
-def _key(model: Model, store: Store, name: str) -> str:
+def find_key(model: Model, store: Store, name: str) -> str:
+    """The key that a document names, perhaps abbreviated. Raises StoreError, or InputError for no such file."""
     try:
         return store.find(name, model.salt)
     except StoreError as error:

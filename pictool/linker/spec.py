@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 from pictool.compiler.compile import CODEC, head_codec
 from pictool.compiler.sensitivity import PROBES
 from pictool.core import Chunk, CompileOptions, Message, Sampling, Text
+from pictool.errors import InputError
+from pictool.linker.grid import named_policy
 from pictool.linker.policies import DEFAULT, make_policy, object_kinds
 from pictool.linker.policies.base import Policy
-from pictool.runtime.template import Frame, frame_messages, make_frame
+from pictool.reading import whole
+from pictool.runtime.chat.template import Frame, frame_messages, make_frame
 
 if TYPE_CHECKING:
     from pictool.linker.plan import LinkPlan
@@ -29,7 +32,7 @@ class Spec:
     Fields:
         query: the question; with `messages`, unused.
         documents: text files, object files (.kvo), keys, chunks, or texts in memory (`Text`), in prompt order.
-        policy: which rows are recomputed.
+        policy: which rows are recomputed; a specification as `legolink-16` is made one (`make_policy`).
         head: the system message, or the text before the documents of a model without a chat template.
         query_template: how the query follows the documents; `{query}` stands for it.
         max_new_tokens, sampling: of the answer.
@@ -59,6 +62,14 @@ class Spec:
     def __post_init__(self) -> None:
         if isinstance(self.documents, str | Path | Chunk | Text):  # one document, not its letters
             object.__setattr__(self, "documents", (self.documents,))
+        if isinstance(self.policy, str):
+            object.__setattr__(self, "policy", named_policy(self.policy))
+        for name in ("max_new_tokens", "sinks", "chunk_tokens"):
+            try:
+                if (value := getattr(self, name)) is not None:
+                    object.__setattr__(self, name, whole(value))
+            except ValueError as error:
+                raise InputError(f"{name}: {error}") from error
 
     @classmethod
     def raw(cls, documents: Sequence[Document], tail: str, policy: Policy, head: str = "") -> Spec:

@@ -13,8 +13,8 @@ from torch import Tensor
 from pictool.core import Layout
 from pictool.errors import InputError
 from pictool.runtime.attention import Rows, Run
-from pictool.runtime.caches import PassThroughCache, ReadOnlyCache
-from pictool.runtime.image import Image
+from pictool.runtime.memory.caches import PassThroughCache, ReadOnlyCache
+from pictool.runtime.memory.image import Image
 from pictool.runtime.rope import tables_at
 
 if TYPE_CHECKING:

@@ -81,7 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelError: it cannot be read, is no JSON, or no object.
     """
     try:
-        content = parse_json(read_file(path, _MAX_FILE_BYTES))
+        content = parse_json(read_file(path, _MAX_FILE_BYTES), has_unique_keys=False)  # as `transformers` reads it
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror}); {COPY}") from error
     except (ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 
 from pictool.core import Sampling as Sampling
 from pictool.errors import InputError
-from pictool.runtime.image import Image
+from pictool.runtime.memory.image import Image
 from pictool.runtime.support import rope_switch
 from pictool.runtime.tensors import require_finite
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from pictool.runtime.model import Model
+
+
+_KEPT_TOKENS = 32  # of an answer, at least, that are decoded again with the next one
 
 
 @dataclass(frozen=True)
@@ -66,40 +69,93 @@ class Step:
     is_complete: bool = False
 
 
+class _StopSearch:
+    """Searches text that comes in pieces for a stop string; each character costs the same (Knuth, Morris, Pratt).
+
+    Attributes:
+        num_matched: characters of it that the text ends with.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text, self.num_matched = text, 0
+        self._borders = [0]  # of text[: i + 1]: characters of its longest proper prefix that it ends with
+        for char in text[1:]:
+            self._borders.append(self._longer(self._borders[-1], char))
+
+    def push(self, char: str) -> bool:
+        """Add a character of the text; True if it completes the stop string."""
+        self.num_matched = self._longer(self.num_matched, char)
+        return self.num_matched == len(self.text)
+
+    def _longer(self, matched: int, char: str) -> int:
+        """Characters that are matched once `char` follows `matched` of them."""
+        while matched and self.text[matched] != char:
+            matched = self._borders[matched - 1]
+        return matched + (self.text[matched] == char)
+
+
 class TextStream:
-    """Turns tokens into text as it becomes certain: whole characters, and nothing that may be part of a stop string."""
+    """Turns tokens into text as it becomes certain: whole characters, and nothing that may be part of a stop string.
+
+    A token costs the same however many came before it, and however long the stop strings are.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...] = ()) -> None:
-        self._tokenizer, self._stop = tokenizer, stop
-        self._tokens: list[int] = []
-        self.text = ""
+        self._tokenizer, self._stops = tokenizer, [_StopSearch(text) for text in stop]
+        self._tokens = list[int]()  # the last ones
+        self._before = self._text = ""  # text that precedes theirs; both, without what was shown and is not needed
+        self._shown = self._searched = 0  # characters of `_text`
+        self._pieces: list[str] = []
         self.is_stopped = False
-        self._shown = 0
+
+    @property
+    def text(self) -> str:
+        """All text that has become certain."""
+        return "".join(self._pieces)
 
     def push(self, token: int) -> str:
         """Add a token; returns the text that has become certain."""
+        if self.is_stopped:
+            return ""
         self._tokens.append(token)
-        self.text = str(self._tokenizer.decode(self._tokens, skip_special_tokens=True))
-        if starts := [start for stop in self._stop if (start := self.text.find(stop)) >= 0]:
-            self.text, self.is_stopped = self.text[: min(starts)], True
-            return self._show(len(self.text))
-        return self._show(len(self.text) - self._uncertain())
+        searched, self._text = self._text[: self._searched], self._before + self._decode(self._tokens)
+        if not self._text.startswith(searched):  # the token changed what precedes it, as a blank
+            self._searched = min(self._shown, len(self._text))
+            for search in self._stops:
+                search.num_matched = 0
+        certain = len(self._text.rstrip("\ufffd"))  # the next token may complete a character
+        for end in range(self._searched, certain) if self._stops else ():
+            found = [len(search.text) for search in self._stops if search.push(self._text[end])]
+            if found:
+                self._text, self.is_stopped = self._text[: end + 1 - max(found)], True
+                return self.finish()
+        self._searched = certain
+        new = self._show(certain - max((search.num_matched for search in self._stops), default=0))
+        self._forget()
+        return new
 
     def finish(self) -> str:
         """The rest of the text."""
-        return self._show(len(self.text))
-
-    def _uncertain(self) -> int:
-        """Characters at the end that the next token may change (an incomplete character) or turn into a stop string."""
-        if self.text.endswith("\ufffd"):
-            return len(self.text) - len(self.text.rstrip("\ufffd"))
-        lengths = (n for stop in self._stop for n in range(len(stop) - 1, 0, -1) if self.text.endswith(stop[:n]))
-        return max(lengths, default=0)
+        return self._show(len(self._text))
 
     def _show(self, end: int) -> str:
-        new = self.text[self._shown : end]
+        self._pieces.append(self._text[self._shown : end])
         self._shown = max(self._shown, end)
-        return new
+        return self._pieces[-1]
+
+    def _forget(self) -> None:
+        """Drop tokens that the text of the last ones does not depend on, and text that was shown."""
+        if len(self._tokens) >= 2 * _KEPT_TOKENS:
+            tokens = self._tokens[-_KEPT_TOKENS:]
+            text = self._decode(tokens)
+            if self._text.endswith(text):
+                self._tokens, self._before = tokens, self._text[: len(self._text) - len(text)]
+        if drop := min(len(self._before), self._shown, self._searched):
+            self._before, self._text = self._before[drop:], self._text[drop:]
+            self._shown, self._searched = self._shown - drop, self._searched - drop
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def generate(

@@ -7,6 +7,7 @@ import platform
 import re
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,7 +33,8 @@ def machine() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "system": platform.system(),
         "python": platform.python_version(),
-        **{name: installed(name) for name in ("torch", "transformers", "pictool")},
+        "torch": torch.__version__,
+        **{name: installed(name) for name in ("transformers", "pictool")},
     }
 
 
@@ -67,6 +69,19 @@ def installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def torch_version() -> str | None:
+    """The version of torch with its build, as `torch.__version__`, without an import of torch; None if there is none.
+
+    The metadata of a package from PyPI lacks the build.
+    """
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    source = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    found = re.search(r"^__version__ = ['\"](.+)['\"]$", source, re.MULTILINE)
+    return found[1] if found else installed("torch")
 
 
 class PeakMemory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -55,18 +56,48 @@ class Model:
         self.name, self.config, self.tokenizer = name, config, tokenizer
         self.device, self.dtype, self.directory = device, dtype, directory
         self._module, self.salt = module, salt
+        self._state: fingerprint.ModuleState | None = None  # of the module, once it is loaded
         self.on_wait: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.device}, {self.dtype})"
 
     @cached_property
+    def _files(self) -> fingerprint.WeightFiles | None:
+        """The files of its weights; None of a model that was made in memory."""
+        return None if self.directory is None else fingerprint.WeightFiles(self.directory)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Fingerprint of architecture and weights (hex)."""
-        if self.directory is not None:
+        if self._files is not None:
             with self.on_wait(f"hashing the weights of {self.name}"):
-                return fingerprint.directory_fingerprint(self.directory, self.config)
-        return fingerprint.module_fingerprint(self.config, self._module.state_dict())
+                return self._files.fingerprint(self.config)
+        return fingerprint.module_fingerprint(self.module)
+
+    def require_unchanged(self) -> None:
+        """Refuse to go on with weights that are not those of the fingerprint any more, as far as that is noticed.
+
+        It costs a few stats, and a look at the tensors that are loaded (`fingerprint.ModuleState`).
+
+        Raises:
+            ModelError: says what changed, and the remedy.
+        """
+        _ = self.fingerprint  # an engine with weights of its own may not have needed it before
+        if self._files is not None:
+            self._files.require_unchanged()
+        if self._state is not None:
+            self._state.require_unchanged()
+
+    def require_storable(self) -> None:
+        """`require_unchanged`, and refuse hooks and adapters: before what was computed is stored.
+
+        Raises:
+            ModelError: says what changed, and the remedy.
+        """
+        self.require_unchanged()
+        if self._state is not None:
+            self._state.require_storable()
 
     @cached_property
     def target(self) -> Target:
@@ -112,6 +143,7 @@ class Model:
         from pictool.runtime import attention, products
 
         if self._module is None:
+            _ = self.fingerprint  # first: it is compared with what is loaded
             with self.on_wait(f"loading the weights of {self.name}"):
                 self._module = self._read_weights(attention.NAME)
         # Moved, not cast: the weights have their dtype, and frequencies of RoPE are float32 in every dtype.
@@ -119,14 +151,15 @@ class Model:
         module.requires_grad_(False)
         module.set_attn_implementation(attention.NAME)
         products.use_fastest(module)
+        self._state = fingerprint.ModuleState(module, self.name)
         return module
 
     def _read_weights(self, attention: str) -> Any:
         """The model of `directory`. Missing weights are an error (transformers would initialise them at random)."""
         from transformers import AutoModelForCausalLM
 
-        assert self.directory is not None
-        with _loading(f"{self.name}: the weights cannot be loaded"):
+        assert self.directory is not None and self._files is not None
+        with _loading(f"{self.name}: the weights cannot be loaded"), self._files.loading(), _no_bars():
             checkpoint.require_weights(self.directory, self.config, self.name)
             module, info = AutoModelForCausalLM.from_pretrained(
                 self.directory, config=self.config, dtype=self.torch_dtype, attn_implementation=attention,
@@ -198,6 +231,18 @@ def _loading(problem: str) -> Iterator[None]:
         raise ModelError(f"{problem} ({checkpoint.reason(error)}); {checkpoint.COPY}") from error
 
 
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without the progress bars of `transformers`: who shows one has `Model.on_wait`."""
+    from transformers.utils.logging import set_tqdm_hook
+
+    before = set_tqdm_hook(lambda make, values, options: make(*values, **{**options, "disable": True}))
+    try:
+        yield
+    finally:
+        set_tqdm_hook(before)
+
+
 def local_directory(name: str | None) -> Path | None:
     """The directory of a model that is here: an embedded one or a path; None for one of the hub."""
     name = name or os.environ.get("PIC_MODEL") or "embedded"
@@ -205,15 +250,36 @@ def local_directory(name: str | None) -> Path | None:
     return path if path.is_dir() else None
 
 
+def require_name(name: str | None) -> None:
+    """Refuse what can be the name of no model, without importing what loads one.
+
+    Raises:
+        ModelError: no directory of a model, and no name of the hub's.
+    """
+    name = name or os.environ.get("PIC_MODEL") or "embedded"
+    directory, path = local_directory(name), Path(name).expanduser()
+    if directory is not None:
+        if not (directory / "config.json").exists():
+            raise ModelError(f"{name}: not a model directory (it has no config.json); name one that has")
+    elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"{name}: not a model directory; name one that has a config.json{_like(name)}")
+    elif "/" not in name and _like(name):  # a name of the hub's has its owner's
+        raise ModelError(f"{name}: no such model{_like(name)}")
+
+
+def _like(name: str) -> str:
+    """A model here whose name is nearly this one, as the end of a message."""
+    path = Path(name).expanduser()
+    beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, [*(EMBEDDED if "/" not in name else ()), *beside], 1, 0.75)
+    return f"; did you mean {name.removesuffix(path.name)}{near[0]}?" if near else ""
+
+
 def _find_directory(name: str) -> Path:
     """The directory of an embedded model, of a path, or of a hub name (fetched by huggingface_hub if need be)."""
-    if name in EMBEDDED:
-        return embedded_path(name)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelError(f"{name}: not a model directory; name one that has a config.json")
+    require_name(name)
+    if (directory := local_directory(name)) is not None:
+        return directory
     from huggingface_hub import snapshot_download
 
     try:
@@ -221,15 +287,13 @@ def _find_directory(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{name}: neither a directory nor a model that the hub gives ({checkpoint.reason(error)})"
+            f"{name}: neither a directory nor a model that the hub gives ({checkpoint.reason(error)}){_like(name)}"
         ) from error
 
 
 def _load_config_and_tokenizer(name: str, directory: Path) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer
 
-    if not (directory / "config.json").exists():
-        raise ModelError(f"{name}: not a model directory (it has no config.json); name one that has")
     checkpoint.require_files(directory)
     with _loading(f"{name}: config.json cannot be used"):
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
@@ -262,7 +326,15 @@ def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto
 
 
 def wrap_model(module: Any, tokenizer: PreTrainedTokenizerBase, name: str = "in-memory", salt: str = "") -> Model:
-    """A `transformers` causal model in memory, on its device and in its dtype; its attention function is replaced."""
+    """A `transformers` causal model in memory, on its device and in its dtype; its attention function is replaced.
+
+    Its weights must stay as they are. `fingerprint.ModuleState` says which changes are noticed, and refused, before
+    something is linked or stored; what is not noticed is stored under the key of the weights that it was wrapped with.
+
+    Raises:
+        ModelError: an architecture that is not supported, a hook, or an adapter.
+    """
+    fingerprint.require_plain(dict(module.named_modules()), name)
     parameter = next(module.parameters())
     dtype = str(parameter.dtype).removeprefix("torch.")
     return Model(name, module.config, tokenizer, str(parameter.device), dtype, module=module, salt=salt)

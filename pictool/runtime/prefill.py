@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pictool.runtime.attention import Pack, Run
-from pictool.runtime.caches import CapturingCache, LayerKV
 from pictool.runtime.device import is_accelerator
+from pictool.runtime.memory.caches import CapturingCache, LayerKV
 from pictool.runtime.rope import RotaryTables
 from pictool.runtime.stack import LayerStack
 

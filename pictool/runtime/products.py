@@ -23,7 +23,7 @@ from torch.nn.functional import linear
 
 from pictool.reading import parse_json, read_file
 from pictool.runtime.machine import cpu_name
-from pictool.runtime.user_cache import cache_dir, write_cache_file
+from pictool.runtime.memory.user_cache import cache_dir, write_cache_file
 
 _MIN_WEIGHTS, _MANY_WEIGHTS = 1 << 18, 1 << 21  # of a layer; with many even a single row is faster
 _MIN_ROWS = 4

@@ -32,13 +32,13 @@ from torch.nn.functional import cross_entropy
 from pictool.core import FixupTable
 from pictool.reading import read_file
 from pictool.runtime.attention import Pack, Run
-from pictool.runtime.caches import GrowingCache, LayerKV, PrefixedCache
+from pictool.runtime.memory.caches import GrowingCache, LayerKV, PrefixedCache
+from pictool.runtime.memory.user_cache import cache_dir, write_cache_file
 from pictool.runtime.prefill import pack_tokens, plan_packs, prefill_batch
 from pictool.runtime.rope import joined_tables, tables_at
 from pictool.runtime.stack import LayerStack
 from pictool.runtime.support import depends_on_length
 from pictool.runtime.tensors import require_finite
-from pictool.runtime.user_cache import cache_dir, write_cache_file
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from pictool.runtime.attention import Pack, Pass, Run
-from pictool.runtime.caches import Projected, ProjectionCache
+from pictool.runtime.memory.caches import Projected, ProjectionCache
 from pictool.runtime.rope import Rope, RotaryTable, RotaryTables, identity_table, joined_tables, tables_at
 from pictool.runtime.support import depends_on_length
 
 if TYPE_CHECKING:
-    from pictool.runtime.caches import LayerCache, LayerKV
+    from pictool.runtime.memory.caches import LayerCache, LayerKV
     from pictool.runtime.model import Model
 
 

@@ -1,1 +1,1 @@
-"""The HTTP service: one router, and the home that it is mounted in (docs/reference/serving.md)."""
+"""The HTTP service: one router, and the backend that it is mounted in (docs/reference/serving.md)."""

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from pictool.serve.backends.torch.engine_thread import FairQueue, QueueFullError
 from pictool.serve.errors import queue_full
-from pictool.serve.turns import FairQueue, QueueFullError
 
 
 class Place:
@@ -46,14 +46,15 @@ class Places:
     """The places of one event loop.
 
     Requests run while their answers are fewer than `most`: the next one is begun once there are fewer, so that the last
-    may go beyond by its own answers. Who is next, and who loses a turn where `limit` wait, is the queue's rule.
+    may go beyond by its own answers. Who is next, and who loses a turn where `limit` wait, is the queue's rule. Of
+    `num_tenants`, those that have no answer running find a place kept for them, but no more than a quarter of all are.
 
     Attributes:
         num_waiting, num_active: requests.
     """
 
-    def __init__(self, limit: int, most: int) -> None:
-        self._queue, self._most = FairQueue[Place](limit), most
+    def __init__(self, limit: int, most: int, num_tenants: int = 1) -> None:
+        self._queue, self._most, self._num_tenants = FairQueue[Place](limit), most, num_tenants
         self._running = Counter[str]()  # answers by tenant
         self._active: set[Place] = set()
 
@@ -100,16 +101,18 @@ class Places:
             self._running[place.tenant] -= place.size
         else:
             self._queue.remove(place)
-        while len(self._queue) and not self._is_full:
+        while len(self._queue) and self._has_room(self._queue.next_tenant(self._running)):
             self._begin(self._queue.pop(self._running))
 
-    @property
-    def _is_full(self) -> bool:
-        return self._running.total() >= self._most
+    def _has_room(self, tenant: str) -> bool:
+        """Whether a tenant may begin with a request. Of those that wait, nobody may."""
+        num_idle = self._num_tenants - sum(count > 0 for count in self._running.values())
+        kept = max(0, min(num_idle, self._most // 4)) if self._running[tenant] else 0
+        return self._running.total() < self._most - kept
 
     def _admit(self, place: Place) -> None:
         """Begin with a request, or let it wait. Raises QueueFullError."""
-        if not self._is_full and not len(self._queue):
+        if self._has_room(place.tenant):
             self._begin(place)
         elif place.has_begun:
             self._queue.put_back(place)

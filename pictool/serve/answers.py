@@ -77,11 +77,12 @@ def usage_of(works: Sequence[Collected]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Form:
-    """One of the two forms: ids and names, and how a choice shows text and log-probabilities."""
+    """One of the two forms: ids and names, and how a choice shows text and, if `has_logprobs`, log-probabilities."""
 
     id: str
     model: str
     is_chat: bool
+    has_logprobs: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, works: Sequence[Collected]) -> dict[str, Any]:
@@ -127,7 +128,7 @@ class Form:
         return {"id": self.id, "object": name, "created": self.created, "model": self.model}
 
     def _logprobs(self, tokens: Sequence[TokenInfo]) -> dict[str, Any] | None:
-        if not tokens:
+        if not self.has_logprobs:
             return None
         if self.is_chat:
             return {"content": [_token(token) for token in tokens], "refusal": None}

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import json
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from pictool.errors import PicError
-from pictool.serve.cache_routes import cache_routes
+from pictool.serve.bodies import invalid
 from pictool.serve.errors import ApiError
-from pictool.serve.gemini_routes import gemini_error, gemini_routes, is_gemini
-from pictool.serve.link_routes import link_routes
 from pictool.serve.metrics import CONTENT_TYPE
-from pictool.serve.openai_routes import file_routes, openai_routes
-from pictool.serve.query_routes import query_routes
+from pictool.serve.routes.caches import cache_routes
+from pictool.serve.routes.gemini import gemini_error, gemini_model, gemini_routes, is_gemini
+from pictool.serve.routes.link import link_routes
+from pictool.serve.routes.openai import file_routes, model_routes, openai_routes
+from pictool.serve.routes.query import query_routes
+from pictool.serve.running import UNREAD_S
 from pictool.serve.schema import ErrorBody
 from pictool.serve.service import Service
-from pictool.serve.tenants import OPERATOR
+from pictool.serve.tenants import OPERATOR, is_loopback
 
 _log = logging.getLogger("pictool.serve")
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 413, 422, 429, 503)
+    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 503)
 }  # fmt: skip
+OPEN = ("/health", "/ping", "/version", "/docs", "/redoc", "/openapi.json")  # routes without a key
+BODY_S, _LEAST_RATE = 30.0, 32 << 10  # a body comes within so long, and bytes of it a second beyond that
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -41,7 +50,9 @@ def make_router(service: Service, version: str) -> APIRouter:
     router = APIRouter(responses=_ERRORS)
     for routes in (openai_routes, file_routes, cache_routes, gemini_routes, query_routes):
         router.include_router(routes(service))
+    router.include_router(model_routes(service, lambda: gemini_model(service)))
     router.include_router(link_routes(service, version))
+    router.include_router(health_routes(service))
     router.include_router(_system_routes(service, version))
     return router
 
@@ -50,7 +61,7 @@ def refuse(request: Request, error: Exception) -> JSONResponse:
     """The response to a request that an exception ended."""
     told = ApiError.of(error)
     if told.status >= 500:
-        is_known = isinstance(error, PicError)
+        is_known = isinstance(error, PicError | ApiError)
         _log.error("pic: a request failed%s", f": {error}" if is_known else "", exc_info=None if is_known else error)
     return _response(told, request)
 
@@ -69,23 +80,16 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     @app.exception_handler(PicError)
-    @app.exception_handler(Exception)
     async def handle(request: Request, error: Exception) -> JSONResponse:
         return refuse(request, error)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][1:] if not isinstance(part, str) or "[" not in part)[:200]
-        status = 400 if first["type"] in ("json_invalid", "missing") and not place else 422
-        return _response(
-            ApiError(status, f"{place or 'body'}: {first['msg']}", param=place.partition(".")[0] or None), request
-        )
+    async def unfit(request: Request, error: RequestValidationError) -> JSONResponse:
+        """Of a form, or of what an address has."""
+        return _response(invalid([{**found, "loc": found["loc"][1:]} for found in error.errors()]), request)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        if isinstance(error.__cause__, ApiError):  # while FastAPI read the body; it says 400 for whatever was raised
-            return _response(error.__cause__, request)
         return _response(ApiError(error.status_code, str(error.detail), headers=error.headers), request)
 
 
@@ -102,7 +106,7 @@ class AsciiResponse(JSONResponse):
 
 
 class Gate:
-    """Gives every request an id, refuses bodies that are too large, and counts responses."""
+    """Before all routes: keys are checked, requests get ids, bodies are bounded in bytes and time, streams in time."""
 
     def __init__(self, app: Any, service: Service) -> None:
         self._app, self._service = app, service
@@ -111,41 +115,101 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        request_id = self._request_id(headers)
-        limit, size, is_begun = self._service.settings.max_body, 0, False
-
-        async def send_on(message: Message) -> None:
-            nonlocal is_begun
-            if message["type"] == "http.response.start":
-                is_begun = True
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-                route = getattr(scope.get("route"), "path", "other")
-                self._service.metrics.requests.labels(route, message["status"]).inc()
-            await send(message)
-
-        async def receive_on() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > limit:
-                raise _too_large(limit)
-            return message
-
-        length = headers.get(b"content-length", b"0")
+        passage = _Passage(self._service, scope, receive, send)
         try:
-            if length.isdigit() and int(length) > limit:
-                raise _too_large(limit)
-            await self._app(scope, receive_on, send_on)
-        except ApiError as error:
-            if is_begun:
+            self._check(scope)
+            await self._app(scope, passage.receive, passage.send)
+        except Exception as error:
+            if passage.is_unread:
+                return  # the server closes the connection
+            if passage.is_begun:
                 raise
-            await _response(error, Request(scope))(scope, receive, send_on)  # type: ignore[arg-type]
+            await refuse(Request(scope), error)(scope, receive, passage.send)  # type: ignore[arg-type]
 
-    @staticmethod
-    def _request_id(headers: dict[bytes, bytes]) -> bytes:
-        sent = headers.get(b"x-request-id", b"")
-        return sent if _REQUEST_ID.fullmatch(sent.decode("latin-1")) else f"req-{secrets.token_hex(12)}".encode()
+    def _check(self, scope: Message) -> None:
+        """Refuse a request by its head. Raises ApiError."""
+        headers, limit = dict(scope["headers"]), self._service.settings.max_body
+        if not self._service.keys.are_required:
+            _require_own_page(scope, headers)
+        elif scope["path"] not in OPEN and not is_preflight(scope):
+            self._service.tenant(Request(scope))
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length[:20]) > limit:
+            raise _too_large(limit)
+
+
+class _Passage:
+    """A request and its response on their way through the gate."""
+
+    def __init__(self, service: Service, scope: Message, receive: Receive, send: Send) -> None:
+        self._service, self._scope, self._receive, self._send = service, scope, receive, send
+        sent = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        self._id = (sent if _REQUEST_ID.fullmatch(sent) else f"req-{secrets.token_hex(12)}").encode()
+        self._size, self._has_all, self.is_begun, self.is_unread = 0, False, False, False
+        self._since = asyncio.get_running_loop().time()
+
+    async def receive(self) -> Message:
+        """The next part of the body; after it, that the client went away, whenever it does."""
+        if self._has_all:
+            return await self._receive()
+        limit, wait = self._service.settings.max_body, BODY_S + self._size / _LEAST_RATE
+        try:
+            async with asyncio.timeout_at(self._since + wait):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise ApiError(408, f"the body did not come within {wait:.0f} s; send it again, or faster") from error
+        self._size += len(message.get("body", b""))
+        self._has_all = not message.get("more_body", False)
+        if self._size > limit:
+            raise _too_large(limit)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.is_begun = True
+            message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
+            route = getattr(self._scope.get("route"), "path", "other")
+            self._service.metrics.requests.labels(route, message["status"]).inc()
+        try:
+            async with asyncio.timeout(UNREAD_S):  # a server waits here while its client does not read
+                await self._send(message)
+        except TimeoutError:
+            self.is_unread = True
+            raise
+
+
+def is_preflight(scope: Message) -> bool:
+    """Whether an application's own CORS middleware answers a request, which then comes to no route."""
+    headers = dict(scope["headers"])
+    is_asked = b"origin" in headers and b"access-control-request-method" in headers
+    return (
+        scope.get("method") == "OPTIONS"
+        and is_asked
+        and any(middleware.cls is CORSMiddleware for middleware in scope["app"].user_middleware)
+    )
+
+
+def _require_own_page(scope: Message, headers: Mapping[bytes, bytes]) -> None:
+    """Refuse what a page of another site has a browser send, where no key keeps it out.
+
+    Such a request names its page's origin. Its page may call this machine by a name of its own (DNS rebinding), so on
+    the loopback interface only addresses and localhost are names of a server.
+
+    Raises:
+        ApiError: 403.
+    """
+    host, origin = (headers.get(name, b"").decode("latin-1").lower() for name in (b"host", b"origin"))
+    server = scope.get("server") or ("", 0)
+    if origin and origin.partition("://")[2] != host:
+        raise ApiError(403, "Origin: is another site, and this server has no keys; start it with --keys")
+    if host and is_loopback(str(server[0])) and not _is_address(urlsplit(f"//{host}").hostname or ""):
+        raise ApiError(403, "Host: is no address, and this server has no keys; say localhost, or start it with --keys")
+
+
+def _is_address(host: str) -> bool:
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return host == "localhost" or host.endswith(".localhost")
 
 
 def _too_large(limit: int) -> ApiError:
@@ -154,20 +218,29 @@ def _too_large(limit: int) -> ApiError:
 
 def health_of(service: Service) -> dict[str, Any]:
     """How a server is, as /health says it."""
-    status = service.home.status()
+    status = service.backend.status()
     return {
-        "status": "ok", "model": service.home.model, "policy": status.policy,
+        "status": "ok", "model": service.backend.model, "policy": status.policy,
         "divergence_nats": dict(status.divergence), "problem": status.problem,
         "waiting": status.waiting, "active": status.active,
     }  # fmt: skip
 
 
-def _system_routes(service: Service, version: str) -> APIRouter:
+def health_routes(service: Service) -> APIRouter:
+    """The route that says whether a server can answer."""
     router = APIRouter(tags=["system"])
 
-    @router.get("/health")
-    async def health() -> dict[str, Any]:
-        return health_of(service)
+    @router.get("/health", response_model=None)
+    @router.head("/health", response_model=None, include_in_schema=False)
+    async def health() -> JSONResponse:
+        lives = await service.backend.lives()
+        return JSONResponse(health_of(service) | ({} if lives else {"status": "dead"}), 200 if lives else 503)
+
+    return router
+
+
+def _system_routes(service: Service, version: str) -> APIRouter:
+    router = APIRouter(tags=["system"])
 
     @router.get("/version")
     async def show_version() -> dict[str, str]:

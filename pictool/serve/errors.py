@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pictool.errors import InputError, ModelError, ObjectError, PicError, StoreError
+from pictool.errors import InputError, ModelError, NoRoomError, ObjectError, PicError, StoreError, UnwritableStoreError
+from pictool.store.leases import ShareError
 
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    405: "invalid_request_error", 409: "conflict_error", 413: "request_too_large", 422: "invalid_request_error",
+    405: "invalid_request_error", 408: "timeout_error", 409: "conflict_error", 413: "request_too_large",
+    415: "invalid_request_error", 422: "invalid_request_error",
     429: "rate_limit_error", 499: "client_closed_request", 503: "service_unavailable",
 }  # fmt: skip
 RETRY_AFTER_S = 1
@@ -45,6 +47,10 @@ class ApiError(Exception):
         if isinstance(error, InputError | ModelError):
             code = "context_length_exceeded" if "positions" in str(error) else None
             return cls(400, str(error), code=code)
+        if isinstance(error, NoRoomError):
+            return no_share(str(error) if isinstance(error, ShareError) else "it is larger than what may be kept here")
+        if isinstance(error, UnwritableStoreError):
+            return cls(503, "the store cannot be written: what it has can be used, nothing new is kept", code="store")
         if isinstance(error, ObjectError | StoreError):
             return cls(503, "the store cannot be used as it is; the server's log says why", code="store")
         if isinstance(error, PicError):
@@ -52,9 +58,26 @@ class ApiError(Exception):
         return cls(500, "the server failed; its log says why", code="internal")
 
 
+def model_not_found(name: str, served: str) -> ApiError:
+    """A request names a model that is not the one that is `served`."""
+    return ApiError(
+        404, f"the model {name[:80]!r} is not served here; {served} is", param="model", code="model_not_found"
+    )
+
+
 def not_found(what: str, param: str | None = None, code: str = "not_found") -> ApiError:
     """The one answer for what does not exist and what is another tenant's."""
     return ApiError(404, f"{what}: no such thing here", param=param, code=code)
+
+
+def no_share(problem: str) -> ApiError:
+    """A tenant may not keep so much; `problem` tells of nobody else."""
+    return ApiError(429, f"{problem}; a text need not be kept to be asked about", code="insufficient_quota")
+
+
+def server_ends() -> ApiError:
+    """The server ends before a request did."""
+    return ApiError(503, "the server ends; try again", code="server_ends")
 
 
 def queue_full() -> ApiError:

@@ -15,10 +15,11 @@ from typing import Any
 
 from pictool.reading import open_regular, read_file
 from pictool.serve.errors import ApiError
+from pictool.store.directory import claim
 from pictool.store.files import atomic_write
 
 MAX_BYTES = 32 << 20  # of a text
-MAX_FILES = 10_000  # of a tenant
+MAX_FILES, MAX_TOTAL_BYTES = 10_000, 1 << 30  # of a tenant
 _MAX_LINE = 1 << 16  # bytes of what a file is
 _ID = re.compile(r"file-[0-9a-f]{32}")
 
@@ -43,8 +44,8 @@ class TextFile:
 class Files:
     """The texts of all tenants of a store. A file's first line is what it is, and what follows is the text."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, max_total: int = MAX_TOTAL_BYTES) -> None:
+        self._root, self._max_total = root, max_total
 
     def add(self, tenant: str, filename: str, purpose: str, data: bytes) -> TextFile:
         """Keep a text.
@@ -62,9 +63,15 @@ class Files:
             ) from error
         if not text.strip() or "\0" in text:
             raise ApiError(400, "file: is empty or binary; text documents are taken", param="file")
-        if sum(1 for _ in self._paths(tenant)) >= MAX_FILES:
+        sizes = [path.lstat().st_size for path in self._paths(tenant)]
+        if len(sizes) >= MAX_FILES:
             raise ApiError(400, f"file: there are {MAX_FILES} already; delete some", param="file")
+        if sum(sizes) + len(data) > self._max_total:
+            raise ApiError(
+                400, f"file: your files would have more than {self._max_total:,d} bytes; delete some", param="file"
+            )
         file = TextFile(f"file-{secrets.token_hex(16)}", int(time.time()), filename[:255], purpose[:64], len(data))
+        claim(self._root)
         with atomic_write(self._path(tenant, file.id), self._root / "tmp") as out:
             out.write(json.dumps(asdict(file)).encode() + b"\n" + text.encode())
         return file
@@ -85,11 +92,12 @@ class Files:
         return sorted(files, key=lambda file: (file.created_at, file.id), reverse=True)
 
     def remove(self, tenant: str, name: str) -> bool:
-        """Remove a file; False if there is none."""
-        if not _ID.fullmatch(name):
+        """Remove a file; False if there is none. Through a link there is none."""
+        path = self._path(tenant, name)
+        if not _ID.fullmatch(name) or path.parent.is_symlink() or path.parent.parent.is_symlink():
             return False
         with suppress(FileNotFoundError, NotADirectoryError):
-            self._path(tenant, name).unlink()
+            path.unlink()
             return True
         return False
 

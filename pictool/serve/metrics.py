@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from pictool.errors import StoreError
 from pictool.serve.work import Reuse, Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,7 +46,7 @@ class Metrics:
             ),
         }  # fmt: skip
         for name, (what, value) in (gauges | _pool_gauges(status)).items():
-            Gauge(name, what, **kept).set_function(value)
+            Gauge(name, what, **kept).set_function(partial(_read, value))
         self._kl = Gauge("pic_divergence_nats", "KL(full, linked) of the start-up check.", ["policy"], **kept)
 
     def count_prompt(self, reuse: Reuse) -> None:
@@ -66,6 +69,14 @@ class Metrics:
         self.show_divergence()
         text: bytes = generate_latest(self._registry)
         return text
+
+
+def _read(value: Callable[[], float]) -> float:
+    """A value, if the store lets it be read: the others are shown all the same."""
+    try:
+        return float(value())
+    except StoreError:
+        return math.nan
 
 
 def _pool_gauges(status: Callable[[], Status]) -> dict[str, tuple[str, Callable[[], float]]]:

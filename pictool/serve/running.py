@@ -1,22 +1,114 @@
-"""Running an application with uvicorn."""
+"""Running an application with uvicorn: connections within bounds, a word while it loads, and an end in good order."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import json
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from socket import socket
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pictool.errors import ModelError
+from pictool.serve.work import Backend
 
 _GRACE_S = 5  # for answers that are being sent, once a signal came
+_END_S = 10  # for the rest to be told that the server ends
+_HEAD_S = 10.0  # in which a request's head comes; h11 bounds its bytes (64 KiB)
+UNREAD_S, _LEAST_READ = 30.0, 64 << 10  # of what is sent, a client reads at least so many bytes in so long
+_MAX_HEADS = 256  # connections whose request has not come; more, and the oldest is closed
 _SWITCH_S = 5e-4  # how long one thread keeps Python to itself: what the engine sends must not wait for its next step
 
 
+class Protocol(H11Protocol):
+    """HTTP/1.1 on one connection, which is closed if no request comes on it, or its client does not read.
+
+    Args:
+        idle: the connections of a server that have no request, the oldest first.
+    """
+
+    def __init__(self, *args: Any, idle: dict[Protocol, asyncio.TimerHandle], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._idle = idle
+        self._unread: asyncio.TimerHandle | None = None  # while the client is behind
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._note()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._note()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._forget()
+        self._stop_waiting()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_waiting()
+
+    def _wait_for_reader(self) -> None:
+        """Abort the connection if little more of what is buffered for it is read in time; else wait again."""
+        before = self.transport.get_write_buffer_size()
+
+        def check() -> None:
+            if before - self.transport.get_write_buffer_size() < _LEAST_READ:
+                self.transport.abort()
+            else:
+                self._wait_for_reader()
+
+        self._unread = self.loop.call_later(UNREAD_S, check)
+
+    def _stop_waiting(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+
+    def _note(self) -> None:
+        """Begin to wait for a request, or to wait no more: for its head, or for the rest of one that was answered."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._forget()
+        elif self not in self._idle and not self.transport.is_closing():
+            self._idle[self] = self.loop.call_later(_HEAD_S, self.transport.abort)
+            if len(self._idle) > _MAX_HEADS:
+                next(iter(self._idle)).transport.abort()
+
+    def _forget(self) -> None:
+        if timer := self._idle.pop(self, None):
+            timer.cancel()
+
+
 class Server(uvicorn.Server):
-    """A server that an interrupt or SIGTERM ends in good order: its caller goes on, and cleans up."""
+    """A server that an interrupt or SIGTERM ends in good order: its caller goes on, and cleans up.
+
+    Attributes:
+        has_lost_engine: it ended since its engine did.
+    """
+
+    def __init__(self, application: Any, backend: Backend | None = None) -> None:
+        self._backend, self.has_lost_engine = backend, False
+        super().__init__(
+            uvicorn.Config(
+                application, http=partial(Protocol, idle={}),  # type: ignore[arg-type]
+                ws="none", lifespan="off", log_level="warning", access_log=False,
+                log_config=None,  # uvicorn's own closes the handlers of all other loggers, and absl's closes stderr
+                timeout_graceful_shutdown=1 if backend is None else _GRACE_S + _END_S,
+            )
+        )  # fmt: skip
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -24,13 +116,60 @@ class Server(uvicorn.Server):
             yield
             self._captured_signals.clear()
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0 and self._backend is not None and not await self._backend.lives():
+            self.has_lost_engine = True
+            return True
+        return await super().on_tick(counter)
 
-def run(application: FastAPI, listener: socket) -> None:
-    """Serve on a socket until an interrupt or SIGTERM comes."""
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_backend())
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end_backend(self) -> None:
+        """Tell those whose answers have not ended by then, before uvicorn cancels them."""
+        await asyncio.sleep(_GRACE_S)
+        if self._backend is not None:
+            await asyncio.to_thread(self._backend.close)
+
+
+@contextmanager
+def loading(listener: socket) -> Iterator[None]:
+    """Answer on a socket that the server is not ready, until it is."""
+    listener.listen()
+    server = Server(_say_loading)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener.dup()]}, name="pic-loading", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        while thread.is_alive() and not server.started:  # one that ends before leaves its sockets to the collector
+            time.sleep(0.01)
+        server.should_exit = True
+        thread.join()
+
+
+async def _say_loading(scope: Any, receive: Any, send: Any) -> None:
+    body: dict[str, Any] = {"status": "loading"}
+    if scope["path"] != "/health":
+        message = "the server is loading its model; try again"
+        body = {"error": {"message": message, "type": "service_unavailable", "param": None, "code": "loading"}}
+    headers = [(b"content-type", b"application/json"), (b"retry-after", b"1"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+
+def run(application: FastAPI, listener: socket, backend: Backend) -> None:
+    """Serve on a socket until an interrupt or SIGTERM comes.
+
+    Raises:
+        ModelError: the engine ended before.
+    """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()  # libraries and the model: 400,000 objects, which every full collection would walk, and all wait for it
-    config = uvicorn.Config(
-        application, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
-    )  # fmt: skip
-    Server(config).run(sockets=[listener])
+    server = Server(application, backend)
+    server.run(sockets=[listener])
+    if server.has_lost_engine:
+        raise ModelError("the server's engine ended, which its log says more of; start it again")

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
 MAX_N = 16
-MAX_STOPS = 16
+MAX_STOPS, MAX_STOP_BYTES = 16, 4096  # stop strings of a request, and their bytes in all
 MAX_TTL_S = 366 * 86400
 
 
-def _require_unicode(text: str) -> str:
-    """Refuse half of a surrogate pair, which JSON can say and no encoding can."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"is not Unicode text at character {error.start}") from error
-    return text
+def _require_short(stop: str | list[str]) -> str | list[str]:
+    """Refuse stop strings that are long: of each, what an answer ends with is held back and compared."""
+    num_bytes = sum(len(text.encode()) for text in ([stop] if isinstance(stop, str) else stop))
+    if num_bytes > MAX_STOP_BYTES:
+        raise ValueError(f"has {num_bytes} bytes of stop strings; {MAX_STOP_BYTES} at most")
+    return stop
 
 
-Unicode = Annotated[str, AfterValidator(_require_unicode)]
+# Lists are bounded, and validated up to their first mistake: each would be listed, with what else it might have been.
+_First = Field(fail_fast=True)
+MAX_PARTS = 10_000  # messages of a chat, and parts of one
+MAX_TOOLS = 1024
+Token = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+Texts = Annotated[list[str], _First]
+Stops = Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), AfterValidator(_require_short)]
+Objects = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)]
+Ids = Annotated[list[str], Field(max_length=1024, fail_fast=True)]
 _SEED = Field(default=None, ge=-(1 << 63), le=(1 << 64) - 1)
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
+    """What of a request has fields. Strict: a number is no text and no truth value, and a text is no number."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=(), strict=True)
 
 
 class CacheControl(Body):
@@ -37,7 +46,7 @@ class TextPart(Body):
     """A text. With a marker, all texts of the message up to here, since the last marker, are one chunk."""
 
     type: Literal["text", "input_text"]
-    text: Unicode
+    text: str
     cache_control: CacheControl | None = None
     prompt_cache_breakpoint: Any = None
 
@@ -50,7 +59,7 @@ class CachePart(Body):
 
 
 class FileId(Body):
-    file_id: str
+    file_id: str | None = None
 
 
 class FilePart(Body):
@@ -64,14 +73,14 @@ class Source(Body):
     """The text of a document, as Anthropic's API has it."""
 
     type: Literal["text"] = "text"
-    data: Unicode
+    data: str
 
 
 class DocumentPart(Body):
     """A document, in this place; it is compiled."""
 
     type: Literal["document"]
-    text: Unicode | None = None
+    text: str | None = None
     source: Source | None = None
 
 
@@ -81,30 +90,50 @@ class OtherPart(Body):
     type: str
 
 
-Part = TextPart | CachePart | FilePart | DocumentPart | OtherPart
+def _kind_of(part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return _KINDS.get(kind, "other") if isinstance(kind, str) else "other"
+
+
+_KINDS = {"text": "text", "input_text": "text", "cache": "cache", "file": "file", "document": "document"}
+Part = Annotated[
+    Annotated[TextPart, Tag("text")]
+    | Annotated[CachePart, Tag("cache")]
+    | Annotated[FilePart, Tag("file")]
+    | Annotated[DocumentPart, Tag("document")]
+    | Annotated[OtherPart, Tag("other")],
+    Discriminator(_kind_of),
+]
+Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class Message(Body):
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Unicode | list[Part] | None = None
+    content: str | Parts | None = None
     cache_control: CacheControl | None = None
     prompt_cache_breakpoint: Any = None
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 
 
 class DocumentText(Body):
     """A document beside the messages, as vLLM's API has it. A template may print its other fields."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(extra="allow")
 
-    text: Unicode
+    text: str
+
+
+Documents = Annotated[list[DocumentText], Field(max_length=1024, fail_fast=True)]
 
 
 class PicOptions(Body):
     """How a request is linked."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid")
 
     policy: str | None = None
     recognise: bool = True
@@ -124,35 +153,30 @@ class Generation(Body):
     top_p: float | None = Field(default=None, gt=0, le=1)
     n: int | None = Field(default=None, ge=1, le=MAX_N)
     seed: int | None = _SEED
-    stop: Unicode | Annotated[list[Unicode], Field(max_length=MAX_STOPS)] | None = None
+    stop: Annotated[str, AfterValidator(_require_short)] | Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     pic: bool | PicOptions | None = None
     verify: bool | None = None
-    cache_ids: Annotated[list[str], Field(max_length=1024)] | None = None
+    cache_ids: Ids | None = None
 
 
 class ChatRequest(Generation):
-    messages: Annotated[list[Message], Field(min_length=1)]
-    documents: Annotated[list[DocumentText], Field(max_length=1024)] | None = None
+    messages: Messages
+    documents: Documents | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1, le=1 << 31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
 
 
 class CompletionRequest(Generation):
-    prompt: (
-        Unicode
-        | list[Unicode]
-        | list[Annotated[int, Field(ge=0, le=(1 << 31) - 1)]]
-        | list[list[Annotated[int, Field(ge=0, le=(1 << 31) - 1)]]]
-    )
+    prompt: str | Texts | Annotated[list[Token], _First] | Annotated[list[Annotated[list[Token], _First]], _First]
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
     suffix: str | None = None
@@ -165,21 +189,21 @@ Ttl = Annotated[float, Field(gt=0, le=MAX_TTL_S)] | Annotated[str, Field(pattern
 class CacheRequest(Body):
     """A cache of a text, of messages, or of an uploaded file."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid")
 
     model: str
-    text: Unicode | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=1024)] | None = None
+    text: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
     file_id: str | None = None
     ttl: Ttl | None = None
     expires_at: float | None = Field(default=None, ge=0, le=1e11)
-    display_name: Unicode | None = Field(default=None, max_length=512)
+    display_name: str | None = Field(default=None, max_length=512)
     renew: bool = False
     chunk_tokens: int | None = Field(default=None, ge=16, le=1 << 20)
 
 
 class CacheChange(Body):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid")
 
     ttl: Ttl | None = None
     expires_at: float | None = Field(default=None, ge=0, le=1e11)
@@ -188,28 +212,28 @@ class CacheChange(Body):
 class LinkDocument(Body):
     """A document: a text, and what to call it, or the key of an object (as in git, abbreviated)."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid")
 
-    text: Unicode | None = None
-    source: Annotated[Unicode, Field(max_length=4096)] = "text"
+    text: str | None = None
+    source: str = Field(default="text", max_length=4096)
     key: Annotated[str, Field(pattern="^[0-9a-f]{4,64}$")] | None = None
 
 
 class LinkRequest(Body):
     """What `pic link` asks. `policy` is a mapping with algo and the policy's fields."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid")
 
-    query: Unicode
-    documents: Annotated[list[LinkDocument], Field(max_length=4096)] = Field(default_factory=list)
+    query: str
+    documents: Annotated[list[LinkDocument], Field(max_length=4096, fail_fast=True)] = Field(default_factory=list)
     policy: dict[str, Any]
-    head: Unicode | None = None
-    query_template: Unicode | None = None
+    head: str | None = None
+    query_template: str | None = None
     max_new_tokens: int = Field(default=64, ge=1, le=1 << 31)
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     seed: int = Field(default=0, ge=0, le=(1 << 64) - 1)
-    stop: Annotated[list[Unicode], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
+    stop: Stops = Field(default_factory=list)
     sinks: int | None = Field(default=None, ge=0, le=1024)
     chunk_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
     codec: str = "none"

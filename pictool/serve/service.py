@@ -1,4 +1,4 @@
-"""What all routes share: the home, tenants, leases, files, metrics; and how a request meets them."""
+"""What all routes share: the backend, tenants, leases, files, metrics; and how a request meets them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from fastapi import Request
 from prometheus_client import CollectorRegistry
 
-from pictool.serve.errors import ApiError, not_found
-from pictool.serve.files import Files
+from pictool.serve.errors import ApiError, model_not_found, not_found
+from pictool.serve.files import MAX_TOTAL_BYTES, Files
 from pictool.serve.metrics import Metrics
+from pictool.serve.prompts.learning import texts_of
+from pictool.serve.prompts.reading import hint_of
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.work import Delta, Event, Finished, Home, Started, Work
-from pictool.store.leases import Lease, Leases, leased_keys
+from pictool.serve.work import Backend, Delta, Event, Finished, Started, Work
+from pictool.store.leases import Lease, Leases, Share, leased_keys
 
 T = TypeVar("T")
 DEFAULT_TTL_S = 3600.0
@@ -26,16 +28,29 @@ DEFAULT_TTL_S = 3600.0
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """How a service works, whatever its home is.
+    """How a service works, whatever its backend is.
 
     Fields:
         default_ttl_s: of caches that name none. max_ttl_s: that they may name.
         max_body: bytes of a request at most.
+        lease_bytes: of objects that the caches of one tenant hold at most; None: any. See `lease_share`.
+        file_bytes: of uploaded texts of one tenant at most.
     """
 
     default_ttl_s: float = DEFAULT_TTL_S
     max_ttl_s: float = 30 * 86400.0
     max_body: int = 33 << 20
+    lease_bytes: int | None = None
+    file_bytes: int = MAX_TOTAL_BYTES
+
+
+def lease_share(max_bytes: int | None, keys: Keys) -> int | None:
+    """The bytes of a store's budget that the caches of each tenant may hold: equal parts of three quarters of it.
+
+    So there is room for an object of that size, whatever other tenants lease.
+    """
+    num_tenants = len({tenant.id for tenant in keys.tenants})
+    return None if max_bytes is None else 3 * max_bytes // (4 * num_tenants)
 
 
 class Service:
@@ -46,13 +61,14 @@ class Service:
     """
 
     def __init__(
-        self, home: Home, root: Path, keys: Keys, settings: ServiceSettings = ServiceSettings(),
+        self, backend: Backend, root: Path, keys: Keys, settings: ServiceSettings = ServiceSettings(),
         clock: Callable[[], float] = time.time, registry: CollectorRegistry | None = None,
     ) -> None:  # fmt: skip
-        self.home, self.keys, self.settings, self.clock = home, keys, settings, clock
-        self.leases, self.files = Leases(root, clock), Files(root)
-        leased_keys(root)  # a damaged file is told at the start, not to every client
-        self.metrics = Metrics(home.status, self.leases.count, registry)
+        self.backend, self.keys, self.settings, self.clock = backend, keys, settings, clock
+        self.leases = Leases(root, clock, Share(settings.lease_bytes))
+        self.files = Files(root, settings.file_bytes)
+        leased_keys(root)  # a damaged file, or a directory that is no store, is told at the start, not to every client
+        self.metrics = Metrics(backend.status, self.leases.count, registry)
 
     def tenant(self, request: Request) -> Tenant:
         """Whose a request is, by its bearer key (or x-api-key, x-goog-api-key, ?key=, as other clients send it).
@@ -73,11 +89,8 @@ class Service:
 
     def require_model(self, name: str) -> None:
         """Refuse another model's name. Raises ApiError 404."""
-        if name.removeprefix("models/") != self.home.model:
-            raise ApiError(
-                404, f"the model {name[:80]!r} is not served here; {self.home.model} is", param="model",
-                code="model_not_found",
-            )  # fmt: skip
+        if name.removeprefix("models/") != self.backend.model:
+            raise model_not_found(name, self.backend.model)
 
     def find_cache(self, tenant: Tenant) -> Callable[[str], Lease | None]:
         """Finds a tenant's caches by their ids, to be used."""
@@ -97,11 +110,12 @@ class Service:
     async def events(self, work: Work, started: float) -> AsyncGenerator[Event, None]:
         """The events of an answer, counted. `started` is when the request came, by time.perf_counter."""
         is_first = True
-        answer = self.home.answer(work)
+        answer = self.backend.answer(work)
         try:
             async for event in answer:
                 if isinstance(event, Started):
                     self.metrics.count_prompt(event.reuse)
+                    event = Started(replace(event.reuse, hint=hint_of(work.linking, texts_of(work.prompt))))
                 elif isinstance(event, Delta) and is_first:
                     self.metrics.ttft.observe(time.perf_counter() - started)
                     is_first = False

@@ -1,4 +1,4 @@
-"""Starting a home on the torch engine: what is checked before the first request."""
+"""Starting a backend on the torch engine: what is checked before the first request."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 from pictool.errors import InputError
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
+from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
 from pictool.serve.check import check_linking
-from pictool.serve.torch_home import HomeSettings, TorchHome
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
     from pictool.store.store import Store
 
 
-def start_home(
-    model: Model, store: Store, settings: HomeSettings, limit: float | None, refuses: bool = False,
+def start_backend(
+    model: Model, store: Store, settings: BackendSettings, limit: float | None, refuses: bool = False,
     warn: Callable[[str], None] = lambda _: None,
-) -> TorchHome:  # fmt: skip
+) -> TorchBackend:  # fmt: skip
     """Load the model, and check that it takes the policy well.
 
     Args:
@@ -30,23 +30,23 @@ def start_home(
         InputError: the check failed, and `refuses`. PicError: the model cannot be loaded.
     """
     _ = model.stack, model.target, model.eos_ids
-    home = TorchHome(model, store, settings)
+    backend = TorchBackend(model, store, settings)
     if limit is None or not settings.policy.needs.objects:
-        return home
+        return backend
     try:
         checked = check_linking(model, settings.policy, limit, store.root)
         label = label_of(settings.policy)
-        home.divergence = {label: checked.kl}
+        backend.divergence = {label: checked.kl}
         if not checked.is_good:
             problem = (
-                f"{label}: linked answers of {model.name} are {checked.kl:.3g} nats from full recompute, more than "
+                f"{label}: linked answers of {backend.model} are {checked.kl:.3g} nats from full recompute, more than "
                 f"{checked.limit:g}"
             )
             if refuses:
                 raise InputError(f"{problem}; try another --algo, or a larger --check-limit")
-            home.policy, home.problem = make_policy(BASELINE), problem
+            backend.policy, backend.problem = make_policy(BASELINE), problem
             warn(f"{problem}; requests that name no policy are answered exactly")
     except BaseException:
-        home.close()
+        backend.close()
         raise
-    return home
+    return backend

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,6 +87,13 @@ def read_keys(path: Path) -> Keys:
     if not tenants:
         raise InputError(f"{path}: has no keys; {_FORM}")
     return Keys(tenants)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _problem(words: list[str], tenants: Mapping[str, Tenant], salts: Mapping[str, str]) -> str | None:

@@ -1,7 +1,7 @@
-"""The contract between the router and the home that it is mounted in: what a request asks for, and what it gives.
+"""The contract between the router and the backend that it is mounted in: what a request asks for, and what it gives.
 
-The router knows HTTP, tenants, leases and the forms of several APIs. A home knows one engine. The router builds a
-`Work` from a request; the home answers with events. No module of the router imports an engine.
+The router knows HTTP, tenants, leases and the forms of several APIs. A backend knows one engine. The router builds a
+`Work` from a request; the backend answers with events. No module of the router imports an engine.
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ class Reuse:
         cached: tokens that were not computed.
         source: how the documents were found: "cache", "marker", "recognised", joined by "+"; "none".
         problem: why a prompt was computed that should have been linked.
+        hint: why documents in its texts were not recognised, as far as their form tells.
     """
 
     policy: str
@@ -151,6 +152,7 @@ class Reuse:
     cached: int = 0
     source: str = "none"
     problem: str | None = None
+    hint: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -158,7 +160,7 @@ class Reuse:
 
     def report(self) -> dict[str, Any]:
         """The field `pic` of a response."""
-        more = {} if self.problem is None else {"problem": self.problem}
+        more = {name: text for name in ("problem", "hint") if (text := getattr(self, name)) is not None}
         return {
             "policy": self.policy, "chunks": self.chunks, "exact_tokens": self.exact, "linked_tokens": self.linked,
             "recomputed_tokens": self.recomputed, "source": self.source,
@@ -211,7 +213,7 @@ Event = Started | Delta | Finished | Verified
 
 @dataclass(frozen=True)
 class CompiledText:
-    """An object that a home compiled, or had."""
+    """An object that a backend compiled, or had."""
 
     key: str
     num_tokens: int
@@ -219,7 +221,7 @@ class CompiledText:
 
 @dataclass(frozen=True)
 class Status:
-    """How a home is.
+    """How a backend is.
 
     Fields:
         divergence: KL(full ‖ linked) in nats by policy, of the start-up check.
@@ -238,7 +240,7 @@ class Status:
     pool: PoolCounts | None = None
 
 
-class Home(ABC):
+class Backend(ABC):
     """One engine with one model. `model` is the model's name in the API, `created` when it was started."""
 
     model: str
@@ -285,5 +287,5 @@ class Home(ABC):
         """Whether its engine can answer; what it was asked before is lost if not."""
         return True
 
-    def close(self) -> None:  # noqa: B027 (a home may hold nothing)
+    def close(self) -> None:  # noqa: B027 (a backend may hold nothing)
         """End what runs."""

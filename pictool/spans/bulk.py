@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import json
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pictool.compiler.chunking import read_text
 from pictool.errors import InputError
-from pictool.spans.query import Fragment, Map, Message, Query, nodes
+from pictool.spans.query import DEFAULT_MODEL, Augment, Chat, Fragment, Generate, Map, Message, Query, Retrieve, nodes
 from pictool.spans.reading import read_query, to_json
+from pictool.spans.retrieve import source_files
+
+if TYPE_CHECKING:
+    from pictool.spans.execute import Executor
 
 Items = Mapping[Any, int]  # what a query reads, each with its size
 TOGETHER = 16  # queries of a bulk that run at once
@@ -53,37 +57,71 @@ def read_bulk(text: str, name: str) -> list[BulkQuery]:
     Raises:
         InputError: names the line and the path to the node, or says that there are none.
     """
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise InputError(f"{name}: has no queries")
     return [BulkQuery(number, read_query(line, f"{name}:{number}", is_yaml=False)) for number, line in lines]
 
 
-def items_of(query: Query, base: Path, size: Callable[[str], int] = len) -> dict[Hashable, int]:
-    """The texts that a query's calls read, each with its size; of files by their paths.
+class MadeOf:
+    """Digests of what answers to queries follow from, by an executor that reads the files of now."""
 
-    Raises:
-        InputError: a file that cannot be read.
+    def __init__(self, executor: Executor) -> None:
+        from pictool.engines.answer_file import Contents, engine_identity
+
+        self._executor, self._contents = executor, Contents()
+        self._engine_identity = cache(lambda name: engine_identity(executor.engine_of(name), executor.options.policy))
+
+    def __call__(self, asked: BulkQuery) -> str | None:
+        """None for a query that cannot be run as it is."""
+        from pictool.engines.answer_file import digest_of
+
+        salt = self._executor.engine_of(DEFAULT_MODEL).model.salt
+        return digest_of(lambda: self._identity(asked), salt)
+
+    def _identity(self, asked: BulkQuery) -> list[Any]:
+        options, models, files = self._executor.options, {DEFAULT_MODEL}, list[Path]()
+        for _, node in nodes(asked.query):
+            match node:
+                case Generate() | Chat() | Map():
+                    models.add(node.call.model)
+                case Fragment(source, None):
+                    files.append(options.base / source)
+                case Retrieve():
+                    files += source_files(node.sources, options.base)
+        said = [
+            options.max_new_tokens, options.top_p, options.seed, asked.line, options.codec, options.arity,
+            asdict(options.budget), options.keeps_outputs, options.sorts_plus, options.has_rules,
+        ]  # fmt: skip
+        engines = [[name, self._engine_identity(name)] for name in sorted(models)]
+        return [to_json(asked.query), said, engines, [self._contents.of(path) for path in files]]
+
+
+def items_of(query: Query, base: Path, size: Callable[[str], int] = len) -> dict[Hashable, int]:
+    """The texts that a query's calls read, by their hashes, each with its size; less files that cannot be read.
+
+    What an R finds is among them once the query is optimised; the text of an `augment` always.
     """
-    texts: dict[Hashable, str] = {}
+    texts: list[str] = []
     for _, node in nodes(query):
         match node:
             case Fragment(source, None):
-                texts["file", source] = read_text(base / source)
-            case Fragment(_, str(text)) | Message(_, text):
-                texts["text", text] = text
+                with suppress(InputError):  # the query says so when it runs
+                    texts.append(read_text(base / source))
+            case Fragment(_, str(text)) | Message(_, text) | Augment(text=text):
+                texts.append(text)
             case Map(_, inputs):
-                texts |= {("text", text): text for text in inputs}
-    return {key: size(text) for key, text in texts.items()}
+                texts += inputs
+    return {hashlib.sha256(text.encode()).digest(): size(text) for text in texts}
 
 
 def schedule(queries: Sequence[Items], capacity: int) -> Schedule:
-    """Order queries for a cache that holds items of `capacity` in all."""
-    order = tuple(_greedy(queries, capacity))
-    total = sum(sum(items.values()) for items in queries)
-    return Schedule(
-        order, expected_hits(queries, capacity), expected_hits([queries[i] for i in order], capacity), total
-    )
+    """Order queries for a cache that holds items of `capacity` in all; as given where that is no worse."""
+    order, total = tuple(_greedy(queries, capacity)), sum(sum(items.values()) for items in queries)
+    as_given, planned = (expected_hits([queries[i] for i in each], capacity) for each in (range(len(queries)), order))
+    if planned <= as_given:
+        order, planned = tuple(range(len(queries))), as_given
+    return Schedule(order, as_given, planned, total)
 
 
 def expected_hits(queries: Sequence[Items], capacity: int) -> int:
@@ -145,55 +183,3 @@ def _greedy(queries: Sequence[Items], capacity: int) -> list[int]:
                         cached[reader] += sign * queries[reader][key]
                         heapq.heappush(heap, (-cached[reader], reader))
     return order
-
-
-class Asked(Protocol):
-    """What is asked on a line of a file; `digest` is the same only for the same."""
-
-    @property
-    def line(self) -> int: ...
-
-    @property
-    def digest(self) -> str: ...
-
-
-class AnswerFile:
-    """Answers as JSON Lines, appended and synced one at a time, so that a run that was stopped can go on.
-
-    A last line that is not whole was being written then, and is dropped; a query that failed is asked again.
-
-    Raises:
-        InputError: the file cannot be used, or has answers to other queries.
-    """
-
-    def __init__(self, path: Path, queries: Sequence[Asked]) -> None:
-        self._path = path
-        self._digests = {query.line: query.digest for query in queries}
-        self.answered: dict[int, dict[str, Any]] = {}
-        if path.exists():
-            self._read(path.read_bytes())
-
-    def append(self, query: Asked, result: Mapping[str, Any]) -> None:
-        record = {"line": query.line, "query": query.digest, **result}
-        with self._path.open("ab") as file:
-            file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _read(self, data: bytes) -> None:
-        whole, _, rest = data.rpartition(b"\n")
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                record = json.loads(line)
-                is_ours = self._digests.get(record["line"]) == record["query"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise InputError(
-                    f"{self._path}:{number}: is no answer to a query; name another file with -o"
-                ) from error
-            if not is_ours:
-                raise InputError(f"{self._path}:{number}: answers another query; name another file with -o")
-            if "error" not in record:
-                self.answered[record["line"]] = record
-        if rest:
-            with self._path.open("rb+") as file:
-                file.truncate(len(data) - len(rest))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from pictool.spans.optimise import label
-from pictool.spans.query import Query
+from pictool.spans.query import Query, nodes
 
 _STEP_X, _STEP_Y, _RADIUS, _MARGIN = 52, 64, 17, 30
 _COLORS = {
@@ -15,8 +15,16 @@ _COLORS = {
 }  # fmt: skip
 
 
+_MEANINGS = {
+    "S": "system message", "U": "user message", "A": "assistant message", "F": "text of a file", "R": "retrieval",
+    "G": "model call", "G¹": "prepares what is below it", "C": "chat: a model call", "+": "parts whose order is free",
+    "⋈": "parts in their order", "M": "runs, and gives nothing",
+}  # fmt: skip
+_LEGEND_WIDTH = 240
+
+
 def draw(trees: Sequence[tuple[str, Query]]) -> str:
-    """Trees side by side, each with its title, as the text of an SVG file. A node's tooltip has its fields."""
+    """Trees side by side, each with its title, and what symbols mean, as an SVG file. Tooltips have the fields."""
     parts: list[str] = []
     left, height = 0.0, 0.0
     for title, query in trees:
@@ -24,9 +32,22 @@ def draw(trees: Sequence[tuple[str, Query]]) -> str:
         parts.append(f'<text x="{left + width / 2:g}" y="20" class="title">{_visible(title)}</text>')
         left += width
         height = max(height, 2 * _MARGIN + 20 + query.depth * _STEP_Y)
-    style = "text{font:13px sans-serif;text-anchor:middle}.title{font-weight:bold}line{stroke:#888}circle{stroke:#555}"
+    legend = _legend([query for _, query in trees])
+    for line, entry in enumerate(legend):
+        parts.append(f'<text x="{_MARGIN}" y="{height + 16 * line:g}" class="legend">{_visible(entry)}</text>')
+    left, height = max(left, _LEGEND_WIDTH), height + 16 * len(legend)
+    style = (
+        "text{font:13px sans-serif;text-anchor:middle}.title{font-weight:bold}.legend{text-anchor:start;font-size:11px}"
+        "line{stroke:#888}circle{stroke:#555}"
+    )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{left:g}" height="{height:g}">'
     return "\n".join([head, f"<style>{style}</style>", *parts, "</svg>", ""])
+
+
+def _legend(trees: Sequence[Query]) -> list[str]:
+    """A line for each symbol in the trees."""
+    symbols = {node.symbol for tree in trees for _, node in nodes(tree)}
+    return [f"{symbol}: {meaning}" for symbol, meaning in _MEANINGS.items() if symbol in symbols]
 
 
 def _visible(text: str) -> str:
@@ -36,7 +57,7 @@ def _visible(text: str) -> str:
 
 def _draw(query: Query, left: float, parts: list[str]) -> float:
     """Draw one tree; returns its width. Leaves are a step apart, every other node is above its children's middle."""
-    nodes: list[str] = []
+    circles: list[str] = []
     next_leaf = left + _MARGIN + _RADIUS
 
     def place(node: Query, level: int) -> float:
@@ -49,12 +70,12 @@ def _draw(query: Query, left: float, parts: list[str]) -> float:
             x, next_leaf = next_leaf, next_leaf + _STEP_X
         parts.extend(f'<line x1="{x:g}" y1="{y:g}" x2="{child:g}" y2="{y + _STEP_Y:g}"/>' for child in below)
         color = _COLORS.get(node.kind, "#e8e8e8")
-        nodes.append(
+        circles.append(
             f'<g><title>{_visible(label(node))}</title><circle cx="{x:g}" cy="{y:g}" r="{_RADIUS}" fill="{color}"/>'
             f'<text x="{x:g}" y="{y + 5:g}">{escape(node.symbol)}</text></g>'
         )
         return x
 
     place(query, 0)
-    parts.extend(nodes)
+    parts.extend(circles)
     return next_leaf - _STEP_X - left + _RADIUS + _MARGIN

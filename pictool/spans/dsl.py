@@ -84,6 +84,34 @@ def repeat(n: int, inner: nodes.Generate) -> nodes.Repeat:
     return nodes.Repeat(inner, n)
 
 
+def map_(
+    *texts: str, model: str = DEFAULT_MODEL, max_tokens: int | None = MAX_TOKENS,
+    temperature: float | None = TEMPERATURE,
+) -> nodes.Map:  # fmt: skip
+    """An output for each of several users' messages."""
+    return nodes.Map(Call(model, max_tokens, temperature), texts)
+
+
+def zip_(first: Item, second: Item) -> nodes.Zip:
+    """`first` before each item of `second`."""
+    return nodes.Zip(_query(first), _query(second))
+
+
+def augment(query: Item, name: str, text: str, embedding_model: str = DEFAULT_MODEL) -> nodes.Augment:
+    """R of spnl: fragments of one document that concern a query."""
+    return nodes.Augment(_query(query), embedding_model, name, text)
+
+
+def ask(text: str) -> nodes.Ask:
+    """A message that the user types when the query runs."""
+    return nodes.Ask(text)
+
+
+def print_(text: str) -> nodes.Print:
+    """A message that is shown when the query runs."""
+    return nodes.Print(text)
+
+
 def monad(*items: Item) -> nodes.Monad:
     """Runs, and gives nothing."""
     return nodes.Monad(_one(items))

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,30 +32,27 @@ from pictool.spans.outcome import Done, QueryError, Result
 from pictool.spans.prompt import FileText, Output, Span, make_prompt, seam_after, span_text, spans_of
 from pictool.spans.query import (
     DEFAULT_MODEL,
+    Checkpoint,
     Generate,
     Join,
     Message,
-    OnNode,
     Par,
     Path,
     Plus,
     Query,
     Seq,
-    no_wait,
+    no_checkpoint,
     path_text,
     with_origins,
 )
-from pictool.spans.retrieve import Retriever, bm25, find_fragments, query_text
+from pictool.spans.retrieve import FileFragments, Retriever, bm25, find_fragments, query_text
 from pictool.spans.rules import SIMPLIFICATIONS, Options, has_calls, is_deterministic, needs_running
-from pictool.spans.tasks import Task, one_by_one, run, run_in_steps, together
+from pictool.spans.tasks import Task, one_by_one, run, together
 
 if TYPE_CHECKING:
     from pictool.engines.base import Answer, Engine
 
 NOTHING = Seq(())
-STEP_NODES = 256  # that are evaluated in one step, at most
-# Answers a call, as `TorchEngine.answer_steps` does; a step that yields True ends a turn.
-AnswerSteps = Callable[[Spec], Generator[bool | None, None, "Answer"]]
 _T = TypeVar("_T")
 
 
@@ -84,6 +81,8 @@ class Hooks:
         on_answer: with a call's path and its answer, which holds the KV; it is forgotten afterwards.
         on_text: with each piece of the last call's text, if the query is one call.
         on_print: with the text of each print. ask: with a question; what the user types.
+        on_skip: with why a file of a folder is not retrieved from.
+        checkpoint: at every node that is optimised or evaluated, and before every call.
     """
 
     on_done: Callable[[Done], None] = _quiet
@@ -91,6 +90,8 @@ class Hooks:
     on_text: Callable[[str], None] | None = None
     on_print: Callable[[str], None] = _quiet
     ask: Callable[[str], str] = _nobody
+    on_skip: Callable[[InputError], None] = _quiet
+    checkpoint: Checkpoint = no_checkpoint
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,13 @@ class RunOptions:
         codec: how the KV of spans is kept.
         base: the folder that files are relative to.
         arity: judges of more candidates become trees of such judges; None: none do.
+        sorts_plus: children of a + are put in the order of their content, so that equal sets are equal prefixes.
+        has_rules: whether the optimizer changes a query at all.
         keeps_outputs: an outer call reads an output's tokens as they were generated, and links their KV as it was
             computed then, which not every engine can; else its text is read and compiled as any other.
         retriever: chooses the fragments of an R.
+        side_by_side: calls that are ready at once reach the engine together. Else they run one after the other, and
+            what is below a call is evaluated just before it, so that little of a large query is in memory.
     """
 
     policy: Policy = field(default_factory=lambda: make_policy(DEFAULT))
@@ -115,9 +120,12 @@ class RunOptions:
     codec: str = CODEC
     base: FilePath = FilePath()
     arity: int | None = None
+    sorts_plus: bool = False
+    has_rules: bool = True
     budget: Budget = Budget()
     keeps_outputs: bool = True
     retriever: Retriever = bm25
+    side_by_side: bool = True
 
 
 class Executor:
@@ -127,19 +135,16 @@ class Executor:
         self, engine_of: Callable[[str], Engine], options: RunOptions = RunOptions(), hooks: Hooks = Hooks()
     ) -> None:
         self.engine_of, self.options, self._hooks = engine_of, options, hooks
+        self._files = FileFragments()
 
-    def optimise(self, query: Query, on_node: OnNode = no_wait) -> Optimised:
-        """A query as it is to be run; files that it retrieves from are read here.
-
-        Args:
-            on_node: called with every node, once and again.
-
-        Raises:
-            InputError: files that cannot be read.
-        """
-        is_exact = not self.options.policy.needs.objects
-        options = Options(is_exact, arity=self.options.arity, retrieve=self._retrieve_flat)
-        return optimise(with_origins(query, on_node=on_node), options, on_node=on_node)
+    def optimise(self, query: Query) -> Optimised:
+        """A query as it is to be run. Reads the files that it retrieves from; raises InputError if it cannot."""
+        own, checkpoint = self.options, self._hooks.checkpoint
+        query = with_origins(query, checkpoint=checkpoint)
+        if not own.has_rules:
+            return Optimised(query, query, ())
+        options = Options(own.sorts_plus, arity=own.arity, retrieve=cache(self._retrieve_flat))
+        return optimise(query, options, checkpoint=checkpoint)
 
     def run(self, query: Query) -> Result:
         """Run a query as it is.
@@ -147,49 +152,33 @@ class Executor:
         Raises:
             QueryError: the node that failed, why, and what was done before.
         """
-        return _returned(self.run_all([query])[0])
-
-    def steps(self, query: Query, answer: AnswerSteps) -> Generator[bool | None, None, Result]:
-        """As `run`, a step at a time, for a caller that does other work between steps. Outputs are not kept.
-
-        Calls run one after the other, and what is below one is evaluated just before it, so that no step, however
-        large the query is, evaluates more than `STEP_NODES` nodes.
-
-        Args:
-            answer: answers each call, whichever model it names.
-
-        Yields:
-            True where a call is about to begin after another one, and where so many nodes were evaluated.
-        """
-        assert not self.options.keeps_outputs
-        running = _Run(self, query, self._hooks, answer)
-        return _returned((yield from run_in_steps(running.task(_quiet), running.perform_in_steps)))
+        (outcome,) = self.run_all([query])
+        if isinstance(outcome, QueryError):
+            raise outcome
+        return outcome
 
     def run_all(
-        self, queries: Sequence[Query], on_end: Callable[[int, Result | QueryError], None] = _quiet
-    ) -> list[Result | QueryError]:
+        self, queries: Sequence[Query], on_end: Callable[[int, Result | QueryError], None] = _quiet,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Result | QueryError]:  # fmt: skip
         """Run several queries, each as `run` does; calls of all that are ready at once reach the engine together.
 
         Args:
             on_end: called with the index of a query and its outcome as soon as it has ended.
+            seeds: of each query; None: that of the options.
         """
-        runs = [_Run(self, query, self._hooks) for query in queries]
+        seeds = seeds or [self.options.seed] * len(queries)
+        runs = [_Run(self, query, self._hooks, seed) for query, seed in zip(queries, seeds, strict=True)]
         return run(together([each.task(partial(on_end, index)) for index, each in enumerate(runs)]), _perform)
 
     def retrieve(self, node: nodes.Retrieve | nodes.Augment, query: str) -> list[nodes.Fragment]:
         """The fragments of an R for a query's text. Raises InputError for files that cannot be read."""
         options = self.options
-        return find_fragments(node, query, options.base, self.engine_of(DEFAULT_MODEL).model, options.retriever)
+        model = self.engine_of(DEFAULT_MODEL).model
+        return find_fragments(node, query, options.base, model, options.retriever, self._files, self._hooks.on_skip)
 
     def _retrieve_flat(self, node: nodes.Retrieve | nodes.Augment) -> Sequence[nodes.Fragment] | None:
         return None if needs_running(node.input) else self.retrieve(node, query_text(node.input))
-
-
-def _returned(outcome: Result | QueryError) -> Result:
-    """A result, or the error raised."""
-    if isinstance(outcome, QueryError):
-        raise outcome
-    return outcome
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,15 +197,15 @@ _Task = Task["_Asked", "Done | PicError", _T]
 
 
 class _Run:
-    """One run of one query, in steps if `answer` is given. `done` grows."""
+    """One run of one query. `done` grows."""
 
-    def __init__(self, executor: Executor, query: Query, hooks: Hooks, answer: AnswerSteps | None = None) -> None:
+    def __init__(self, executor: Executor, query: Query, hooks: Hooks, seed: int) -> None:
         self._executor, self._options, self._query, self._hooks = executor, executor.options, query, hooks
-        self._answer = answer
+        self._seed = seed
         self.done: list[Done] = []
         self._known: dict[Query, Done] = {}
         self._asked: set[Query] = set()  # calls whose answers are to come, and others wait for
-        self._started, self._tokens, self._num_evaluated = time.monotonic(), 0, 0
+        self._started, self._tokens = time.monotonic(), 0
 
     def task(self, on_end: Callable[[Result | QueryError], None]) -> _Task[Result | QueryError]:
         """The whole run: what the query gives, messages and joins of them; or why it gives nothing."""
@@ -230,8 +219,7 @@ class _Run:
         return outcome
 
     def _evaluate(self, node: Query, path: Path) -> _Task[Query]:
-        if self._ends_step():
-            yield ()
+        self._hooks.checkpoint()
         match node:
             case Message():
                 return node
@@ -271,13 +259,8 @@ class _Run:
         return (yield from one_by_one(tasks) if isinstance(node, Seq) else self._side_by_side(tasks))
 
     def _side_by_side(self, tasks: Iterable[_Task[_T]]) -> _Task[list[_T]]:
-        """What tasks give that do not depend on one another. In steps, each is begun when its turn comes."""
-        return together(list(tasks)) if self._answer is None else one_by_one(tasks)
-
-    def _ends_step(self) -> bool:
-        """Count a node, in steps; whether others may come in before it."""
-        self._num_evaluated += 1
-        return self._answer is not None and self._num_evaluated % STEP_NODES == 0
+        """What tasks give that do not depend on one another."""
+        return together(list(tasks)) if self._options.side_by_side else one_by_one(tasks)
 
     def _fragment(self, node: nodes.Fragment, path: Path) -> Message:
         if node.text is not None:
@@ -305,11 +288,9 @@ class _Run:
             return
         objects = Spec(policy=self._options.policy, codec=self._options.codec).objects
         for model, spans in texts.items():
-            for batch in [spans] if self._answer is None else [[span] for span in spans]:
-                with self._failing(node, path):
-                    engine = self._executor.engine_of(model)
-                    engine.compile([make_chunk(engine.model, span_text(span), span.source) for span in batch], objects)
-                yield ()
+            with self._failing(node, path):
+                engine = self._executor.engine_of(model)
+                engine.compile([make_chunk(engine.model, span_text(span), span.source) for span in spans], objects)
 
     def _repeat(self, node: nodes.Repeat, path: Path) -> _Task[Query]:
         """The outputs of one call, whose input is run once."""
@@ -337,8 +318,7 @@ class _Run:
 
     def _ask(self, node: Generate | nodes.Chat, path: Path, at: Path, over: Query) -> _Task[Output]:
         """The output of a call over what is below it; of an equal one before, if there is one."""
-        if self._ends_step():
-            yield ()
+        self._hooks.checkpoint()
         while node in self._asked:
             yield ()
         if is_deterministic(node) and node in self._known:
@@ -367,34 +347,11 @@ class _Run:
 
     @property
     def is_serial(self) -> bool:
-        """Whether its calls run one after the other: the next one depends on what is left of a budget."""
+        """Whether its calls run one after the other, as where the next one depends on what is left of a budget."""
         budget = self._options.budget
-        return budget.tokens is not None or (self.keeps and budget.seconds is not None)
-
-    def perform_in_steps(self, wave: Sequence[_Asked]) -> Generator[bool | None, None, list[Done | QueryError]]:
-        """Run calls one after the other, until one fails."""
-        outcomes: list[Done | QueryError] = []
-        for asked in wave:
-            if self.done:
-                yield True
-            outcomes.append((yield from self._answer_in_steps(asked)))
-            if isinstance(outcomes[-1], QueryError):
-                break
-        if not wave:  # after an object was compiled, or many nodes were evaluated
-            yield True
-        return outcomes
-
-    def _answer_in_steps(self, asked: _Asked) -> Generator[bool | None, None, Done | QueryError]:
-        assert self._answer is not None
-        started, spec = time.monotonic(), self.begin(asked)
-        if isinstance(spec, QueryError):
-            return spec
-        answer: Answer | PicError
-        try:
-            answer = yield from self._answer(spec)
-        except PicError as error:
-            answer = error
-        return self.record(asked, answer, started)
+        return (
+            not self._options.side_by_side or budget.tokens is not None or (self.keeps and budget.seconds is not None)
+        )
 
     def begin(self, asked: _Asked) -> Spec | QueryError:
         """What the engine is asked for, or why the call cannot begin."""
@@ -454,7 +411,7 @@ class _Run:
         limit = call.max_tokens or options.max_new_tokens
         if options.budget.tokens is not None:
             limit = min(limit, options.budget.tokens - self._tokens)
-        sampling = Sampling(call.temperature or 0.0, options.top_p, node_seed(options.seed, asked.at))
+        sampling = Sampling(call.temperature or 0.0, options.top_p, node_seed(self._seed, asked.at))
         spec = Spec.raw(prompt.documents, prompt.tail, options.policy, prompt.head)
         return replace(spec, max_new_tokens=limit, sampling=sampling, codec=options.codec)
 
@@ -561,7 +518,7 @@ def node_seed(seed: int, path: Path) -> int:
 
 def _zipped(first: Query, second: Query) -> Query:
     """`first` before each item of `second` that is not empty; a + as `first` takes each item in (spnl)."""
-    second = optimise(second, rules=SIMPLIFICATIONS).after
+    second = optimise(Seq((second,)), rules=SIMPLIFICATIONS).after
     if not isinstance(second, Join):
         second = Seq((second,))
     if isinstance(first, Plus):

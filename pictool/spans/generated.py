@@ -1,9 +1,9 @@
 """Generated objects: the KV of an output as it was computed while it was generated, un-rotated, token by token.
 
-In the store a generated object is a block whose `parent` names all that it was generated after: the prompt's tokens,
-where its spans begin, which of these were generated objects themselves, and the policy. Its own key is over that and
-the tokens. So equal names mean equal KV, no text names such an object, and nothing of it is ever taken for the object
-that compiling the same tokens gives.
+In the store a generated object is a block whose `parent` names all that its KV follows from: the prompt's tokens,
+where its spans begin, the objects that were linked there, the rows that were computed, and its codec. Its own key is
+over that and the tokens. So equal names mean equal KV, no text names such an object, and nothing of it is ever taken
+for the object that compiling the same tokens gives.
 
 An output's KV is kept from the image of a link, so by engines that show one.
 """
@@ -25,9 +25,9 @@ from pictool.engines.base import Answer, Engine, LinkResult
 from pictool.errors import PicError
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate
-from pictool.runtime.image import Image
+from pictool.runtime.memory.image import Image
 from pictool.runtime.tensors import require_finite, to_bytes
-from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 
 
@@ -97,12 +97,13 @@ def keep_output(
     require_finite(f"an output of {model.name}", model.dtype, *keys, *values)
     pairs = [(to_bytes(key), to_bytes(value)) for key, value in zip(keys, values, strict=True)]
     ids = np.asarray(own, dtype=np.int32)
-    parent, rotation = _parent(answer), model.stack.rotation_id(image.layout.num_tokens)
+    parent, rotation = _parent(answer, codec), model.stack.rotation_id(image.layout.num_tokens)
     identity = model.target.identify_block(ids, parent, rotation, model.salt)
     meta = ObjectMeta(
         identity.key, model.target, len(own), 0, codec, parent=parent, rotation=rotation or None,
         salted=identity.salted,
     )  # fmt: skip
+    model.require_storable()
     store.put(CompiledChunk(meta, text, ids, pairs))
     return identity.key
 
@@ -120,11 +121,14 @@ def _fresh_keys(image: Image, count: int) -> list[Tensor]:
     return [torch.cat([key[0] for key in steps[layer::layers]], dim=1) for layer in range(layers)]
 
 
-def _parent(answer: Answer) -> str:
-    """Names all that determines the KV after which an output was generated."""
-    spans = [part.generated for part in answer.linked.parts]
-    layout, policy, model = answer.link.layout, answer.link.policy, answer.loaded
-    identity = [asdict(model.target), policy.name, policy.params, list(layout.starts), spans]
+def _parent(answer: Answer, codec: str) -> str:
+    """Names all that determines the KV after which an output was generated, and how the output's is kept."""
+    linked, layout, model = answer.linked, answer.link.layout, answer.loaded
+    policy, keys, rows = linked.policy, list[str](), b""
+    if policy.needs.objects:  # a policy without is exact: its KV is that of the tokens, wherever it came from
+        keys, rows = [part.keys(model)[0] for part in linked.parts], np.packbits(linked.rows).tobytes()
+    identity = [asdict(model.target), policy.name, policy.params, list(layout.starts), keys, codec]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
-    digest.update(layout.tokens.astype("<i4").tobytes())
+    for data in (layout.tokens.astype("<i4").tobytes(), rows):
+        digest.update(data)
     return Identity.of(digest.hexdigest(), model.salt).key

@@ -10,19 +10,21 @@ from pictool.spans.query import (
     DEFAULT_MODEL,
     Call,
     Chat,
+    Checkpoint,
     Generate,
+    Join,
     Map,
-    OnNode,
+    Monad,
     Path,
     Query,
     Repeat,
     attributes,
-    no_wait,
+    no_checkpoint,
     nodes,
     path_text,
     shape,
 )
-from pictool.spans.rules import RULES, Effect, Options, Rule, Site, is_deterministic
+from pictool.spans.rules import RULES, Effect, Options, Rule, Site, has_calls, is_deterministic
 
 _SHOWN = 60  # characters of a text, in trees
 
@@ -38,7 +40,9 @@ class Step:
     after: Query
 
     def __str__(self) -> str:
-        return f"{self.rule} at {path_text(self.path)}: {shape(self.before)} → {shape(self.after)}"
+        """With what it changes, where that is something."""
+        effect = "" if self.effect is Effect.NOTHING else f" ({self.effect.value})"
+        return f"{self.rule} at {path_text(self.path)}: {shape(self.before)} → {shape(self.after)}{effect}"
 
 
 @dataclass(frozen=True)
@@ -60,24 +64,43 @@ class Optimised:
 
     def explain(self) -> str:
         """The tree before, the steps, the tree after, and which calls run once."""
-        steps = [f"{number}. {step}" for number, step in enumerate(self.steps, 1)] or ["no rule applies"]
+        steps = [f"{number}. {step}" for number, step in enumerate(self.steps, 1)]
         shared = [f"{path_text(path)} runs once, as {path_text(first)}" for path, first in self.shared.items()]
-        return "\n".join(["before", tree_text(self.before), "", *steps, "", "after", tree_text(self.after), *shared])
+        before = ["before", tree_text(self.before), "", *steps, "", "after"] if steps else ["no rule applies"]
+        return "\n".join([*before, tree_text(self.after), *shared])
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that are answered, each output of a repeat and a map, less those that have the answer of another."""
+        shared = self.shared
+
+        def count(node: Query, path: Path, is_prepared: bool) -> int:
+            if path in shared:
+                return 0
+            own = _num_inputs(node)
+            if isinstance(node, Generate | Chat):  # a G¹ in a monad compiles
+                own = not (is_prepared and node.call.max_tokens == 1 and not has_calls(node.input))
+            elif isinstance(node, Repeat) and node.input.varies:
+                own = node.n - 1
+            inner = is_prepared if isinstance(node, Join) else isinstance(node, Monad)
+            return own + sum(count(child, path + step, inner) for step, child in node.steps())
+
+        return count(self.after, (), is_prepared=False)
 
 
 def optimise(
-    query: Query, options: Options = Options(), rules: Sequence[Rule] = RULES, on_node: OnNode = no_wait
+    query: Query, options: Options = Options(), rules: Sequence[Rule] = RULES, checkpoint: Checkpoint = no_checkpoint
 ) -> Optimised:
     """Apply rules until none matches. The rules decide by `options` what they may change.
 
     Args:
-        on_node: called with every node to which rules are applied.
+        checkpoint: called with every node to which rules are applied.
 
     Raises:
         InputError: a tree that becomes too deep, or fragments that cannot be read.
     """
     steps: list[Step] = []
-    after = _Rewriting(rules, steps, on_node).fixpoint(query, (), Site(options))
+    after = _Rewriting(rules, steps, checkpoint).fixpoint(query, (), Site(options))
     return Optimised(query, after, tuple(steps))
 
 
@@ -152,7 +175,7 @@ class _Rewriting:
 
     rules: Sequence[Rule]
     steps: list[Step]
-    on_node: OnNode
+    checkpoint: Checkpoint
 
     def fixpoint(self, node: Query, path: Path, site: Site) -> Query:
         """A node to which, and below which, no rule applies any more."""
@@ -170,7 +193,7 @@ class _Rewriting:
     def _applied(self, node: Query, path: Path, site: Site) -> Query:
         """A node to which no rule applies any more; those below it may still match."""
         while True:
-            self.on_node()
+            self.checkpoint()
             new = self._apply(node, path, site)
             if new is None:
                 return node

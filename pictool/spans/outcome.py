@@ -33,6 +33,8 @@ class Done:
         own: the answer's report.
         spans: `[start, end)` of the head, each document and the tail in its prompt.
         object: the key of its generated object; empty if there is none.
+        is_exact: whether it is what full recompute of its prompt gives: nothing was reused but prefixes, or every row
+            of the context was computed.
     """
 
     path: Path
@@ -43,6 +45,7 @@ class Done:
     seconds: float = 0.0
     is_shared: bool = False
     object: str = ""
+    is_exact: bool = True
 
     @classmethod
     def of(cls, path: Path, answer: Answer) -> Done:
@@ -54,12 +57,20 @@ class Done:
         if str(model.tokenizer.decode(list(tokens))) != generated.text:  # a stop string, or special tokens within
             tokens = model.encode(generated.text)
         spans = (layout.head, *layout.chunks, layout.tail)
-        return cls(path, generated.text, tokens, answer.report(), spans)
+        reuses = answer.link.policy.needs.objects and bool(layout.chunks)  # a head alone is a prefix
+        is_exact = not reuses or answer.link.recomputed >= layout.num_context
+        return cls(path, generated.text, tokens, answer.report(), spans, is_exact=is_exact)
 
     def report(self) -> dict[str, Any]:
         """As `pic query --json` has it: the answer's own report, with the path and the spans of the prompt."""
         spans = [list(span) for span in self.spans]
-        more = {"path": path_text(self.path), "shared": self.is_shared, "seconds": self.seconds, "spans": spans}
+        more = {
+            "path": path_text(self.path),
+            "shared": self.is_shared,
+            "exact": self.is_exact,
+            "seconds": self.seconds,
+            "spans": spans,
+        }
         return more | {"object": self.object or None} | dict(self.own)
 
 

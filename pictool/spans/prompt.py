@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pictool.compiler.chunking import encode_within
 from pictool.core import Chunk, GeneratedChunk
 from pictool.errors import InputError, ModelError
-from pictool.runtime.template import CHAT_QUERY, PLAIN_QUERY
+from pictool.runtime.chat.template import CHAT_QUERY, PLAIN_QUERY
 from pictool.spans.query import Fragment, Join, Message, Par, Plus, Query, Role
 
 if TYPE_CHECKING:

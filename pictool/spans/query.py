@@ -33,15 +33,16 @@ from pictool.errors import InputError
 
 MAX_DEPTH = 128
 DEFAULT_MODEL = "default"  # of calls that leave it to the executor
+_LOCAL = ("pic", "spnl", "local")  # providers whose models run here
 MAX_TOKENS, TEMPERATURE = 0, 0.6  # of spnl's `g`, where it says nothing
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 Path = tuple[str | int, ...]  # to a node, by keys and indices of its JSON
-OnNode = Callable[[], None]  # called with every node that a pass over a tree meets; its caller may wait there
+Checkpoint = Callable[[], None]  # called at every node of a pass over a tree; it may let other work go on, or raise
 
 
-def no_wait() -> None:
-    """An `OnNode` of who waits for nothing."""
+def no_checkpoint() -> None:
+    """A `Checkpoint` that does nothing."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,10 @@ class Call:
     model: str
     max_tokens: int | None = MAX_TOKENS
     temperature: float | None = TEMPERATURE
+
+    def __post_init__(self) -> None:
+        if isinstance(self.temperature, float) and self.temperature.is_integer():  # 0.0 is written as 0, its equal
+            object.__setattr__(self, "temperature", int(self.temperature))
 
 
 @dataclass(frozen=True)
@@ -341,10 +346,10 @@ def nodes(query: Query, path: Path = ()) -> Iterator[tuple[Path, Query]]:
         waiting += reversed([(path + step, child) for step, child in node.steps()])
 
 
-def with_origins(query: Query, path: Path = (), on_node: OnNode = no_wait) -> Query:
+def with_origins(query: Query, path: Path = (), checkpoint: Checkpoint = no_checkpoint) -> Query:
     """The same tree, in which every node says where it is; what was read from a file says so already."""
-    on_node()
-    below = [with_origins(child, path + step, on_node) for step, child in query.steps()]
+    checkpoint()
+    below = [with_origins(child, path + step, checkpoint) for step, child in query.steps()]
     if any(new is not old for new, old in zip(below, query.children, strict=True)):
         query = query.with_children(below)
     return query if query.origin is not None else replace(query, origin=path)
@@ -354,6 +359,12 @@ def shape(query: Query) -> str:
     """The tree without its texts, as figures draw it: `G(⋈(S, +(F, F), U))`."""
     below = ", ".join(shape(child) for child in query.children)
     return f"{query.symbol}({below})" if isinstance(query, Join | Over | Zip) else query.symbol
+
+
+def model_name(model: str) -> str:
+    """A call's model without its provider, if that is one whose models run here: "NAME" for "spnl/NAME"."""
+    provider, slash, rest = model.partition("/")
+    return rest if slash and provider in _LOCAL else model
 
 
 def path_text(path: Path) -> str:

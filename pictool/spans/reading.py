@@ -15,7 +15,6 @@ Leniently: a list as `input` is a ⋈ of its items, `repeat` takes `query: {"g":
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,21 +23,35 @@ from typing import Any
 from pictool.errors import InputError
 from pictool.reading import parse_json, shown
 from pictool.spans import query as nodes
-from pictool.spans.query import MAX_DEPTH, MAX_TOKENS, ROLES, TEMPERATURE, Call, OnNode, Path, Query, no_wait, path_text
+from pictool.spans.query import (
+    MAX_DEPTH,
+    MAX_TOKENS,
+    ROLES,
+    TEMPERATURE,
+    Call,
+    Checkpoint,
+    Path,
+    Query,
+    no_checkpoint,
+    path_text,
+)
 
 MAX_NODES = 100_000
+YAML_NODES = 5  # of a query's node: its mapping, its key, its value's own mapping and keys
 MAX_REPEAT = 255  # as of spnl
 _JOINS = {join.kind: join for join in nodes.JOINS}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{},]', re.DOTALL)
 
 
-def read_query(text: str, name: str = "query", is_yaml: bool | None = None, on_node: OnNode = no_wait) -> Query:
+def read_query(
+    text: str, name: str = "query", is_yaml: bool | None = None, checkpoint: Checkpoint = no_checkpoint
+) -> Query:
     """The query that a text describes.
 
     Args:
         name: of the file, for messages.
         is_yaml: whether the text is YAML or JSON; None: JSON if it begins with a brace.
-        on_node: called with every node that is read.
+        checkpoint: called with every node that is read.
 
     Raises:
         InputError: one line with the name, the path to the node, and what it must be.
@@ -49,7 +62,7 @@ def read_query(text: str, name: str = "query", is_yaml: bool | None = None, on_n
         data = _load_yaml(text, name) if is_yaml else _load_json(text, name)
     except RecursionError as error:
         raise _Reader(name).fail(_deep_path(text), f"is nested deeper than {MAX_DEPTH} levels; flatten it") from error
-    return _Reader(name, on_node).read(data, ())
+    return _Reader(name, checkpoint).read(data, ())
 
 
 def to_data(query: Query) -> dict[str, Any]:
@@ -93,8 +106,8 @@ def to_json(query: Query, indent: int | None = None) -> str:
 class _Reader:
     """Turns parsed JSON or YAML into nodes. Every error names the path."""
 
-    def __init__(self, name: str, on_node: OnNode = no_wait) -> None:
-        self._name, self._count, self._on_node = name, 0, on_node
+    def __init__(self, name: str, checkpoint: Checkpoint = no_checkpoint) -> None:
+        self._name, self._count, self._checkpoint = name, 0, checkpoint
 
     def fail(self, path: Path, problem: str) -> InputError:
         return InputError(f"{self._name}: {path_text(path)}: {problem}")
@@ -103,7 +116,7 @@ class _Reader:
         return self.fail(path, f"the query has more than {MAX_NODES} nodes; split it")
 
     def read(self, data: Any, path: Path, depth: int = 1) -> Query:
-        self._on_node()
+        self._checkpoint()
         self._count += 1
         if self._count > MAX_NODES:
             raise self._too_many(path)
@@ -166,7 +179,7 @@ class _Reader:
         tokens, temperature = value.get("max_tokens", MAX_TOKENS), value.get("temperature", TEMPERATURE)
         if tokens is not None:
             tokens = self._whole(tokens, (*path, "max_tokens"), 0, 2**31 - 1)
-        is_number = type(temperature) in (int, float) and math.isfinite(temperature) and 0 <= temperature <= 1000
+        is_number = type(temperature) in (int, float) and 0 <= temperature <= 1000
         if temperature is not None and not is_number:
             problem = f"must be a number from 0 to 1000, not {_shown(temperature)}"
             raise self.fail((*path, "temperature"), problem)
@@ -274,25 +287,14 @@ def _load_json(text: str, name: str) -> Any:
 
 
 def _load_yaml(text: str, name: str) -> Any:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """A key that comes twice is refused; PyYAML keeps the last."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [str(key.value) for key, _ in node.value]
-            if len(set(keys)) < len(keys):
-                raise yaml.constructor.ConstructorError(None, None, "a key comes twice", node.start_mark)
-            return super().construct_mapping(node, deep)
+    from pictool import strict_yaml
 
     try:
-        return yaml.load(text, Loader)  # a safe loader
+        return strict_yaml.load(text, YAML_NODES * MAX_NODES, max_depth=None, has_aliases=True)
     except RecursionError:
         raise
     except Exception as error:  # YAMLError; PyYAML raises others where a tag and a value do not go together
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise InputError(f"{name}: is not YAML ({where}{' '.join(problem.split())[:200]})") from error
+        raise InputError(f"{name}: is not YAML ({strict_yaml.problem(error)})") from error
 
 
 def _deep_path(text: str) -> Path:

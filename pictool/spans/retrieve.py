@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunks, read_text
 from pictool.errors import InputError
+from pictool.reading import file_state, is_within
 from pictool.spans.query import Augment, Fragment, Join, Message, Query, Retrieve
 
 if TYPE_CHECKING:
@@ -22,30 +25,80 @@ _WORDS = r"(?u)\w+"
 Retriever = Callable[[str, Sequence[Fragment], int], Sequence[Fragment]]
 
 
+class TextIndex:
+    """Texts that are ranked by BM25."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        import bm25s
+
+        words = _words(texts)
+        self._order: Sequence[int] = range(len(texts))
+        self._index = None
+        if any(words):
+            self._index = bm25s.BM25()
+            self._index.index(words, show_progress=False)
+
+    def ranked(self, query: str) -> Sequence[int]:
+        """The indices of all texts, the best first; of equal ones the earlier."""
+        import numpy as np
+
+        (words,) = _words([query])
+        if self._index is None or not words:
+            return self._order
+        return [int(at) for at in np.argsort(-self._index.get_scores(words), kind="stable")]
+
+
+def _words(texts: Sequence[str]) -> list[list[str]]:
+    import bm25s
+
+    words: list[list[str]] = bm25s.tokenize(
+        list(texts), token_pattern=_WORDS, stopwords=None, return_ids=False, show_progress=False
+    )
+    return words
+
+
 def bm25(query: str, fragments: Sequence[Fragment], k: int) -> list[Fragment]:
     """The k fragments with the highest BM25 scores; of equal ones the earlier."""
-    import bm25s
-    import numpy as np
+    ranked = TextIndex([fragment.text or "" for fragment in fragments]).ranked(query)
+    return [fragments[at] for at in ranked[:k]]
 
-    words = bm25s.tokenize([fragment.text or "" for fragment in fragments], token_pattern=_WORDS, stopwords=None,
-                           return_ids=False, show_progress=False)  # fmt: skip
-    (asked,) = bm25s.tokenize([query], token_pattern=_WORDS, stopwords=None, return_ids=False, show_progress=False)
-    if not any(words) or not asked:
-        return list(fragments[:k])
-    index = bm25s.BM25()
-    index.index(words, show_progress=False)
-    order = np.argsort(-index.get_scores(asked), kind="stable")
-    return [fragments[at] for at in order[:k]]
+
+class NoTextError(InputError):
+    """A file that has no text, or none that can be read."""
+
+
+class FileFragments:
+    """Fragments of files. A file that has not changed is not read and cut again."""
+
+    def __init__(self) -> None:
+        self._cached = lru_cache(MAX_FILES)(self._read)
+
+    def of(self, path: Path, model: Model, chunk_tokens: int | None) -> list[Fragment]:
+        """The fragments of a file, of at most `chunk_tokens` of the model's tokens. Raises InputError."""
+        with suppress(OSError):
+            return self._cached(path, model, chunk_tokens, file_state(path))
+        return self._read(path, model, chunk_tokens)  # says what is wrong
+
+    def _read(self, path: Path, model: Model, chunk_tokens: int | None, *_: object) -> list[Fragment]:
+        try:
+            text = read_text(path)
+        except InputError as error:
+            raise NoTextError(str(error)) from error
+        chunks = make_chunks(model, text, str(path), chunk_tokens)
+        return [Fragment(chunk.source, chunk.text) for chunk in chunks]
 
 
 def find_fragments(
-    node: Retrieve | Augment, query: str, base: Path, model: Model, retriever: Retriever = bm25
-) -> list[Fragment]:
+    node: Retrieve | Augment, query: str, base: Path, model: Model, retriever: Retriever = bm25,
+    files: FileFragments | None = None, on_skip: Callable[[InputError], None] = lambda error: None,
+) -> list[Fragment]:  # fmt: skip
     """What an R takes: all fragments of its sources in their order, or the `k` that concern the query's text.
 
     Args:
         base: the folder that its sources are relative to.
         model: whose tokens `chunk_tokens` counts.
+        files: remembers the fragments of files for the next R.
+        on_skip: called with why a file of a folder is left out: it is no text.
 
     Raises:
         InputError: a source that cannot be read.
@@ -53,13 +106,28 @@ def find_fragments(
     if isinstance(node, Augment):
         return [Fragment(node.name, node.text)]
     fragments = [
-        Fragment(chunk.source, chunk.text)
+        fragment
         for path in source_files(node.sources, base)
-        for chunk in make_chunks(model, read_text(path), str(path), node.chunk_tokens)
+        for fragment in _fragments_of(path, node, base, model, files or FileFragments(), on_skip)
     ]
+    if not fragments:
+        raise InputError(f"{', '.join(node.sources)}: none of the files is text; name files or folders of text")
     if node.k is None or node.k >= len(fragments):
         return fragments
     return list(retriever(query, fragments, node.k))
+
+
+def _fragments_of(
+    path: Path, node: Retrieve, base: Path, model: Model, files: FileFragments, on_skip: Callable[[InputError], None]
+) -> list[Fragment]:  # fmt: skip
+    """The fragments of a file. What is no text is skipped in a folder, and refused by name."""
+    try:
+        return files.of(path, model, node.chunk_tokens)
+    except NoTextError as error:
+        if path in {base / source for source in node.sources}:
+            raise
+        on_skip(error)
+        return []
 
 
 def source_files(sources: Sequence[str], base: Path) -> list[Path]:
@@ -84,11 +152,13 @@ def source_files(sources: Sequence[str], base: Path) -> list[Path]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """The regular files of a folder and all below it, but for hidden ones; links to folders are not followed."""
+    """The regular files of a folder and all below it, but for hidden ones; links to folders, or out of it, are not
+    followed.
+    """
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = (Path(root, name) for name in names if not name.startswith("."))
-        yield from (path for path in paths if path.is_file())
+        yield from (path for path in paths if path.is_file() and is_within(path, folder))
 
 
 def query_text(query: Query) -> str:

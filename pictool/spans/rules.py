@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import count, islice
 
+from pictool.errors import InputError
 from pictool.spans.query import (
     JOINS,
     Augment,
@@ -26,6 +28,7 @@ from pictool.spans.query import (
     Message,
     Monad,
     Par,
+    Path,
     Plus,
     Query,
     Repeat,
@@ -34,7 +37,7 @@ from pictool.spans.query import (
     Zip,
     nodes,
 )
-from pictool.spans.reading import to_json
+from pictool.spans.reading import MAX_NODES, to_json
 
 
 class Effect(Enum):
@@ -50,15 +53,15 @@ class Options:
     """What the optimizer may do.
 
     Fields:
-        is_exact: the policy is exact, so the order of what commutes costs no quality and decides what a prefix cache
-            hits.
+        sorts_plus: children of a + are put in the order of their content; that decides what a prefix cache hits, and
+            changes answers.
         for_pages: the query is to be serialised for a cache of paged prefixes, which holds an output only after its
             own input. Linked objects need no such thing.
         arity: judges of more children of a + than this become a tree of such judges; None: none do.
         retrieve: finds the fragments of an R. R stays where it gives None, or is None.
     """
 
-    is_exact: bool = False
+    sorts_plus: bool = False
     for_pages: bool = False
     arity: int | None = None
     retrieve: Callable[[Retrieve | Augment], Sequence[Fragment] | None] | None = None
@@ -87,7 +90,7 @@ def desugar_chat(node: Query, site: Site) -> Query | None:
     if not isinstance(node, Chat):
         return None
     parts = node.input.parts if isinstance(node.input, Seq | Cross) else (node.input,)
-    return Generate(Cross(parts), node.call)
+    return Generate(Cross(parts), node.call, origin=node.origin)
 
 
 def desugar_retrieval(node: Query, site: Site) -> Query | None:
@@ -153,33 +156,48 @@ def distribute_plus(node: Query, site: Site) -> Query | None:
 
 def order_plus(node: Query, site: Site) -> Query | None:
     """Children of a + in the order of their content, so that equal sets of them are equal prefixes."""
-    if not isinstance(node, Plus) or not site.options.is_exact:
+    if not isinstance(node, Plus) or not site.options.sorts_plus:
         return None
     parts = tuple(sorted(node.parts, key=to_json))
     return Plus(parts) if parts != node.parts else None
 
 
 def reduce_by_tree(node: Query, site: Site) -> Query | None:
-    """A G over a + of many children becomes a tree of such G of at most `arity` children (§6, fig. 16)."""
+    """A G over a + of many candidates becomes a tree of such G of at most `arity` candidates (§6, fig. 16).
+
+    Candidates are the outputs of calls; every judge reads what else is in the +, as pages. Of a + without calls all
+    children are candidates. Each judge draws its own: it has an origin of its own.
+    """
     arity = site.options.arity
     if arity is None or not isinstance(node, Generate):
         return None
     parts = node.input.parts if isinstance(node.input, Seq | Cross) else (node.input,)
-    many = [index for index, part in enumerate(parts) if isinstance(part, Plus)]
-    if len(many) != 1:
+    joins = [index for index, part in enumerate(parts) if isinstance(part, Plus)]
+    at, *others = [index for index in joins if has_calls(parts[index])] or joins or [-1]
+    if at < 0 or others:
         return None
-    (at,) = many
-    candidates = parts[at].children
+    children = [output for child in parts[at].children for output in _outputs(child)]
+    calls = [child for child in children if has_calls(child)]
+    candidates, pages = (calls, [child for child in children if not has_calls(child)]) if calls else (children, [])
     if len(candidates) <= arity:
         return None
+    numbers = count()
 
-    def judge(group: Sequence[Query]) -> Query:
-        if len(group) == 1:
-            return group[0]
-        return node.with_children([_replaced(node.input, at, Plus(tuple(group)))])
+    def judge(group: Sequence[Query], *number: int) -> Query:
+        step: Path = ("judge", *number) if number else ()
+        origin = None if node.origin is None else node.origin + step
+        over = _replaced(node.input, at, Plus((*pages, *group)))
+        return replace(node, input=over, origin=origin)
 
-    groups = [candidates[start : start + arity] for start in range(0, len(candidates), arity)]
-    return judge([judge(group) for group in groups])
+    while len(candidates) > arity:
+        groups = [candidates[start : start + arity] for start in range(0, len(candidates), arity)]
+        candidates = [group[0] if len(group) == 1 else judge(group, next(numbers)) for group in groups]
+    tree = judge(candidates)
+    if sum(1 for _ in islice(nodes(tree), MAX_NODES + 1)) > MAX_NODES:
+        raise InputError(
+            f"as a tree of judges of {arity} the query has more than {MAX_NODES} nodes; judge more at once"
+        )
+    return tree
 
 
 SIMPLIFICATIONS = (
@@ -212,6 +230,28 @@ def has_calls(query: Query) -> bool:
 def needs_running(query: Query) -> bool:
     """Whether it is anything but messages and joins of them."""
     return any(not isinstance(node, Message | Join) for _, node in nodes(query))
+
+
+def _outputs(child: Query) -> list[Query]:
+    """A child of a + as what it gives there: a repeat, a map or a par is as many children.
+
+    A repeat whose input varies stays one: each output's call would draw its input anew.
+    """
+    match child:
+        case Plus(parts) | Par(parts):
+            return [output for part in parts for output in _outputs(part)]
+        case Repeat() if not child.input.input.varies:
+            return [
+                call if call.origin is None else replace(call, origin=(*call.origin, index))
+                for index, call in enumerate([child.input] * child.n)
+            ]
+        case Map(call, inputs):
+            written = None if child.origin is None else (*child.origin, "map")
+            return [
+                Generate(Message("user", text), call, origin=None if written is None else (*written, index))
+                for index, text in enumerate(inputs)
+            ]
+    return [child]
 
 
 def _splice(node: Join, matches: Callable[[int, Query], bool]) -> Query | None:

@@ -37,6 +37,7 @@ class CallRun:
     Fields:
         recomputed: mean rows of the context per layer. reused: tokens of the context less these.
         is_shared: an equal call had been run, whose answer and trace these are.
+        is_exact: whether its answer is that of full recompute of its prompt; None: an earlier release did not say.
     """
 
     path: NodePath
@@ -49,6 +50,7 @@ class CallRun:
     ttft_s: float
     is_shared: bool
     trace: Path | None
+    is_exact: bool | None
 
     @property
     def reused(self) -> float:
@@ -148,6 +150,7 @@ def _call(folder: Path, entry: Any) -> CallRun:
         _path(entry["node"]), _text(entry["answer"]), _text(entry["algo"]), _number(tokens["context"]),
         _number(tokens["recomputed"]), _number(tokens["prompt"]), _number(tokens["generated"]),
         float(_number(timing["ttft_s"])), entry["shared"] is True, None if trace is None else folder / trace,
+        None if "exact" not in entry else entry["exact"] is True,
     )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import islice
 from typing import TypeVar
 
-Step = TypeVar("Step")
 Request = TypeVar("Request")
 Outcome = TypeVar("Outcome")
 Result = TypeVar("Result")
@@ -72,21 +71,6 @@ def run(task: Task[Request, Outcome, Result], perform: Callable[[Sequence[Reques
         requests = next(task)
         while True:
             outcomes = perform(requests)
-            requests = task.send(outcomes)
-    except StopIteration as stop:
-        result: Result = stop.value
-        return result
-
-
-def run_in_steps(
-    task: Task[Request, Outcome, Result],
-    perform: Callable[[Sequence[Request]], Generator[Step, None, Sequence[Outcome]]],
-) -> Generator[Step, None, Result]:
-    """As `run`, of a `perform` that has a wave done in steps, which are yielded."""
-    try:
-        requests = next(task)
-        while True:
-            outcomes = yield from perform(requests)
             requests = task.send(outcomes)
     except StopIteration as stop:
         result: Result = stop.value

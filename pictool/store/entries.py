@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pictool.store.files import is_temp
+
 SUFFIX = ".kvo"
 DEFAULT_ROOT = ".pic"
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
@@ -65,9 +67,9 @@ def object_path(root: Path, key: str) -> Path:
 
 
 def shards(root: Path) -> list[str]:
-    """The directories of objects, each named by the two digits that its keys begin with; sorted."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return sorted(name for name in os.listdir(root / "objects") if len(name) == 2)
+    """The directories of objects, each named by the two digits that its keys begin with; sorted. No link is one."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(root / "objects") as found:
+        return sorted(entry.name for entry in found if len(entry.name) == 2 and not entry.is_symlink())
     return []
 
 
@@ -94,12 +96,17 @@ def entries(root: Path) -> Iterator[Entry]:
 
 
 def litter_candidates(root: Path) -> list[Path]:
-    """Temp files: of live writers, and of those that were killed."""
+    """Temp files: of live writers, and of those that were killed. What has another name than they have is not ours."""
     with suppress(FileNotFoundError, NotADirectoryError):
-        return sorted(path for path in (root / "tmp").iterdir() if path.is_symlink() or not path.is_dir())
+        temps = sorted(filter(is_temp, (root / "tmp").iterdir()))
+        return [path for path in temps if path.is_symlink() or not path.is_dir()]
     return []
 
 
 def inner_stores(root: Path) -> list[Path]:
-    """The stores in directories of this one (`Store.within`), as evaluations make them."""
-    return sorted(path.parent for path in root.glob("*/*/objects") if path.is_dir() and not path.parent.is_symlink())
+    """The stores in directories of this one (`Store.within`), as evaluations make them; through no link.
+
+    Those in scratch directories are their processes' own.
+    """
+    found = (path.parent for path in root.glob("[!.]*/*/objects") if path.is_dir())
+    return sorted(path for path in found if not (path.is_symlink() or path.parent.is_symlink()))

@@ -10,14 +10,16 @@ import itertools
 import os
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pictool.errors import StoreError
+from pictool.errors import NoRoomError, StoreError
+from pictool.store.directory import claim
 from pictool.store.entries import Entry, entries
-from pictool.store.files import fsync_directory, locked, make_directory, make_file
+from pictool.store.files import fsync_directory, locked, make_directory, make_file, require_no_links
 from pictool.store.leases import leased_keys
 
 LOCK = "lock"  # holds the bytes of all objects, as decimal text
@@ -43,6 +45,19 @@ class Tally:
         return Tally(self.count + other.count, self.num_bytes + other.num_bytes)
 
 
+@contextmanager
+def locked_store(root: Path) -> Iterator[int]:
+    """Hold the lock under which objects appear and disappear; yields its descriptor.
+
+    Raises:
+        StoreError: the directory is no store.
+        OSError: it cannot be locked.
+    """
+    claim(root)
+    with locked(root / LOCK) as fd:
+        yield fd
+
+
 def publish(root: Path, temp: Path, target: Path, max_bytes: int | None, replace: bool = True) -> Tally | None:
     """Make a complete temp file visible as an object; others are evicted first if the budget requires it.
 
@@ -50,7 +65,7 @@ def publish(root: Path, temp: Path, target: Path, max_bytes: int | None, replace
         what was evicted; None if there is an object already and `replace` is False: it stays then.
 
     Raises:
-        StoreError: it cannot fit into the budget.
+        NoRoomError: it cannot fit into the budget.
     """
     size, evicted = temp.stat().st_size, Tally()
     if target.is_dir() and not target.is_symlink():
@@ -59,8 +74,8 @@ def publish(root: Path, temp: Path, target: Path, max_bytes: int | None, replace
     if target.is_dir() and not target.is_symlink():
         raise StoreError(f"{target}: is a directory, where an object belongs; move it away")
     if max_bytes is not None and size > max_bytes:
-        raise StoreError(f"{target}: {size:,d} bytes, but the store may hold {max_bytes:,d}; allow it more")
-    with locked(root / LOCK) as fd:
+        raise NoRoomError(f"{target}: {size:,d} bytes, but the store may hold {max_bytes:,d}; allow it more")
+    with locked_store(root) as fd:
         replaced = Entry.of(target)
         if replaced and not replace:
             return None
@@ -69,7 +84,7 @@ def publish(root: Path, temp: Path, target: Path, max_bytes: int | None, replace
             forget_total(fd)
             total, evicted = _evict(root, int(max_bytes * _LOW_WATER) - size, target)
         if max_bytes is not None and total + size > max_bytes:
-            raise StoreError(f"{target}: does not fit, pinned or leased objects fill {root}; allow it more")
+            raise NoRoomError(f"{target}: does not fit, pinned or leased objects fill {root}; allow it more")
         _write_total(fd, total + size)
         os.replace(temp, target)
     return evicted
@@ -100,7 +115,7 @@ def shrink(root: Path, max_bytes: int | None) -> tuple[int, Tally]:
     """
     total, evicted = 0, Tally()
     for _ in range(_PASSES if root.is_dir() else 0):
-        with locked(root / LOCK) as fd:
+        with locked_store(root) as fd:
             objects = list(entries(root))
             total = Tally.of(objects).num_bytes
             _write_total(fd, total)
@@ -131,7 +146,7 @@ def would_shrink(root: Path, max_bytes: int | None) -> list[Entry]:
 
 def remove_all(root: Path, objects: list[Entry]) -> Tally:
     """Remove these objects, at least one, except those that were used meanwhile."""
-    with locked(root / LOCK) as fd:
+    with locked_store(root) as fd:
         total = _read_total(fd, root)
         removed = _remove_together(objects)
         _write_total(fd, max(0, total - removed.num_bytes))
@@ -176,7 +191,7 @@ def _reset_future_times(objects: list[Entry]) -> None:
     for entry in objects:
         if entry.used_ns > now:
             with suppress(FileNotFoundError):
-                os.utime(entry.path)
+                os.utime(entry.path, follow_symlinks=False)
 
 
 # The bytes of all objects, in the lock's file
@@ -218,6 +233,7 @@ def kept(root: Path) -> frozenset[str]:
 
 def pin(root: Path, key: str) -> None:
     """Keep an object from being evicted or expired."""
+    claim(root)
     try:
         make_directory(root / "pins", root)
         make_file(root / "pins" / key)
@@ -229,6 +245,7 @@ def pin(root: Path, key: str) -> None:
 def unpin(root: Path, key: str) -> None:
     """Let an object be evicted and expired again."""
     try:
+        require_no_links(root / "pins", root)
         (root / "pins" / key).unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(f"{root / 'pins'}: cannot be written ({error.strerror}); nothing was unpinned") from error

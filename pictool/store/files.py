@@ -12,6 +12,7 @@ import fcntl
 import glob
 import hashlib
 import os
+import re
 import resource
 import secrets
 import stat
@@ -28,7 +29,9 @@ Publish = Callable[[Path, Path], None]  # makes a complete temp file visible und
 _OTHER_FILES = 128  # that a process has open beside objects
 _PATIENCE = 1000  # times 1 ms to wait for another writer of the same output
 _OWNER_ONLY = 0o700
+_TEMP = re.compile(r"\..*\.[0-9a-f]{16}\.tmp", re.DOTALL)
 _SHARED_BITS = 0o2777  # of a directory, that those in it inherit
+_durable: set[tuple[int, int]] = set()  # directories whose names this process has seen on the disk: device, inode
 
 
 @contextmanager
@@ -53,7 +56,7 @@ def atomic_write(
             with path.open("wb") as file:
                 yield file
             return
-        make_directory(target.parent, store)
+        make_directory(target.parent, store, durable)
         with _output_file(target) if temp_dir is None else _temp_file(temp_dir, path.name[:16], store) as file:
             yield file
             file.flush()
@@ -88,7 +91,7 @@ def _output_file(target: Path) -> Iterator[BinaryIO]:
             yield file
         return
     name = f"{target.name[:16]}.{_digest(target)}"
-    for left in target.parent.glob(f".{glob.escape(name)}.*.tmp"):
+    for left in filter(is_temp, target.parent.glob(f".{glob.escape(name)}.*.tmp")):
         remove_litter(left)
     with _temp_file(target.parent, name, None) as file:
         yield file
@@ -138,8 +141,6 @@ def _digest(target: Path) -> str:
 def _temp_file(directory: Path, name: str, store: Path | None) -> Iterator[BinaryIO]:
     """A new file, locked; it is removed at the end unless it was renamed."""
     make_directory(directory, store)
-    if store is not None:
-        require_no_link(directory)
     while True:
         temp = directory / f".{name}.{secrets.token_hex(8)}.tmp"
         try:
@@ -155,11 +156,17 @@ def _temp_file(directory: Path, name: str, store: Path | None) -> Iterator[Binar
                 temp.unlink()
 
 
+def is_temp(path: Path) -> bool:
+    """Whether this is the name of a temp file of ours, `.NAME.<16 hex>.tmp`. No other is ever removed."""
+    return _TEMP.fullmatch(path.name) is not None
+
+
 def remove_litter(temp: Path) -> int | None:
     """Remove a temp file if its writer is gone; its size, or None if it stays. The lock is held meanwhile.
 
     What is no regular file has no writer. Another user's file that may not be opened stays.
     """
+    assert is_temp(temp)
     try:
         fd = open_regular(temp, os.O_NOFOLLOW)
     except NotRegularError:
@@ -197,21 +204,38 @@ def is_litter(temp: Path) -> bool:
         os.close(fd)
 
 
-def make_directory(path: Path, store: Path | None = None) -> None:
+def make_directory(path: Path, store: Path | None = None, durable: bool = True) -> None:
     """Make a directory and what is missing above it, so that it outlives a power failure.
+
+    Each is on the disk before one is made in it. So of those that a killed process made, the last one may not be: it is
+    synchronised by whoever uses it next.
 
     Args:
         store: its directory, if this one is in a store: it is made for the owner alone, those in it as it is.
+        durable: without, one that is there already is not synchronised.
+
+    Raises:
+        OSError: it cannot be made, or one in the store is a symbolic link.
     """
-    if path.is_dir():
-        return
+    if store is not None:
+        require_no_links(path, store)
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    above = missing[-1].parent if missing else path
+    if durable and _identity(above) not in _durable:
+        with suppress(PermissionError):  # it is not ours
+            fsync_directory(above.absolute().parent)
+        _durable.add(_identity(above))
     for directory in reversed(missing):
         with suppress(FileExistsError):  # made meanwhile
             _make_one(directory, store)
-    path.mkdir(exist_ok=True)  # raises if it is something else
-    for directory in reversed(missing):
         fsync_directory(directory.parent)
+        _durable.add(_identity(directory))
+    path.mkdir(exist_ok=True)  # raises if it is something else
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _make_one(directory: Path, store: Path | None) -> None:
@@ -223,14 +247,16 @@ def _make_one(directory: Path, store: Path | None) -> None:
         directory.chmod(directory.parent.stat().st_mode & _SHARED_BITS)
 
 
-def require_no_link(directory: Path) -> None:
-    """Refuse a directory of a store that is a link: what is written to it, or removed from it, is elsewhere.
+def require_no_links(path: Path, store: Path) -> None:
+    """Refuse a directory that is reached through a link in a store: what is changed there is elsewhere.
 
     Raises:
-        OSError: it is one.
+        OSError: it, or one above it in the store, is a link. `objects` may be one.
     """
-    if directory.is_symlink():
-        raise OSError(errno.ELOOP, f"{directory.name} is a symbolic link; remove it")
+    if path.is_relative_to(store):
+        for directory in (path, *path.parents)[: len(path.parts) - len(store.parts)]:
+            if directory != store / "objects" and directory.is_symlink():
+                raise OSError(errno.ELOOP, f"{directory.name} is a symbolic link; remove it")
 
 
 def make_file(path: Path) -> None:

@@ -1,37 +1,54 @@
 """Leases: names that a server gives to objects of a store, each with an expiry.
 
-    .pic/leases.sqlite3     a row for each lease, written before its name is given away
+    .pic/leases.sqlite3             a row for each lease, written before its name is given away
+    .pic/leases.sqlite3-journal     sqlite's; it keeps room on the disk, so that leases can be ended on a full one
 
-Several leases may share an object. While one of them has not expired, the object is neither evicted nor expired, by
-whatever process; when the last one ends, nothing happens to the object until space is needed. A lease belongs to a
-tenant, and to others it does not exist. Times are seconds since 1970, by the system's clock: a lease ends on time
-whether or not the server runs.
+Several leases may share an object. While one of them has not expired, and a while after, the object is neither evicted
+nor expired, by whatever process; when the last one ends, nothing happens to the object until space is needed. A lease
+belongs to a tenant, and to others it does not exist. Times are seconds since 1970, by the system's clock: a lease ends
+on time whether or not the server runs. Rows of leases that have expired stay for a time, so that a process whose clock
+is wrong ends none for good.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import secrets
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pictool.errors import StoreError
-from pictool.store.databases import clear_place, has_schema, is_empty
-from pictool.store.entries import is_key
-from pictool.store.files import make_directory, make_file
+from pictool.errors import NoRoomError, StoreError, UnwritableStoreError
+from pictool.reading import open_regular
+from pictool.store.directory import claim, require_store
+from pictool.store.entries import Entry, is_key, object_path
+from pictool.store.files import make_file
+from pictool.store.side.databases import has_schema, is_empty
 
 LEASES_FILE = "leases.sqlite3"
+_ID = re.compile("cache-[0-9a-f]{32}")
 _WAIT_S = 10.0
+_KEPT_S = 600.0  # that objects stay after their lease: requests that were sent before may still wait
+_EXPIRED_BYTES = 16 << 20  # of leases that have expired, which are kept
+_JOURNAL_BYTES = 64 << 10
 _SCHEMA = (
     "CREATE TABLE leases (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created REAL NOT NULL, expires REAL NOT NULL, "
     "body TEXT NOT NULL) WITHOUT ROWID"
 )
+_PURGE = (  # those that expired first, beyond some bytes of those that have expired
+    "DELETE FROM leases WHERE id IN (SELECT id FROM (SELECT id, sum(length(body)) OVER (ORDER BY expires DESC, id) "
+    "AS bytes FROM leases WHERE expires <= ?) WHERE bytes > ?)"
+)
+_UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL)
+_log = logging.getLogger("pictool.serve")
 Clock = Callable[[], float]
 
 
@@ -42,6 +59,28 @@ class LeasedObject:
     key: str
     num_tokens: int
     role: str = "user"
+
+
+class ShareError(NoRoomError):
+    """A tenant's leases would be more than its share; says what of."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What the leases of one tenant may have at most; `num_bytes` of objects, each of which counts once; None: any."""
+
+    num_bytes: int | None = None
+    num_objects: int = 100_000
+    num_leases: int = 10_000
+
+    def require(self, num_bytes: int, num_objects: int, num_leases: int) -> None:
+        """Refuse what is more. Raises ShareError."""
+        for count, most, what in (
+            (num_bytes, self.num_bytes, "bytes of objects"), (num_objects, self.num_objects, "objects"),
+            (num_leases, self.num_leases, "caches"),
+        ):  # fmt: skip
+            if most is not None and count > most:
+                raise ShareError(f"your caches would have {count:,d} {what}; {most:,d} at most, so end some")
 
 
 @dataclass(frozen=True)
@@ -78,11 +117,18 @@ class Lease:
     def _of(cls, row: Sequence[Any]) -> Lease:
         name, tenant, created, expires, text = row
         body = json.loads(text)
-        objects = tuple(LeasedObject(str(key), int(count), str(role)) for key, count, role in body["objects"])
         return cls(
-            str(name), tenant, str(body["model"]), objects, float(created), float(expires), float(body["ttl"]),
+            str(name), tenant, str(body["model"]), _objects(body), float(created), float(expires), float(body["ttl"]),
             str(body["name"]), bool(body["renews"]),
         )  # fmt: skip
+
+
+def _objects(body: Any) -> tuple[LeasedObject, ...]:
+    """The objects of a lease's body. Raises ValueError, TypeError or LookupError: it is damaged."""
+    objects = tuple(LeasedObject(key, int(count), str(role)) for key, count, role in body["objects"])
+    if any(not is_key(entry.key) for entry in objects):
+        raise ValueError("a row has no key of an object where one belongs")
+    return objects
 
 
 class Leases:
@@ -91,35 +137,71 @@ class Leases:
     Every method raises StoreError for a file that is damaged or cannot be written.
     """
 
-    def __init__(self, root: Path, clock: Clock = time.time) -> None:
-        self._root, self._clock, self._is_ready = root, clock, False
+    def __init__(self, root: Path, clock: Clock = time.time, share: Share = Share()) -> None:
+        self._root, self._clock, self._share, self._is_ready = root, clock, share, False
 
     def add(
         self, tenant: str, model: str, objects: Sequence[LeasedObject], expires: float, *, name: str = "",
         renews: bool = False,
     ) -> Lease:  # fmt: skip
-        """Lease objects until `expires`. Once this returns, the lease outlives a power failure."""
+        """Lease objects until `expires`. Once this returns, the lease outlives a power failure.
+
+        Raises:
+            ShareError: it would be more than the tenant's share.
+        """
         now = self._clock()
         lease = Lease(
             f"cache-{secrets.token_hex(16)}", tenant, model, tuple(objects), now, expires, expires - now, name, renews
         )
         with self._open() as db, db:
-            db.execute("DELETE FROM leases WHERE expires <= ?", (now,))
+            db.execute("BEGIN IMMEDIATE")
+            db.execute(_PURGE, (now, _EXPIRED_BYTES))
+            self._require_share(db, lease)
             db.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?)", lease._row())
+        self._reserve()
         return lease
+
+    def _require_share(self, db: sqlite3.Connection, lease: Lease) -> None:
+        rows = db.execute(
+            "SELECT body FROM leases WHERE tenant = ? AND expires > ?", (lease.tenant, lease.created)
+        ).fetchall()  # fmt: skip
+        objects = [*lease.objects, *(entry for (body,) in rows for entry in _objects(json.loads(body)))]
+        num_bytes = 0
+        if self._share.num_bytes is not None:
+            found = [Entry.of(object_path(self._root, key)) for key in {entry.key for entry in objects}]
+            num_bytes = sum(entry.num_bytes for entry in found if entry is not None)
+        self._share.require(num_bytes, len(objects), 1 + len(rows))
+
+    def _reserve(self) -> None:
+        """Give the journal room on the disk, which it keeps: to end a lease, or to change it, then needs no more."""
+        with suppress(OSError), os.fdopen(open_regular(self._journal, os.O_RDWR | os.O_NOFOLLOW)) as file:
+            if os.fstat(file.fileno()).st_size < _JOURNAL_BYTES:
+                os.posix_fallocate(file.fileno(), 0, _JOURNAL_BYTES)
+
+    @property
+    def _journal(self) -> Path:
+        return self._root / f"{LEASES_FILE}-journal"
 
     def find(self, name: str, tenant: str) -> Lease | None:
         """A lease of a tenant that has not expired."""
-        with self._open() as db:
+        with self._as_it_is() as db:
             return self._find(db, name, tenant)
 
     def use(self, name: str, tenant: str) -> Lease | None:
-        """`find` for a request: a lease that renews lasts its whole time again."""
+        """`find` for a request: a lease that renews lasts its whole time again, if that can be written."""
         lease = self.find(name, tenant)
-        return self.extend(name, tenant, self._clock() + lease.ttl) if lease is not None and lease.renews else lease
+        if lease is None or not lease.renews:
+            return lease
+        try:
+            return self.extend(name, tenant, self._clock() + lease.ttl)
+        except StoreError as error:
+            _log.warning("pic: a cache that was used does not last longer: %s", error)
+            return lease
 
     def extend(self, name: str, tenant: str, expires: float) -> Lease | None:
         """Let a lease end at another time; None if there is none (any more)."""
+        if not self._has(name, tenant):
+            return None
         with self._open() as db, db:
             db.execute("BEGIN IMMEDIATE")
             lease = self._find(db, name, tenant)
@@ -131,17 +213,20 @@ class Leases:
 
     def remove(self, name: str, tenant: str) -> bool:
         """End a lease; False if there is none."""
+        if not self._has(name, tenant):
+            return False
         with self._open() as db, db:
-            now = self._clock()
             done = db.execute(
-                "DELETE FROM leases WHERE id = ? AND tenant = ? AND expires > ?", (name, tenant, now)
+                "DELETE FROM leases WHERE id = ? AND tenant = ? AND expires > ?", (_id(name), tenant, self._clock())
             )  # fmt: skip
             return done.rowcount > 0
 
     def page(self, tenant: str, limit: int, after: str = "") -> list[Lease]:
         """Leases of a tenant, the newest first, `limit` at most; `after` is the last one of the page before."""
-        with self._open() as db:
-            last = db.execute("SELECT created FROM leases WHERE id = ? AND tenant = ?", (after, tenant)).fetchone()
+        with self._as_it_is() as db:
+            last = db.execute(
+                "SELECT created FROM leases WHERE id = ? AND tenant = ?", (_id(after), tenant)
+            ).fetchone()  # fmt: skip
             if after and last is None:
                 return []
             created = last[0] if last else float("inf")
@@ -154,33 +239,46 @@ class Leases:
 
     def count(self) -> int:
         """How many leases have not expired, of all tenants."""
-        with self._open() as db:
+        with self._as_it_is() as db:
             (count,) = db.execute("SELECT count(*) FROM leases WHERE expires > ?", (self._clock(),)).fetchone()
             return int(count)
 
+    def _has(self, name: str, tenant: str) -> bool:
+        """Whether there is such a lease, damaged or not; told without the store being written."""
+        with self._as_it_is() as db:
+            return self._row(db, name, tenant) is not None
+
     def _find(self, db: sqlite3.Connection, name: str, tenant: str) -> Lease | None:
-        row = db.execute(
-            "SELECT * FROM leases WHERE id = ? AND tenant = ? AND expires > ?", (name, tenant, self._clock())
-        ).fetchone()
+        row = self._row(db, name, tenant)
         return None if row is None else Lease._of(row)
+
+    def _row(self, db: sqlite3.Connection, name: str, tenant: str) -> Any:
+        return db.execute(
+            "SELECT * FROM leases WHERE id = ? AND tenant = ? AND expires > ?", (_id(name), tenant, self._clock())
+        ).fetchone()
+
+    @contextmanager
+    def _as_it_is(self) -> Iterator[sqlite3.Connection]:
+        """The database to be read: nothing is made, so that the leases of a store that is read-only can be used."""
+        with _as_it_is(self._root / LEASES_FILE) as db:
+            yield db
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         path = self._root / LEASES_FILE
         if not (self._is_ready and path.exists()):
             self._make(path)
-        with _reading(path), closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as db:
+        with _connected(path) as db:
             yield db
 
     def _make(self, path: Path) -> None:
         """Make the file if there is none, and check what is in it."""
+        claim(self._root)
         try:
-            make_directory(self._root, self._root)
-            clear_place(path)
             make_file(path)
         except OSError as error:
-            raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
-        with _reading(path), closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as db:
+            raise UnwritableStoreError(f"{path}: cannot be written ({error.strerror})") from error
+        with _connected(path) as db:
             if is_empty(db):
                 with db:
                     db.execute("BEGIN IMMEDIATE")
@@ -191,22 +289,61 @@ class Leases:
 
 
 def leased_keys(root: Path, now: float | None = None) -> frozenset[str]:
-    """The objects of all leases that have not expired.
+    """The objects of all leases that have not expired, or not long ago.
 
     Raises:
-        StoreError: the file is damaged: nobody knows which objects must stay.
+        StoreError: the file is damaged: nobody knows which objects must stay. The directory has other files, no store.
     """
-    path = root / LEASES_FILE
-    if not os.path.exists(path):
-        return frozenset()
-    with _reading(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-        db.execute(f"PRAGMA busy_timeout = {int(_WAIT_S * 1000)}")
-        if is_empty(db):
-            return frozenset()
-        _require_schema(db)
-        rows = db.execute("SELECT body FROM leases WHERE expires > ?", (now or time.time(),)).fetchall()
-        keys = {entry[0] for (body,) in rows for entry in json.loads(body)["objects"]}
-    return frozenset(key for key in keys if is_key(key))
+    require_store(root)
+    with _as_it_is(root / LEASES_FILE) as db:
+        since = (time.time() if now is None else now) - _KEPT_S
+        rows = db.execute("SELECT body FROM leases WHERE expires > ?", (since,)).fetchall()
+        return frozenset(entry.key for (body,) in rows for entry in _objects(json.loads(body)))
+
+
+@contextmanager
+def _as_it_is(path: Path) -> Iterator[sqlite3.Connection]:
+    """The database at `path`, without a lease if none was ever made; what a killed process began to write is undone."""
+    if os.path.lexists(path):
+        with _connected(path) as db:
+            if not is_empty(db):
+                _require_schema(db)
+                yield db
+                return
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute(_SCHEMA)
+        yield db
+
+
+@contextmanager
+def _connected(path: Path) -> Iterator[sqlite3.Connection]:
+    """The database at `path`. Nothing is removed to make room for it: leases cannot be made again."""
+    _require_regular(path)
+    with (
+        _reading(path),
+        closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_WAIT_S, isolation_level=None)
+        ) as db,
+    ):
+        db.execute("PRAGMA journal_mode = PERSIST")
+        yield db
+
+
+def _require_regular(path: Path) -> None:
+    """Refuse what sqlite would wait for, or follow elsewhere. Raises StoreError."""
+    for place in (path, *(path.with_name(path.name + more) for more in ("-journal", "-wal", "-shm"))):
+        try:
+            if not stat.S_ISREG(place.lstat().st_mode):
+                raise StoreError(f"{place}: cannot be used (a link, or no regular file); remove it")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StoreError(f"{place}: cannot be used ({error.strerror})") from error
+
+
+def _id(name: str) -> str:
+    """A lease's id; "", which none has, for what cannot be one."""
+    return name if _ID.fullmatch(name) else ""
 
 
 def _require_schema(db: sqlite3.Connection) -> None:
@@ -219,7 +356,10 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn what a damaged file raises into a StoreError."""
     try:
         yield
-    except (sqlite3.Error, ValueError, LookupError, TypeError) as error:
+    except sqlite3.OperationalError as error:  # the file is good: locked, on a full disk, not to be written
+        kind = UnwritableStoreError if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNWRITABLE else StoreError
+        raise kind(f"{path}: cannot be used now ({error})") from error
+    except (sqlite3.Error, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise StoreError(
             f"{path}: cannot be used ({error}); if it is damaged, remove it: its leases end, and no object is lost"
         ) from error

@@ -17,9 +17,9 @@ from pictool.core import Identity, Target, TokenIds
 from pictool.errors import ForeignObjectError, PicError, StoreError, UnreadableObjectError
 from pictool.store.codecs import codecs
 from pictool.store.entries import keys_of, shards
-from pictool.store.format import ObjectFile
 from pictool.store.matches import Decode, Match, find_run
-from pictool.store.search import HashedTokens, Run, SearchTable, choose_runs
+from pictool.store.objects.format import ObjectFile
+from pictool.store.side.search import HashedTokens, Run, SearchTable, choose_runs
 from pictool.store.store import Store
 
 _LEAST_PAUSE_S = 1.0  # between two readings of the store, however often one is asked for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PREFIX = ".pic-scratch-"
+_NAME = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")  # as `mkdtemp` makes it
 
 
 @contextmanager
@@ -52,12 +54,16 @@ def scratch_directory(parent: str | os.PathLike[str]) -> Iterator[Path]:
 
 def remove_scratch(parent: Path) -> list[int]:
     """Remove the directories in `parent` whose processes are gone; the bytes of each. One in use stays."""
-    return [size for path in sorted(parent.glob(f"{_PREFIX}*")) if (size := _remove_unlocked(path)) is not None]
+    return [size for path in _directories(parent) if (size := _remove_unlocked(path)) is not None]
 
 
 def abandoned_scratch(parent: Path) -> list[Path]:
     """What `remove_scratch` would remove."""
-    return [path for path in sorted(parent.glob(f"{_PREFIX}*")) if _is_unlocked(path)]
+    return [path for path in _directories(parent) if _is_unlocked(path)]
+
+
+def _directories(parent: Path) -> list[Path]:
+    return sorted(path for path in parent.glob(f"{_PREFIX}*") if _NAME.fullmatch(path.name))
 
 
 def _is_unlocked(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """The store: a directory of objects named by key, safe for many processes at once.
 
+.pic/pictool-store              marks the directory as a store (directory.py)
 .pic/objects/ab/abcdef….kvo     an object, visible only when complete; its mtime is when it was last used
 .pic/tmp/…                      being written; renamed into place after fsync
 .pic/lock                       held while objects appear and disappear (eviction.py)
@@ -20,18 +21,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from pictool.errors import ObjectError, RemoteError, StoreError, UnwritableStoreError
+from pictool.errors import ObjectError, RemoteError, StoreError
 from pictool.store import eviction
+from pictool.store.directory import claim
 from pictool.store.entries import DEFAULT_ROOT, Entry, entries, is_key, keys_of, object_path, shards
-from pictool.store.fetching import Destination, Fetcher, PartialObjectFile
 from pictool.store.files import atomic_write as atomic_write
-from pictool.store.files import make_directory
-from pictool.store.format import CompiledChunk, ObjectFile, write_object
-from pictool.store.index import StoredObject as StoredObject
-from pictool.store.index import describe, list_shard, open_index
 from pictool.store.memory import LayerMemory
-from pictool.store.remote import Remote
-from pictool.store.usage import Counters, Counts, hits_stamp, read_hits
+from pictool.store.objects.format import CompiledChunk, ObjectFile, write_object
+from pictool.store.remote.fetching import Destination, Fetcher, PartialObjectFile
+from pictool.store.remote.remote import Remote
+from pictool.store.side.index import StoredObject as StoredObject
+from pictool.store.side.index import describe, list_shard, open_index
+from pictool.store.side.usage import Counters, Counts, hits_stamp, read_hits
 
 _log = logging.getLogger(__name__)
 _MIN_PREFIX = 4
@@ -60,7 +61,8 @@ class Store:
         self.counters = Counters(self.root / "stats")
         self.memory = LayerMemory(memory_bytes) if memory_bytes else None
         self.remote = Remote(remote) if isinstance(remote, str) else remote
-        destination = Destination(self.root, max_bytes, self._publish_new)
+        self._is_in_use = False
+        destination = Destination(self.root, max_bytes, self._publish_new, self.claim)
         self._fetcher = None if self.remote is None else Fetcher(self.remote, destination, on_warning)
 
     def within(self, *names: str) -> Store:
@@ -75,6 +77,10 @@ class Store:
 
     def path(self, key: str) -> Path:
         return object_path(self.root, key)
+
+    def claim(self) -> None:
+        """See to it that the directory is a store, before anything in it is changed; see `directory.claim`."""
+        claim(self.root, self._outer, self.on_warning)
 
     # Opening objects
 
@@ -129,6 +135,10 @@ class Store:
     def mark_used(self, file: ObjectFile) -> None:
         """Count an open object of this store as a hit, or as a miss if it is being fetched; it is now used last."""
         is_miss = isinstance(file, PartialObjectFile)
+        if not self._is_in_use:
+            self._is_in_use = True
+            with suppress(StoreError):  # nothing is counted then
+                self.claim()
         counts = Counts(misses=1) if is_miss else Counts(hits=1, hit_bytes=file.num_bytes)
         self.counters.add(counts, None if is_miss else file.meta.key)
         file.touch()
@@ -210,7 +220,7 @@ class Store:
             StoreError: it cannot be written, or the store may not hold so much; nothing was changed.
         """
         path = self.path(chunk.meta.key)
-        self._make_root()
+        self.claim()
         with atomic_write(path, self.root / "tmp", self._publish, durable) as file:
             write_object(file, chunk)
             if used_ns is not None:
@@ -226,7 +236,7 @@ class Store:
             StoreError: it cannot be written, or the store may not hold so much; nothing was changed.
         """
         path = self.path(key)
-        self._make_root()
+        self.claim()
         with atomic_write(path, self.root / "tmp", self._publish) as copy:
             while data := source.read(1 << 20):
                 copy.write(data)
@@ -235,15 +245,6 @@ class Store:
                 file.verify()
                 file.require_key(key)
         return path
-
-    def _make_root(self) -> None:
-        """Make the store's directory: for its owner alone; inside another store, as that is."""
-        try:
-            make_directory(self.root, self._outer)
-        except OSError as error:
-            raise UnwritableStoreError(
-                f"{self.root}: cannot be made ({error.strerror}); nothing was changed"
-            ) from error
 
     def _publish(self, temp: Path, target: Path) -> None:
         self._publish_counted(temp, target, replace=True)

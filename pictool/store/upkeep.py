@@ -19,17 +19,20 @@ from pictool.errors import (
     UnwritableStoreError,
 )
 from pictool.store import eviction
-from pictool.store.databases import roll_back
+from pictool.store.directory import claim, is_store, require_store
 from pictool.store.entries import Entry, entries, inner_stores, litter_candidates
 from pictool.store.eviction import Tally
-from pictool.store.files import is_litter, locked, make_directory, remove_litter, require_no_link
-from pictool.store.format import ObjectFile
-from pictool.store.index import INDEX_FILE
-from pictool.store.leases import LEASES_FILE, leased_keys
+from pictool.store.files import is_litter, make_directory, remove_litter, require_no_links
+from pictool.store.leases import leased_keys
+from pictool.store.objects.format import ObjectFile
 from pictool.store.scratch import abandoned_scratch, remove_scratch
-from pictool.store.sources import SOURCES_FILE, forget_sources
+from pictool.store.side.databases import roll_back
+from pictool.store.side.index import INDEX_FILE
+from pictool.store.side.sources import SOURCES_FILE, forget_sources
+from pictool.store.side.usage import HITS_FILE, Counts, forget_hits, read_counts
 from pictool.store.store import Store
-from pictool.store.usage import HITS_FILE, Counts, forget_hits, read_counts
+
+Check = Callable[[ObjectFile], None]
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,9 @@ def gc(store: Store, max_bytes: int | None = None) -> Collected:
         StoreError: the store cannot be written.
     """
     max_bytes = store.max_bytes if max_bytes is None else max_bytes
+    store.claim()
     try:
-        litter = [size for root in (store.root, *inner_stores(store.root)) for size in _collect(root)]
+        litter = [size for root in _roots(store) for size in _collect(root, store.root)]
         num_bytes, evicted = eviction.shrink(store.root, max_bytes)
     except OSError as error:
         raise _cannot_change(store, error) from error
@@ -60,22 +64,33 @@ def gc(store: Store, max_bytes: int | None = None) -> Collected:
 
 
 def would_collect(store: Store, max_bytes: int | None = None) -> tuple[list[Path], list[Entry]]:
-    """What `gc` would remove: temp files and scratch directories of killed writers, and objects."""
+    """What `gc` would remove: temp files and scratch directories of killed writers, and objects.
+
+    Raises:
+        StoreError: the directory is no store.
+    """
+    require_store(store.root)
     litter = [
         path
-        for root in (store.root, *inner_stores(store.root))
+        for root in _roots(store)
         for path in (*filter(is_litter, litter_candidates(root)), *abandoned_scratch(root))
     ]
     return litter, eviction.would_shrink(store.root, store.max_bytes if max_bytes is None else max_bytes)
 
 
-def _collect(root: Path) -> list[int]:
+def _roots(store: Store) -> list[Path]:
+    """The directories of a store, and of those in it."""
+    return [store.root, *filter(is_store, inner_stores(store.root))]
+
+
+def _collect(root: Path, outer: Path) -> list[int]:
     """Remove what killed processes left in a store: temp files, scratch directories, journals; the bytes of the first
     two.
     """
-    require_no_link(root / "tmp")
+    claim(root, outer)
+    require_no_links(root / "tmp", root)
     files = [size for path in litter_candidates(root) if (size := remove_litter(path)) is not None]
-    for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE, LEASES_FILE):
+    for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE):  # that of the leases keeps its room
         roll_back(root / name)
     return files + remove_scratch(root)
 
@@ -86,6 +101,7 @@ def expire(store: Store, keys: Sequence[str], force: bool = False) -> Tally:
     Raises:
         StoreError: one is not there, or is pinned or leased and `force` is not set; nothing was removed then.
     """
+    store.claim()
     objects, pins = would_expire(store, keys, force), eviction.pinned(store.root)
     removed = _remove(store, objects)
     for entry in objects:
@@ -112,6 +128,7 @@ def expire_older(store: Store, seconds: float) -> Tally:
 
     One that a wrong clock used in the future stays.
     """
+    store.claim()
     return _remove(store, would_expire_older(store, seconds))
 
 
@@ -123,11 +140,14 @@ def would_expire_older(store: Store, seconds: float) -> list[Entry]:
 
 def pin(store: Store, key: str) -> None:
     """Keep an object that is there from being evicted or expired."""
-    eviction.pin(store.root, _entry(store, key).key)
+    entry = _entry(store, key)
+    store.claim()
+    eviction.pin(store.root, entry.key)
 
 
 def unpin(store: Store, key: str) -> None:
     """Let an object be evicted and expired again."""
+    store.claim()
     eviction.unpin(store.root, key)
 
 
@@ -203,30 +223,37 @@ class Verified:
     repaired: tuple[str, ...] = ()
 
 
-def verify(store: Store, repair: bool = False, on_object: Callable[[Entry], None] | None = None) -> Verified:
+def verify(
+    store: Store, repair: bool = False, on_object: Callable[[Entry], None] | None = None, check: Check | None = None
+) -> Verified:
     """Read and check every object.
 
     `repair` removes damaged objects, so that they are compiled again when they are next needed. An object under the
     name of another gets its own. One that cannot be read for another reason (permission, an unknown version of the
     format) stays, and remains a problem; so does one that cannot be removed, as a directory that is not empty.
+
+    Args:
+        check: raises ObjectError for what only somebody else can tell, as whether a text is that of its tokens.
     """
+    if repair:
+        store.claim()
     count, num_bytes = 0, 0
     problems: dict[str, str] = {}
     for entry in entries(store.root):
-        problem = find_problem(store, entry.key)
+        problem = find_problem(store, entry.key, check)
         if problem is None or entry.path.exists():
             count, num_bytes = count + 1, num_bytes + entry.num_bytes
             problems |= {} if problem is None else {entry.key: str(problem)}
         if on_object:
             on_object(entry)
-    repaired = _take_out_all(store, problems) if repair else ()
+    repaired = _take_out_all(store, problems, check) if repair else ()
     if repaired:
         with suppress(OSError):
             (store.root / INDEX_FILE).unlink()
     return Verified(count, num_bytes, problems, repaired)
 
 
-def _take_out_all(store: Store, problems: dict[str, str]) -> tuple[str, ...]:
+def _take_out_all(store: Store, problems: dict[str, str], check: Check | None) -> tuple[str, ...]:
     """The keys of those that could be taken out; of the others, `problems` says why they could not.
 
     One that another process took out or compiled again meanwhile is no problem any more.
@@ -234,16 +261,16 @@ def _take_out_all(store: Store, problems: dict[str, str]) -> tuple[str, ...]:
     repaired = []
     for key in list(problems):
         try:
-            if take_out(store, key):
+            if take_out(store, key, check):
                 repaired.append(key)
-            elif not os.path.lexists(store.path(key)) or find_problem(store, key) is None:
+            elif not os.path.lexists(store.path(key)) or find_problem(store, key, check) is None:
                 del problems[key]
         except StoreError as error:
             problems[key] = str(error)
     return tuple(repaired)
 
 
-def take_out(store: Store, key: str) -> bool:
+def take_out(store: Store, key: str, check: Check | None = None) -> bool:
     """Take a damaged object out; False if, under the store's lock, it is not damaged (any more).
 
     Raises:
@@ -251,8 +278,8 @@ def take_out(store: Store, key: str) -> bool:
     """
     path = store.path(key)
     try:
-        with locked(store.root / eviction.LOCK) as fd:
-            problem = find_problem(store, key)
+        with eviction.locked_store(store.root) as fd:
+            problem = find_problem(store, key, check)
             if not isinstance(problem, ObjectError) or isinstance(problem, UnreadableObjectError | ForeignObjectError):
                 return False
             eviction.forget_total(fd)
@@ -273,11 +300,13 @@ def _what_is(path: Path) -> str:
     return "a directory, where an object belongs" if path.is_dir() else "damaged"
 
 
-def find_problem(store: Store, key: str) -> PicError | None:
-    """Why an object of this store cannot be used, after all of it was read; None if it can."""
+def find_problem(store: Store, key: str, check: Check | None = None) -> PicError | None:
+    """Why an object of this store cannot be used, after all of it was read; None if it can. `check` as of `verify`."""
     try:
         with store.peek_local(key) as file:
             file.verify()
+            if check is not None:
+                check(file)
     except PicError as error:
         return error
     return None

@@ -57,7 +57,7 @@ def analyse_trace(
         TraceError: another model, or a link that cannot be repeated.
         PicError: a damaged object, or an attention map that is too large.
     """
-    from pictool.runtime.pieces import pieces_of
+    from pictool.runtime.memory.pieces import pieces_of
     from pictool.trace.replay import replay, replay_in_full
 
     tokens = [token.id for token in trace.generated]

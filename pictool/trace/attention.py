@@ -15,7 +15,7 @@ from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from pictool.core import Layout
-    from pictool.runtime.image import Image
+    from pictool.runtime.memory.image import Image
 
 MAX_BYTES = 1 << 30  # of a map
 Floats = NDArray[np.float64]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
-    from pictool.runtime.image import Image
+    from pictool.runtime.memory.image import Image
     from pictool.runtime.model import Model
 
 NUM_INITIAL = 4  # tokens that count as initial by default

@@ -22,7 +22,7 @@ from pictool.trace.diff import kl_divergence
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pictool.runtime.image import Image
+    from pictool.runtime.memory.image import Image
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,10 @@ from numpy.typing import NDArray
 
 from pictool.core import Geometry, Layout, RowMask, Target
 from pictool.errors import TraceError
+from pictool.linker.policies import policies
+from pictool.linker.policies.base import Knob
 from pictool.reading import parse_json, read_file
-from pictool.store.header import DTYPES
+from pictool.store.objects.header import DTYPES
 
 FORMAT, VERSION = "pictool.trace", "2"
 _AGAIN = "link again with --trace"
@@ -111,11 +113,9 @@ class Trace:
 
     @property
     def label(self) -> str:
-        """The policy with the field that sets its cost, for titles."""
-        params = self.report["params"]
-        return " ".join(
-            [self.report["algo"], *(f"{name}={params[name]:g}" for name in ("k", "ratio", "s") if name in params)]
-        )
+        """The policy with the field that sets its cost, for titles; of a policy that is not installed its name."""
+        algo, knob = self.report["algo"], knob_of(self.report)
+        return algo if knob is None else f"{algo} {knob.field}={self.report['params'][knob.field]:g}"
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -352,6 +352,13 @@ def _find_count_problem(trace: Trace) -> str | None:
     return f"its report counts other tokens of {wrong[0]}" if wrong else None
 
 
+def knob_of(report: Mapping[str, Any]) -> Knob | None:
+    """The knob of a report's policy, if it is installed and has one among the report's fields."""
+    known = policies()
+    knob = known[report["algo"]].knob if report["algo"] in known else None
+    return knob if knob is not None and knob.field in report["params"] else None
+
+
 def _find_report_problem(report: Any, answer: str) -> str | None:
     """Say what of a report is not that of a link; None if nothing is."""
     if not isinstance(report, dict) or report.keys() != _REPORT:
@@ -360,7 +367,7 @@ def _find_report_problem(report: Any, answer: str) -> str | None:
     if not (isinstance(params, dict) and isinstance(tokens, dict) and isinstance(timing, dict)):
         return "its report is not that of a link"
     numbers = [tokens.get(name) for name in _COUNTS] + [timing.get(name) for name in _TIMES]
-    numbers += [params[name] for name in ("k", "ratio", "s") if name in params]
+    numbers += [params[knob.field]] if (knob := knob_of(report)) else []
     scalars = [*(compare or {}).values()] if isinstance(compare, dict | None) else [[]]
     for value in params.values():
         scalars += value if isinstance(value, list) else [value]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pictool.store.format import ObjectFile
+from pictool.store.objects.format import ObjectFile
 from pictool.trace.object_stats import to_float32
 
 MAX_WORDS = 4000  # of each text, beyond what begins and ends both alike, that are compared word by word

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.store.format import ObjectFile
+from pictool.store.objects.format import ObjectFile
 
 
 @dataclass(frozen=True)

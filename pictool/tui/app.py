@@ -20,6 +20,7 @@ from textual.theme import Theme
 from pictool.errors import PicError
 from pictool.escapes import visible
 from pictool.store.store import Store, StoredObject
+from pictool.tui.base import PicScreen
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.preferences import Preferences
 from pictool.tui.services import LoadedTrace, Services, is_run_path
@@ -85,6 +86,7 @@ class PicApp(App[None]):
         self.traces, self._first_run, self._server = list(traces), run, server
         self.home = HomeScreen(store)
         self.attention_sinks: dict[str, AttentionSinks] = {}  # of objects, by key
+        self.opened: Screen[Any] | None = None  # the screen that the command line named, or the home screen
         self._is_job_running = False
         self._preferences = Preferences() if preferences is None else preferences
         self._first_theme = self._choose_theme(is_light)
@@ -127,6 +129,7 @@ class PicApp(App[None]):
             self.show_trace(self.traces[0])
         elif self.traces:
             self.show_compare(self.traces)
+        self.opened = self.screen
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Fill the palette: textual's own commands, and every action of the active screen."""
@@ -139,6 +142,11 @@ class PicApp(App[None]):
 
     def _run_action(self, action: str, node: object) -> None:
         self.call_later(self.run_action, action, node)
+
+    def trace_files(self) -> list[str]:
+        """The traces and runs of queries in the working directory, the newest first."""
+        paths = [path for path in Path().iterdir() if path.suffix == ".trace" or is_run_path(path)]
+        return [str(path) for path in sorted(paths, key=lambda path: -path.stat().st_mtime_ns)]
 
     def open_path(self, name: str | None) -> None:
         """Open the trace, or the query's run, that was named in the dialog."""
@@ -257,10 +265,17 @@ class PicApp(App[None]):
         self._is_job_running = False
 
     def tell(self, text: str, is_error: bool = False) -> None:
+        """Show a message: in the screen's own line, if it has one that a notice would cover."""
+        if isinstance(self.screen, PicScreen) and self.screen.show_message(text):
+            return
         self.notify(visible(text), severity="error" if is_error else "information", markup=False, timeout=8)
 
     def tell_error(self, error: PicError) -> None:
         self.tell(str(error), is_error=True)
+
+    def action_help_quit(self) -> None:
+        """Quit at Ctrl-C, as programs on a terminal do."""
+        self.run_worker(self.action_quit())
 
     async def action_quit(self) -> None:
         """Cancel the running job first, since the app waits for its threads."""

@@ -13,6 +13,7 @@ from textual.widgets import Input
 
 from pictool.errors import PicError
 from pictool.escapes import visible
+from pictool.tui.dialogs import ConfirmDialog, HelpScreen, PathDialog
 from pictool.tui.services import Cancelled, Listener
 
 if TYPE_CHECKING:
@@ -25,12 +26,14 @@ class PicScreen(Screen[None]):
     """A screen of the app with a view that can be exported."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q", "back", "back"),
+        Binding("escape", "back", "back"),
+        Binding("q", "leave", "back, or quit", show=False),
         Binding("question_mark", "help", "help", key_display="?"),
         Binding("f1", "help", "help"),  # where ? is typed
         Binding("e", "export", "export", show=False),
     ]
     export_name = "view"
+    of_every_screen: ClassVar[bool] = True  # its keys, in help
 
     @property
     def pic(self) -> PicApp:
@@ -40,18 +43,26 @@ class PicScreen(Screen[None]):
         """Return the view's data for JSON."""
         raise NotImplementedError
 
+    def show_message(self, text: str) -> bool:
+        """Show a message on this screen itself; returns whether it does."""
+        return False
+
     def action_back(self) -> None:
         if len(self.app.screen_stack) > 2:
             self.app.pop_screen()
 
-    def action_help(self) -> None:
-        from pictool.tui.dialogs import HelpScreen
+    def action_leave(self) -> None:
+        """Go back; from the screen that the command line named, quit."""
+        if self is self.pic.opened:
+            self.pic.action_help_quit()
+        else:
+            self.action_back()
 
+    def action_help(self) -> None:
         self.app.push_screen(HelpScreen(self))
 
     def ask(self, question: str, yes: str, on_yes: Callable[[], None], details: Sequence[str] = ()) -> None:
         """Ask before something is lost; `on_yes` is called once the user agreed."""
-        from pictool.tui.dialogs import ConfirmDialog
 
         def answered(is_yes: bool | None) -> None:
             if is_yes:
@@ -60,7 +71,6 @@ class PicScreen(Screen[None]):
         self.app.push_screen(ConfirmDialog(question, yes, details), answered)
 
     def action_export(self) -> None:
-        from pictool.tui.dialogs import PathDialog
         from pictool.tui.export import free_path
 
         name = str(free_path(Path(f"{self.export_name}.svg")))

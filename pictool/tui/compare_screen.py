@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from textual.containers import Container, Horizontal, Vertical
 from textual.widgets import Static, TabbedContent, TabPane
 
 from pictool.escapes import visible
+from pictool.linker.policies import BASELINE
 from pictool.trace.counts import log_softmax
 from pictool.trace.diff import TraceDiff, diff_traces
 from pictool.trace.format import Trace
@@ -37,13 +39,13 @@ _MIN_HEIGHT = 8  # lines of a text below another one, its frame and its answer a
 _ONE_LINE = 104  # width that sliders and legend need on one line
 _MARK_NAMES = {BY_ALL: "by all", HERE: "here", ELSEWHERE: "elsewhere"}
 _POLICY_COLUMNS = (
-    Column("policy", 18), Column("computed", 8, True), Column("Jaccard", 7, True), Column("common", 6, True),
+    Column("policy", 20), Column("computed", 8, True), Column("Jaccard", 7, True), Column("common", 6, True),
     Column("KL", 8, True), Column("|logit|", 7, True), Column("answer", 0),
 )  # fmt: skip
 
 
 class CompareScreen(TextScreen):
-    """Compares every other trace with the first."""
+    """Compares every other trace with the baseline, which comes first: the one of full recompute if there is any."""
 
     DEFAULT_CSS = """
     CompareScreen #texts { layout: grid; height: 1fr; }
@@ -82,12 +84,13 @@ class CompareScreen(TextScreen):
             TraceError: traces of different prompts or models.
         """
         super().__init__()
-        self.loaded = tuple(traces)
-        first, *others = traces
+        self.loaded = tuple(sorted(traces, key=lambda loaded: loaded.trace.report["algo"] != BASELINE))  # stable
+        first, *others = self.loaded
         self.diffs = tuple(diff_traces(first.trace, other.trace, (first.name, other.name)) for other in others)
         self.shown_layer: int | None = None
         self.mode = MODES[0]
         self._first_shown, self._num_shown = 0, len(self.loaded)  # texts
+        self._is_scrolling = False
 
     def compose(self) -> ComposeResult:
         with Container(id="top"):
@@ -99,7 +102,7 @@ class CompareScreen(TextScreen):
         with Container(id="texts"):
             for loaded in self.loaded:
                 with Vertical() as column:
-                    column.border_title = Text(visible(loaded.trace.label))
+                    column.border_title = Text(self._title_of(loaded))
                     yield Static(Text(visible(loaded.trace.answer)), classes="answer")
                     # The prompt alone, since the generated tokens differ from link to link.
                     yield TokensView(TokenText.of_prompt(loaded.trace))
@@ -118,6 +121,9 @@ class CompareScreen(TextScreen):
         yield SearchInput(placeholder="search; enter: next, escape: leave")
         yield KeyFooter()
 
+    def _title_of(self, loaded: LoadedTrace) -> str:
+        return visible(loaded.trace.label) + " (baseline)" * (loaded is self.loaded[0])
+
     def on_mount(self) -> None:
         num_layers = len(self.loaded[0].trace.rows)
         self.query_one("#layer", Picker).choose_from([str(layer) for layer in range(num_layers)], None)
@@ -127,6 +133,8 @@ class CompareScreen(TextScreen):
         self.query_one("#answers", RowTable).show_rows(answer_rows(self.loaded))
         self.query_one("#mode", Picker).choose_from(MODES, 0)
         self.views[0].focus()
+        for view in self.views:
+            self.watch(view, "scroll_y", partial(self._scroll_alike, view), init=False)
         self.show_layer()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -159,6 +167,29 @@ class CompareScreen(TextScreen):
         if isinstance(self.focused, TokensView) and self.focused not in self.shown_views:
             self.shown_views[0].focus()
         self.refresh_bindings()
+        self.call_after_refresh(self._align)
+
+    def _align(self) -> None:
+        """Break the lines of all texts alike, and scroll them alike: columns may differ by a cell in width."""
+        shown = self.shown_views
+        width = min(view.scrollable_content_region.width for view in shown)
+        for view in shown:
+            view.set_max_width(width)
+        self.call_after_refresh(self._scroll_as_lowest)
+
+    def _scroll_as_lowest(self) -> None:
+        """Scroll all texts as the lowest of them, so that the cursor is in view in each."""
+        lowest = min(self.shown_views, key=lambda view: view.size.height)
+        self._scroll_alike(lowest, lowest.scroll_y)
+
+    def _scroll_alike(self, scrolled: TokensView, y: float) -> None:
+        """Scroll the other texts to where one was scrolled."""
+        if not self._is_scrolling:
+            self._is_scrolling = True
+            for view in self.shown_views:
+                if view is not scrolled:
+                    view.scroll_to(y=y, animate=False, immediate=True)
+            self._is_scrolling = False
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """There are no other texts while all are shown."""
@@ -208,6 +239,7 @@ class CompareScreen(TextScreen):
         self.go_to(token)
         self.query_one(HeatMap).column = token
         self.show_token()
+        self.call_after_refresh(self._scroll_as_lowest)
 
     def on_picker_picked(self, event: Picker.Picked) -> None:
         if event.picker.id == "mode":
@@ -259,7 +291,7 @@ def policy_rows(traces: Sequence[LoadedTrace], diffs: Sequence[TraceDiff]) -> li
             numbers = [f"{diff.selection.overall:.3f}", str(diff.common), f"{diff.kl[0]:.3g}", f"{diff.max_logit:.3g}"]
         trace = loaded.trace
         computed = f"{trace.report['tokens']['recomputed']:.1f}"
-        rows.append((visible(trace.label), computed, *numbers, visible(trace.answer)))
+        rows.append((visible(trace.label) + " (baseline)" * (diff is None), computed, *numbers, visible(trace.answer)))
     return rows
 
 

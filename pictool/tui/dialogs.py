@@ -13,10 +13,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, Vertical, VerticalScroll
 from textual.keys import format_key
 from textual.screen import ModalScreen, Screen
-from textual.widgets import Button, Input, Label, Static
+from textual.widgets import Button, Input, Label, OptionList, Static
 
 from pictool.escapes import visible
-from pictool.tui.base import PicScreen
 
 _TWO_COLUMNS = 76  # width that two columns of keys need
 _NOTES = """\
@@ -28,23 +27,35 @@ Click: a token, a cell, a row, a title to sort by, a slider. ctrl+p: every actio
 
 
 class PathDialog(ModalScreen[str | None]):
-    """A dialog for one line; it is dismissed with the line, or with None."""
+    """A dialog for one line, or one of the choices below it; it is dismissed with the line, or with None."""
 
     DEFAULT_CSS = """
     PathDialog { align: center middle; }
     PathDialog > Vertical { width: 90%; max-width: 76; height: auto; }
     PathDialog > Vertical { border: round $primary; padding: 0 1; background: $surface; }
+    PathDialog OptionList { height: auto; max-height: 10; border: none; padding: 0; background: $surface; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss_none", "cancel")]
 
-    def __init__(self, question: str, value: str = "") -> None:
+    def __init__(self, question: str, value: str = "", choices: Sequence[str] = ()) -> None:
         super().__init__()
-        self._question, self._value = question, value
+        self._question, self._value, self._choices = question, value, choices
 
     def compose(self) -> ComposeResult:
         with Vertical():
             yield Label(self._question, markup=False)
             yield Input(self._value, id="path")
+            if self._choices:
+                yield OptionList(*(Text(visible(choice)) for choice in self._choices), id="choices")
+
+    def on_key(self, event: events.Key) -> None:
+        """Move from the line to the choices."""
+        if event.key == "down" and self._choices and self.query_one("#path").has_focus:
+            self.query_one("#choices").focus()
+            event.stop()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(self._choices[event.option_index])
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value.strip() or None)
@@ -146,7 +157,8 @@ def keys_of(screen: Screen[Any]) -> dict[str, dict[str, str]]:
     everywhere: dict[str, str] = {}
     for cls in type(screen).__mro__:
         of_class = _keys_of_class(cls, bound)
-        (everywhere if cls is PicScreen else panes["on this screen"]).update(of_class if _is_ours(cls) else {})
+        shown = everywhere if "of_every_screen" in vars(cls) else panes["on this screen"]
+        shown.update(of_class if _is_ours(cls) else {})
     for node in screen.query("*").results():
         if title := getattr(node, "help_title", ""):
             panes[f"in a {title}"] = _keys_of_class(type(node), set())

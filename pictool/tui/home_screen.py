@@ -37,9 +37,9 @@ from pictool.tui.widgets.table import Column, RowTable
 REFRESH_S = 2.0
 _OBJECTS = (
     Column("", 2), Column("key", SHORT), Column("tokens", 6, True), Column("text", 0), Column("size", 7, True),
-    Column("hits", 4, True), Column("used", 6, True), Column("sinks", 5, True), Column("links", 5, True),
+    Column("hits", 4, True), Column("used", 6, True), Column("dummy", 5, True), Column("links", 5, True),
 )  # fmt: skip
-_SORT_OF = ("key", "key", "tokens", "text", "size", "hits", "used", "sinks", "links")  # by column
+_SORT_OF = ("key", "key", "tokens", "text", "size", "hits", "used", "dummy", "links")  # by column
 _TRACES = (
     Column("", 1), Column("policy", 18), Column("computed", 8, True), Column("tokens", 6, True), Column("answer", 0),
     Column("file", 16),
@@ -205,7 +205,7 @@ class HomeScreen(PicScreen):
     def _show_title(self) -> None:
         known = [entry.stored for entry in self.listed if entry.stored is not None]
         size, num_missing = sum(stored.num_bytes for stored in known), len(self.listed) - len(known)
-        total = len(self.listing.described)
+        total = self.listing.num_objects
         counts = f"{len(self.listed)} of {total} objects" if len(self.listed) < total else counted(total, "object")
         more = f", {num_missing} being read" if num_missing else ""
         marked = f", {len(self.marked)} marked" if self.marked else ""
@@ -310,7 +310,7 @@ class HomeScreen(PicScreen):
         return self.listed[self.query_one("#objects", RowTable).cursor :][:1]
 
     def action_link(self) -> None:
-        keys = [entry.key for entry in self.listed if entry.key in self.marked]
+        keys = [entry.key for entry in self._chosen()]
         self.pic.show_link(short_keys(keys, list(self.listing.described)))
 
     def action_delete(self) -> None:
@@ -351,7 +351,7 @@ class HomeScreen(PicScreen):
     def action_open_path(self) -> None:
         from pictool.tui.dialogs import PathDialog
 
-        self.app.push_screen(PathDialog("open a trace"), self.pic.open_path)
+        self.app.push_screen(PathDialog("open a trace", choices=self.pic.trace_files()), self.pic.open_path)
 
     def export_data(self) -> Sequence[Mapping[str, Any]]:
         stored = [entry.stored for entry in self.listed if entry.stored is not None]

@@ -18,8 +18,9 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Button, Input, Label, ProgressBar, Select, Static
 from textual.worker import get_current_worker
 
-from pictool.errors import PicError
+from pictool.errors import InputError, PicError
 from pictool.escapes import visible, visible_lines
+from pictool.linker.grid import parse_policy
 from pictool.linker.policies import DEFAULT
 from pictool.tui.base import PicScreen
 from pictool.tui.documents import describe_documents, split_documents
@@ -175,8 +176,10 @@ class LinkScreen(PicScreen):
     def _other_forms(self, first: LinkForm, text: str) -> list[LinkForm]:
         forms = []
         for number, words in enumerate(filter(None, map(shlex.split, text.split(";"))), start=2):
-            if words[0] not in (self._policies or words):
-                raise ValueError(f"no policy {words[0]!r}: must be one of {', '.join(self._policies)}")
+            try:
+                parse_policy(words[0])
+            except InputError as error:
+                raise ValueError(str(error)) from error
             path = Path(first.trace)
             trace = str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
             forms.append(replace(first, algo=words[0], fields=tuple(words[1:]), trace=trace))
@@ -217,6 +220,10 @@ class LinkScreen(PicScreen):
             self.pic.tell("the link is running; ctrl+g cancels it")
         else:
             super().action_back()
+
+    def show_message(self, text: str) -> bool:
+        self._note(text)
+        return True
 
     def note(self, text: str) -> None:
         """Show a step; called from the thread."""

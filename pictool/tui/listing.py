@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pictool.store.entries import Entry
 from pictool.store.eviction import pinned
-from pictool.store.sources import SOURCES_FILE, Source, read_sources
+from pictool.store.side.sources import SOURCES_FILE, Source, read_sources
 from pictool.store.store import Store, StoredObject
 
 BATCH = 1024
 SHORT = 12  # digits of an abbreviated key
-SORTS = ("key", "tokens", "size", "hits", "used", "sinks", "links", "text")
+SORTS = ("key", "tokens", "size", "hits", "used", "dummy", "links", "text")
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,11 @@ class Listing:
         self.sources = read_sources(self.store.root)
         self.problems = {key: problem for key, problem in self.problems.items() if self.described.get(key) is not None}
         return True
+
+    @property
+    def num_objects(self) -> int:
+        """How many objects are listed without a filter: blocks of chains are not."""
+        return sum(stored is None or not stored.is_block for stored in self.described.values())
 
     def set_verified(self, found: Mapping[str, str]) -> None:
         """Take over what verifying found: of each key its problem, or "" if there is none."""

@@ -13,7 +13,7 @@ from textual.widgets import Static, TabbedContent, TabPane
 
 from pictool.errors import PicError
 from pictool.escapes import visible, visible_lines
-from pictool.store.format import ObjectFile
+from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 from pictool.trace.object_diff import (
     LayerDistance,
@@ -25,10 +25,11 @@ from pictool.trace.object_diff import (
     why_not_comparable,
 )
 from pictool.tui.base import PicScreen
+from pictool.tui.listing import SHORT
 from pictool.tui.widgets.key_footer import KeyFooter
 from pictool.tui.widgets.table import Column, RowTable
 
-_FACT_COLUMNS = (Column("", 10), Column("", 1), Column("first", 20), Column("second", 0))
+_FACT_COLUMNS = (Column("", 15), Column("", 1), Column("first", 20), Column("second", 0))
 _LAYER_COLUMNS = (Column("layer", 5, True), Column("keys", 9, True), Column("values", 9, True))
 
 
@@ -137,11 +138,12 @@ def facts_of(file: ObjectFile) -> dict[str, str]:
     meta, target = file.meta, file.meta.target
     shape = target.geometry
     return {
-        "tokens": str(meta.num_tokens), "model": f"{target.architecture} {target.model}", "tokenizer": target.tokenizer,
+        "tokens": str(meta.num_tokens), "model": f"{target.architecture} {target.model[:SHORT]}",
+        "tokenizer": target.tokenizer[:SHORT],
         "geometry": f"{shape.layers} × {shape.kv_heads} × {shape.head_dim}", "dtype": target.dtype,
-        "codec": meta.codec, "sinks": str(meta.sinks), "fixups": meta.fixups or "none",
+        "codec": meta.codec, "dummy tokens": str(meta.sinks), "fixups": meta.fixups or "none",
         "salted": "no" if meta.salted is None else "yes", "size": f"{file.num_bytes:,d} bytes",
-        "checksum": file.checksums["text"],
+        "text's checksum": file.checksums["text"][:SHORT],
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from textual.widgets import Static, TabbedContent, TabPane
 from pictool.core import FixupTable, TokenIds
 from pictool.errors import PicError
 from pictool.escapes import visible
-from pictool.store.format import ObjectFile
+from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 from pictool.trace.labels import short
 from pictool.trace.object_stats import LayerStats, object_stats
@@ -101,7 +101,7 @@ class ObjectScreen(TextScreen):
                 yield RowTable(_LAYER_COLUMNS, id="layers")
             with TabPane("checksums", id="tab-checksums"):
                 yield RowTable([Column("part", 10), Column("BLAKE3", 0)], id="checksums")
-            with TabPane("sinks", id="tab-sinks"):
+            with TabPane("attention sinks", id="tab-sinks"):
                 yield Static(id="sinks-note")
                 yield RowTable(sink_columns(self._has_dummies), id="sinks")
             with TabPane("fixups", id="tab-fixups"):
@@ -264,7 +264,7 @@ def facts_of(file: ObjectFile) -> list[tuple[str, str]]:
     heads = f"{counted(geometry.kv_heads, 'KV head')} of {geometry.head_dim}"
     shape = f"{counted(geometry.layers, 'layer')}, {heads}, {target.dtype}"
     return [
-        ("key", meta.key), ("tokens", f"{meta.num_tokens} (compiled behind {counted(meta.sinks, 'dummy token')})"),
+        ("key", meta.key), ("tokens", f"{meta.num_tokens} (compiled after {counted(meta.sinks, 'dummy token')})"),
         ("geometry", shape), ("model", f"{target.architecture} {short(target.model, _FINGERPRINT)}"),
         ("tokenizer", short(target.tokenizer, _FINGERPRINT)),
         ("size", f"{file.num_bytes:,d} bytes, {file.layer_bytes:,d} a layer, codec {meta.codec}"),

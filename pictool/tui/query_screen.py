@@ -20,7 +20,7 @@ from pictool.tui.widgets.table import Column, RowTable
 
 _COLUMNS = (
     Column("node", 0), Column("context", 7, True), Column("computed", 8, True), Column("reused", 6, True),
-    Column("TTFT ms", 8, True), Column("answer", 14),
+    Column("TTFT ms", 8, True), Column("answer", 12),
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from pictool.tui.widgets.table import Column, RowTable
 PERIOD_S = 1.0
 _KEPT = 61  # readings: a minute
 _COLUMNS = (Column("", 22), Column("last minute", 14, True), Column("since it started", 16, True))
+NO_FIGURES = "No figures yet: they appear as soon as the server answers."
 _SHARES = (("linked from objects", "linked"), ("computed again", "recomputed"), ("exact", "exact"))
 
 
@@ -31,7 +32,7 @@ class ServerScreen(PicScreen):
     DEFAULT_CSS = """
     ServerScreen #title { height: 2; padding: 0 1; background: $boost; text-wrap: nowrap; text-overflow: ellipsis; }
     ServerScreen .history { height: 4; padding: 0 1; }
-    ServerScreen .history Static { width: 22; }
+    ServerScreen .history Static { width: 28; }
     ServerScreen .history Sparkline { width: 1fr; height: 3; }
     ServerScreen RowTable { height: 1fr; margin: 0 1; }
     """
@@ -42,7 +43,7 @@ class ServerScreen(PicScreen):
         super().__init__()
         self._address = address
         self.readings: deque[Reading] = deque(maxlen=_KEPT)
-        self.problem = "asking …"
+        self.problem = ""
         self.is_paused = self._is_reading = False
 
     def compose(self) -> ComposeResult:
@@ -91,7 +92,9 @@ class ServerScreen(PicScreen):
 
     def _show(self) -> None:
         self.query_one("#title", Static).update(Text(self._title()))
+        self.query(".history").set(display=bool(self.readings))
         if not self.readings:
+            self.query_one("#counts", RowTable).show_rows([], empty=NO_FIGURES)
             return
         pairs = list(zip(self.readings, list(self.readings)[1:], strict=False))
         rates = [activity(before, now).rate for before, now in pairs]
@@ -99,16 +102,19 @@ class ServerScreen(PicScreen):
         last = self.readings[-1].health
         self._show_history("requests", rates, f"{rates[-1] if rates else 0:.1f} requests/s")
         self._show_history(
-            "waiting", waiting, f"{_number(last, 'waiting')} waiting\n{_number(last, 'active')} take turns"
+            "waiting", waiting, f"{_number(last, 'waiting')} waiting, {_number(last, 'active')} take turns"
         )
         self.query_one("#counts", RowTable).show_rows(count_rows(self.lately, activity(None, self.readings[-1])))
 
     def _show_history(self, name: str, values: list[float], now: str) -> None:
-        self.query_one(f"#{name}-now", Static).update(Text(now))
+        scale = f"chart: 0 to {max(values, default=0):.3g}\nin {len(self.readings)} s"
+        self.query_one(f"#{name}-now", Static).update(Text(f"{now}\n{scale}"))
         self.query_one(f"#{name}", Sparkline).data = values or [0.0]
 
     def _title(self) -> str:
-        state = self.problem or ("paused" if self.is_paused else "read once a second")
+        again = "" if self.is_paused else "; tries again every second"
+        problem = self.problem.removeprefix(f"{self._address.url}: ")  # the line above names it
+        state = f"{problem}{again}" if problem else ("paused" if self.is_paused else "read once a second")
         if not self.readings:
             return f"{visible(self._address.url)}\n{visible(state)}"
         health = self.readings[-1].health

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 RUN_FILE = "run.json"  # of pictool.spans.runs, which imports more
 
 if TYPE_CHECKING:
-    from pictool.store.format import ObjectFile
+    from pictool.store.objects.format import ObjectFile
     from pictool.store.store import Store, StoredObject
     from pictool.trace.analysis import TraceAnalysis
     from pictool.trace.attention_sinks import AttentionSinks

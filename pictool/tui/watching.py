@@ -7,7 +7,6 @@ histogram's buckets as Prometheus does (histogram_quantile): even within a bucke
 from __future__ import annotations
 
 import http.client
-import json
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pictool.errors import InputError
+from pictool.reading import parse_json
+from pictool.urls import open_url
 
 _TIMEOUT_S = 5.0
 _MAX_BYTES = 1 << 22
@@ -78,7 +79,7 @@ class Address:
         from prometheus_client.parser import text_string_to_metric_families as families
 
         try:
-            health = json.loads(self._get("/health"))
+            health = parse_json(self._get("/health"))
             samples = [sample for family in families(self._get("/metrics")) for sample in family.samples]
         except urllib.error.HTTPError as error:
             hint = "; PIC_SERVER_KEY must be the operator's" if error.code in (401, 403) else ""
@@ -86,7 +87,7 @@ class Address:
         except urllib.error.URLError as error:
             reason = getattr(error.reason, "strerror", None) or error.reason
             raise InputError(f"{self.url}: no server answers ({reason})") from error
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
             raise InputError(f"{self.url}: does not answer as pic serve ({error})") from error
         if not isinstance(health, dict):
             raise InputError(f"{self.url}: does not answer as pic serve (its /health is no object)")
@@ -97,9 +98,8 @@ class Address:
     def _get(self, path: str) -> str:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         request = urllib.request.Request(self.url.rstrip("/") + path, headers=headers)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
-            text: str = response.read(_MAX_BYTES).decode()
-            return text
+        with open_url(request, _TIMEOUT_S) as response:
+            return response.read(_MAX_BYTES).decode()
 
 
 def activity(before: Reading | None, now: Reading) -> Activity:

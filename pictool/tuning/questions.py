@@ -8,19 +8,24 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pictool.compiler.chunking import make_chunks, read_text
 from pictool.core import Chunk, Sampling
+from pictool.engines.answer_file import model_identity
 from pictool.errors import InputError
+from pictool.eval.cases import SpecOptions, group_cases
 from pictool.eval.datasets import datasets, open_dataset
 from pictool.eval.datasets.base import Case, Dataset
 from pictool.eval.datasets.records import Record, first_record, read_records
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
 from pictool.reading import parse_json, read_file
+from pictool.spans.retrieve import TextIndex
+from pictool.store.directory import claim_within
 from pictool.store.store import Store, atomic_write
 
 if TYPE_CHECKING:
@@ -90,34 +95,98 @@ def draw(origin: str, cases: Sequence[Case], limit: int, seed: int) -> Questions
     return Questions(origin, tuple(case for _, case in listed), tuple(number for number, _ in listed))
 
 
-def read_documents(model: Model, names: Sequence[str], chunk_tokens: int | None) -> list[str]:
+@dataclass(frozen=True)
+class Corpus:
+    """The documents that questions are about, and how many of them a prompt has.
+
+    Fields:
+        sources: the file that each of `texts` is from. sizes: their tokens.
+        per_prompt: documents of a prompt at most. room: tokens of a prompt for its documents.
+    """
+
+    texts: tuple[str, ...]
+    sources: tuple[str, ...]
+    sizes: tuple[int, ...]
+    per_prompt: int
+    room: int
+
+    @cached_property
+    def _index(self) -> TextIndex:
+        return TextIndex(self.texts)
+
+    def documents_of(self, record: Record) -> tuple[str, ...]:
+        """The documents of a question: the `files` that its record names; else all, or the best by BM25.
+
+        Raises:
+            InputError: a file that is not among the documents, or no document that fits.
+        """
+        if record.values.get("files") is not None:
+            return tuple(text for name in record.texts("files") for text in self._texts_of(record, name))
+        if len(self.texts) <= self.per_prompt and sum(self.sizes) <= self.room:
+            return self.texts
+        chosen, room = list[int](), self.room
+        for index in self._index.ranked(record.text("query")):
+            if len(chosen) < self.per_prompt and self.sizes[index] <= room:
+                chosen.append(index)
+                room -= self.sizes[index]
+        if not chosen:
+            raise record.error("none of the documents fits the model; cut them with --chunk-tokens")
+        return tuple(self.texts[index] for index in chosen)
+
+    def _texts_of(self, record: Record, name: str) -> list[str]:
+        paths = {Path(name).resolve(), (record.path.parent / name).resolve()}
+        found = [
+            text for source, text in zip(self.sources, self.texts, strict=True) if Path(source).resolve() in paths
+        ]  # fmt: skip
+        if not found:
+            raise record.key_error(
+                "files", f"names {name}, which is not among the documents; name it before --questions"
+            )
+        return found
+
+
+def read_corpus(model: Model, names: Sequence[str], chunk_tokens: int | None, per_prompt: int) -> Corpus:
     """The texts of files, cut if asked. Raises InputError: no text, or too long for the model."""
-    chunks = [
-        chunk for name in names for chunk in make_chunks(model, read_text(Path(name)), name, chunk_tokens)
+    pieces = [
+        (name, chunk) for name in names for chunk in make_chunks(model, read_text(Path(name)), name, chunk_tokens)
     ]  # fmt: skip
-    return [chunk.text for chunk in chunks]
+    return Corpus(
+        tuple(chunk.text for _, chunk in pieces), tuple(name for name, _ in pieces),
+        tuple(len(chunk) for _, chunk in pieces), per_prompt, model.max_positions - _ROOM,
+    )  # fmt: skip
 
 
-def questions_of_file(name: str, texts: Sequence[str], limit: int, seed: int) -> Questions:
-    """The questions of a file: a dataset of `pic eval`, or records of `query` and perhaps `answers` over `texts`.
+def questions_of_file(name: str, corpus: Corpus, limit: int, seed: int) -> Questions:
+    """The questions of a file: a dataset of `pic eval`, or records of `query` and perhaps `answers` over documents.
 
     Raises:
         InputError: names the file, the line and the key.
     """
     if name in datasets() or "query" not in (first := first_record(Path(name))).values or "documents" in first.values:
-        if texts:
+        if corpus.texts:
             raise InputError(f"{name}: has documents of its own; leave the others out")
         return draw(f"questions of {Path(name).name}", list(open_dataset(name, {}).cases()), limit, seed)
-    if not texts:
+    if not corpus.texts:
         raise InputError(f"{name}: names no documents; name them before --questions")
-    cases = [_own_case(record, tuple(texts)) for record in read_records(Path(name))]
+    cases = [_own_case(record, corpus) for record in read_records(Path(name))]
     return draw(f"questions of {Path(name).name}", cases, limit, seed)
 
 
-def _own_case(record: Record, texts: tuple[str, ...]) -> Case:
+def _own_case(record: Record, corpus: Corpus) -> Case:
     answers = record.texts("answers") if record.values.get("answers") is not None else ()
     most = record.whole_number_or_none("max_new_tokens") or NEW_TOKENS
-    return Case(str(record.number), texts, record.text("query"), answers, max_new_tokens=most)
+    return Case(str(record.number), corpus.documents_of(record), record.text("query"), answers, max_new_tokens=most)
+
+
+def fitting(model: Model, questions: Questions, options: SpecOptions) -> tuple[Questions, int]:
+    """The questions whose prompts fit the model, and how many do not."""
+    skipped = set(group_cases(model, questions.cases(), options, skip_long=True).skipped)
+    kept = [
+        (case, unit) for case, unit in zip(questions.listed, questions.units, strict=True) if case.id not in skipped
+    ]  # fmt: skip
+    numbers = {unit: number for number, unit in enumerate(dict.fromkeys(unit for _, unit in kept))}
+    listed, units = tuple(case for case, _ in kept), tuple(numbers[unit] for _, unit in kept)
+    return replace(questions, listed=listed, units=units), len(skipped)
 
 
 def continued(model: Model, texts: Sequence[str], documents: int, limit: int, seed: int) -> Questions:
@@ -163,8 +232,8 @@ def written(
         cases = [Case(**_tuples(values)) for values in parse_json(read_file(path, _MAX_BYTES))]
     else:
         cases = list(_write(model, store, texts, documents, count, seed, on_progress))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
+        claim_within(store.root, "eval", "questions")
+        with atomic_write(path, store.root / "tmp") as file:
             file.write(json.dumps([asdict(case) for case in cases]).encode())
     if not cases:
         raise InputError(f"{model.name}: writes no questions about these documents; give --questions")
@@ -215,7 +284,7 @@ def _prompt_of(rng: random.Random, asked: int, sizes: Sequence[int], documents: 
 
 
 def _written_path(model: Model, store: Store, texts: Sequence[str], *settings: object) -> Path:
-    made_of = json.dumps([model.fingerprint, _ASK, asdict(_WRITING), list(texts), *settings])
+    made_of = json.dumps([model_identity(model), _ASK, asdict(_WRITING), list(texts), *settings])
     return store.root / "eval" / "questions" / f"{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.json"
 
 
@@ -234,7 +303,7 @@ def surprise(model: Model, texts: Sequence[str], tokens: int = 512) -> float:
     from torch.nn.functional import cross_entropy
 
     from pictool.runtime.attention import Run
-    from pictool.runtime.caches import CapturingCache
+    from pictool.runtime.memory.caches import CapturingCache
 
     stack, total, count = model.stack, 0.0, 0
     for chunk in (Chunk(text, model.encode(text), "document") for text in texts):

@@ -59,7 +59,7 @@ class Finding:
 
 
 def make_chains(algorithms: Sequence[Algorithm]) -> list[list[str]]:
-    """The labels of the algorithms, `full` left out, in chains: those that differ in their ratio or k only.
+    """The labels of the algorithms, `full` left out, in chains: those that differ in their knob only.
 
     The order is that of cost, the dearest first, and known before anything is measured.
     """
@@ -67,8 +67,8 @@ def make_chains(algorithms: Sequence[Algorithm]) -> list[list[str]]:
     for algorithm in algorithms:
         if algorithm.is_full:
             continue
-        params = dict(algorithm.params)
-        cost = float(params.pop("ratio", params.pop("k", 0)))
+        params, knob = dict(algorithm.params), None if algorithm.method else algorithm.policy.knob
+        cost = 0.0 if knob is None else float(params.pop(knob.field))
         kind = (algorithm.name, *(f"{name}={value}" for name, value in sorted(params.items())))
         chains.setdefault(kind, []).append((cost, algorithm.label))
     return [[label for _, label in sorted(chain, key=lambda each: -each[0])] for chain in chains.values()]

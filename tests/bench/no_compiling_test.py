@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from bench.workloads import USERS, write_dataset
 
-from pictool.bench.asynchronous import bench_async
 from pictool.bench.breakdown import bench_breakdown
 from pictool.bench.context import bench_context
 from pictool.bench.options import ContextOptions, PromptOptions
@@ -16,14 +13,9 @@ from pictool.bench.prompts import with_speculative
 from pictool.bench.roofline import Rates
 from pictool.bench.shapes import save_speculative
 from pictool.bench.sync import bench_sync
-from pictool.bench.traffic import Traffic, make_workload
-from pictool.bench.users import User, dataset_users, make_user_sets
-from pictool.eval.cases import SpecOptions
-from pictool.eval.datasets import open_dataset
 from pictool.linker.grid import Labelled, parse_grid
 from pictool.linker.policies import policies as all_policies
 from pictool.runtime.model import Model
-from pictool.store.store import Store
 
 PROMPT = PromptOptions(chunks=3, chunk_tokens=20, tail_tokens=6, new_tokens=2, repeats=1)
 LENGTHS = ContextOptions(start=32, stop=64, chunk_tokens=16, tail_tokens=6, repeats=1)
@@ -53,18 +45,3 @@ def test_context(model: Model, rates: Rates, policies: list[Labelled], tmp_path:
 
 def test_breakdown(model: Model, policies: list[Labelled], tmp_path: Path) -> None:
     bench_breakdown(model, policies, PROMPT, tmp_path)
-
-
-def run_async(model: Model, store: Store, policies: list[Labelled], users: list[User], **traffic: Any) -> None:
-    user_sets = make_user_sets(model, users, [2], memory=None)
-    bench_async(model, store, make_workload(policies, user_sets, Traffic((2.0,), requests=3, repeats=1, **traffic)))
-
-
-def test_async(model: Model, policies: list[Labelled], store: Store) -> None:
-    run_async(model, store, policies, USERS.make(model, 2, seed=0), measured=2)
-
-
-def test_async_over_a_dataset(model: Model, policies: list[Labelled], store: Store, tmp_path: Path) -> None:
-    """Its questions have heads, which are compiled too."""
-    dataset = open_dataset(str(write_dataset(tmp_path / "d.jsonl", "abc")), {})
-    run_async(model, store, policies, dataset_users(model, dataset, SpecOptions(max_new_tokens=2))[0])

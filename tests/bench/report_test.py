@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.workloads import USERS, workload_of
-
-from pictool.bench.asynchronous import bench_async
 from pictool.bench.breakdown import bench_breakdown
 from pictool.bench.context import bench_context
 from pictool.bench.options import ContextOptions, PromptOptions
@@ -17,7 +14,6 @@ from pictool.bench.sync import bench_sync
 from pictool.core import Geometry
 from pictool.linker.grid import parse_grid
 from pictool.runtime.model import Model
-from pictool.store.store import Store
 
 POLICIES = parse_grid(["naive"])
 PROMPT = PromptOptions(chunks=2, chunk_tokens=9, tail_tokens=4, new_tokens=1, repeats=1)
@@ -25,10 +21,6 @@ MEASUREMENT = (
     "ttft_s rows bytes_read flops decode_tokens_per_s peak_bytes tokens load_s select_s recompute_s fetch_s".split()
 )
 PARTS = "load scoring select layers checks logits other".split()
-FIGURES = (
-    "requests duration_s ttft_mean_s ttft_p50_s ttft_p99_s latency_mean_s waiting_mean_s throughput goodput "
-    "utilisation".split()
-)
 
 
 def keys(*values: dict[str, Any]) -> list[list[str]]:
@@ -71,20 +63,6 @@ def test_breakdown(model: Model, tmp_path: Path) -> None:
         ["label", "params", "checked", "ttft", "parts", "samples"],
         PARTS,
         PARTS,
-    ]
-
-
-def test_async(model: Model, store: Store) -> None:
-    workload = workload_of(model, USERS.make(model, 2, seed=0), requests=2, measured=1)
-    result = bench_async(model, store, workload)
-    point, user_set = result.points[0].report(), result.user_sets[0].report()
-    assert keys(point, point["mean"], point["deviation"], point["runs"][0], user_set, user_set["executed"][0]) == [
-        ["label", "algo", "users", "ccr", "rate", "mean", "deviation", "runs"],
-        FIGURES,
-        FIGURES,
-        FIGURES,
-        ["users", "bytes", "ccr", "gamma", "no_goodput", "executed"],
-        ["user", "question", "label", "ttft_s", "service_s", "tokens", "score"],
     ]
 
 

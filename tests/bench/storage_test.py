@@ -13,7 +13,7 @@ from pictool.bench import storage
 from pictool.bench.storage import COMPARED_WITH, ObjectSize, StorageResult, bench_storage, bytes_needed, size_of_mb
 from pictool.core import Geometry
 from pictool.errors import InputError
-from pictool.store.format import CompiledChunk, ObjectFile
+from pictool.store.objects.format import CompiledChunk, ObjectFile
 from pictool.store.store import Store
 
 TINY = Geometry(layers=3, kv_heads=2, head_dim=8)

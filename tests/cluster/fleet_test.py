@@ -1,17 +1,20 @@
-"""The home of a fleet, without Ray: its replicas are in this process, and may die."""
+"""The backend of a fleet, without Ray: its replicas are in this process, and may die."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from serve.live import serving_backend, until
 
-from pictool.cluster.fleet import FleetHome
+from pictool.cluster.fleet import FleetBackend
 from pictool.cluster.replica import Refused, Replica, ReplicaLost
 from pictool.cluster.residency import report_of
 from pictool.cluster.torch_replica import TorchSpec
@@ -21,14 +24,14 @@ from pictool.errors import StoreError
 from pictool.linker.grid import parse_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, load_model
+from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
-from pictool.serve.torch_home import HomeSettings
 from pictool.serve.work import Chat, Delta, Marked, Raw, Stored, Text, Turn, Work
-from pictool.store.remote import Remote
+from pictool.store.remote.remote import Remote
 from pictool.store.store import Store
 
-SETTINGS = HomeSettings(parse_policy("legolink-4"), refresh_s=3600)
+SETTINGS = BackendSettings(parse_policy("legolink-4"), refresh_s=3600)
 NOBODY, ALICE = Tenant("default"), Tenant("alice", "0123456789abcdef" * 4)
 TEXT = "The harbour was quiet. It holds a festival in the spring; nobody knows why.\n"
 
@@ -67,19 +70,21 @@ def model(model_dir: Path) -> Model:
 
 @pytest.fixture
 def calls(model_dir: Path, tmp_path: Path) -> Iterator[Calls]:
-    spec = TorchSpec(Remote(str(tmp_path / "remote")), str(tmp_path), SETTINGS, model=str(model_dir), device="cpu")
+    spec = TorchSpec(
+        Remote(str(tmp_path / "remote")), str(tmp_path / "tiers"), SETTINGS, model=str(model_dir), device="cpu"
+    )
     with closing(Replica(asyncio.run(spec.start("0")))) as replica:
         yield Calls(replica)
 
 
 @pytest.fixture
-def home(model: Model, tmp_path: Path, calls: Calls) -> Iterator[FleetHome]:
-    with closing(FleetHome(model, Remote(str(tmp_path / "remote")), SETTINGS, calls)) as home:
-        yield home
+def backend(model: Model, tmp_path: Path, calls: Calls) -> Iterator[FleetBackend]:
+    with closing(FleetBackend(model, Remote(str(tmp_path / "remote")), SETTINGS, calls)) as backend:
+        yield backend
 
 
-async def events_of(home: FleetHome, work: Work) -> list[Any]:
-    return [event async for event in home.answer(work)]
+async def events_of(backend: FleetBackend, work: Work) -> list[Any]:
+    return [event async for event in backend.answer(work)]
 
 
 def ask(*pieces: Any, tenant: Tenant = NOBODY, tokens: int = 6) -> Work:
@@ -87,14 +92,14 @@ def ask(*pieces: Any, tenant: Tenant = NOBODY, tokens: int = 6) -> Work:
 
 
 @pytest.mark.parametrize("dies_after", [0, 1, 3])
-def test_another_replica_goes_on_where_one_died(home: FleetHome, calls: Calls, dies_after: int) -> None:
-    expected = asyncio.run(events_of(home, ask(Marked(TEXT))))
+def test_another_replica_goes_on_where_one_died(backend: FleetBackend, calls: Calls, dies_after: int) -> None:
+    expected = asyncio.run(events_of(backend, ask(Marked(TEXT))))
     calls.deaths, calls.dies_after = 2, dies_after
-    assert asyncio.run(events_of(home, ask(Marked(TEXT)))) == expected and len(calls.keys) == 4
+    assert asyncio.run(events_of(backend, ask(Marked(TEXT)))) == expected and len(calls.keys) == 4
     calls.deaths = 3
     with pytest.raises(ApiError, match="try again") as refused:
-        asyncio.run(events_of(home, ask(Marked(TEXT))))
-    assert refused.value.status == 503 and (home.status().waiting, home.status().active) == (0, 0)
+        asyncio.run(events_of(backend, ask(Marked(TEXT))))
+    assert refused.value.status == 503 and (backend.status().waiting, backend.status().active) == (0, 0)
 
 
 def test_another_answer_than_what_was_sent_is_none() -> None:
@@ -108,90 +113,151 @@ def test_another_answer_than_what_was_sent_is_none() -> None:
 
     calls = Calls(Fickle())
     calls.deaths, calls.dies_after = 1, 1
-    home = FleetHome.__new__(FleetHome)
-    home._calls, home._num_waiting, home._num_active = calls, 0, 0
+    backend = FleetBackend.__new__(FleetBackend)
+    backend._calls, backend._num_waiting, backend._num_active, backend._endings, backend._is_closed = (
+        calls,
+        0,
+        0,
+        set(),
+        False,
+    )
 
     async def told() -> list[Any]:
         seen = []
         with pytest.raises(ApiError) as refused:
-            async for event in home._call("answer", ask(), keys=(), exact=False):
+            async for event in backend._call("answer", ask(), keys=(), exact=False):
                 seen.append(event)  # noqa: PERF401 (what came before the error)
         return [*seen, refused.value.status]
 
     assert asyncio.run(told()) == [Delta(0, "answer 1"), 503]
 
 
-def test_a_client_that_goes_ends_the_call(home: FleetHome, calls: Calls) -> None:
+def test_a_client_that_goes_ends_the_call(backend: FleetBackend, calls: Calls) -> None:
     async def leave() -> tuple[int, int]:
-        events = home.answer(ask(Text("Long"), tokens=200))
+        events = backend.answer(ask(Text("Long"), tokens=200))
         await anext(events)
-        during = home.status().active
+        during = backend.status().active
         await events.aclose()
         return during, calls.is_open
 
     assert asyncio.run(leave()) == (1, 0)
-    assert (home.status().waiting, home.status().active) == (0, 0)
+    assert (backend.status().waiting, backend.status().active) == (0, 0)
 
 
-def test_a_request_is_routed_by_the_objects_that_it_wants(home: FleetHome, calls: Calls, tmp_path: Path) -> None:
-    (done,) = asyncio.run(home.compile(TEXT, ALICE))
-    assert home.has(done.key) and Store(tmp_path / "remote").keys() == [done.key]
+class Silent:
+    """A replica of one answer after another, each without an end: `num_first` events, then nothing."""
+
+    def __init__(self, num_first: int) -> None:
+        self.num_first, self.num_open = num_first, 0
+
+    async def answer(self, work: Work, exact: bool) -> AsyncGenerator[Any, None]:
+        self.num_open += 1
+        try:
+            for number in range(self.num_first):
+                yield Delta(0, f"{number} ")
+            await asyncio.Event().wait()
+        finally:
+            self.num_open -= 1
+
+    async def execute(self, query: str, tenant: Tenant, exact: bool) -> AsyncGenerator[Any, None]:
+        async for _ in self.answer(ask(), exact):
+            yield ["never"]
+
+
+def test_at_the_end_calls_that_run_and_that_wait_are_told(model: Model, tmp_path: Path) -> None:
+    """By a server over replicas: a stream ends with an event, what has not begun with 503; replicas are told."""
+    replica = Silent(0)
+    calls = Calls(replica)
+    backend = FleetBackend(model, Remote(str(tmp_path / "remote")), SETTINGS, calls)
+    message = {"role": "user", "content": "Really?"}
+    body = {"model": backend.model, "messages": [message], "max_tokens": 9}
+    with ThreadPoolExecutor(3) as threads, serving_backend(backend, Store(tmp_path / "store")) as live:
+        query = {"g": {"model": "any", "input": {"user": "Really?"}}}
+        waiting = [
+            threads.submit(live.client.post, "/v1/chat/completions", json=body),
+            threads.submit(live.client.post, "/v1/query/execute", json=query),
+        ]
+        until(lambda: replica.num_open == 2)
+        replica.num_first = 2
+        with live.client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
+            lines = response.iter_lines()
+            assert "data: " in next(lines) and backend.status().active == 1 and backend.status().waiting == 2
+            threads.submit(backend.close).result(60)
+            last = [line for line in lines if line][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "server_ends"
+        for refused in waiting:
+            response = refused.result(60)
+            assert response.status_code == 503 and response.json()["error"]["code"] == "server_ends"
+        assert live.error(503, "POST", "/v1/chat/completions", json=body)["code"] == "server_ends"
+        marked = message | {"cache_control": {}, "content": TEXT}
+        assert (
+            live.error(503, "POST", "/v1/chat/completions", json=body | {"messages": [marked, message]})["param"]
+            is None
+        )
+        assert replica.num_open == calls.is_open == backend.status().waiting == backend.status().active == 0
+
+
+def test_a_request_is_routed_by_the_objects_that_it_wants(backend: FleetBackend, calls: Calls, tmp_path: Path) -> None:
+    (done,) = asyncio.run(backend.compile(TEXT, ALICE))
+    assert backend.has(done.key) and Store(tmp_path / "remote").keys() == [done.key]
     assert calls.keys.pop() == (done.key,)
-    asyncio.run(events_of(home, ask(Stored(done.key), Marked(TEXT), tenant=ALICE)))
+    asyncio.run(events_of(backend, ask(Stored(done.key), Marked(TEXT), tenant=ALICE)))
     assert calls.keys.pop() == (done.key, done.key)
-    asyncio.run(events_of(home, ask(Marked(TEXT))))
+    asyncio.run(events_of(backend, ask(Marked(TEXT))))
     assert calls.keys.pop() not in ((done.key,), ())  # without Alice's salt
     chat = Chat((Turn("user", (Marked(TEXT), Text("\n\nReally?"))),))
-    asyncio.run(events_of(home, replace(ask(tenant=ALICE), prompt=chat)))
+    asyncio.run(events_of(backend, replace(ask(tenant=ALICE), prompt=chat)))
     assert calls.keys.pop() == (done.key,)
-    asyncio.run(events_of(home, ask(Text("Plain."))))
+    asyncio.run(events_of(backend, ask(Text("Plain."))))
     (word,) = calls.keys.pop()
     assert len(word) < 64
     spec = Spec("Really?", [done.key, TextDocument(TEXT, "a")], parse_policy("legolink-4"))
 
     async def link() -> list[Any]:
-        return [event async for event in home.link(spec, ALICE, False)]
+        return [event async for event in backend.link(spec, ALICE, False)]
 
     assert "report" in asyncio.run(link())[-1]
     assert calls.keys.pop() == (done.key, done.key)
 
 
-def test_a_sink_kind_has_its_own_objects(home: FleetHome, calls: Calls) -> None:
+def test_a_sink_kind_has_its_own_objects(backend: FleetBackend, calls: Calls) -> None:
     work = ask(Marked(TEXT))
-    asyncio.run(events_of(home, work))
-    asyncio.run(events_of(home, replace(work, linking=replace(work.linking, policy="legolink-0"))))
+    asyncio.run(events_of(backend, work))
+    asyncio.run(events_of(backend, replace(work, linking=replace(work.linking, policy="legolink-0"))))
     assert calls.keys[0] != calls.keys[1]
 
 
-def test_an_object_of_another_tenant_does_not_exist(home: FleetHome) -> None:
-    (done,) = asyncio.run(home.compile(TEXT, ALICE))
+def test_an_object_of_another_tenant_does_not_exist(backend: FleetBackend) -> None:
+    (done,) = asyncio.run(backend.compile(TEXT, ALICE))
     for key in (done.key, "a" * 64):
         with pytest.raises(ApiError, match="no such thing here") as refused:
-            asyncio.run(events_of(home, ask(Stored(key))))
+            asyncio.run(events_of(backend, ask(Stored(key))))
         assert (refused.value.status, refused.value.code) == (404, "cache_object_missing")
 
 
-def test_an_object_that_was_removed_by_force_is_asked_for_again(home: FleetHome, calls: Calls, tmp_path: Path) -> None:
-    (done,) = asyncio.run(home.compile(TEXT, NOBODY))
+def test_an_object_that_was_removed_by_force_is_asked_for_again(
+    backend: FleetBackend, calls: Calls, tmp_path: Path
+) -> None:
+    (done,) = asyncio.run(backend.compile(TEXT, NOBODY))
     for store in (Store(tmp_path / "remote"), calls.replica._store):
         store.path(done.key).unlink()
-    assert home.has(done.key)
+    assert backend.has(done.key)
     with pytest.raises(ApiError):
-        asyncio.run(events_of(home, ask(Stored(done.key))))
-    assert not home.has(done.key)
+        asyncio.run(events_of(backend, ask(Stored(done.key))))
+    assert not backend.has(done.key)
 
 
-def test_a_failed_check_answers_exactly(home: FleetHome, calls: Calls) -> None:
-    kl = asyncio.run(home.check(0.0))
-    assert kl > 0 and home.status().policy == "full" and home.status().problem is not None
-    started = asyncio.run(events_of(home, ask(Marked(TEXT))))[0]
+def test_a_failed_check_answers_exactly(backend: FleetBackend, calls: Calls) -> None:
+    kl = asyncio.run(backend.check(0.0))
+    assert kl > 0 and backend.status().policy == "full" and backend.status().problem is not None
+    started = asyncio.run(events_of(backend, ask(Marked(TEXT))))[0]
     assert started.reuse.policy == "full"
-    assert calls.replica._home.policy.name == "full"  # of queries, too
+    assert calls.replica._backend.policy.name == "full"  # of queries, too
 
 
-def test_a_replica_reports_what_it_holds(home: FleetHome, calls: Calls) -> None:
+def test_a_replica_reports_what_it_holds(backend: FleetBackend, calls: Calls) -> None:
     assert calls.replica.record_routing_stats() == report_of(())
-    (done,) = asyncio.run(home.compile(TEXT, NOBODY))
+    (done,) = asyncio.run(backend.compile(TEXT, NOBODY))
     report = calls.replica.record_routing_stats()
     size = calls.replica._store.path(done.key).stat().st_size
     assert report == report_of([(done.key, size)]) and calls.replica.record_routing_stats() is report
@@ -199,10 +265,10 @@ def test_a_replica_reports_what_it_holds(home: FleetHome, calls: Calls) -> None:
     assert (figures["objects"], figures["bytes"], figures["written_bytes"]) == (1, size, size)
 
 
-def test_a_remote_that_cannot_be_written_makes_no_cache(home: FleetHome, tmp_path: Path) -> None:
+def test_a_remote_that_cannot_be_written_makes_no_cache(backend: FleetBackend, tmp_path: Path) -> None:
     (tmp_path / "remote").write_text("in the way")
     with pytest.raises(ApiError) as refused:
-        asyncio.run(home.compile(TEXT, NOBODY))
+        asyncio.run(backend.compile(TEXT, NOBODY))
     assert refused.value.status == 503
 
 

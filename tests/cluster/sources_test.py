@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pyarrow as pa
 import pytest
@@ -56,6 +58,19 @@ def test_files_at_a_url(request: pytest.FixtureRequest) -> None:
         "memory:///far/x.txt": "far text", "memory:///far/y.jsonl#0": "far line", "memory:///far/z.txt": None
     }  # fmt: skip
     assert "not UTF-8" in errors("memory://far")["memory:///far/z.txt"]
+
+
+def test_no_name_and_no_error_shows_the_password_of_a_url() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        there = f"127.0.0.1:{server.server_port}/c.md"
+        (document,) = read(f"http://user:secret@{there}")
+        server.shutdown()
+    assert document == Document(f"http://{there}", "text of c.md", None, len("text of c.md"))
+    for name in ("memory://user:secret@none", "none://user:secret@far", "http://user:secret@127.0.0.1:1/x.txt"):
+        with pytest.raises(InputError) as error:
+            find_sources([name])
+        assert "secret" not in str(error.value)
 
 
 def test_lines_of_jsonl_and_rows_of_parquet() -> None:

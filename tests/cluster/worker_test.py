@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +16,14 @@ import pytest
 
 from pictool.cluster.manifest import Row
 from pictool.cluster.sources import Document
-from pictool.cluster.worker import BulkSpec, Worker
+from pictool.cluster.worker import BulkSpec, Worker, compile_counted
 from pictool.compiler.chunking import make_chunks
 from pictool.compiler.compile import compile_chunks
 from pictool.core import CompileOptions
 from pictool.errors import InputError, ModelError
 from pictool.runtime.model import load_model
-from pictool.store.format import CompiledChunk, EncodedObject, encode_object
-from pictool.store.remote import Remote, Retry
+from pictool.store.objects.format import CompiledChunk, EncodedObject, encode_object
+from pictool.store.remote.remote import Remote, Retry
 from pictool.store.store import Store
 
 QUICK = Retry(attempts=2, first_s=0.001, most_s=0.002)
@@ -246,3 +249,52 @@ def test_sinks_codec_and_salt_are_those_of_the_spec(spec: BulkSpec) -> None:
     keys = {run(one, DOCUMENTS[:1])[0].key for one in specs}
     assert len(keys) == len(specs)
     assert "tenant" not in repr(specs[-1])
+
+
+class Deaths:
+    """`Attempts`, and a worker that dies at some documents."""
+
+    def __init__(self, deadly: set[str]) -> None:
+        self.deadly, self.open, self.calls = deadly, Counter[str](), list[list[str]]()
+
+    def begin(self, name: str) -> int:
+        self.open[name] += 1
+        return self.open[name] - 1
+
+    def end(self, name: str) -> None:
+        if not isinstance(sys.exception(), KeyboardInterrupt):  # which is the death here
+            del self.open[name]
+
+    def compile(self, documents: Sequence[Document]) -> list[Row]:
+        self.calls.append([document.id for document in documents])
+        if self.deadly & set(self.calls[-1]):
+            raise KeyboardInterrupt
+        return [Row(document.id, 0, "key", 1, 1, None, True, True, 0.0, 1) for document in documents]
+
+    def until_done(self, documents: Sequence[Document]) -> tuple[list[Row], int]:
+        """The rows, and how many workers died."""
+        for died in range(20):
+            with suppress(KeyboardInterrupt):
+                return compile_counted(self.compile, documents, range(len(documents)), self), died
+        raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize(("deadly", "died"), [(set(), 0), ({"d1"}, 3), ({"d0", "d2"}, 5)])
+def test_a_document_that_kills_workers_is_left_out_after_three(deadly: set[str], died: int) -> None:
+    deaths = Deaths(deadly)
+    rows, count = deaths.until_done(DOCUMENTS[:3])
+    assert count == died and not {row.id for row in rows if row.error} ^ deadly
+    assert all("3 workers died" in row.error for row in rows if row.error)
+    assert len(deaths.calls[0]) == 3 and (not deadly or len(deaths.calls[-1]) == 1), "one by one after a death"
+
+
+def test_attempts_that_fail_without_a_death_do_not_count() -> None:
+    deaths = Deaths(set())
+
+    def fails(_: object) -> list[Row]:
+        raise ModelError("no model")
+
+    for _ in range(4):
+        with pytest.raises(ModelError):
+            compile_counted(fails, DOCUMENTS, range(12), deaths)
+    assert not deaths.open

@@ -57,7 +57,7 @@ COMPILE = [
     Case("binary", ("compile", "e.txt"), ("e.txt", "iconv"), files(e_txt=b"\x7fELF\0\0")),
     Case("utf-16", ("compile", "e.txt"), ("e.txt", "UTF-16", "iconv"), files(e_txt="Straße".encode("utf-16"))),
     Case("latin-1", ("compile", "e.txt"), ("e.txt", "byte 4", "iconv"), files(e_txt="Straße".encode("latin-1"))),
-    Case("only a byte order mark", ("compile", "e.txt"), ("e.txt", "no tokens"), files(e_txt="\ufeff")),
+    Case("only a byte order mark", ("compile", "e.txt"), ("e.txt", "nothing but white space"), files(e_txt="\ufeff")),
     Case(
         "too large", ("compile", "a.txt"), ("a.txt", "split it"),
         lambda patch: patch.setattr("pictool.compiler.chunking.MAX_FILE_BYTES", 8),

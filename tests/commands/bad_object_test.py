@@ -18,8 +18,8 @@ from hostile.surfaces.objects import Anatomy
 
 from commands.run import Objects, Outcome, flip, pic
 from pictool import reading
-from pictool.store import format
-from pictool.store.format import CompiledChunk, ObjectFile, write_object
+from pictool.store.objects import format
+from pictool.store.objects.format import CompiledChunk, ObjectFile, write_object
 
 REMEDY = "compile it again"
 

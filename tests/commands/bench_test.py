@@ -15,9 +15,9 @@ from pictool.bench.options import ContextOptions, PromptOptions
 from pictool.bench.roofline import Rates
 from pictool.commands import bench
 from pictool.commands.bench import run_breakdown, run_context, run_sync
-from pictool.commands.bench_common import BenchOptions, open_subject
-from pictool.commands.errors import UsageError
-from pictool.commands.settings import Settings
+from pictool.commands.benches.common import BenchOptions, open_subject
+from pictool.commands.console.errors import UsageError
+from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
 
 PROMPT = PromptOptions(chunks=2, chunk_tokens=20, tail_tokens=6, new_tokens=2, repeats=1)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from typer.testing import CliRunner
 
 from commands.conftest import TEXT
 from commands.run import flip, pic, write
-from pictool.commands.app import app
+from pictool.runtime import fingerprint
 from pictool.runtime.model import Model
-from pictool.store.format import ObjectFile
+from pictool.store.objects.format import ObjectFile
 
 ANSWER = ("-q", "why?", "--max-new-tokens", 3, "--json")
 
@@ -186,9 +184,10 @@ def test_unchanged_files_cost_no_model(model: Path, texts: tuple[Path, Path], re
 
 @pytest.mark.parametrize("change", ["text", "model", "option", "salt", "store", "database"])
 def test_what_changed_is_compiled_by_the_model(
-    model: Path, texts: tuple[Path, Path], change: str, request: pytest.FixtureRequest
+    model: Path, texts: tuple[Path, Path], change: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = Path(shutil.copytree(model, "own"))
+    monkeypatch.setattr(fingerprint, "_COARSE_NS", -1)  # as if it had been copied long ago
     arguments: tuple[Any, ...] = ("compile", "a.txt", "-m", own)
     assert pic(*arguments).code == 0
     if change == "text":
@@ -221,8 +220,7 @@ def test_a_damaged_object_of_an_unchanged_file_is_compiled_again(model: Path, te
 
 def test_stdin_is_a_file(model: Path, texts: tuple[Path, Path]) -> None:
     named = pic("compile", "a.txt", "-m", model, "--json").json["objects"]
-    result = CliRunner().invoke(app, ["compile", "-", "-m", str(model), "--json"], input=TEXT)
-    (row,) = json.loads(result.stdout)["objects"]
+    (row,) = pic("compile", "-", "-m", model, "--json", stdin=TEXT).json["objects"]
     assert (row["key"], row["source"], row["new"]) == (named[0]["key"], "stdin", False)
 
 
@@ -235,6 +233,19 @@ def test_a_directory_is_compiled_if_asked(model: Path, texts: tuple[Path, Path])
     assert [row["source"] for row in outcome.json["objects"]] == ["d/b.txt", "d/e/a.txt"]
     notes = [line for line in outcome.err.splitlines() if "left out" in line]
     assert len(notes) == 2 and "d/empty" in notes[0] and "d/p.bin" in notes[1]
+
+
+def test_a_link_out_of_a_directory_is_not_followed(model: Path, texts: tuple[Path, Path]) -> None:
+    write("secret", TEXT + "!")
+    write("d/b.txt", TEXT)
+    Path("d/in").symlink_to("b.txt")
+    Path("d/out").symlink_to(Path("secret").absolute())
+    outcome = pic("compile", "-r", "d", "-m", model, "--json")
+    assert [row["source"] for row in outcome.json["objects"]] == ["d/b.txt", "d/in"]
+    assert "left out: d/out: is a symbolic link out of d; name it to compile it" in outcome.err
+
+
+def test_a_directory_without_texts_is_said(model: Path) -> None:
     Path("none").mkdir()
     assert pic("compile", "-r", "none", "-m", model).err == "pic: error: none: has no text files below it\n"
 
@@ -254,3 +265,20 @@ def test_chunks_overlap(model: Path, texts: tuple[Path, Path]) -> None:
     assert joined == TEXT
     assert pic("compile", "a.txt", "-m", model, "--overlap", 4).code == 2
     assert pic("compile", "a.txt", "-m", model, "--chunk-tokens", 4, "--overlap", 4).code == 2
+
+
+def test_every_file_that_cannot_be_read_is_named_and_the_others_compile_with_keep_going(model: Path) -> None:
+    write("a.txt", TEXT), write("b.pdf", b"%PDF-1.7 x"), write("blank.txt", " \n\t\n")
+    files = ("a.txt", "b.pdf", "blank.txt", "none.txt")
+    refused = pic("compile", *files, "-m", model)
+    assert refused.code == 1 and refused.out == "" and "3 files; --keep-going" in refused.err
+    for problem in ("b.pdf: is a PDF, not text", "blank.txt: has nothing but white space", "none.txt: cannot be read"):
+        assert problem in refused.err
+    done = pic("compile", *files, "-m", model, "--keep-going")
+    assert done.code == 1 and done.out.endswith("new  a.txt\n") and "3 files left out, as b.pdf" in done.err
+
+
+def test_html_is_compiled_with_a_note(model: Path) -> None:
+    write("a.html", "<!DOCTYPE html><p>Who knows?</p>")
+    outcome = pic("compile", "a.html", "-m", model)
+    assert outcome.code == 0 and "a.html: is HTML, and is compiled with its tags" in outcome.err

@@ -25,7 +25,7 @@ def test_what_an_engine_cannot_do(tmp_path: Path, options: list[str], code: int,
 
 def test_vllm_measures_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said before vLLM is started, of `--probes` and of a text that has no object with a table yet."""
-    monkeypatch.setattr("pictool.engines.vllm.offline.find_spec", lambda name: True)
+    monkeypatch.setattr("pictool.engines.vllm.client.offline.find_spec", lambda name: True)
     text = tmp_path / "a.txt"
     text.write_text("It holds a festival.")
     more = (text, "--engine", "vllm", "--device", "cpu", "--store", tmp_path / "s")
@@ -38,7 +38,7 @@ def test_vllm_measures_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_vllm_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pictool.engines.vllm.offline.find_spec", lambda name: None)
+    monkeypatch.setattr("pictool.engines.vllm.client.offline.find_spec", lambda name: None)
     (tmp_path / "a.txt").write_text("It holds a festival.")
     for command in (["link", "--query", "Who?"], ["compile"]):
         done = pic(*command, str(tmp_path / "a.txt"), "--engine", "vllm")

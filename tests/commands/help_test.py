@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 import typer
 from typer.testing import CliRunner
 
 import pictool
-from commands.run import pic
+from commands.run import pic, write
 from pictool.commands.app import COMMANDS, app
 from pictool.linker.policies import policies
 
@@ -51,8 +58,11 @@ def test_the_list_of_commands_says_what_their_own_help_says(name: str) -> None:
     assert COMMANDS[name] in text and f"{name} " in pic("--help").out
 
 
-def test_the_version_is_that_of_the_package() -> None:
-    assert pic("--version").out == f"pic {pictool.__version__}\n"
+def test_the_version_is_that_of_the_package_and_torch_s_build_is_told() -> None:
+    first, second = pic("--version").out.splitlines()
+    assert first == f"pic {pictool.__version__}"
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"
+    assert second == versions
 
 
 def test_a_misspelt_command_is_told_the_right_one() -> None:
@@ -67,3 +77,51 @@ def test_a_misspelt_command_is_told_the_right_one() -> None:
 def test_the_shell_completes_commands_and_options(words: str, completed: list[str]) -> None:
     env = {"_PIC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     assert CliRunner().invoke(app, [], env=env, prog_name="pic").stdout.split() == completed
+
+
+COMPLETED = {
+    "pic link a.txt --algo le": ["legolink", "legolink-0"],
+    "pic serve --allow cache": ["cacheblend"],
+    "pic eval world --algo map": ["mapreduce", "maprerank"],
+    "pic link -m embedded-": ["embedded-small"],
+    "pic compile -m models/t": ["models/tiny"],
+    "pic link ab": ["abab00000000"],
+    "pic store pin --store st2 a": ["aa0000000000"],
+    "pic inspect ab": ["abab00000000"],
+    "pic store pull ab": [],
+    "pic link x": [],
+}
+PROGRAM = """
+import json, os, sys
+from pictool.commands.app import app
+
+for words in json.load(sys.stdin):
+    os.environ.update(_PIC_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")))
+    try:
+        app(prog_name="pic")
+    except SystemExit:
+        print("--", *sorted({"torch", "transformers"} & sys.modules.keys()))
+"""
+
+
+def test_the_shell_completes_policies_models_and_keys_without_torch() -> None:
+    write("models/tiny/config.json", "{}"), write("models/text/a.txt", "x"), write("pic.yaml", "store: st1\n")
+    for path in ("st1/objects/ab/abab", "st1/objects/cd/cd", "st2/objects/aa/aa"):
+        write(f"{Path(path).parent}/{Path(path).name:0<64}.kvo", "")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input=json.dumps([*COMPLETED]), capture_output=True, text=True, timeout=120
+    )
+    found = [part.split() for part in done.stdout.split("--\n")[:-1]]
+    assert dict(zip(COMPLETED, found, strict=True)) == COMPLETED and done.stderr == ""
+
+
+@pytest.mark.parametrize("settings", ["unknown: 1\n", "store: none\n"])
+def test_a_completion_says_nothing_of_what_is_wrong(settings: str) -> None:
+    write("pic.yaml", settings)
+    env = {"_PIC_COMPLETE": "complete_bash", "COMP_WORDS": "pic link a", "COMP_CWORD": "2", "PIC_STOER": "x"}
+    assert CliRunner().invoke(app, [], env=env, prog_name="pic").output.strip() == ""
+
+
+def test_help_and_version_are_words_as_well() -> None:
+    assert pic("help", "link").out == pic("link", "--help").out and pic("help").out == pic("--help").out
+    assert pic("version").out == pic("--version").out

@@ -16,13 +16,13 @@ from traces import make_trace
 
 from commands.run import pic, write
 from pictool.commands.app import run
+from pictool.commands.console.progress import answers_bar, progress
+from pictool.commands.console.terminal import open_screen, table
+from pictool.commands.console.verbosity import note
 from pictool.commands.link import Stream
-from pictool.commands.progress import answers_bar, progress
-from pictool.commands.terminal import open_screen, table
-from pictool.commands.verbosity import note
 from pictool.core import Geometry, Target
 from pictool.escapes import GuardedStream
-from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 from pictool.trace.format import Candidate, GeneratedToken, Trace, TracedChunk, write_trace
 

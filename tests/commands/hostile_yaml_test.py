@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from commands.run import pic, write
+from pictool.commands.linking.request import read_script
 from pictool.commands.plan import read_tiers
-from pictool.commands.request import read_script
-from pictool.commands.settings import read_settings
+from pictool.commands.settings.settings import read_settings
 from pictool.errors import InputError
 
 LAUGHS = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))

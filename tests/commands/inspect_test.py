@@ -17,7 +17,7 @@ from commands.conftest import TEXT, Traces
 from commands.run import Objects, flip, pic, section, write
 from pictool.core import Geometry, Layout, Target
 from pictool.runtime.model import load_model
-from pictool.store.format import ObjectFile, ObjectMeta, canonical, metadata_of, seal, tensor_entries
+from pictool.store.objects.format import ObjectFile, ObjectMeta, canonical, metadata_of, seal, tensor_entries
 from pictool.store.store import Store
 from pictool.trace.analysis import analyse_trace
 from pictool.trace.attention_sinks import attention_sinks

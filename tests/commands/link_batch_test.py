@@ -60,6 +60,30 @@ def test_a_run_goes_on_and_verifies_the_same_requests(run: Run) -> None:
     assert "answers another query" in run("-o", "out.jsonl", "--head", "Other.").err
 
 
+def test_answers_hold_for_the_documents_and_the_model_that_they_follow_from(run: Run) -> None:
+    def num_asked(*more: object) -> tuple[int, int]:
+        """Answers that were asked again by the note, and verified answers of the file."""
+        outcome = run("-o", "out.jsonl", *more)
+        assert outcome.code == 0
+        notes = [line for line in outcome.err.splitlines() if "of its answers are asked again" in line]
+        records = [json.loads(line) for line in Path("out.jsonl").read_bytes().splitlines()]
+        assert len(notes) < 2 and sorted(record["line"] for record in records) == list(range(1, COUNT + 1))
+        return int(notes[0].split()[2]) if notes else 0, sum(record["compare"] is not None for record in records)
+
+    assert num_asked() == num_asked() == (0, 0)
+    with Path("q/b.txt").open("a") as file:
+        file.write(" Nobody knows.")
+    assert num_asked() == (COUNT - 1, 0)  # the last one reads a text of its own
+    assert num_asked("--dtype", "bfloat16") == num_asked("--salt-file", write_salt()) == (COUNT, 0)
+    assert num_asked("--salt-file", "salt", "--verify", 1) == (0, COUNT)  # it is not verified by an answer of before
+
+
+def write_salt() -> str:
+    write("salt", "a-long-enough-salt")
+    Path("salt").chmod(0o600)
+    return "salt"
+
+
 def test_drift_beyond_the_limit_fails_after_all_is_written(run: Run) -> None:
     outcome = run("--verify", 1, "--max-kl", "0.000001", "-o", "out.jsonl")
     assert outcome.code == 1 and "above --max-kl" in outcome.err and "pic tune" in outcome.err

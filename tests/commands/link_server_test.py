@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from serve.live import Live, serving
 
-from commands.run import pic, without_timing, write
+from commands.run import Outcome, pic, without_timing, write
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import load_model
+from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.torch_home import HomeSettings
 from pictool.store.store import Store
 
 QUERY = ("-q", "Who knows why?", "--max-new-tokens", 12)
 KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b")})
 
 
+REPORT: dict[str, Any] = {
+    "answer": "x", "algo": "naive", "params": {}, "model": "m", "engine": "torch",
+    "tokens": {"head": 1, "context": 2, "tail": 3, "prompt": 5, "recomputed": 0.5, "generated": 1},
+    "timing": dict.fromkeys(("load_s", "select_s", "recompute_s", "ttft_s", "decode_s"), 0.1), "compare": None,
+}  # fmt: skip
+
+
 @pytest.fixture
 def live(model: Path, texts: tuple[Path, Path]) -> Iterator[Live]:
     """A server of the tiny model for two tenants; commands here send the key of one."""
-    settings = HomeSettings(parse_policy("legolink-4"), frozenset({"cacheblend", "naive"}), refresh_s=3600, name="tiny")
+    settings = BackendSettings(
+        parse_policy("legolink-4"), frozenset({"cacheblend", "naive"}), refresh_s=3600, name="tiny"
+    )
     served = serving(load_model(str(model)), Store("served"), KEYS, settings)
     with served as live, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIC_SERVER", live.url)
@@ -48,7 +59,9 @@ def test_a_server_s_output_is_that_of_a_link_here(live: Live, model: Path, more:
     assert there.code == 0 and there.out == here.out
     notes, here_notes = (re.findall(r"^(pic: .*?)(?:, TTFT.*)?$", outcome.err, re.M) for outcome in (there, here))
     assert notes == here_notes and any("compiled a.txt" in note for note in notes)
-    asked = (*asked, "--json", "--compare")
+    asked = ("link", "a.txt", "-", *QUERY, *more)  # b.txt by stdin
+    assert pic(*asked, stdin=Path("b.txt").read_text()).out == here.out
+    asked = ("link", "a.txt", "b.txt", *QUERY, *more, "--json", "--compare")
     reports = [pic(*asked).json, pic(*asked, "--server", "", "-m", model).json]
     for report in reports:
         report["compare"] = {name: report["compare"][name] for name in ("answer", "same_answer", "common_prefix")}
@@ -108,6 +121,7 @@ def test_no_server_and_what_is_none_are_told_in_a_line(texts: tuple[Path, Path])
         for reply, says in (
             (b"hello\r\n\r\n", "does not answer as pic serve"),
             (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "has no /v1/link (404 Not Found)"),
+            (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f" * 32, "does not answer as pic serve"),
             (b"HTTP/1.1 200 OK\r\n\r\nnot JSON\n", "does not answer as pic serve"),
             (b"HTTP/1.1 200 OK\r\n\r\ndata: {\"text\": \"half\"}\n\n", "ended in the middle of an answer"),
         ):  # fmt: skip
@@ -116,6 +130,52 @@ def test_no_server_and_what_is_none_are_told_in_a_line(texts: tuple[Path, Path])
             outcome = pic("link", "a.txt", *QUERY, "--server", url)
             thread.join()
             assert outcome.code == 1 and says in outcome.err and outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        ({"report": {}, "origin": {}}, "report: answer is None"),
+        ({"report": REPORT | {"tokens": 5}, "origin": {}}, "report: tokens is no object"),
+        ({"report": REPORT | {"timing": REPORT["timing"] | {"ttft_s": "x"}}, "origin": {}}, "timing.ttft_s is 'x'"),
+        ({"report": REPORT | {"tokens": REPORT["tokens"] | {"head": 10**400}}, "origin": {}}, "tokens.head is"),
+        ({"report": REPORT, "origin": {}}, "report: compare is no object"),
+        ({"report": REPORT | {"compare": {"answer": "x"}}, "origin": {}}, "compare.ttft_s is None"),
+        ({"report": [], "origin": []}, "ended in the middle"),
+        ([[]], "ended in the middle"),
+        ("[" * 100_000, "does not answer as pic serve"),
+        ('{"report": NaN}', "does not answer as pic serve"),
+    ],
+)  # fmt: skip
+def test_what_is_no_report_is_told_in_a_line(event: object, says: str, texts: tuple[Path, Path]) -> None:
+    data = event if isinstance(event, str) else json.dumps(event)
+    outcome = answered(b"HTTP/1.1 200 OK\r\n\r\ndata: %b\n\n" % data.encode())
+    assert outcome.code == 1 and says in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_the_key_does_not_follow_a_redirect(texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIC_SERVER_KEY", "key-of-a")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        other.settimeout(0)
+        url = f"http://127.0.0.1:{other.getsockname()[1]}"
+        for status in (301, 302, 303, 307, 308):
+            outcome = answered(b"HTTP/1.1 %d X\r\nLocation: %b/x\r\nContent-Length: 0\r\n\r\n" % (status, url.encode()))
+            assert outcome.code == 1 and outcome.err.count("\n") == 1
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+
+def answered(reply: bytes) -> Outcome:
+    """What `pic link --compare --server` says of a server that answers so."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_reply, args=(listener, reply))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        outcome = pic("link", "a.txt", *QUERY, "--compare", "--json", "--server", url)
+        thread.join()
+    return outcome
 
 
 def _reply(listener: socket.socket, reply: bytes) -> None:

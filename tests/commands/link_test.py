@@ -12,6 +12,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from commands.conftest import MORE, TEXT
 from commands.run import Outcome, flip, pic, without_timing, write
 from pictool.commands.link import Stream
 from pictool.errors import UnwritableStoreError
@@ -26,7 +27,7 @@ TIMING = ["load_s", "select_s", "recompute_s", "ttft_s", "decode_s"]
 @pytest.fixture
 def link(model: Path, texts: tuple[Path, Path]) -> Any:
     """Runs `pic link` on the tiny model, where a.txt and b.txt stand."""
-    return lambda *arguments: pic("link", *arguments, "-m", model)
+    return lambda *arguments, **more: pic("link", *arguments, "-m", model, **more)
 
 
 def report(outcome: Outcome) -> dict[str, Any]:
@@ -71,6 +72,30 @@ def test_objects_keys_and_texts_give_the_same(link: Any, model: Path) -> None:
     key = pic("compile", "a.txt", "-o", "a.kvo", "-m", model, "--json").json["objects"][0]["key"]
     reports = [report(link(document, *QUERY, "--json")) for document in ("a.txt", "a.kvo", key, key[:8])]
     assert all(one == reports[0] for one in reports)
+
+
+def test_a_document_or_the_query_is_read_from_stdin(link: Any, model: Path) -> None:
+    asked = report(link("a.txt", "b.txt", *QUERY, "--json"))
+    found = link("a.txt", "-", *QUERY, "--json", stdin=MORE)
+    assert report(found) == asked and found.json["request"]["documents"] == ["a.txt", "-"]
+    more = QUERY[2:]
+    assert report(link("a.txt", "b.txt", "-q", "-", *more, "--json", stdin=f"{QUERY[1]}\n")) == asked
+    write("-", TEXT)
+    assert report(link("./-", "b.txt", *QUERY, "--json", stdin="unused")) == asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "data", "code", "error"),
+    [
+        (("-", "-q", "-"), b"x", 2, "-: 2 of documents and query are to be read from stdin"),
+        (("-", "-", "-q", "x"), b"x", 2, "-: 2 of documents"),
+        (("-", "-q", "x"), b"", 1, "stdin: is empty"),
+        (("a.txt", "-q", "-"), b"\xff", 1, "stdin: not UTF-8 at byte 0"),
+    ],
+)
+def test_what_stdin_cannot_be_is_refused(link: Any, asked: tuple[str, ...], data: bytes, code: int, error: str) -> None:
+    found = link(*asked, stdin=data)
+    assert found.code == code and f"pic: error: {error}" in found.err
 
 
 def test_a_script_equals_the_same_options(link: Any) -> None:

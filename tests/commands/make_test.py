@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import socketserver
 import subprocess
@@ -52,7 +53,7 @@ def warm_pic(tmp_path: Path) -> Iterator[str]:
     with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         client = write(tmp_path / "client.py", CLIENT.format(port=server.server_address[1]))
-        yield f"{sys.executable} -S -E {client}"
+        yield shlex.join([sys.executable, "-S", "-E", str(client)])
         server.shutdown()
 
 
@@ -158,5 +159,5 @@ def test_what_fails_leaves_no_target(project: Project) -> None:
 @pytest.mark.skipif(PROGRAM is None, reason="pic is not installed beside this Python")
 def test_the_program_itself_in_parallel(project: Project) -> None:
     objects = {"docs/nukstead.kvo", "docs/rulholm.kvo"}
-    assert Project(f"{PROGRAM}", project.model).build(*objects) == objects <= times().keys()
+    assert Project(shlex.quote(str(PROGRAM)), project.model).build(*objects) == objects <= times().keys()
     assert project.build() == ALL - objects

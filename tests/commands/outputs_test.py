@@ -10,7 +10,7 @@ import pytest
 from traces import make_trace
 
 from commands.run import pic
-from pictool.commands.outputs import write_json
+from pictool.commands.console.outputs import write_json
 from pictool.trace.format import write_trace
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pictool.commands import pager
+from pictool.commands.console import pager
 
 
 class Terminal:

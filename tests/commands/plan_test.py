@@ -35,10 +35,12 @@ class Machine:
 
     load_s: float = 1e-4
     measured: int = 0
+    num_busy: int = 0  # measurements of prefill during which the machine is busy
 
     def compute(self, *_: object) -> Measured:
         self.measured += 1
-        return Measured([[n - 2.0, 2.0, 1.0, n * TOKEN_S] for n in (64, 512)])
+        self.num_busy -= 1
+        return Measured([[n - 2.0, 2.0, 1.0, n * TOKEN_S] for n in (64, 512)], 0.8 if self.num_busy >= 0 else 0.0)
 
     def loads(self, *_: object) -> Measured:
         self.measured += 1
@@ -65,7 +67,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 @pytest.fixture
 def plan(model: Path, texts: tuple[Path, Path], machine: Machine) -> Any:
     """Runs `pic plan` on the tiny model, where a.txt and b.txt stand."""
-    return lambda *arguments: pic("plan", *arguments, "-m", model)
+    return lambda *arguments, **more: pic("plan", *arguments, "-m", model, **more)
 
 
 def test_json_has_the_delays_of_every_tier(plan: Any, model: Path) -> None:
@@ -102,6 +104,21 @@ def test_it_is_measured_once_and_says_so(plan: Any, machine: Machine) -> None:
     assert [len(one.err.splitlines()) for one in (first, second, again)] == [2, 0, 2]
     assert "measuring prefill" in first.err and "measuring loading from " in first.err
     assert machine.measured == 4 and first.out == second.out == again.out
+
+
+def test_a_plan_never_follows_from_a_busy_machine(plan: Any, machine: Machine) -> None:
+    even = plan("a.txt").out
+    machine.num_busy = 2
+    refused = plan("a.txt", "--measure")
+    assert (refused.code, refused.out) == (1, "") and machine.measured == 4  # prefill and loads; then prefill twice
+    assert "this machine is busy: measured times of prefill were 80% apart" in refused.err
+    again = plan("a.txt")  # what was kept is of the busy machine
+    assert (again.code, again.out) == (0, even) and machine.measured == 5
+
+
+def test_a_document_is_read_from_stdin(plan: Any) -> None:
+    named, read = plan("a.txt", "b.txt", "--json"), plan("-", "b.txt", "--json", stdin=Path("a.txt").read_text())
+    assert read.json["tokens"] == named.json["tokens"]
 
 
 def test_a_slow_store_gets_a_larger_ratio(plan: Any, machine: Machine) -> None:
@@ -207,7 +224,8 @@ def test_check_links_and_compares(plan: Any) -> None:
 
 
 def test_it_plans_for_the_embedded_model(texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing made up; only short."""
+    """Nothing made up; only short, and however busy this machine is."""
+    monkeypatch.setattr(measure, "MAX_SCATTER", float("inf"))
     monkeypatch.setattr(measure, "_PREFILL_TOKENS", (64, 128))
     monkeypatch.setattr(measure, "_LOADS", ((1, 64), (4, 8)))
     outcome = pic("plan", *texts, "--check")
@@ -271,7 +289,7 @@ def test_a_number_is_a_number(model: Path, texts: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("text", ["some", "", "0,5", "AUTO"])
-def test_another_ratio_is_a_usage_error(model: Path, text: str) -> None:
+def test_another_ratio_is_a_usage_error(model: Path, texts: tuple[Path, Path], text: str) -> None:
     outcome = auto(model, "--algo", "cacheblend", "--ratio", text)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err == f"pic: error: --ratio {text}: must be a number from 0 to 1, or auto\n"

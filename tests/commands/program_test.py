@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import shutil
 import signal
@@ -14,12 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from terminal import open_terminal
 
 import pictool
 from commands.conftest import TEXT
 from commands.run import Objects, write
+from pictool.commands.console import progress
 from pictool.store.eviction import LOCK
 from pictool.store.files import locked
+from pictool.store.store import Store
 
 PIC = (sys.executable, "-c", "from pictool.commands import main; main()")
 
@@ -89,14 +91,12 @@ def test_an_interrupt_while_the_program_ends_is_no_traceback() -> None:
 
 
 def test_an_interrupted_program_says_so() -> None:
-    Path("st").mkdir()
+    Store(Path("st")).claim()
     with locked(Path("st") / LOCK):  # gc waits for it
         process = subprocess.Popen(
             [*PIC, "store", "gc", "--store", "st"], stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
         )
-        for _ in range(
-            60
-        ):  # it has opened the file, and waits: between the two, a signal may come too early to end that
+        for _ in range(60):  # between opening the file and waiting for it, a signal may come too early to end that
             time.sleep(0.5)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.01)
@@ -141,7 +141,7 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped(objects: Objects) -> No
 
 def test_python_m_pictool_is_the_program() -> None:
     done = subprocess.run([sys.executable, "-m", "pictool", "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"pic {pictool.__version__}\n")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"pic {pictool.__version__}")
 
 
 def test_on_a_terminal_nothing_is_said_but_by_pic(model: Path) -> None:
@@ -156,13 +156,36 @@ def test_on_a_terminal_nothing_is_said_but_by_pic(model: Path) -> None:
 
 def on_a_terminal(*command: object) -> str:
     """What a command shows on a terminal of its own."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execv(str(command[0]), [str(word) for word in command])
+    terminal, follower = open_terminal()
+    words = [str(word) for word in command]
+    process = subprocess.Popen(words, stdin=follower, stdout=follower, stderr=follower, start_new_session=True)
+    os.close(follower)
     shown = b""
     with suppress(OSError):  # the end of a terminal is an error
         while piece := os.read(terminal, 1 << 16):
             shown += piece
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown.decode()
+    assert process.wait() == 0, shown.decode()
     return shown.decode()
+
+
+def test_a_bar_on_a_terminal_has_no_literal_escapes(model: Path) -> None:
+    """Loading weights is said in a line that goes, which a bar does not redraw."""
+    write("a.txt", TEXT), write("b.txt", TEXT * 2)
+    code = (
+        "import pictool.commands.console.verbosity as v; v._PATIENCE_S = 0; from pictool.commands import main; main()"
+    )
+    shown = on_a_terminal(sys.executable, "-c", code, "compile", "a.txt", "b.txt", "-m", model)
+    assert "compiling" in shown and "\\x1b" not in shown
+
+
+def test_work_that_takes_long_is_told_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_NOTE_S", 0.0)
+    with progress.progress("compiling", 2) as advance:
+        advance(100)
+        advance()
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"pic: compiling: 50%, 1 of 2, [\d,]+ tokens/s", first)
+    assert re.fullmatch(r"pic: compiling: 100%, 2 of 2, [\d,]+ tokens/s", second)

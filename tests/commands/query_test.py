@@ -55,15 +55,43 @@ def test_the_answer_goes_to_stdout_and_a_line_for_every_call_to_stderr(query: An
     assert outcome.out == report["answer"] + "\n"
     paths = [line.split(": ")[1] for line in outcome.err.splitlines() if "context rows recomputed" in line]
     assert paths == [call["path"] for call in report["calls"]] and paths[-1] == "the query"
-    assert [step["rule"] for step in report["steps"]] == ["flatten +", "order +"]
+    assert [step["rule"] for step in report["steps"]] == ["flatten +"]
     assert query({"seq": [user("a"), {"print": "shown"}, user("b")]}).out == "a\nb\n"
+
+
+def test_every_call_says_whether_its_reuse_was_exact(query: Any) -> None:
+    def exact(*options: object) -> list[bool]:
+        return [call["exact"] for call in query(JUDGE, "--json", *options).json["calls"]]
+
+    assert exact("--algo", "full") == [True] * 3
+    assert exact("--algo", "naive") == [True, True, False]  # those of no documents reuse nothing
+
+
+def test_the_order_of_a_plus_is_as_written_unless_it_is_asked_for(query: Any) -> None:
+    def rules(*options: object) -> list[str]:
+        report = query(JUDGE, "--explain", "--json", *options).json
+        return [step["rule"] for step in report["steps"]]
+
+    for algo in ("full", "prefix", "naive"):
+        assert rules("--algo", algo) == ["flatten +"]
+        assert rules("--algo", algo, "--sort-plus") == ["flatten +", "order +"]
+    assert rules("--no-optimise") == []
+    assert query(JUDGE, "--no-optimise", "--algo", "full").out == query(JUDGE, "--algo", "full").out
 
 
 def test_explain_prints_the_trees_and_runs_nothing(query: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pictool.spans.execute.Executor.run", None)
-    outcome = query(JUDGE, "--explain", "--plot", "q.svg", "--tree", 2)
-    assert outcome.code == 0 and "flatten + at g.input.cross[0]" in outcome.out and "reduce by tree" in outcome.out
+    calls = {"repeat": {"n": 2, **g(user("three"), temperature=1.0)}}
+    judge = g({"plus": [*JUDGE["g"]["input"][0]["plus"], calls]}, user("Who knows?"))
+    outcome = query(judge, "--explain", "--plot", "q.svg", "--tree", 2)
+    assert "(the model reads another prompt)" in outcome.out and "calls        7\ntext tokens  " in outcome.out
+    assert outcome.code == 0 and "reduce by tree at the query" in outcome.out
     assert Path("q.svg").read_text().startswith("<svg ")
+    plain = query(user("a"), "--explain", "--plot", "p.svg")
+    assert plain.out.startswith('no rule applies\nU "a"\ncalls        0\ntext tokens') and "before" not in plain.out
+    assert Path("p.svg").read_text().count("<circle") == 1 and "U: user message" in Path("p.svg").read_text()
+    missing = query(g({"plus": [{"file": "no.txt"}]}), "--explain")
+    assert missing.code == 1 and "error: g.input[0].plus[0]: no.txt: cannot be read" in missing.err
     report = query(JUDGE, "--explain", "--json").json
     assert report["query"]["g"]["input"]["cross"][1] == user("Who knows?")
     assert [step["path"] for step in report["steps"]] == ["g.input.cross[0]"]
@@ -99,6 +127,7 @@ def test_a_run_is_inspected(query: Any) -> None:
     for call, number in zip(report["calls"], ("0001", "0002", "0003"), strict=True):
         (line,) = [line for line in table if line.endswith(number)]
         assert f" {call['tokens']['context']} " in line and f" {call['tokens']['recomputed']:.1f} " in line
+    assert "exact        2 of 3 calls" in shown.out, "the judge links what the others generated"
     data = pic("inspect", "traces/run.json", "--json").json
     assert data["answer"] == report["answer"] and data["optimised"] == report["optimised"]
     assert pic("inspect", "traces", "--text").err.startswith("pic: error: traces: is a query's run, which has --json")
@@ -145,6 +174,48 @@ def test_a_bulk_goes_on_where_it_stopped_and_says_what_failed(query: Any) -> Non
     assert bad.err == "pic: error: bad.jsonl:4: g: must be a mapping with model, input, not 1\n" and bad.code == 1
 
 
+def test_answers_of_a_bulk_hold_for_the_files_and_options_that_they_follow_from(query: Any) -> None:
+    """A file and a folder that queries read, policy and seed."""
+    write("docs/one.txt", "Nukstead lies by the river.")
+    lines = [
+        g({"file": "a.txt"}, user("Who?")),
+        g({"retrieve": {"from": "docs", "query": user("Who?")}}, user("Who?")),
+        g(user("Who?")),
+    ]
+
+    def num_stale(*options: object) -> int:
+        outcome = query("\n".join(map(json.dumps, lines)), "--bulk", "-o", "out.jsonl", *options, name="q.jsonl")
+        assert outcome.code == 0
+        records = map(json.loads, Path("out.jsonl").read_text().splitlines())
+        assert sorted(record["line"] for record in records) == [1, 2, 3]
+        notes = [line for line in outcome.err.splitlines() if "of its answers are asked again" in line]
+        assert len(notes) < 2
+        return int(notes[0].split()[2]) if notes else 0
+
+    assert num_stale() == num_stale() == 0
+    Path("a.txt").write_text("It was somebody else.")
+    assert num_stale() == 1
+    write("docs/two.txt", "Rulholm lies by the sea.")
+    assert num_stale() == 1
+    assert num_stale("--algo", "naive") == num_stale("--algo", "naive", "--seed", 1) == 3
+
+
+def test_equal_lines_of_a_bulk_draw_on_their_own(query: Any) -> None:
+    line = json.dumps(g(user("a"), temperature=5.0, max_tokens=8))
+    answers = [each["answer"] for each in query("\n".join([line] * 3), "--bulk", "--json", name="q.jsonl").json]
+    assert len(set(answers)) == 3
+    again = query("\n".join([line] * 3), "--bulk", "--json", name="q.jsonl").json
+    assert [each["answer"] for each in again] == answers
+
+
+def test_a_missing_file_is_the_error_of_its_line(query: Any) -> None:
+    lines = [g({"plus": [{"file": name}]}, user("Who?")) for name in ("no.txt", "a.txt")]
+    lines.append(g({"retrieve": {"from": "none", "query": user("x")}}, user("Who?")))
+    outcome = query("\n".join(map(json.dumps, lines)), "--bulk", "--json", name="q.jsonl")
+    assert outcome.code == 1 and "q.jsonl: 2 of 3 queries failed; line 1: g.input[0].plus[0]: no.txt" in outcome.err
+    assert ["error" in record for record in json.loads(outcome.out)] == [True, False, True]
+
+
 def test_a_query_of_a_bulk_that_fails_stops_no_other(query: Any) -> None:
     text = "\n".join(json.dumps(one) for one in (g(user("word " * 999)), g(user("fine"))))
     outcome = query(text, "--bulk", "-o", "out.jsonl", name="q.jsonl")
@@ -162,6 +233,7 @@ def test_a_query_of_a_bulk_that_fails_stops_no_other(query: Any) -> None:
         (["--explain", "--trace", "t"], 2, "--trace: --explain runs nothing"),
         (["--plot", "a.png"], 1, "--plot a.png: trees are drawn as .svg"),
         (["--plot", "q.json"], 1, "--plot q.json: trees are drawn as .svg"),
+        (["--no-optimise", "--tree", "2"], 2, "--tree: is a rule of the optimizer; leave --no-optimise out"),
         (["--outputs", "x"], 2, "--outputs x: must be generated or compiled"),
         (["--algo", "nope"], 2, "algorithm 'nope': must be one of"),
     ],

@@ -11,7 +11,7 @@ from served import Server, serving
 
 from commands.run import Outcome, flip, pic, without_timing, write
 from pictool.errors import RemoteError
-from pictool.store.remote import Retry
+from pictool.store.remote.remote import Retry
 from pictool.store.store import Store
 
 LINK = ("link", "a.txt", "b.txt", "-q", "Who knows why?", "--algo", "naive", "--max-new-tokens", 4)
@@ -165,7 +165,7 @@ def test_an_interrupted_command_gives_up_fetching(
 
     server.always = "503"
     with monkeypatch.context() as patch:
-        patch.setattr("pictool.store.transfer.pull", interrupted)
+        patch.setattr("pictool.store.remote.transfer.pull", interrupted)
         outcome = pic("store", "pull", *keys, "--store", "near", "--remote", server.url)
     assert (outcome.code, outcome.err) == (130, "pic: interrupted\n")
     stores[0].drain()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
 from typer.testing import CliRunner
 
 from pictool.commands.app import app
@@ -26,9 +27,14 @@ class Outcome:
         return json.loads(self.out)
 
 
-def pic(*arguments: object) -> Outcome:
+def pic(*arguments: object, stdin: str | bytes | None = None) -> Outcome:
     """Run `pic` with these arguments; what would be a traceback is raised here."""
-    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    return run_app(app, *arguments, stdin=stdin)
+
+
+def run_app(app: typer.Typer, *arguments: object, stdin: str | bytes | None = None) -> Outcome:
+    """Run a program of ours with these arguments, as `pic`."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Outcome(result.exit_code, result.stdout, result.stderr)

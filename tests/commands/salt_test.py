@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import secrets
 import sys
 import uuid
@@ -12,10 +13,10 @@ import pytest
 import torch
 
 from commands.run import pic, write
-from pictool.commands.bench_common import BenchOptions, command_line, open_bench_model
-from pictool.commands.salt import is_weak, most_bits
-from pictool.commands.settings import Settings, read_settings
-from pictool.commands.tui_worker import Worker
+from pictool.commands.benches.common import BenchOptions, command_line, open_bench_model
+from pictool.commands.settings.salt import is_weak, most_bits
+from pictool.commands.settings.settings import Settings, read_settings
+from pictool.commands.tui_process.worker import Worker
 from pictool.errors import InputError, TraceError
 from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.workers import make_job
@@ -95,7 +96,7 @@ def test_a_salt_comes_from_one_place(model: Path, texts: tuple[Path, Path], monk
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(None, "cannot be read"), (b"\n", "has no salt"), (b"a\xffb", "not UTF-8"), (b"secret" * 1000, "longer than")],
+    [(None, "cannot be read"), (b"\n", "has no salt"), (b"a\xffb", "not UTF-8"), (b"secret" * 1000, "larger than")],
 )
 def test_a_file_without_a_salt_is_refused(content: bytes | None, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if content is not None:
@@ -104,6 +105,13 @@ def test_a_file_without_a_salt_is_refused(content: bytes | None, why: str, monke
     with pytest.raises(InputError, match=f"^salt: .*{why}") as refused:
         read_settings()
     assert "secret" not in str(refused.value)
+
+
+def test_a_pipe_that_nobody_writes_to_has_no_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo("salt")
+    monkeypatch.setenv("PIC_SALT_FILE", "salt")
+    with pytest.raises(InputError, match=r"^salt: has no salt"):
+        read_settings()
 
 
 def test_weak_salts_are_named_so() -> None:
@@ -193,13 +201,14 @@ def test_benches_have_the_salt_and_do_not_keep_it(model: Path, monkeypatch: pyte
     for options in (BenchOptions(shape="tiny"), BenchOptions(model=str(model))):
         assert open_bench_model(options, settings, "tiny", 0).salt == SALT
     monkeypatch.setattr(sys, "argv", ["pic", "bench", "sync", "--salt", SALT, f"--salt={SALT}", "--salt-file", "f"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # a program, and no module of -m
     assert command_line() == "pic bench sync --salt ... --salt=... --salt-file f"
     assert SALT not in repr(settings)
 
 
 def test_every_command_with_a_model_takes_a_salt() -> None:
     commands = ("compile", "link", "plan", "inspect", "eval", "tui", *(f"bench {name}" for name in (
-        "sync", "context", "breakdown", "async",
+        "sync", "context", "breakdown",
     )))  # fmt: skip
     for command in commands:
         assert pic(*command.split(), "--help").out.count("--salt") == 2, command

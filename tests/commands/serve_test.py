@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +21,14 @@ import tiny
 
 from commands.run import pic, write
 from pictool.cluster import session
-from pictool.commands import serve, serve_ray
-from pictool.commands.settings import read_settings
-from pictool.commands.settings_file import write_setting
+from pictool.commands import serve
+from pictool.commands.ray import serve as serve_ray
+from pictool.commands.settings.file import write_setting
+from pictool.commands.settings.settings import read_settings
 from pictool.errors import InputError
 from pictool.linker.grid import label_of, parse_policy
+from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.tenants import read_keys
-from pictool.serve.torch_home import HomeSettings
 
 ROOT = Path(__file__).parents[2]
 KEY, SALT = "k" * 20, "0123456789abcdef" * 4
@@ -107,9 +111,10 @@ def test_a_replica_with_vllm_takes_the_gpus_of_its_tensors(monkeypatch: pytest.M
     assert options == serve_ray.VllmOptions(tuple(given), 4, 16) and serve_ray.vllm_options(["-tp", "2"]).parallel == 2
     assert serve_ray.vllm_options([]) == serve_ray.VllmOptions((), 1, None)
     monkeypatch.setattr(session, "resources", lambda: session.Resources(cpus=16, gpus=8))
-    fleet, home = serve_ray.FleetOptions(ray="local", replicas="2"), HomeSettings(parse_policy("full"))
+    fleet, backend = serve_ray.FleetOptions(ray="local", replicas="2"), BackendSettings(parse_policy("full"))
     gpus = [
-        serve_ray.make_scale(fleet, home, replace(read_settings(), device=device), 4).gpus for device in ("auto", "cpu")
+        serve_ray.make_scale(fleet, backend, replace(read_settings(), device=device), 4).gpus
+        for device in ("auto", "cpu")
     ]
     assert gpus == [4, 0]
 
@@ -119,7 +124,7 @@ def test_the_policy_that_pic_tune_wrote_is_served(monkeypatch: pytest.MonkeyPatc
 
     def served(algo: str | None = None) -> str:
         options, settings = serve.ServeOptions(algo=algo), read_settings()
-        policy = serve.make_home_settings(options, settings).policy
+        policy = serve.make_backend_settings(options, settings).policy
         assert policy == parse_policy(serve.policy_text(options, settings))
         return label_of(policy)
 
@@ -173,9 +178,39 @@ def test_leases_and_objects_outlive_a_kill(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     with running() as (url, process):
-        assert [entry["id"] for entry in httpx.get(f"{url}/v1/caches").json()["data"]] == [kept]
-        assert httpx.get(f"{url}/v1/caches/{short}").status_code == 404
+        assert [entry["id"] for entry in httpx.get(f"{url}/v1/caches", timeout=60).json()["data"]] == [kept]
+        assert httpx.get(f"{url}/v1/caches/{short}", timeout=60).status_code == 404
         again = httpx.post(f"{url}/v1/chat/completions", json=ask | {"cache_ids": [kept]}, timeout=60).json()
         assert again["choices"] == first["choices"] and again["pic"] == first["pic"] != {}
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, "it ends in good order"
+        assert process.wait(60) == 0, "it ends in good order"
+
+
+def test_at_the_end_a_stream_says_so_and_who_waits_is_refused(tmp_path: Path) -> None:
+    """By SIGTERM. The answer that runs is longer than the time that is left to it; one request runs at a time."""
+    config = tiny.CONFIGS["llama"]()
+    config.max_position_embeddings = 1 << 18
+    tiny.save_model(tmp_path / "model", config)
+    ask = {"model": "model", "temperature": 0, "n": 16, "messages": [{"role": "user", "content": "Really?"}]}
+    with (
+        running("--active", "1") as (url, process),
+        ThreadPoolExecutor(2) as threads,
+        httpx.Client(timeout=60) as client,
+    ):
+        with client.stream("POST", f"{url}/v1/chat/completions", json=ask | {"stream": True}, timeout=60) as stream:
+            lines = stream.iter_lines()
+            assert '"delta"' in next(lines)
+            waiting = [
+                threads.submit(httpx.post, f"{url}/v1/chat/completions", json=ask, timeout=60),
+                threads.submit(httpx.post, f"{url}/v1/caches", json={"model": "model", "text": "Quiet. "}, timeout=60),
+            ]
+            while httpx.get(f"{url}/health", timeout=60).json()["waiting"] < 2:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            last = [line for line in lines if line][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "server_ends"
+        for refused in waiting:
+            response = refused.result(60)
+            assert response.status_code == 503 and response.json()["error"]["code"] == "server_ends"
+        assert process.wait(60) == 0
+        assert process.stderr is not None and "Traceback" not in process.stderr.read()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from commands.run import pic, write
-from pictool.commands import settings
-from pictool.commands.settings import Settings, read_settings
+from pictool.commands.settings import settings
+from pictool.commands.settings.settings import Settings, read_settings
 from pictool.errors import InputError
 from pictool.store.store import Store
 
@@ -116,7 +116,7 @@ def test_config_shows_every_setting_and_who_says_it(monkeypatch: pytest.MonkeyPa
     write("pic.yaml", "{codec: int8, salt: secret-of-a-tenant}")
     monkeypatch.setenv("PIC_STORE", "st")
     rows = {row["name"]: row for row in pic("config", "--json").json}
-    assert rows.keys() == {field.name for field in fields(Settings)} - {"origins"}
+    assert rows.keys() == {field.name for field in fields(Settings)} - {"strange_file", "origins"}
     assert (rows["codec"]["value"], rows["codec"]["origin"]) == ("int8", "pic.yaml")
     assert (rows["store"]["value"], rows["store"]["origin"]) == ("st", "PIC_STORE")
     assert (rows["model"]["value"], rows["model"]["origin"]) == ("embedded", "default")
@@ -136,3 +136,81 @@ def test_a_command_reads_them_once(model: Path, texts: tuple[Path, Path], monkey
     monkeypatch.setattr(settings, "read_yaml", counted)
     assert pic("link", "a.txt", "-q", "why?", "--max-new-tokens", 1).code == 0
     assert count == 1
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory is not below the home directory."""
+    Path("home").mkdir()
+    monkeypatch.setenv("HOME", str(Path("home").absolute()))
+
+
+@pytest.mark.usefixtures("outside")
+def test_no_secret_goes_to_what_a_file_outside_of_the_home_directory_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("pic.yaml", "{server: 'http://127.0.0.1:1', store: st}")
+    monkeypatch.setenv("PIC_SERVER_KEY", "key-of-a")
+    outcome = pic("config", "--json")
+    rows = {row["name"]: row["value"] for row in outcome.json}
+    assert (rows["server"], rows["server_key"]) == ("http://127.0.0.1:1", "")
+    assert outcome.err.splitlines() == [
+        "pic: using server, store of pic.yaml, which is not below your home directory (PIC_TRUST)",
+        "pic: PIC_SERVER_KEY is not sent to the server that pic.yaml names; set PIC_TRUST to its directory if it is "
+        "yours",
+    ]
+    write("pic.yaml", "{server: 'http://127.0.0.1:1', server_key: its-own}")
+    monkeypatch.delenv("PIC_SERVER_KEY")
+    assert read_settings().without_secrets_of_others().server_key == "its-own"
+    monkeypatch.setenv("PIC_SERVER_KEY", "key-of-a")
+    monkeypatch.setenv("PIC_TRUST", f"/nowhere{os.pathsep}{Path.cwd()}")
+    trusted = pic("config", "--json")
+    assert {row["name"]: row["value"] for row in trusted.json}["server_key"] == "(set)" and trusted.err == ""
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_remote_s_url_in_a_file_outside_of_the_home_directory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("pic.yaml", "remote: https://user:p@ss@far/store?sig=x")
+    outcome = pic("store", "ls")
+    assert outcome.code == 1 and "names the remote https://far/store?…, and is not below your home" in outcome.err
+    assert pic("store", "ls", "--store", "none").code == 1
+    monkeypatch.setenv("PIC_REMOTE", "https://near/store")
+    assert "no such store" in pic("store", "ls").err
+    monkeypatch.delenv("PIC_REMOTE")
+    monkeypatch.setenv("PIC_TRUST", str(Path.cwd()))
+    assert "no such store" in pic("store", "ls").err
+
+
+@pytest.mark.parametrize(
+    "name", ["server: 'http://127.0.0.1:1'", "remote: far", "model: m", "store: st", "salt_file: s"]
+)
+def test_a_file_that_another_user_may_have_written_names_no_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("s", "0123456789abcdefghij")
+    write("pic.yaml", f"{{{name}, codec: int8}}").chmod(0o666)
+    outcome = pic("config")
+    assert outcome.code == 1 and "pic.yaml: can be written by everybody, and names" in outcome.err
+    Path("pic.yaml").chmod(0o644)
+    assert pic("config").code == 0
+    if os.getuid() == 0:
+        os.chown("pic.yaml", 12345, -1)
+        assert "pic.yaml: belongs to another user, and names" in pic("config").err
+    write("pic.yaml", f"{{{name}, codec: int8}}").chmod(0o666)
+    monkeypatch.setenv("PIC_TRUST", str(Path.cwd()))
+    assert pic("config").code == 0
+
+
+def test_a_file_of_anybody_may_say_how_things_are_computed() -> None:
+    write("pic.yaml", "{codec: int8, algo: naive}").chmod(0o666)
+    assert read_settings().codec == "int8"
+
+
+def test_a_misspelt_variable_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIC_MODLE", "x")
+    assert pic("config").err.startswith("pic: PIC_MODLE: no such variable is known; did you mean PIC_MODEL?\n")
+
+
+def test_no_password_of_a_url_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIC_REMOTE", "https://user:p@ss@far.example/store?sig=secret")
+    for arguments in (("config",), ("config", "--json")):
+        outcome = pic(*arguments)
+        assert "https://far.example/store?…" in outcome.out and "ss@" not in outcome.out and "secret" not in outcome.out
+    outcome = pic("link", "a.txt", "-q", "x", "--server", "http://user:p@ss@host:1")
+    assert outcome.code == 2 and "--server http://host:1: must be a URL" in outcome.err and "ss@" not in outcome.err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pictool.commands.sizes import parse_age, parse_size, show_age, show_size
+from pictool.commands.console.sizes import parse_age, parse_size, show_age, show_size
 from pictool.errors import InputError
 
 

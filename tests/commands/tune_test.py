@@ -12,8 +12,8 @@ import yaml
 
 from commands.run import Outcome, pic, write
 from pictool.commands import tune as command
-from pictool.commands.settings import read_settings
-from pictool.commands.settings_file import write_setting
+from pictool.commands.settings.file import write_setting
+from pictool.commands.settings.settings import read_settings
 from pictool.engines.sample import read_sample
 from pictool.errors import InputError
 

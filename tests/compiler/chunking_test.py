@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pictool.compiler import chunking
-from pictool.compiler.chunking import make_chunks, read_text
+from pictool.compiler.chunking import decode_text, make_chunks, read_text
 from pictool.errors import InputError
 from pictool.runtime.model import Model, wrap_model
 
@@ -91,8 +91,16 @@ def test_what_is_not_utf8_text_is_refused(tmp_path: Path, data: bytes, why: str)
 
 def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
-    path.write_bytes("\ufeffline\r\n".encode())
-    assert read_text(path) == "line\r\n"
+    path.write_bytes("\ufeffline\n".encode())
+    assert read_text(path) == "line\n"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_document_is_the_same_however_its_lines_end(tmp_path: Path, end: str) -> None:
+    text = "One.\n\nTwo.\n"
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.replace("\n", end).encode())
+    assert read_text(path) == text == decode_text("stdin", path.read_bytes())
 
 
 def test_a_huge_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

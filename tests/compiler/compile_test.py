@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import tiny
@@ -16,7 +17,8 @@ from pictool.core import Chunk, CompileOptions
 from pictool.errors import ForeignObjectError, InputError
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model, load_model, wrap_model
-from pictool.store.format import CompiledChunk
+from pictool.store.objects.format import CompiledChunk
+from pictool.store.side.sources import read_sources
 from pictool.store.store import Store
 from pictool.store.upkeep import verify
 
@@ -184,3 +186,15 @@ def test_a_text_without_tokens_is_refused(model: Model, store: Store) -> None:
 def test_more_sinks_than_the_model_takes_cost_no_memory(model: Model, store: Store) -> None:
     with pytest.raises(InputError, match="the model takes 512 tokens in all"):
         compile(model, store, TEXTS[:1], sinks=10**12)
+
+
+def test_what_is_stored_when_a_compile_is_interrupted_has_its_source(model: Model, store: Store) -> None:
+    def interrupt(_: Compiled) -> NoReturn:
+        raise KeyboardInterrupt
+
+    chunks = [make_chunk(model, text, f"{text}.txt") for text in ("harbour", "festival")]
+    with pytest.raises(KeyboardInterrupt):
+        compile(model, store, chunks, on_done=interrupt)
+    (key,) = store.keys()
+    source = read_sources(store.root)[key]
+    assert source.model == model.name and source.source.endswith(".txt")

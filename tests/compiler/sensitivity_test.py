@@ -17,7 +17,7 @@ from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model, load_model, wrap_model
 from pictool.runtime.sensitivity import fixup_tables, probes_of
-from pictool.store.format import ObjectFile
+from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 
 CHUNKS = make_chunks((5, 30, 17))

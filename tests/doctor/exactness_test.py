@@ -17,11 +17,11 @@ from pictool.doctor.verdict import Status, Verdict
 from pictool.errors import InputError
 from pictool.linker.loader import Loader
 from pictool.runtime import attention
-from pictool.runtime.image import Image
+from pictool.runtime.memory.image import Image
 from pictool.runtime.model import Model, load_model, wrap_model
 from pictool.runtime.rope import Rope
 from pictool.runtime.stack import LayerStack
-from pictool.store.format import ObjectFile
+from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 
 FULL, LAYER_0, EVERYTHING, SCATTERED, AGAIN, DAMAGE, LOADER, DECODE = CHECKS

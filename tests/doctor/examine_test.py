@@ -137,19 +137,20 @@ def test_the_command_reports_and_its_exit_code_judges(model_dir: Path, monkeypat
     report = json.loads(Path("report.json").read_text())
     assert report["is_good"] and {verdict["status"] for verdict in report["verdicts"]} <= {"ok", "note"}
     assert not Path("st").exists()
-    monkeypatch.setattr("pictool.runtime.image.Image.append", lambda *_: torch.zeros(320))
+    monkeypatch.setattr("pictool.runtime.memory.image.Image.append", lambda *_: torch.zeros(320))
     broken = pic("doctor", "-m", model_dir, "--algo", "naive", "--json", "--store", "st")
     assert broken.code == 1 and not json.loads(broken.out)["is_good"]
 
 
-def test_without_a_model_the_machine_is_still_reported() -> None:
-    done = pic("doctor", "-m", "./nowhere")
+def test_of_a_model_that_cannot_be_opened_the_machine_is_still_reported(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    done = pic("doctor", "-m", tmp_path)
     assert done.code == 1
-    assert "versions: pictool" in done.out and "failed   model: ./nowhere: not a model directory" in done.out
+    assert "versions: pictool" in done.out and f"failed   model: {tmp_path}" in done.out
 
 
 def test_an_engine_that_is_not_installed_fails(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pictool.engines.vllm.offline.find_spec", lambda _: None)
+    monkeypatch.setattr("pictool.engines.vllm.client.offline.find_spec", lambda _: None)
     done = pic("doctor", "-m", model_dir, "--algo", "naive", "--engine", "vllm")
     assert done.code == 1 and "failed   start: --engine vllm: vLLM is not installed here" in done.out
 

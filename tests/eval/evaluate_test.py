@@ -22,7 +22,7 @@ from pictool.eval.cases import SpecOptions
 from pictool.eval.evaluate import default_jobs, evaluate
 from pictool.eval.runner import Runner
 from pictool.runtime.model import wrap_model
-from pictool.store.format import CompiledChunk
+from pictool.store.objects.format import CompiledChunk
 from pictool.store.store import Store
 
 ROOT = Path(__file__).parents[2]

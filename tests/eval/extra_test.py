@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
-from typing import Any
 
 import pytest
-from bench.workloads import write_dataset
-from eval.shared import model, run
+from eval.shared import run
 
-from pictool.bench.users import dataset_users
 from pictool.errors import InputError
 from pictool.eval import metrics
-from pictool.eval.cases import SpecOptions
-from pictool.eval.datasets import open_dataset
 from pictool.eval.metrics import f1, rouge_l
 from pictool.eval.runner import Runner
 from pictool.eval.statistics import Estimate, clustered_mean
@@ -52,12 +46,7 @@ def test_only_intervals_need_scipy(missing: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["rouge_score"], indirect=True)
-def test_only_rouge_needs_rouge_score(missing: str, tmp_path: Path) -> None:
+def test_only_rouge_needs_rouge_score(missing: str) -> None:
     assert f1("a b", ["a b"]) == 1
     with pytest.raises(InputError, match=message(missing)):
         rouge_l("a b", ["a b"])
-    path = str(write_dataset(tmp_path / "d.jsonl", "abc"))
-    assert dataset_users(model(), open_dataset(path, {}), SpecOptions())[1] == 0
-    fields: dict[str, Any] = {"metric": "rouge_l"}
-    with pytest.raises(InputError, match=message(missing)):  # of users, before their requests run
-        dataset_users(model(), open_dataset(path, fields), SpecOptions())

@@ -25,7 +25,7 @@ from pictool.eval.runner import Runner, Task, object_store
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
 from pictool.runtime.decode import generate
-from pictool.runtime.model import Model
+from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
 
 ALGORITHMS = parse_algorithms(SPECS)
@@ -186,9 +186,12 @@ def test_a_policy_that_does_not_suit_the_model_is_refused_before_any_case(opened
         Runner(opened, store, algorithms).run(task)
 
 
-def test_numbers_that_are_none_are_refused(store: Store) -> None:
-    broken = model()
-    broken.module.lm_head.weight[7] = float("nan")
+def test_numbers_that_are_none_are_refused(store: Store, tmp_path: Path) -> None:
+    module = tiny.random_module(LlamaConfig(**tiny.SIZE))
+    module.lm_head.weight.data[7] = 3e38  # its logit overflows
+    module.save_pretrained(tmp_path / "broken")
+    tiny.tokenizer().save_pretrained(tmp_path / "broken")
+    broken = load_model(str(tmp_path / "broken"), "cpu", "float32")
     task = Task(groups_of(broken, CASES[0])[0], {"one": ("full",)})
     with pytest.raises(ModelError, match="computes numbers that are not finite in float32; use another --dtype"):
         Runner(broken, store, ALGORITHMS).run(task)

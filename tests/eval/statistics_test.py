@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from pictool.eval.statistics import Estimate, clustered_mean
 
@@ -58,8 +59,8 @@ def test_it_is_the_same_every_time_whatever_the_groups_are_called() -> None:
     [
         ([1.0], [0], Estimate(1.0, None, None)),
         ([0.0, 1.0], [3, 3], Estimate(0.5, None, None)),
-        ([1.0, 1.0, 1.0], [0, 1, 1], Estimate(1.0, 1.0, 1.0)),
-        ([0.0, 0.0], [0, 1], Estimate(0.0, 0.0, 0.0)),
+        ([1.0, 1.0, 1.0], [0, 1, 1], Estimate(1.0, None, None)),
+        ([0.0, 0.0], [0, 1], Estimate(0.0, None, None)),
         ([0.0, 1.0], [0, 1], Estimate(0.5, 0.0, 1.0)),
     ],
 )
@@ -69,8 +70,14 @@ def test_corners_give_numbers_and_no_warning(values: list[float], groups: list[i
         assert clustered_mean(values, groups) == expected
 
 
-def test_groups_of_equal_means_are_no_corner() -> None:
-    """Different values, but every group has the same mean: the interval is that mean."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert clustered_mean([0.0, 1.0, 1.0, 0.0], [0, 0, 1, 1]) == Estimate(0.5, 0.5, 0.5)
+def test_groups_of_equal_means_have_an_exact_interval_or_none() -> None:
+    """A bootstrap of them would have no width, however few they are. Six of six: Clopper and Pearson say 0.541 to 1."""
+    six = clustered_mean([1.0] * 6, range(6), (0.0, 1.0))
+    expected = binomtest(6, 6).proportion_ci(0.95, method="exact")
+    assert six == Estimate(1.0, pytest.approx(expected.low), 1.0)  # type: ignore[arg-type]
+    differences = clustered_mean([0.0] * 6, range(6), (-1.0, 1.0))
+    half = pytest.approx(1 - expected.low)
+    assert differences.high == half and differences == Estimate(0.0, -(differences.high or 0), differences.high)
+    assert clustered_mean([0.0, 1.0, 1.0, 0.0], [0, 0, 1, 1]) == Estimate(0.5, None, None)
+    tenths = clustered_mean([0.1 + 0.2, 0.3], [0, 1])  # equal but for rounding
+    assert tenths.low is None

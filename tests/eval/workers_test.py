@@ -111,7 +111,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from eval import shared
-from pictool.commands.errors import reports_errors
+from pictool.commands.console.errors import reports_errors
 from pictool.store.store import Store
 shared.model_directory = lambda seed=0: Path(sys.argv[1])
 cases = tuple(shared.case(str(i), [f"Page {i}. " * 30], max_new_tokens=8) for i in range(2000))

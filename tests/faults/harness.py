@@ -195,7 +195,7 @@ class Harness:
         state = State.of(self.root)
         problems += self._state_problems(operation, "again", state)
         missing = reference.after.objects.keys() - state.objects.keys() - self.excused
-        problems += [] if operation.removes else [f"not made again: {name}" for name in missing]
+        problems += [] if operation.removes or operation.resumes else [f"not made again: {name}" for name in missing]
         return problems + [f"litter: {name}" for name in self._litter(case, state)]
 
 

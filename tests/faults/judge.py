@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pictool.errors import PicError
-from pictool.store.format import ObjectFile
+from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 from pictool.store.upkeep import gc, verify
 

@@ -48,6 +48,7 @@ class Operation:
         is_slow: a run takes long, so fewer are made.
         removes: it takes objects out, so that a second run finds none.
         reports: it may say what it could not read, and end well.
+        resumes: run again, it asks only for what is not answered, so it makes no object that it did without.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Operation:
     is_slow: bool = False
     removes: bool = False
     reports: bool = False
+    resumes: bool = False
 
 
 OPERATIONS = [
@@ -92,7 +94,7 @@ OPERATIONS = [
     Operation("diff-plot", "diff naive.trace lego.trace --plot out/d.svg", is_slow=True),
     Operation("eval", "eval q.jsonl --jobs 1 --algo naive -o out/r.jsonl", measures=True, is_slow=True),
     Operation("query", "query q.yaml", measures=True),
-    Operation("query-bulk", "query --bulk bulk.jsonl -o out/answers.jsonl", measures=True),
+    Operation("query-bulk", "query --bulk bulk.jsonl -o out/answers.jsonl", measures=True, resumes=True),
     Operation("plan", "plan a.txt b.txt", measures=True, is_slow=True),
     Operation("bench-sync", "bench sync --shape tiny --algo naive -o out/sync.json", measures=True, is_slow=True),
     Operation("bench-storage", "bench storage --shape tiny -o out/s.json", measures=True, is_slow=True),
@@ -106,7 +108,7 @@ OPERATIONS = [
     Operation("expire", "store expire {a}", removes=True),
     Operation("pin", "store pin {a} {b}"),
     Operation("unpin", "store unpin {b}"),
-    Operation("export", "store export out/all.kva"),
+    Operation("export", "store export out/all.kva --force"),
     Operation("import", "store import all.kva --store new"),
     Operation("import-damaged", "store import all.kva --store damaged"),
     Operation("push", "store push all --remote new"),

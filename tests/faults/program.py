@@ -10,6 +10,7 @@ import atexit
 import faulthandler
 import gc
 import importlib
+import math
 import os
 import pkgutil
 import signal
@@ -77,7 +78,9 @@ def warm_up_slow() -> None:
     for module in ("scipy.stats", "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.font_manager"):
         importlib.import_module(module)
     from pictool.bench import roofline, sync
+    from pictool.controller import calibration
 
+    calibration.MAX_SCATTER = math.inf  # `pic plan` refuses a busy machine
     sync.measure_rates = lambda *_: roofline.Rates(1e9, 1e12)  # type: ignore[attr-defined]  # it takes long, and no file
     gc.freeze()
 
@@ -87,7 +90,8 @@ def _reuse_model(directory: Path) -> None:
     from pictool.runtime import model as models
 
     load, warm = models.load_model, models.load_model(str(directory), "cpu")
-    known = {"fingerprint": warm.fingerprint, "target": warm.target, "module": warm.module, "eos_ids": warm.eos_ids}
+    names = ("fingerprint", "target", "module", "eos_ids", "_files", "_state")
+    known = {name: getattr(warm, name) for name in names}
 
     def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto", salt: str = "") -> Any:
         if name != str(directory) or dtype != "auto":

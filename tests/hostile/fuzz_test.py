@@ -15,7 +15,7 @@ from chunks import make_chunk
 
 from hostile.surfaces.objects import FORGERIES, Anatomy, zstd_bomb
 from pictool.errors import ObjectError
-from pictool.store.format import ObjectFile
+from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 
 ROOT = Path(__file__).parents[2]

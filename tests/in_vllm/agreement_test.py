@@ -15,12 +15,6 @@ from pictool.compiler.chunking import make_chunk
 from pictool.linker.policies import policies
 from pictool.runtime.model import embedded_path
 
-POLICIES = (
-    "full", "naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "cacheblend-30:on=kv",
-    "cacheblend-15:filter=single", "cacheblend-0", "cacheblend-100", "fixup-10", "fixup:budget=auto:first=2",
-    "fixup-5+legolink-4", "legolink-4+cacheblend-15", "cacheblend-15+fixup-10", "fixup-10+cacheblend-15@12",
-)  # fmt: skip
-
 
 @pytest.fixture(scope="module", params=[name for name in rig.CONFIGS if name not in rig.REFUSED])
 def pair(
@@ -30,7 +24,7 @@ def pair(
     yield world, start(world)
 
 
-@pytest.mark.parametrize("spec", POLICIES)
+@pytest.mark.parametrize("spec", rig.POLICIES)
 def test_it_is_our_own_link(pair: tuple[rig.World, rig.Engine], spec: str) -> None:
     world, engine = pair
     case = world.case(spec)
@@ -80,7 +74,7 @@ def test_speccache(pair: tuple[rig.World, rig.Engine], small: str, beside: str, 
 
 def test_every_policy_is_covered() -> None:
     """But for those that vLLM refuses: it has a prefix cache of its own, and shows no attention."""
-    covered = {rig.policy_of(spec).name for spec in POLICIES} | {"speccache"}
+    covered = {rig.policy_of(spec).name for spec in rig.POLICIES} | {"speccache"}
     needs = {name: policy().needs for name, policy in policies().items()}
     assert covered == {name for name, need in needs.items() if not (need.chain_block or need.attention)}
 

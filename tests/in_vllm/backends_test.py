@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from pictool.engines.vllm.kv import _attention_layers
+from pictool.engines.vllm.worker.kv import _attention_layers
 from pictool.errors import ModelError
 
 

@@ -27,8 +27,8 @@ from vllm_server import environment
 
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import load_model
+from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.torch_home import HomeSettings
 from pictool.store.store import Store
 
 QUESTION = "\n\nReally?"
@@ -107,7 +107,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 def single(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """The same model, keys and settings on the torch engine, in one process."""
     model = load_model(str(fleet.world.directory), "cpu", "float32")
-    settings = HomeSettings(parse_policy("legolink-4"), refresh_s=3600, name=NAME)
+    settings = BackendSettings(parse_policy("legolink-4"), refresh_s=3600, name=NAME)
     with serving(model, Store(tmp_path_factory.mktemp("single")), Keys(TENANTS), settings, key=ALICE) as live:
         yield live
 

@@ -73,7 +73,7 @@ def test_passes_of_a_backend_that_holds_so_many_sequences(
     """Their metadata have room for `max_num_seqs` sequences, and a pass may have a sequence for each row."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    monkeypatch.setattr("pictool.engines.vllm.kv.AttentionLayer.backend", backend)
+    monkeypatch.setattr("pictool.engines.vllm.worker.kv.AttentionLayer.backend", backend)
     engine, passes = start(world, max_num_seqs=6), list[int]()
     forward = get_kv_transfer_group()._worker_side._forward
     make = forward._common_metadata

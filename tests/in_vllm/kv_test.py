@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pictool.engines.vllm.kv import find_model
+from pictool.engines.vllm.worker.kv import find_worker
 from pictool.errors import ModelError
 
 
 def test_without_a_worker_the_model_is_not_found() -> None:
     with pytest.raises(ModelError, match="no vLLM worker is on the call stack") as error:
-        find_model()
+        find_worker()
     assert "\n" not in str(error.value)

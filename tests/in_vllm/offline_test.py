@@ -17,7 +17,7 @@ from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import Compiled, object_key
 from pictool.core import Chunk, CompileOptions, Sampling
 from pictool.engines.torch import TorchEngine
-from pictool.engines.vllm.offline import VllmEngine
+from pictool.engines.vllm.client.offline import VllmEngine
 from pictool.errors import InputError, ModelError, StoreError
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Document, Spec

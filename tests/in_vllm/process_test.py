@@ -101,7 +101,7 @@ def test_the_openai_server(tmp_path: Path) -> None:
         chats(world, url)
         num_pasted = pastes(world, url)
         fails(world, url)
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
             lines = response.read().decode().splitlines()
     counters = {line.split("{")[0]: float(line.split()[-1]) for line in lines if line.startswith("vllm:pic_")}
     assert counters["vllm:pic_failed_requests_total"] == 1

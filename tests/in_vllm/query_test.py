@@ -13,7 +13,7 @@ import vllm_rig as rig
 
 from pictool.engines.base import Answer, Engine
 from pictool.engines.torch import TorchEngine
-from pictool.engines.vllm.offline import VllmEngine
+from pictool.engines.vllm.client.offline import VllmEngine
 from pictool.spans.dsl import fragment, g, par, plus, repeat, system
 from pictool.spans.execute import Budget, Executor, Hooks, RunOptions
 from pictool.spans.outcome import QueryError

@@ -12,7 +12,7 @@ import vllm_rig as rig
 
 from pictool.api import compile
 from pictool.core import Chunk
-from pictool.engines.vllm.offline import VllmEngine
+from pictool.engines.vllm.client.offline import VllmEngine
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 import vllm_rig as rig
 
-from pictool.engines.vllm.forward import RowForward
-from pictool.engines.vllm.worker import WorkerSide
+from pictool.engines.vllm.worker.forward import RowForward
+from pictool.engines.vllm.worker.worker import WorkerSide
 
 LONG = " Numbers such as 1,024 or 3.14 stand here too, and words." * 4  # a tail of more than 64 tokens
 SPECS = ("naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15")
@@ -78,6 +79,39 @@ def test_the_next_turn_of_a_conversation(pair: tuple[rig.World, rig.Engine], spe
         logits = again.linked.image.append(token)
     (said,) = engine.ask(rig.Case([*first.tokens, *answer.tokens], first.params, first.linked), num_tokens=1)
     assert (logits.double().log_softmax(-1) - said.logprobs[0]).abs().max() <= rig.TOLERANCE
+
+
+def test_every_policy_after_text_that_has_no_object(pair: tuple[rig.World, rig.Engine], tmp_path: Path) -> None:
+    world, engine = pair
+    small = str(tiny.save_model(tmp_path / "small", rig.CONFIGS["llama"](), seed=7))
+    policies = [*map(rig.policy_of, rig.POLICIES), rig.make_policy("speccache", {"spec_model": small})]
+    cases = [world.case(policy, head=rig.HEAD + LONG, seed=11) for policy in policies]
+    rig.forget_head(world, cases[0])
+    answers = engine.ask(*cases, num_tokens=2)
+    states = {spec: answer.report and answer.report["state"] for spec, answer in zip(policies, answers, strict=True)}
+    assert set(states.values()) == {"linked"}, states
+    require_same(cases, answers)
+
+
+def test_seeded_answers_do_not_depend_on_how_their_prompts_are_split(pair: tuple[rig.World, rig.Engine]) -> None:
+    """The prompt is computed in parts, beside others or alone, and then found in vLLM's cache."""
+    from vllm import SamplingParams
+
+    world, engine = pair
+    cases = [world.exact(seed=12), world.case("legolink-4", seed=13)]
+
+    def ask(*which: int) -> list[tuple[int, ...]]:
+        extra = [{"kv_transfer_params": cases[i].params} for i in which]
+        params = [
+            SamplingParams(max_tokens=12, temperature=1, seed=5, ignore_eos=True, extra_args=each) for each in extra
+        ]
+        prompts = [{"prompt_token_ids": cases[i].tokens} for i in which]
+        outputs = engine.llm.generate(prompts, params, use_tqdm=False)
+        return [tuple(output.outputs[0].token_ids) for output in outputs]
+
+    together, again = ask(0, 1, 0), ask(0, 1)
+    assert together[0] == together[2] and together[:2] == again == ask(0) + ask(1)
+    assert together[0] != together[1]
 
 
 def test_one_hundred_random_interleavings(pair: tuple[rig.World, rig.Engine]) -> None:

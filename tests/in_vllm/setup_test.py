@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import vllm_rig as rig
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
-from pictool.engines.vllm.setup import make_setup
+from pictool.engines.vllm.client.setup import make_setup
 from pictool.errors import InputError, PicError
 
 
@@ -52,6 +53,14 @@ def config_of(world: rig.World, transfer: dict[str, Any] | None = None, **option
 def test_what_is_supported_opens(world: rig.World) -> None:
     setup = make_setup(config_of(world), _Caches(full_attention()))  # type: ignore[arg-type]
     assert setup.target == world.model.target
+
+
+def test_weights_that_changed_while_they_were_loaded_are_refused(world: rig.World) -> None:
+    for fingerprint, is_refused in ((None, False), (world.model.fingerprint, False), ("0" * 64, True)):
+        extra = {"store": str(world.store.root), "fingerprint": fingerprint}
+        setup = make_setup(config_of(world, {"kv_connector_extra_config": extra}), _Caches(full_attention()))  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="changed while vLLM loaded them") if is_refused else nullcontext():
+            setup.require_fingerprint()
 
 
 REFUSED_TRANSFER: dict[str, tuple[dict[str, Any], str]] = {
@@ -130,6 +139,12 @@ def test_other_versions_are_refused(world: rig.World, version: str, monkeypatch:
     monkeypatch.setitem(sys.modules, "vllm.v1.metrics.cache_hit_source", None)  # as if it had none
     with pytest.raises(InputError, match=message):
         importlib.import_module(rig.MODULE)
+
+
+@pytest.mark.parametrize("backend", ["native", "lmcache"])
+def test_an_option_that_replaces_the_connector_is_refused(world: rig.World, backend: str) -> None:
+    with pytest.raises(InputError, match=r"--kv-offloading-size puts .*Connector in the place of PicConnector"):
+        config_of(world, kv_offloading_size=1.0, kv_offloading_backend=backend)
 
 
 def test_kinds_of_caches_that_are_refused(world: rig.World) -> None:

@@ -16,10 +16,10 @@ from pictool.errors import ObjectError
 from pictool.linker.dequantize import is_quantized, read_quantized
 from pictool.linker.loader import Loader, Placed
 from pictool.linker.policies import make_policy
-from pictool.runtime.image import Image
+from pictool.runtime.memory.image import Image
 from pictool.runtime.tensors import from_bytes, to_bytes
 from pictool.store.codecs import codecs
-from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
+from pictool.store.objects.format import CompiledChunk, ObjectFile, ObjectMeta
 from pictool.store.store import Store
 
 LOSSY = [name for name, codec in codecs().items() if not codec.is_lossless]

@@ -29,8 +29,8 @@ from pictool.api import compile
 from pictool.errors import ForeignObjectError, ObjectError
 from pictool.linker.policies import make_policy, policies
 from pictool.linker.policies.base import Policy, Prompt, Selection
-from pictool.runtime import image as image_module
 from pictool.runtime.decode import generate
+from pictool.runtime.memory import image as image_module
 from pictool.runtime.model import wrap_model
 from pictool.store.store import Store
 

@@ -16,10 +16,10 @@ from pictool.core import Chunk, Layout, Sampling
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Prompt
+from pictool.runtime.chat.template import make_frame
 from pictool.runtime.decode import generate
 from pictool.runtime.model import load_model
-from pictool.runtime.template import make_frame
-from pictool.store.format import ObjectFile
+from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 from pictool.world.generate import Shape, write_prompt
 

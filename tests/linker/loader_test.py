@@ -18,11 +18,11 @@ from pictool.errors import ObjectError, StoreError
 from pictool.linker.loader import PREFETCHED_LAYERS, Loader, Placed
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Needs, Policy, Prompt, Selection, no_rows
-from pictool.runtime.image import Image
-from pictool.store.format import ObjectFile
+from pictool.runtime.memory.image import Image
+from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 
-LIMIT = 30  # seconds after which a wait has failed
+LIMIT = 60  # seconds after which a wait has failed
 
 
 class Spy:
@@ -67,15 +67,15 @@ def loader(store: Store, spy: Spy) -> Iterator[Loader]:
 
 
 def test_look_ahead_is_bounded(loader: Loader, spy: Spy) -> None:
-    assert spy.wait_for(PREFETCHED_LAYERS) == [0, 1]
+    assert spy.wait_for(count=PREFETCHED_LAYERS) == [0, 1]
     loader._threads.submit(lambda: None).result(LIMIT)  # the queue is empty: nothing else was asked for
     assert spy.layers.count(2) == 0
     loader.synchronize(0)
-    assert spy.wait_for(3) == [0, 1, 2]
+    assert spy.wait_for(count=3) == [0, 1, 2]
 
 
 def test_a_layer_is_waited_for_alone(loader: Loader, spy: Spy) -> None:
-    spy.wait_for(2)
+    spy.wait_for(count=2)
     spy.gates[2] = threading.Event()
     loader.synchronize(0)
     loader.synchronize(1)  # while 2 is held up
@@ -95,7 +95,7 @@ class Scoring(Policy):
         return Needs(runs_model=True)
 
     def select(self, prompt: Prompt) -> Selection:
-        Scoring.spy.wait_for(PREFETCHED_LAYERS)
+        Scoring.spy.wait_for(count=PREFETCHED_LAYERS)
         return Selection(no_rows(prompt.layout))
 
 
@@ -173,10 +173,10 @@ def test_bytes_read_are_those_that_were_read(
 
 
 def test_an_object_that_is_evicted_before_it_is_opened_is_compiled_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, chunks = subject("llama"), make_chunks((29, 17))
-    wanted = run(one, Store(store.root / "other"), make_policy("naive", {}), chunks)
+    wanted = run(one, Store(tmp_path / "other"), make_policy("naive", {}), chunks)
     peek, evicted = Store.peek, list[str]()
 
     def evicting(self: Store, key: str) -> ObjectFile:

@@ -25,7 +25,7 @@ from pictool.errors import ForeignObjectError, InputError, StoreError
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import wrap_model
-from pictool.store.format import ObjectFile
+from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 from pictool.store.upkeep import verify
 
@@ -248,7 +248,7 @@ def test_a_damaged_block_of_a_store_that_cannot_be_changed(
     def refuse(*_: object, **__: object) -> None:
         raise StoreError("store: cannot be written; nothing was changed")
 
-    monkeypatch.setattr("pictool.store.chains.take_out", refuse)
+    monkeypatch.setattr("pictool.store.objects.chains.take_out", refuse)
     monkeypatch.setattr(Store, "put", refuse)
     linked = run(llama, store, BY_FOUR, chunks)
     assert computed(linked) == linked.image.layout.num_context - 12

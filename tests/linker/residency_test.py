@@ -23,9 +23,9 @@ from pictool.linker.residency import PoolUse, ResidentObjects, _gap
 from pictool.linker.spec import Spec
 from pictool.linker.wave import link_waves
 from pictool.runtime.decode import generate
-from pictool.runtime.image import GROWTH
+from pictool.runtime.memory.image import GROWTH
+from pictool.runtime.memory.pool import slot_bytes
 from pictool.runtime.model import Model
-from pictool.runtime.pool import slot_bytes
 from pictool.store.store import Store
 
 LENGTHS = (1, 3, 29, 17, 23, 40, 8)

@@ -7,6 +7,7 @@ import copy
 import pytest
 import tiny
 
+import pictool
 from pictool.compiler.compile import CODEC
 from pictool.core import CompileOptions, Message
 from pictool.errors import InputError, ModelError
@@ -96,3 +97,16 @@ def test_a_set_of_policies_needs_each_kind_of_object_once_those_with_tables_firs
         CompileOptions(4, CODEC), CompileOptions(0, CODEC, 8), CompileOptions(0, CODEC),
     ]  # fmt: skip
     assert object_kinds(named[:1], CODEC, 8) == [] == object_kinds(named[5:], CODEC, 8)
+
+
+def test_a_policy_is_named_in_python_as_on_the_command_line() -> None:
+    legolink = pictool.make_policy("legolink", {"k": 16})
+    assert Spec(policy="legolink-16").policy == pictool.make_policy("legolink-16") == legolink  # type: ignore[arg-type]
+    assert pictool.make_policy("legolink-16", {"k": 3}) == pictool.make_policy("legolink", {"k": 3})
+    for unknown in ("lego", "lego-3", "lego:k=3"):
+        with pytest.raises(InputError, match="must be one of"):
+            pictool.make_policy(unknown)
+
+
+def test_the_package_lists_its_names() -> None:
+    assert {"compile", "link", "answer", "make_policy", "Spec", "wrap_model", "__version__"} <= set(dir(pictool))

@@ -16,9 +16,9 @@ from pictool.linker.policies import make_policy
 from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Spec
 from pictool.linker.wave import link_waves
-from pictool.runtime import streams
-from pictool.runtime.image import GROWTH
-from pictool.runtime.pool import slot_bytes
+from pictool.runtime.memory import streams
+from pictool.runtime.memory.image import GROWTH
+from pictool.runtime.memory.pool import slot_bytes
 from pictool.store.store import Store
 
 POLICIES = ("naive", "legolink", "cacheblend")

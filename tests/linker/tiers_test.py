@@ -21,8 +21,8 @@ from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy, policies
 from pictool.runtime.model import wrap_model
 from pictool.store.codecs import codecs
-from pictool.store.format import CompiledChunk
-from pictool.store.remote import Remote
+from pictool.store.objects.format import CompiledChunk
+from pictool.store.remote.remote import Remote
 from pictool.store.store import Store
 from pictool.store.upkeep import verify
 

@@ -18,7 +18,7 @@ import pytest
 from pyarrow.parquet import write_table
 
 from pictool.cluster.bulk import BulkResult, Progress, compile_bulk
-from pictool.cluster.manifest import COLUMNS, read_manifest
+from pictool.cluster.manifest import COLUMNS, read_manifest, write_manifest
 from pictool.cluster.session import connected
 from pictool.cluster.sources import Columns, find_sources
 from pictool.cluster.worker import BulkSpec
@@ -26,7 +26,7 @@ from pictool.compiler.chunking import make_chunks
 from pictool.compiler.compile import compile_chunks
 from pictool.errors import ModelError, StoreError
 from pictool.runtime.model import load_model
-from pictool.store.remote import Remote, Retry
+from pictool.store.remote.remote import Remote, Retry
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def kill(processes: Sequence[psutil.Process]) -> int:
     """As kill -9; how many were there."""
     for process in processes:
         process.kill()
-    psutil.wait_procs(processes, timeout=10)
+    psutil.wait_procs(processes, timeout=60)
     return len(processes)
 
 
@@ -192,12 +192,31 @@ def test_an_error_of_ours_on_a_worker_is_one_of_ours_here(tiny_dir: Path, corpus
         run(spec, corpus / "rows.parquet", workers=1)
 
 
+@pytest.mark.usefixtures("connection")
+def test_a_document_that_kills_its_workers_is_left_out_and_ids_may_be_anything(tiny_dir: Path, tmp_path: Path) -> None:
+    names = ["a", "poison", "\0fatal", "a\0b", ""]
+    lines = [
+        {"id": name, "text": f"{'POISON' * (name == 'poison')} number {number}."} for number, name in enumerate(names)
+    ]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "remote").mkdir()
+    result = run(spec_of(faulty.Deadly(str(tmp_path / "remote")), tiny_dir), tmp_path / "lines.jsonl", workers=1)
+    write_manifest(tmp_path / "manifest.parquet", result.tables)
+    rows = {str(row["id"]): row["error"] for row in read_manifest(tmp_path / "manifest.parquet")}
+    error = "poison: 3 workers died while they compiled it, or the batch that it was in"
+    assert rows == dict.fromkeys(names) | {"poison": error}
+    assert (tmp_path / "remote.deaths").stat().st_size == 3
+    assert (result.progress.documents, result.progress.failed) == (5, 1)
+
+
 def test_two_jobs_at_once_over_the_same_documents(
     cluster: Cluster, corpus: Path, expected: Rows, tiny_dir: Path, tmp_path: Path
 ) -> None:
-    """From the command line, each in a process of its own."""
+    """From the command line, each in a process of its own. What is in the working directory is not imported."""
+    for name in ("blake3", "torch", "pyarrow"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()")
     command = [
-        sys.executable, "-m", "pictool", "compile", "--ray", cluster.address, str(corpus / "rows.parquet"),
+        sys.executable, "-P", "-m", "pictool", "compile", "--ray", cluster.address, str(corpus / "rows.parquet"),
         "--id-column", "id",
         "--chunk-tokens", str(CHUNK_TOKENS), "--remote", "remote", "-m", str(tiny_dir), "--device", "cpu",
         "--workers", "1", "--json",
@@ -220,3 +239,4 @@ def test_two_jobs_at_once_over_the_same_documents(
         rows = read_manifest(tmp_path / f"{name}.parquet")
         assert [tuple(row.values()) for row in rows] == wanted
     require_remote(tmp_path / "remote", wanted)
+    assert not (tmp_path / "imported").exists()

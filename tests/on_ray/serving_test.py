@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 import pytest
-from serve.live import DOCS, QUESTION, Live, serving, serving_home
+from serve.live import DOCS, QUESTION, Live, serving, serving_backend
 from serve.query_test import CALL
 
 from benchmarks.serve_fleet import APP, Fleet, kill_one, measure, running
@@ -48,7 +48,7 @@ def both(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
     root = tmp_path_factory.mktemp("single")
     with (
         serving(fleet.model, Store(root), KEYS, fleet.settings, key=ALICE) as single,
-        serving_home(fleet.home, Store(fleet.root / "store"), KEYS, key=ALICE) as many,
+        serving_backend(fleet.backend, Store(fleet.root / "store"), KEYS, key=ALICE) as many,
     ):
         yield many, single
 
@@ -121,7 +121,7 @@ def test_a_lease_is_good_on_every_replica_and_for_its_tenant_alone(fleet: Fleet,
         """As routed by other words than the object's key, so by every replica."""
         work = Work(tenant, Raw((Stored(key), Text(QUESTION))), Sampling(0.0), 4)
         return [
-            [event async for event in fleet.home._calls("answer", work, keys=(f"text {number}",))]
+            [event async for event in fleet.backend._calls("answer", work, keys=(f"text {number}",))]
             for number in range(40)
         ]
 
@@ -142,12 +142,12 @@ def test_a_client_that_vanishes_ends_its_call(fleet: Fleet, both: tuple[Live, Li
     body = {"model": "tiny", "prompt": "Long", "max_tokens": 400, "n": MAX_N, "stream": True, "temperature": 0}
     with many.client.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_lines())
-        assert fleet.home.status().active == 1
+        assert fleet.backend.status().active == 1
     for _ in range(100):
-        if not (sum(ongoing()) or fleet.home.status().active):
+        if not (sum(ongoing()) or fleet.backend.status().active):
             break
         time.sleep(0.05)
-    assert sum(ongoing()) == 0 and fleet.home.status().active == 0
+    assert sum(ongoing()) == 0 and fleet.backend.status().active == 0
 
 
 def test_where_all_replicas_are_full_it_says_what_a_full_queue_says() -> None:
@@ -216,7 +216,7 @@ def test_the_command_serves_until_it_is_ended(cluster: Cluster, tiny_dir: Path, 
             assert line.startswith("pic: serving"), line
             url = line.split(" on ")[1].split("/v1")[0]
             body = {"model": str(tiny_dir), "prompt": QUESTION, "max_tokens": 2}
-            models = httpx.get(f"{url}/v1/models").json()["data"]
+            models = httpx.get(f"{url}/v1/models", timeout=60).json()["data"]
             done = httpx.post(f"{url}/v1/completions", json=body | {"model": models[0]["id"]}, timeout=60)
             assert done.status_code == 200, done.text
             server.send_signal(signal.SIGTERM)

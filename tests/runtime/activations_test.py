@@ -18,9 +18,9 @@ from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.runtime.activations import attention_of_rows, hidden_norms
 from pictool.runtime.attention import Run
-from pictool.runtime.caches import PassThroughCache, ReadOnlyCache
 from pictool.runtime.decode import generate
-from pictool.runtime.image import Image
+from pictool.runtime.memory.caches import PassThroughCache, ReadOnlyCache
+from pictool.runtime.memory.image import Image
 from pictool.runtime.model import wrap_model
 from pictool.store.store import Store
 

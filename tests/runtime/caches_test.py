@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pictool.core import Layout
 from pictool.runtime.attention import Rows, Run
-from pictool.runtime.caches import (
+from pictool.runtime.memory.caches import (
     CapturingCache,
     GrowingCache,
     ImageCache,
@@ -21,7 +21,7 @@ from pictool.runtime.caches import (
     ProjectionCache,
     ReadOnlyCache,
 )
-from pictool.runtime.image import Image
+from pictool.runtime.memory.image import Image
 from pictool.runtime.model import wrap_model
 from pictool.runtime.rope import tables_at
 from pictool.runtime.stack import LayerStack

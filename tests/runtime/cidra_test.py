@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pictool.runtime.cidra import SCRATCH, Move, Plan, moves_of_range, plan
+from pictool.runtime.memory.cidra import SCRATCH, Move, Plan, moves_of_range, plan
 
 Pool = NDArray[np.uint32]
 
@@ -171,3 +172,26 @@ def test_independent_moves_fill_their_batches() -> None:
 def test_two_runs_cannot_go_to_one_place() -> None:
     with pytest.raises(AssertionError, match="two runs go to one place"):
         plan([Move(0, 2), Move(1, 2)], 4)
+
+
+def test_only_a_long_cycle_costs_a_move_more() -> None:
+    """All moves of up to four blocks, with batches of every size."""
+    for places in range(1, 5):
+        for sources in itertools.product((None, *range(places)), repeat=places):
+            moves = [Move(source, target) for target, source in enumerate(sources) if source not in (None, target)]
+            for batch in range(1, places + 1):
+                assert plan(moves, batch).num_moves == len(moves) + num_long_cycles(moves, batch)
+
+
+def num_long_cycles(moves: list[Move], batch: int) -> int:
+    """Cycles of moves that are longer than a batch, by following each block to where it is read from."""
+    source_of = {move.target: move.source for move in moves}
+    cycles = set[frozenset[int]]()
+    for start in source_of:
+        walked, at = list[int](), start
+        while at in source_of and at not in walked:
+            walked.append(at)
+            at = source_of[at]
+        if at == start:
+            cycles.add(frozenset(walked))
+    return sum(len(cycle) > batch for cycle in cycles)

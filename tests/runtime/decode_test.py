@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
+import small_tokenizers
 import tiny
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pictool.api import link
 from pictool.core import Sampling
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.runtime.decode import Generated, TextStream, _Chooser, generate
-from pictool.runtime.image import Image
+from pictool.runtime.memory.image import Image
 from pictool.runtime.model import Model, wrap_model
 from pictool.store.store import Store
 
@@ -126,6 +131,78 @@ def test_nothing_of_a_stop_string_is_shown() -> None:
 
 def test_an_almost_stop_string_is_shown_in_the_end() -> None:
     assert "".join(stream("It holds", ["holdsx"])) == "It holds"
+
+
+class Counted(str):
+    """A stop string that counts how often a part of it is read."""
+
+    reads = 0
+
+    def __getitem__(self, index: Any) -> str:
+        Counted.reads += 1
+        return str(super().__getitem__(index))
+
+
+def test_a_token_costs_the_same_whatever_the_stop_string_and_the_answer() -> None:
+    tokenizer, lengths, shown = tiny.tokenizer(), list[int](), ""
+    tokens = tokenizer.encode("a" * 500, add_special_tokens=False) * 2
+
+    class Watched:
+        def decode(self, tokens: list[int], **more: bool) -> str:
+            lengths.append(len(tokens))
+            return str(tokenizer.decode(tokens, **more))
+
+    stop = Counted("b" + "a" * 2_000), Counted("a" * 2_000 + "b")
+    stream = TextStream(cast("PreTrainedTokenizerBase", Watched()), stop)
+    Counted.reads = 0
+    for token in tokens:
+        shown += stream.push(token)
+    assert not shown and Counted.reads < 20 * 1000, "an answer that may yet be the stop string is held back"
+    assert shown + stream.finish() == "a" * 1000 and max(lengths) < 100
+
+
+@pytest.mark.parametrize("kind", list(small_tokenizers.KINDS))
+def test_a_long_answer_is_decoded_by_its_last_tokens(kind: str) -> None:
+    """Its text is that of all its tokens at once, also where a token is a part of a character, or of a word."""
+    text = "It holds a festival. 東京 🙂 naïve, Straße\n\n  and 3.14 tabs\t… nobody's why? " * 12
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=small_tokenizers.train(kind, (text[:40],)), unk_token="<unk>")
+    tokens, lengths = tokenizer.encode(text, add_special_tokens=False), list[int]()
+    whole = tokenizer.decode(tokens, skip_special_tokens=True)
+
+    class Watched:
+        def decode(self, tokens: list[int], **more: bool) -> str:
+            lengths.append(len(tokens))
+            return str(tokenizer.decode(tokens, **more))
+
+    text_stream = TextStream(cast("PreTrainedTokenizerBase", Watched()), ("3.15 tabs",))
+    pieces = [*(text_stream.push(token) for token in tokens), text_stream.finish()]
+    assert "".join(pieces) == text_stream.text == whole and len(tokens) > 200
+    assert max(lengths) < 100
+
+
+@given(st.lists(st.text("ab", max_size=4), max_size=12), st.lists(st.text("ab", min_size=1, max_size=5), max_size=3))
+def test_stop_strings_are_found_wherever_pieces_end(pieces: list[str], stop: list[str]) -> None:
+    class Joining:
+        def decode(self, tokens: list[int], **_: bool) -> str:
+            return "".join(pieces[token] for token in tokens)
+
+    text_stream, shown, whole = TextStream(cast("PreTrainedTokenizerBase", Joining()), tuple(stop)), "", "".join(pieces)
+    for token in range(len(pieces)):
+        shown += text_stream.push(token)
+        if text_stream.is_stopped:
+            break
+    ends = [end for end in range(len(whole) + 1) if whole[:end].endswith(tuple(stop))]
+    longest = max((len(text) for text in stop if ends and whole[: ends[0]].endswith(text)), default=0)
+    assert text_stream.is_stopped == bool(ends)
+    assert shown + text_stream.finish() == text_stream.text == (whole[: ends[0] - longest] if ends else whole)
+
+
+def test_a_stop_string_is_held_back_beside_half_of_a_character() -> None:
+    tokenizer = small_tokenizers.train("gpt2", ("x",))
+    tokens = tokenizer.encode("x→y", add_special_tokens=False).ids
+    assert len(tokens) > 3, "the arrow is three tokens"
+    text_stream = TextStream(cast("PreTrainedTokenizerBase", tokenizer), ("x→y",))
+    assert "".join(text_stream.push(token) for token in tokens) == "" and text_stream.is_stopped
 
 
 def test_a_prompt_that_would_cross_the_long_rope_switch_is_refused(store: Store) -> None:

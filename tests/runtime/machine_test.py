@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import platform
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 import transformers
 
 import pictool
-from pictool.runtime.machine import PeakMemory, installed, machine, memory_bytes, usable_cores
+from pictool.runtime.machine import PeakMemory, installed, machine, memory_bytes, torch_version, usable_cores
 
 SIZE = 64 << 20
 
@@ -26,6 +27,21 @@ def test_it_says_what_speed_depends_on() -> None:
     assert description["memory_bytes"] == psutil.virtual_memory().total
     assert description["cores"] == len(psutil.Process().cpu_affinity())
     assert description["cpu"] and (description["gpu"] is None) == (not torch.cuda.is_available())
+
+
+def test_torch_s_build_is_told_without_an_import_of_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As torch tells it; the metadata of a package from PyPI has `2.13.0` for `2.13.0+cu130`."""
+    assert torch_version() == torch.__version__
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise AssertionError")
+    (tmp_path / "torch" / "version.py").write_text(
+        "from typing import Optional\n\n__version__ = '2.13.0+cu130'\ndebug = False\n"
+    )
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert torch_version() == "2.13.0+cu130"
+    monkeypatch.setattr("pictool.runtime.machine.find_spec", lambda _: None)
+    assert torch_version() is None
 
 
 def test_it_names_neither_machine_nor_user() -> None:

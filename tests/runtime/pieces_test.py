@@ -6,8 +6,8 @@ import tiny
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pictool.runtime.memory.pieces import pieces_of
 from pictool.runtime.model import load_model
-from pictool.runtime.pieces import pieces_of
 
 
 def decode(tokens: list[int]) -> str:

@@ -9,9 +9,9 @@ import tiny
 import torch
 
 from pictool.errors import ModelError
-from pictool.runtime.cidra import Move
+from pictool.runtime.memory.cidra import Move
+from pictool.runtime.memory.pool import Pool
 from pictool.runtime.model import Model, wrap_model
-from pictool.runtime.pool import Pool
 
 BLOCK, BLOCKS = 4, 12
 ARCHITECTURES = [name for name in tiny.CONFIGS if name not in ("llama-dynamic", "phi3-long")]
@@ -61,7 +61,7 @@ def test_short_runs_are_moved_as_long_ones(monkeypatch: pytest.MonkeyPatch) -> N
     shape = (model.geometry.kv_heads, 40, model.geometry.head_dim)
     layers = [(torch.randn(shape), torch.randn(shape)) for _ in range(model.geometry.layers)]
     for pool, length in zip(pools, (0, 1000), strict=True):
-        monkeypatch.setattr("pictool.runtime.pool._LONG_RUN", length)
+        monkeypatch.setattr("pictool.runtime.memory.pool._LONG_RUN", length)
         pool.write(0, 7, layers)
         pool.reposition(moves)
     for layer in range(model.geometry.layers):

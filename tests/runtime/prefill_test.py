@@ -46,10 +46,10 @@ def test_packed_equals_one_by_one(architecture: str, sinks: tuple[int, ...], len
 
 
 def test_of_the_last_layer_nothing_but_k_and_v_is_computed() -> None:
-    module, seen = tiny.random_module(tiny.CONFIGS["llama"]()), list[int]()
-    for index, layer in enumerate(module.model.layers):
+    model, seen = wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer()), list[int]()
+    for index, layer in enumerate(model.module.model.layers):
         layer.mlp.register_forward_pre_hook(lambda *_, index=index: seen.append(index))
-    ((_, layers),) = prefill_chunks(wrap_model(module, tiny.tokenizer()), random_tokens([30]))
+    ((_, layers),) = prefill_chunks(model, random_tokens([30]))
     assert seen == [0, 1] and len(layers) == 3
 
 

@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pictool.linker.policies import make_policy
 from pictool.runtime import attention, products
+from pictool.runtime.memory.user_cache import cache_dir
 from pictool.runtime.model import wrap_model
 from pictool.runtime.prefill import prefill_chunks
 from pictool.runtime.products import OneDnnLinear
-from pictool.runtime.user_cache import cache_dir
 from pictool.store.store import Store
 
 pytestmark = pytest.mark.skipif(not products.has_onednn(), reason="this torch has no oneDNN")

@@ -11,7 +11,7 @@ import pytest
 import tiny
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from pictool.runtime.renderer import Renderer, TemplateFailure, TemplateRefusal
+from pictool.runtime.chat.renderer import Renderer, TemplateFailure, TemplateRefusal
 
 MESSAGES = [{"role": "system", "content": "You are."}, {"role": "user", "content": 'why? "<é>" \ud800'}]
 SPECIALS = tiny.tokenizer().special_tokens_map

@@ -7,8 +7,8 @@ import tiny
 from transformers import PreTrainedTokenizerFast
 
 from pictool.errors import InputError, ModelError
+from pictool.runtime.chat.template import make_frame
 from pictool.runtime.model import Model, wrap_model
-from pictool.runtime.template import make_frame
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

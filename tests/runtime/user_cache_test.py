@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pictool.runtime.user_cache import write_cache_file
+from pictool.runtime.memory.user_cache import write_cache_file
 
 
 def fails(*_: Any) -> Any:

@@ -12,7 +12,7 @@ from pictool.serve.errors import ApiError
 
 
 def run(scene: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(scene(), 10))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(scene(), 60))  # type: ignore[arg-type]
 
 
 class Taking:
@@ -123,5 +123,21 @@ def test_many_answers_of_one_request_are_as_many_places() -> None:
         assert taking.order == ["a1", "b1", "c1"]
         await taking.ask("a2", size=8)
         assert taking.order[-1] == "a2", "what is begun while there is room may go beyond it"
+
+    run(scene)
+
+
+def test_places_are_kept_for_tenants_that_have_none() -> None:
+    async def scene() -> None:
+        taking = Taking(Places(limit=9, most=8, num_tenants=20))
+        await taking.ask(*(f"a{i}" for i in range(8)))
+        assert taking.order == [f"a{i}" for i in range(6)], "a quarter is kept at most"
+        await taking.ask("b1", "b2", "c1")
+        assert taking.order[6:] == ["b1", "c1"], "at once, though others wait; a second one waits as they do"
+        await taking.end("b1")
+        assert taking.order[8:] == ["b2"]
+        two = Taking(Places(limit=9, most=8, num_tenants=2))
+        await two.ask(*(f"a{i}" for i in range(8)), "b1", "b2")
+        assert two.order == [*(f"a{i}" for i in range(7)), "b1"]
 
     run(scene)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
 
 from pictool.core import Message
 from pictool.engines.torch import TorchEngine
-from pictool.errors import StoreError
+from pictool.errors import StoreError, UnwritableStoreError
 from pictool.linker.grid import parse_policy
 from pictool.linker.spec import Spec
-from pictool.serve.service import ServiceSettings
+from pictool.serve.service import ServiceSettings, lease_share
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.eviction import pinned
-from pictool.store.leases import leased_keys
+from pictool.store.leases import Leases, leased_keys
 from pictool.store.store import Store
 from pictool.store.upkeep import expire, gc
 from serve.live import DOCS, NAME, QUESTION, TEMPLATE, Live, serving, text_of, tiny_model
 
+NOBODY = 65534  # a user who owns nothing
 KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b"), "op": Tenant("operator")})
 
 
@@ -109,7 +113,7 @@ def test_long_texts_and_messages_are_several_objects(live: Live) -> None:
 
 def test_caches_are_used_in_any_order_and_number(live: Live, tmp_path: Path) -> None:
     names = [live.cache(doc) for doc in DOCS]
-    engine = TorchEngine(live.home.engine_of(Tenant("default")).model, Store(tmp_path))
+    engine = TorchEngine(live.backend.engine_of(Tenant("default")).model, Store(tmp_path / "own"))
     for order in ([2, 0], [1, 1, 0, 2], [0]):
         files = []
         for i in order:
@@ -240,7 +244,7 @@ def test_another_keys_things_do_not_exist(chatty: Live) -> None:
 
 def test_what_others_compiled_is_neither_recognised_nor_counted(chatty: Live) -> None:
     chatty.cache(DOCS[2])
-    chatty.home.index.refresh()
+    chatty.backend.index.refresh()
     body = {"model": NAME, "temperature": 0, "max_tokens": 4}
     body |= {"messages": [{"role": "user", "content": DOCS[2] + QUESTION}]}
     mine = chatty.ok("POST", "/v1/chat/completions", json=body)
@@ -285,10 +289,126 @@ def test_keys_are_required_where_there_are_some(chatty: Live) -> None:
 @pytest.mark.parametrize("content", [b"no database at all, and longer than a header of sqlite is" * 9, None])
 def test_a_server_with_damaged_leases_does_not_start(tmp_path: Path, content: bytes | None) -> None:
     store = Store(tmp_path / "store")
-    store.root.mkdir()
+    store.claim()
     if content is None:
         (store.root / "leases.sqlite3").mkdir()
     else:
         (store.root / "leases.sqlite3").write_bytes(content)
     with pytest.raises(StoreError, match=r"leases\.sqlite3: cannot be used"), serving(tiny_model(), store):
         pass
+
+
+def test_a_tenant_caches_its_share_and_the_others_notice_nothing(tmp_path: Path) -> None:
+    """Where one's caches are full, it is told so; another's caches and documents are kept as before."""
+    with serving(tiny_model(), Store(tmp_path / "sized")) as live:
+        live.cache(DOCS[0])
+        size = sum(path.stat().st_size for path in live.store.root.rglob("*.kvo"))
+    store = Store(tmp_path / "store", max_bytes=8 * size)
+    share = lease_share(store.max_bytes, KEYS)
+    assert share == 2 * size, "three tenants of three quarters"
+    service = ServiceSettings(lease_bytes=share)
+    with serving(tiny_model(), store, KEYS, service_settings=service, key="key-of-a") as live, other(live) as b:
+        texts = [f"{doc}{i}" for i in range(2) for doc in DOCS]
+        made = [
+            live.client.post("/v1/caches", json={"model": NAME, "text": text}).status_code for text in texts
+        ]  # fmt: skip
+        assert set(made) == {200, 429} and made.count(200) <= 3
+        error = live.error(429, "POST", "/v1/caches", json={"model": NAME, "text": texts[-1]})
+        assert error["code"] == "insufficient_quota" and "your caches" in error["message"]
+        gemini = {"model": NAME, "contents": [{"parts": [{"text": texts[-1]}]}]}
+        assert live.error(429, "POST", "/v1beta/cachedContents", json=gemini)["status"] == "RESOURCE_EXHAUSTED"
+        assert b.post("/v1/caches", json={"model": NAME, "text": texts[0]}).status_code == 200
+        part = {"type": "document", "text": texts[1]}
+        ask = {"model": NAME, "messages": [{"role": "user", "content": [part, {"type": "text", "text": QUESTION}]}]}
+        answer = b.post("/v1/chat/completions", json=ask).json()
+        assert answer["pic"]["source"] == "marker" and "problem" not in answer["pic"]
+        oldest = live.ok("GET", "/v1/caches")["data"][-1]["id"]
+        live.ok("DELETE", f"/v1/caches/{oldest}")
+        live.cache(texts[0])
+
+
+@pytest.mark.parametrize("policy", ["legolink-4", "full", "prefix"])
+def test_where_nothing_can_be_written_answers_are_exact_and_caches_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """A full disk: texts with markers are computed, caches that last longer with use are used, and can be ended."""
+    part = {"type": "text", "text": DOCS[0], "cache_control": {"type": "ephemeral"}}
+    parts, more = [part, {"type": "text", "text": QUESTION}], {"pic": {"policy": policy}}
+    with serving(tiny_model(), Store(tmp_path / "store")) as live:
+        exact = text_of(live.chat(parts, pic={"policy": "full"}))
+        name = live.cache(DOCS[1], renew=True)
+        cached = text_of(live.chat(QUESTION, cache_ids=[name], **more))
+
+        def full(self: Store, *_: object, **__: object) -> None:
+            raise UnwritableStoreError(f"{self.root}: cannot be written (No space left on device)")
+
+        def unwritable(*_: object) -> None:
+            raise StoreError("leases.sqlite3: cannot be used now (database or disk is full)")
+
+        monkeypatch.setattr(Store, "put", full)
+        monkeypatch.setattr(Leases, "extend", unwritable)
+        answered = live.chat(parts, **more)
+        assert text_of(answered) == exact and answered["pic"]["linked_tokens"] == 0
+        assert ("problem" in answered["pic"]) == (policy == "legolink-4")
+        assert text_of(live.chat(QUESTION, cache_ids=[name], **more)) == cached
+        live.error(503, "POST", "/v1/caches", json={"model": NAME, "text": "New. " + DOCS[0]})
+        live.ok("DELETE", f"/v1/caches/{name}")
+
+
+@contextmanager
+def read_only(store: Store) -> Iterator[None]:
+    """A store that this process may read and not write; root, which may, is somebody else meanwhile."""
+    paths = [store.root, *store.root.rglob("*")]
+    modes = {path: path.stat().st_mode for path in paths}
+    own = os.geteuid()
+    try:
+        for path in paths:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        if own == 0:
+            os.seteuid(NOBODY)
+        yield
+    finally:
+        os.seteuid(own)
+        for path, mode in modes.items():
+            path.chmod(mode)
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that everybody may enter, as those of pytest are not."""
+    with TemporaryDirectory(prefix="pic-read-only-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_read_only_store_is_served(open_path: Path) -> None:
+    """Its caches are used as before; those that are not there are not found; what has to be written says so."""
+    ask = {"model": NAME, "text": "New. " + DOCS[1]}
+    with serving(tiny_model(), Store(open_path / "store")) as live:
+        for renews in (False, True):
+            name = live.cache(DOCS[0], renew=renews)
+            answer = text_of(live.chat(QUESTION, cache_ids=[name]))
+            with read_only(live.store):
+                again = live.chat(QUESTION, cache_ids=[name])
+                assert text_of(again) == answer and again["pic"]["linked_tokens"] > 0
+                assert live.ok("GET", f"/v1/caches/{name}")["status"] == "ready"
+                assert "cannot be written" in live.error(503, "POST", "/v1/caches", json=ask)["message"]
+                assert live.error(503, "DELETE", f"/v1/caches/{name}")["code"] == "store"
+        live.ok("DELETE", f"/v1/caches/{name}")
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_read_only_store_without_leases_is_served(open_path: Path, is_empty: bool) -> None:
+    store = Store(open_path / "store")
+    store.claim()
+    if not is_empty:
+        (store.root / "leases.sqlite3").touch()  # as a process leaves it that is killed while it makes it
+    unknown = f"cache-{'0' * 32}"
+    body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "cache_ids": [unknown]}
+    with serving(tiny_model(), store) as live, read_only(store):
+        assert live.error(404, "POST", "/v1/chat/completions", json=body)["code"] == "cache_not_found"
+        for method, more in (("GET", {}), ("DELETE", {}), ("PATCH", {"json": {"ttl": 5}})):
+            live.error(404, method, f"/v1/caches/{unknown}", **more)
+        assert live.ok("GET", "/v1/caches")["data"] == []
+        assert "pic_leases 0.0" in live.client.get("/metrics").text
+        assert text_of(live.chat(QUESTION)) is not None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from typing import Any
+
+import pytest
 
 from serve.live import DOCS, NAME, QUESTION, Live, text_of
 
-ASK = {
+ASK: dict[str, Any] = {
     "contents": [{"role": "user", "parts": [{"text": QUESTION}]}],
     "generationConfig": {"temperature": 0, "maxOutputTokens": 8},
 }
@@ -67,3 +71,29 @@ def test_errors_have_geminis_form_too(live: Live) -> None:
         error = live.error(status, "POST", path, json=body)
         assert error["code"] == status and error["status"].isupper()
     live.error(400, "PATCH", f"/v1beta/{cached(live)}", json={})
+
+
+@pytest.mark.parametrize(
+    ("where", "field", "value"),
+    [
+        ("", "tools", [{"googleSearch": {}}]), ("", "toolConfig", {"a": 1}), ("config", "responseSchema", {"a": 1}),
+        ("config", "presencePenalty", 1), ("config", "responseLogprobs", True), ("config", "topK", 1),
+        ("config", "responseMimeType", "application/json"), ("config", "temperature", True),
+        ("part", "inlineData", {"data": "x"}),
+    ],
+)  # fmt: skip
+def test_what_would_change_an_answer_is_refused_by_name(live: Live, where: str, field: str, value: object) -> None:
+    body = copy.deepcopy(ASK)
+    holders = {"": body, "config": body["generationConfig"], "part": body["contents"][0]["parts"][0]}
+    holders[where][field] = value
+    assert field in live.error(422, "POST", f"{MODEL}:generateContent", json=body)["message"]
+    if field not in ("temperature", "responseMimeType"):
+        holders[where][field] = type(value)()  # asks for nothing
+        live.ok("POST", f"{MODEL}:generateContent", json=body)
+
+
+def test_models_have_the_form_of_who_asks(live: Live) -> None:
+    for headers in ({"x-goog-api-key": "x"}, {"x-goog-api-client": "google-genai-sdk"}):
+        listed, shown = (live.ok("GET", path, headers=headers) for path in ("/v1/models", f"/v1/models/{NAME}"))
+        assert listed["models"][0]["name"] == shown["name"] == f"models/{NAME}"
+    assert live.ok("GET", "/v1/models")["data"][0]["id"] == live.ok("GET", f"/v1/models/{NAME}")["id"] == NAME

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,9 @@ from hypothesis import strategies as st
 from pictool.errors import StoreError
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
-from pictool.serve.learning import Repeats, texts_of_body
+from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.prompts.learning import Repeats, paragraphs, texts_of_body
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.torch_home import HomeSettings
 from pictool.store.store import Store
 from serve.live import DOCS, Live, serving, text_of
 
@@ -41,6 +44,38 @@ def test_parts_are_texts_of_the_request_and_known_only_from_an_earlier_one(texts
     assert bool(parts) == any(text.strip() for text in texts)
 
 
+@given(st.text("ab \n\t\r", max_size=40))
+def test_paragraphs_end_at_empty_lines(text: str) -> None:
+    by_definition = re.compile(r"\S.*?(?=\s*\n[ \t]*\n|\s*\Z)", re.DOTALL)
+    assert list(paragraphs(text)) == [match.span() for match in by_definition.finditer(text)]
+
+
+@pytest.mark.parametrize("blank", [" ", "\n", "\n ", "\r"])
+def test_blanks_are_read_once(blank: str) -> None:
+    """By the definition above these take hours."""
+    assert len(list(paragraphs(f"x{blank * 400_000}y{blank * 400_000}"))) == 1 + ("\n" in blank)
+
+
+def test_others_are_answered_while_the_texts_of_a_request_are_read(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def find(*_: object) -> list[str]:
+        begun.set()
+        assert may_end.wait(60)
+        return []
+
+    with serving(model, Store(tmp_path / "store"), settings=settings(1 << 30)) as live, ThreadPoolExecutor() as threads:
+        monkeypatch.setattr(live.backend._learner, "find", find)
+        asking = threads.submit(ask, live, A, "Why?")
+        assert begun.wait(60)
+        with live.client_of(None) as other:
+            assert other.get("/health").json()["status"] == "ok"
+        may_end.set()
+        assert asking.result(60)
+
+
 def test_what_is_remembered_is_bounded() -> None:
     repeats = Repeats(remembered=3)
     for number in range(10):
@@ -48,8 +83,8 @@ def test_what_is_remembered_is_bounded() -> None:
     assert repeats.find("t", ["text 9"]) and not repeats.find("t", ["text 1"])
 
 
-def settings(learned_bytes: int) -> HomeSettings:
-    return HomeSettings(parse_policy("legolink-4"), refresh_s=3600, learned_bytes=learned_bytes)
+def settings(learned_bytes: int) -> BackendSettings:
+    return BackendSettings(parse_policy("legolink-4"), refresh_s=3600, learned_bytes=learned_bytes)
 
 
 def ask(live: Live, document: str, question: str, **more: Any) -> Any:
@@ -58,23 +93,23 @@ def ask(live: Live, document: str, question: str, **more: Any) -> Any:
 
 def settled(live: Live) -> None:
     """Until nothing is compiled any more, and the index has read the store."""
-    while live.home.status().active or live.home.status().waiting:
+    while live.backend.status().active or live.backend.status().waiting:
         time.sleep(0.01)
-    live.home.index.refresh()
+    live.backend.index.refresh()
 
 
 def test_a_repeated_text_is_compiled_after_the_answer_and_then_linked(model: Model, tmp_path: Path) -> None:
     with serving(model, Store(tmp_path / "store"), settings=settings(1 << 30)) as live:
         assert ask(live, A, "Why?")["pic"]["source"] == "none"
         settled(live)
-        assert live.home.status().learned_bytes == 0
+        assert live.backend.status().learned_bytes == 0
         assert ask(live, A, "Who?")["pic"]["source"] == "none"
         settled(live)
-        assert (learned := live.home.status().learned_bytes) > 0
+        assert (learned := live.backend.status().learned_bytes) > 0
         linked = ask(live, A, "Where?")
         assert linked["pic"]["source"] == "recognised" and linked["pic"]["linked_tokens"] > 100
         settled(live)
-        assert live.home.status().learned_bytes == learned  # what the store has is not compiled again
+        assert live.backend.status().learned_bytes == learned  # what the store has is not compiled again
         exact = ask(live, A, "Where?", pic={"policy": "full"})
         assert text_of(ask(live, A, "Where?", pic={"policy": "legolink-4096"})) == text_of(exact)
         assert f"pic_learned_bytes {float(learned)}" in live.client.get("/metrics").text
@@ -95,7 +130,7 @@ def test_another_tenant_s_texts_are_not_known(model: Model, tmp_path: Path) -> N
             live.client = live.client_of(key)
             ask(live, A, "Why?")
             settled(live)
-        assert live.home.status().learned_bytes == 0
+        assert live.backend.status().learned_bytes == 0
 
 
 def test_a_disk_that_is_full_is_counted_and_nothing_is_tried_for_a_while(
@@ -112,7 +147,7 @@ def test_a_disk_that_is_full_is_counted_and_nothing_is_tried_for_a_while(
         for _ in range(4):
             assert "problem" not in ask(live, A, "Why?")["pic"]
             settled(live)
-        status = live.home.status()
+        status = live.backend.status()
         assert (len(tried), status.learned_bytes, status.learning_failures) == (1, 0, 1)
         assert "pic_learning_failures 1.0" in live.client.get("/metrics").text
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import httpx
 import tiny
-import uvicorn
 
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model, wrap_model
 from pictool.serve.app import make_app
+from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
+from pictool.serve.running import Server
 from pictool.serve.service import Service, ServiceSettings
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.torch_home import HomeSettings, TorchHome
 from pictool.store.store import Store
 
 NAME = "tiny"
@@ -30,7 +30,7 @@ DOCS = [
     "She asked for the tabs of the harbour, and lines of the festival there.\n",
 ]
 QUESTION = "Really?"
-_WAIT_S = 30.0
+_WAIT_S = 60.0
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}[tools {{ tools | map(attribute='function.name') | join(' ') }}]{% endif %}"
     "{% for message in messages %}[{{ message.role }}]{{ message.content | trim }}\n{% endfor %}[assistant]"
@@ -49,7 +49,7 @@ class Live:
     """A running server. `client` sends the key `key`."""
 
     url: str
-    home: TorchHome
+    backend: TorchBackend
     service: Service
     store: Store
     key: str = "none"
@@ -102,35 +102,34 @@ def text_of(response: Any) -> str:
 
 @contextmanager
 def serving(
-    model: Model, store: Store, keys: Keys | None = None, settings: HomeSettings | None = None,
+    model: Model, store: Store, keys: Keys | None = None, settings: BackendSettings | None = None,
     service_settings: ServiceSettings = ServiceSettings(), key: str = "none",
 ) -> Iterator[Live]:  # fmt: skip
     """A server that runs until the end."""
-    home = TorchHome(model, store, settings or HomeSettings(parse_policy("legolink-4"), refresh_s=3600))
-    with serving_home(home, store, keys, service_settings, key) as live:
+    backend = TorchBackend(model, store, settings or BackendSettings(parse_policy("legolink-4"), refresh_s=3600))
+    with serving_backend(backend, store, keys, service_settings, key) as live:
         yield live
 
 
 @contextmanager
-def serving_home(
-    home: Any, store: Store, keys: Keys | None = None, service_settings: ServiceSettings = ServiceSettings(),
+def serving_backend(
+    backend: Any, store: Store, keys: Keys | None = None, service_settings: ServiceSettings = ServiceSettings(),
     key: str = "none",
 ) -> Iterator[Live]:  # fmt: skip
-    """A server of a home, which ends with it."""
-    service = Service(home, store.root, keys or Keys(default=Tenant("default")), service_settings)
+    """A server of a backend, which ends with it."""
+    service = Service(backend, store.root, keys or Keys(default=Tenant("default")), service_settings)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(make_app(service, "test"), log_level="error", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
+        server = Server(make_app(service, "test"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             while not server.started:
                 time.sleep(0.005)
-            live = Live(f"http://127.0.0.1:{listener.getsockname()[1]}", home, service, store, key)
+            live = Live(f"http://127.0.0.1:{listener.getsockname()[1]}", backend, service, store, key)
             yield live
             live.client.close()
         finally:
             server.should_exit = True
             thread.join()
-            home.close()
+            backend.close()

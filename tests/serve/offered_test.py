@@ -6,7 +6,7 @@ import pytest
 
 from pictool.linker.grid import parse_policy
 from pictool.serve.errors import ApiError
-from pictool.serve.offered import offered_policy
+from pictool.serve.prompts.offered import offered_policy
 
 DEFAULT = parse_policy("legolink-16")
 

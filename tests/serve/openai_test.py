@@ -14,6 +14,10 @@ from pictool.core import Sampling
 from pictool.linker.grid import parse_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
+from pictool.serve.backends.vllm.routes import _options as vllm_options
+from pictool.serve.errors import ApiError
+from pictool.serve.files import Files
+from pictool.serve.tenants import Tenant
 from pictool.store.store import Store
 from serve.live import DOCS, NAME, QUESTION, Live, text_of
 
@@ -124,6 +128,21 @@ def test_stop_strings_end_an_answer(live: Live) -> None:
     assert got == whole | {"text": whole["text"][: whole["text"].index(stop)], "finish_reason": "stop"}
 
 
+@pytest.mark.parametrize("stop", [["ab"] * 17, ["é" * 2049], ["a" * 3000, "b" * 1097]], ids=["many", "long", "sum"])
+def test_stop_strings_are_bounded_in_every_dialect(live: Live, stop: list[str]) -> None:
+    whole: Any = stop if len(stop) > 1 else stop[0]
+    link = {"query": QUESTION, "policy": {"algo": "full"}, "stop": stop}
+    gemini = {"contents": [{"parts": [{"text": QUESTION}]}], "generationConfig": {"stopSequences": stop}}
+    for path, body in (
+        ("chat/completions", {"model": NAME, "messages": MESSAGES, "stop": whole}),
+        ("completions", COMPLETION | {"stop": whole}), ("link", link), (f"models/{NAME}:generateContent", gemini),
+    ):  # fmt: skip
+        assert "stop" in live.error(422, "POST", f"/v1/{path}", json=body)["message"].lower()
+    with pytest.raises(ApiError, match="stop"):
+        vllm_options(live.service, Tenant("t"), {"stop": whole}, None)
+    assert live.chat(QUESTION, stop=["a" * 4096], max_tokens=1)
+
+
 def test_models_version_health_and_metrics(live: Live) -> None:
     (model,) = live.ok("GET", "/v1/models")["data"]
     assert model["id"] == NAME and live.ok("GET", f"/v1/models/{NAME}") == model
@@ -168,7 +187,18 @@ WRONG: list[tuple[int, dict[str, Any], str]] = [
     (400, {"pic": {"policy": "magic"}}, "policy"),
     (400, {"pic": {"policy": "speccache:spec_model=/etc"}}, "second model"),
     (422, {"pic": {"polixy": "x"}}, "pic"),
-    (422, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
+    (400, {"messages": [{"role": "user", "content": "\ud800"}]}, "surrogate"),
+    (400, {"cache_ids": ["\udfff"]}, "surrogate"),
+    (400, {"tools": [{"name": "\ud83d"}]}, "surrogate"),
+    (422, {"max_tokens": True}, "max_tokens"),
+    (422, {"max_tokens": "5"}, "max_tokens"),
+    (422, {"temperature": "0.5"}, "temperature"),
+    (422, {"temperature": False}, "temperature"),
+    (422, {"presence_penalty": 10**400}, "presence_penalty"),
+    (422, {"seed": 10**400}, "seed"),
+    (422, {"logprobs": 1}, "logprobs"),
+    (422, {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages.0.content.0.text"),
+    (400, {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_data": "x"}}]}]}, "its file_id"),
 ]
 
 
@@ -185,7 +215,17 @@ def test_what_is_refused_says_why(live: Live, status: int, change: dict[str, Any
 def test_other_errors_have_the_same_form(live: Live) -> None:
     live.error(404, "GET", "/v1/nothing")
     live.error(405, "GET", "/v1/chat/completions")
-    live.error(422, "POST", "/v1/chat/completions", content=b"{", headers={"Content-Type": "application/json"})
+    for body, word in (
+        (b"{", "line 1, column 2"),
+        (b'{"a": 1}{}', "column 9: Extra data"),
+        (b"\xff", "UTF-8"),
+        (b"", "JSON"),
+    ):
+        error = live.error(
+            400, "POST", "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
+        )
+        assert word in error["message"] and error["param"] is None
+    live.error(415, "POST", "/v1/chat/completions", content=b"{}", headers={"Content-Type": "text/plain"})
     live.error(400, "POST", "/v1/completions", json=COMPLETION | {"prompt": [1, 2, 99999]})
     live.error(400, "POST", "/v1/completions", json=COMPLETION | {"prompt": ""})
     live.error(400, "POST", "/v1/completions", json=COMPLETION | {"echo": True})
@@ -236,6 +276,15 @@ def test_files_are_kept_listed_used_and_removed(live: Live) -> None:
         live.error(400, "POST", "/v1/files", files={"file": ("a", data)})
 
 
+def test_the_files_of_a_tenant_are_bounded_in_all(tmp_path: Path) -> None:
+    files = Files(tmp_path, max_total=1000)
+    for tenant in "ab":
+        kept = files.add(tenant, "a.txt", "user_data", b"x" * 500)
+        with pytest.raises(ApiError, match="1,000 bytes"):
+            files.add(tenant, "b.txt", "user_data", b"x" * 500)
+        assert files.remove(tenant, kept.id) and files.add(tenant, "b.txt", "user_data", b"x" * 500)
+
+
 def test_a_verified_answer_says_how_far_it_is_from_full(live: Live) -> None:
     parts = [{"type": "cache", "cache_id": live.cache(doc)} for doc in DOCS]
     body = {"verify": True, "pic": {"policy": "naive"}}
@@ -267,7 +316,7 @@ def test_answers_at_once_are_those_of_one_after_another(live: Live) -> None:
 
 
 def sampling_defaults_to_one() -> bool:
-    from pictool.serve.reading import sampling_of
+    from pictool.serve.prompts.reading import sampling_of
     from pictool.serve.schema import Generation
 
     return sampling_of(Generation(model=NAME, seed=3)) == Sampling(1.0, 1.0, 3)

@@ -14,16 +14,16 @@ import pytest
 
 from pictool.errors import InputError
 from pictool.linker.grid import parse_policy
-from pictool.runtime.image import GROWTH
+from pictool.runtime.memory.image import GROWTH
+from pictool.runtime.memory.pool import slot_bytes
 from pictool.runtime.model import Model
-from pictool.runtime.pool import slot_bytes
+from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.torch_home import HomeSettings, TorchHome
 from pictool.store.store import Store
 from serve.live import DOCS, Live, serving, text_of
 
 KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b"), "op": Tenant("operator")})
-PLAIN = HomeSettings(parse_policy("legolink-4"), refresh_s=3600)
+PLAIN = BackendSettings(parse_policy("legolink-4"), refresh_s=3600)
 METRIC = re.compile(r"^pic_pool_(\w+) (\S+)$", re.MULTILINE)
 
 
@@ -58,7 +58,7 @@ def test_answers_are_those_of_a_server_without_a_pool(model: Model, tmp_path: Pa
 
 
 def query() -> str:
-    call = {"model": "m", "max_tokens": 4, "temperature": 0}
+    call = {"model": "any", "max_tokens": 4, "temperature": 0}
     inputs = [
         {"cross": [{"plus": [{"user": DOCS[at]} for at in order]}, {"user": "Why?"}]} for order in ((0, 1), (1, 0))
     ]
@@ -89,4 +89,4 @@ def test_a_pool_that_is_too_small_for_a_prompt_answers_beside_it(model: Model, t
         assert ask(live, [0, 1], "Why?")["pic"]["linked_tokens"] > 0
         assert counts(live)["resident_bytes"] == 0 < counts(live)["loaded_bytes"]
     with pytest.raises(InputError, match=r"^a pool of 9 bytes holds no prompt of tiny; give it \d+ or more$"):
-        TorchHome(model, Store(tmp_path / "store"), replace(PLAIN, pool_bytes=9))
+        TorchBackend(model, Store(tmp_path / "store"), replace(PLAIN, pool_bytes=9))

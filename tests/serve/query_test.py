@@ -16,15 +16,15 @@ import pytest
 
 from pictool.engines.torch import TorchEngine
 from pictool.linker.grid import parse_policy
-from pictool.runtime import prefill
 from pictool.runtime.model import Model
-from pictool.serve import query as served
-from pictool.serve import query_routes, torch_home
+from pictool.serve.backends import query as served
+from pictool.serve.backends.query import STEP_NODES
+from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.torch.engine_thread import Gone, Task
+from pictool.serve.routes import query as query_routes
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.torch_home import Gone, HomeSettings
-from pictool.serve.turns import Task
 from pictool.spans import query as nodes
-from pictool.spans.execute import STEP_NODES, Executor, RunOptions
+from pictool.spans.execute import Executor, RunOptions
 from pictool.spans.reading import read_query
 from pictool.store.store import Store
 from serve.live import DOCS, NAME, QUESTION, Live, serving, text_of, tiny_model, until
@@ -32,7 +32,9 @@ from serve.live import DOCS, NAME, QUESTION, Live, serving, text_of, tiny_model,
 INPUT = {"cross": [{"plus": [{"user": doc} for doc in DOCS]}, {"user": QUESTION}]}
 CALL = {"g": {"model": "spnl/any", "input": INPUT, "max_tokens": 6, "temperature": 0}}
 REPEAT = {"repeat": {"n": 3, "g": CALL["g"] | {"temperature": 0.9}}}
-MAP = {"map": {"metadata": {"model": "spnl/any", "max_tokens": 4, "temperature": 0}, "inputs": ["Hi?", "Why?"]}}
+MAP: dict[str, Any] = {
+    "map": {"metadata": {"model": "spnl/any", "max_tokens": 4, "temperature": 0}, "inputs": ["Hi?", "Why?"]}
+}
 
 
 def execute(live: Live, query: object, stream: str = "false") -> Any:
@@ -65,15 +67,36 @@ def test_a_query_gives_what_it_gives_here(
 @pytest.mark.parametrize(
     "query",
     [
-        {"g": {"model": "m", "input": {"file": "/etc/passwd"}}},
-        {"g": {"model": "m", "input": {"seq": [{"retrieve": {"from": "/etc", "query": {"user": "x"}}}]}}},
-        {"ask": "who?"}, {"nonsense": 1}, [], "x", {"g": {"model": "m", "input": {"user": "word " * 900}}},
+        {"g": {"model": NAME, "input": {"file": "/etc/passwd"}}},
+        {"g": {"model": NAME, "input": {"seq": [{"retrieve": {"from": "/etc", "query": {"user": "x"}}}]}}},
+        {"ask": "who?"}, {"nonsense": 1}, [], "x", {"g": {"model": NAME, "input": {"user": "word " * 900}}},
     ],
 )  # fmt: skip
 def test_what_cannot_be_run_here_is_refused(live: Live, query: object) -> None:
     response = execute(live, query)
     assert response.status_code == 400 and response.json()["error"]["message"]
     assert "/etc/passwd" not in response.text or "root" not in response.text
+
+
+@pytest.mark.parametrize("name", [NAME, f"spnl/{NAME}", f"pic/{NAME}", "spnl/any", "any", "default"])
+def test_a_query_names_the_model_that_is_served(live: Live, name: str) -> None:
+    """As spnl's client does, after its own provider; or it takes whichever is served."""
+    assert texts_of(execute(live, {"g": CALL["g"] | {"model": name}})) == texts_of(execute(live, CALL))
+
+
+@pytest.mark.parametrize("name", ["spnl/other", f"openai/{NAME}", "other"])
+def test_a_query_of_another_model_is_refused_wherever_it_names_it(live: Live, name: str) -> None:
+    call: dict[str, Any] = CALL["g"] | {"model": name}
+    metadata = MAP["map"]["metadata"] | {"model": name}
+    whole: list[object] = [
+        {"g": call}, {"chat": call}, {"repeat": {"n": 2, "g": call}}, {"map": MAP["map"] | {"metadata": metadata}},
+        {"seq": [CALL, {"g": CALL["g"] | {"input": {"cross": [{"g": call}, {"user": QUESTION}]}}}]},
+    ]  # fmt: skip
+    for query in whole:
+        response = execute(live, query)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+        assert error["message"] == f"the model {name!r} is not served here; {NAME} is"
 
 
 def test_calls_are_bounded(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +129,8 @@ def texts_of(response: Any) -> list[str]:
 def narrow(root: Path, **settings: Any) -> Iterator[Live]:
     """A server of two tenants, `a` and `b`, on which one request runs."""
     keys = Keys({name: Tenant(name, f"salt of {name}") for name in "ab"})
-    home = HomeSettings(parse_policy("legolink-4"), max_active=1, refresh_s=3600, **settings)
-    with serving(tiny_model(), Store(root), keys, home, key="a") as live:
+    backend = BackendSettings(parse_policy("legolink-4"), max_active=1, refresh_s=3600, **settings)
+    with serving(tiny_model(), Store(root), keys, backend, key="a") as live:
         yield live
 
 
@@ -115,7 +138,7 @@ def test_a_long_query_lets_queries_and_requests_in_between_its_calls(tmp_path: P
     with narrow(tmp_path) as live, ThreadPoolExecutor(1) as threads:
         alone = texts_of(execute(live, long_query(24, 40)))
         running = threads.submit(execute, live, long_query(24, 40))
-        until(lambda: live.home.status().active == 1)
+        until(lambda: live.backend.status().active == 1)
         assert texts_of(execute(live, CALL)) and text_of(live.chat(QUESTION)) is not None
         with live.client_of("b") as other:
             body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 2}
@@ -127,24 +150,24 @@ def test_a_long_query_lets_queries_and_requests_in_between_its_calls(tmp_path: P
 def test_queries_at_once_give_what_they_give_one_after_another(tmp_path: Path) -> None:
     asked = [CALL, REPEAT, MAP, long_query(3, 9), {"seq": [{"monad": CALL}, CALL]}, {"par": [CALL, MAP]}]
     with narrow(tmp_path, max_waiting=64) as live:
-        live.home._turns._most = 3
+        live.backend._thread._most = 3
         want = [texts_of(execute(live, query)) for query in asked]
         chats = [text_of(live.chat(f"Really {i}?")) for i in range(6)]
         with ThreadPoolExecutor(12) as threads, live.client_of("b") as other:
-            bs = Live(live.url, live.home, live.service, live.store, "b")
+            bs = Live(live.url, live.backend, live.service, live.store, "b")
             queries = [threads.submit(execute, each, query) for query in asked for each in (live, bs)]
             answers = [threads.submit(live.chat, f"Really {i}?") for i in range(6)]
             assert [texts_of(each.result()) for each in queries] == [texts for texts in want for _ in range(2)]
             assert [text_of(each.result()) for each in answers] == chats
             assert other.get("/v1/caches").json()["data"] == []
             bs.client.close()
-        assert live.home.status().active == live.home.status().waiting == 0
+        assert live.backend.status().active == live.backend.status().waiting == 0
 
 
 def test_queries_wait_in_the_bounded_queue_and_vanish_with_their_clients(tmp_path: Path) -> None:
-    """One runs, two wait; a fourth is refused; another tenant takes a place. None of them ends in this time."""
+    """One runs, two wait; a fourth is refused; another tenant's second takes a place. None ends in this time."""
     with narrow(tmp_path, max_waiting=2) as live:
-        status = live.home.status
+        status = live.backend.status
 
         async def run() -> None:
             async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
@@ -160,12 +183,15 @@ def test_queries_wait_in_the_bounded_queue_and_vanish_with_their_clients(tmp_pat
                     while status().active + status().waiting <= count:
                         await asyncio.sleep(0.005)
                 assert await post("a") == 429 and status().waiting == 2
-                other = asyncio.create_task(post("b"))
+                others = [asyncio.create_task(post("b"))]
+                while status().active < 2:  # beside the other tenant's
+                    await asyncio.sleep(0.005)
+                others.append(asyncio.create_task(post("b")))
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 assert [task.result() for task in done] == [429] and status().waiting <= 2
-                for task in (*tasks, other):
+                for task in (*tasks, *others):
                     task.cancel()
-                await asyncio.gather(*tasks, other, return_exceptions=True)
+                await asyncio.gather(*tasks, *others, return_exceptions=True)
 
         asyncio.run(run())
         until(lambda: status().active == status().waiting == 0)
@@ -181,7 +207,7 @@ def test_a_large_query_is_read_in_pieces(model: Model, store: Store, monkeypatch
         made += 1
         make(node)
 
-    def give_way() -> None:
+    def checkpoint() -> None:
         nonlocal made
         counts.append(made)
         made = 0
@@ -195,7 +221,7 @@ def test_a_large_query_is_read_in_pieces(model: Model, store: Store, monkeypatch
     ]
     text, stops_at = json.dumps({"seq": [{"par": calls}, REPEAT]}), 0
     with TorchEngine(model, store) as engine:
-        read = partial(served.ServedQuery, text, engine, parse_policy("full"), "none", give_way)
+        read = partial(served.ServedQuery, text, engine, ["m"], parse_policy("full"), "none", checkpoint=checkpoint)
         read()
         assert sum(counts) > 5000 and len(counts) > 15 and max(counts) < 4 * STEP_NODES
         counts, stops_at = [], 3
@@ -206,20 +232,18 @@ def test_a_large_query_is_read_in_pieces(model: Model, store: Store, monkeypatch
 
 def test_each_object_of_a_request_is_a_turn_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `pic link --server`, of a call, of marked parts, and of caches; what is stored already is none."""
-    yielded: list[object] = []
+    turns, checkpoint = 0, Task.checkpoint
 
-    def watched(tenant: str, steps: Callable[..., Iterator[object]], on_end: Callable[..., None]) -> Task:
-        def recorded(task: Task) -> Iterator[Any]:
-            for step in steps(task):
-                yielded.append(step)
-                yield step
-
-        return Task(tenant, recorded, on_end)
+    def counted(task: Task, ends_turn: bool = False) -> None:
+        nonlocal turns
+        turns += ends_turn
+        checkpoint(task, ends_turn)
 
     def turns_of(ask: Callable[[], Any]) -> int:
-        yielded.clear()
+        nonlocal turns
+        turns = 0
         assert ask()
-        return yielded.count(True)
+        return turns
 
     def documents(start: str) -> list[str]:
         return [start + doc for doc in DOCS]
@@ -238,8 +262,7 @@ def test_each_object_of_a_request_is_a_turn_of_its_own(tmp_path: Path, monkeypat
         marked = [{"type": "document", "text": text} for text in documents("Chat, and a long one at that. ")]
         return text_of(live.chat([*marked, {"type": "text", "text": QUESTION}])) is not None
 
-    monkeypatch.setattr(torch_home, "Task", watched)
-    monkeypatch.setattr(prefill, "_PACK_TOKENS", 1)
+    monkeypatch.setattr(Task, "checkpoint", counted)
     with narrow(tmp_path) as live:
         assert turns_of(link) == 4  # with the head's
         assert turns_of(link) == 0

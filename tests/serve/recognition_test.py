@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,11 +13,11 @@ from pictool.engines.sample import SamplePrompt, keep_sample
 from pictool.errors import InputError
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
+from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.torch.engine_thread import Task
 from pictool.serve.check import check_linking
-from pictool.serve.start import start_home
+from pictool.serve.start import start_backend
 from pictool.serve.tenants import Tenant
-from pictool.serve.torch_home import HomeSettings
-from pictool.serve.turns import Task
 from pictool.serve.work import Marked, Raw, Started, Text, Work
 from pictool.store.store import Store
 from serve.live import DOCS, NAME, QUESTION, TEMPLATE, Live, serving, text_of, tiny_model
@@ -28,7 +30,7 @@ def known(live: Live) -> Live:
     """A server that has all documents, and has read its store."""
     for doc in [*DOCS, LONG]:
         live.cache(doc)
-    live.home.index.refresh()
+    live.backend.index.refresh()
     return live
 
 
@@ -46,7 +48,7 @@ def test_a_document_is_found_whatever_surrounds_it(known: Live, form: str, is_st
     got = known.chat(content, pic={"policy": "naive"})
     report, usage = got["pic"], got["usage"]
     assert (report["chunks"], report["source"]) == (1, "recognised")
-    total = len(known.home.engine_of(known.service.keys._default).model.encode(DOCS[1]))
+    total = len(known.backend.engine_of(known.service.keys._default).model.encode(DOCS[1]))
     assert total - 8 <= report["linked_tokens"] <= total
     assert report["exact_tokens"] + report["linked_tokens"] + report["recomputed_tokens"] == usage["prompt_tokens"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == report["linked_tokens"]
@@ -57,6 +59,27 @@ def test_a_document_is_found_whatever_surrounds_it(known: Live, form: str, is_st
 def test_a_changed_document_is_not_found(known: Live) -> None:
     for text in (DOCS[1].replace("3.14", "3.15"), DOCS[1][:40], DOCS[1].upper()):
         assert known.chat(text + "\n\n" + QUESTION)["pic"]["source"] == "none"
+
+
+def _quoted(text: str) -> str:
+    return "".join(f"> {line}\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [(json.dumps([f'{DOCS[1]}\n"{DOCS[2]}"']), "JSON"), (_quoted(f"{DOCS[1]}\n{DOCS[2]}"), "Markdown"),
+     (json.dumps([1, 2]), None), (f"- {DOCS[1]} -> 5 > 4\n> so", None)],
+)  # fmt: skip
+def test_why_documents_of_another_form_are_not_recognised_is_said(known: Live, content: str, word: str | None) -> None:
+    messages = [{"role": "user", "content": content}, {"role": "user", "content": QUESTION}]
+
+    def report(**more: Any) -> Any:
+        body = {"model": NAME, "temperature": 0, "max_tokens": 1, "messages": messages}
+        return known.ok("POST", "/v1/chat/completions", json=body | more)["pic"]
+
+    hint = report().get("hint")
+    assert hint is None if word is None else f"is {word}" in hint.replace("quoted by ", "")
+    assert "hint" not in report(pic=False)
 
 
 def test_the_longest_documents_are_taken_and_many_are(known: Live) -> None:
@@ -106,10 +129,10 @@ def test_marked_texts_are_compiled_a_step_each_so_that_others_come_between(live:
     texts = tuple(Marked(f"{doc}It is marked, and it is new.") for doc in DOCS)
     sent = list[object]()
     work = Work(Tenant("default"), Raw((*texts, Text(QUESTION))), Sampling(0.0), 2)
-    steps = live.home._answer(work, Task("default", lambda _: iter(()), lambda _: None), sent.append)
+    task = Task("default", lambda own: live.backend._answer(work, own, sent.append), lambda _: None)
     before, sizes = set(live.store.keys()), []
     while not sent:
-        next(steps)
+        task.advance()
         sizes.append(len(set(live.store.keys()) - before))
     assert sizes == [1, 2, 3, 3] and isinstance(sent[0], Started) and sent[0].reuse.chunks == 3
 
@@ -121,7 +144,7 @@ def test_with_a_chat_template_markers_stand_in_system_text_too(tmp_path: Path) -
         first, second = (live.chat(None, messages=messages)["pic"] for _ in range(2))
         assert first == second and (first["chunks"], first["source"]) == (1, "marker")
         messages[0] = {"role": "system", "content": DOCS[0]}
-        live.home.index.refresh()
+        live.backend.index.refresh()
         assert live.chat(None, messages=messages)["pic"]["source"] == "recognised"
 
 
@@ -139,34 +162,34 @@ def test_the_check_is_on_the_documents_that_were_tuned_on(model: Model, tmp_path
     made_up = check_linking(model, naive).kl
     keep_sample(store.root, [SamplePrompt(tuple(DOCS), QUESTION)])
     tuned = check_linking(model, naive, tuned=store.root).kl
-    with start_home(model, store, HomeSettings(naive, refresh_s=3600), 9.0) as home:
-        assert home.status().divergence["naive"] == pytest.approx(tuned) != pytest.approx(made_up)
+    with start_backend(model, store, BackendSettings(naive, refresh_s=3600), 9.0) as backend:
+        assert backend.status().divergence["naive"] == pytest.approx(tuned) != pytest.approx(made_up)
     (store.root / "check.json").write_text("{")
     with pytest.raises(InputError, match=r"check\.json.*run pic tune again.*--check off"):
-        start_home(model, store, HomeSettings(naive, refresh_s=3600), 9.0)
+        start_backend(model, store, BackendSettings(naive, refresh_s=3600), 9.0)
 
 
 def test_a_model_that_links_badly_is_answered_exactly_and_says_so(tmp_path: Path) -> None:
     said: list[str] = []
-    settings = HomeSettings(parse_policy("naive"), refresh_s=3600)
-    with start_home(tiny_model(), Store(tmp_path), settings, 1e-9, warn=said.append) as home:
-        status = home.status()
+    settings = BackendSettings(parse_policy("naive"), refresh_s=3600)
+    with start_backend(tiny_model(), Store(tmp_path), settings, 1e-9, warn=said.append) as backend:
+        status = backend.status()
         assert status.policy == "full" and status.problem and status.divergence["naive"] > 0
     assert "answered exactly" in said[0]
     with pytest.raises(InputError, match=r"nats.*--algo"):
-        start_home(tiny_model(), Store(tmp_path), settings, 1e-9, refuses=True)
-    with start_home(tiny_model(), Store(tmp_path), settings, 1e9) as home:
-        assert home.status().policy == "naive" and home.status().problem is None
+        start_backend(tiny_model(), Store(tmp_path), settings, 1e-9, refuses=True)
+    with start_backend(tiny_model(), Store(tmp_path), settings, 1e9) as backend:
+        assert backend.status().policy == "naive" and backend.status().problem is None
     assert not list(tmp_path.glob("objects/*")), "the check has a store of its own"
 
 
 def test_health_and_metrics_have_the_figure(live: Live) -> None:
-    live.home.divergence = {"legolink-4": 0.25}
+    live.backend.divergence = {"legolink-4": 0.25}
     try:
         assert live.ok("GET", "/health")["divergence_nats"] == {"legolink-4": 0.25}
         assert 'pic_divergence_nats{policy="legolink-4"} 0.25' in live.client.get("/metrics").text
     finally:
-        live.home.divergence = {}
+        live.backend.divergence = {}
 
 
 DOCUMENTS = "{% for d in documents or [] %}<doc {{ d.title }}>{{ d.text }}</doc>{% endfor %}"
@@ -178,7 +201,7 @@ def test_documents_beside_messages_have_exact_borders(tmp_path: Path, template: 
     texts = [doc.strip() * 2 for doc in DOCS]
     with serving(tiny_model(template), Store(tmp_path / "store")) as live:
         got = live.chat("\n" + QUESTION, documents=[{"title": "it", "text": text} for text in texts])
-        model = live.home.engine_of(live.service.keys._default).model
+        model = live.backend.engine_of(live.service.keys._default).model
         report = got["pic"]
         assert (report["chunks"], report["source"]) == (len(texts), "marker")
         total = sum(len(model.encode(text)) for text in texts)

@@ -18,10 +18,10 @@ from schemathesis.specs.openapi.checks import response_schema_conformance, statu
 
 from pictool.linker.grid import parse_policy
 from pictool.serve.app import make_app
+from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.torch_home import HomeSettings
-from pictool.serve.work import CompiledText, Event, Home, Status, Work
+from pictool.serve.work import Backend, CompiledText, Event, Status, Work
 from pictool.store.store import Store
 from serve.live import Live, serving, tiny_model
 
@@ -29,8 +29,8 @@ CASES = int(os.environ.get("PIC_SCHEMA_CASES", "8"))
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
 
 
-class Nobody(Home):
-    """A home that answers nothing: the description is made without a model."""
+class Nobody(Backend):
+    """A backend that answers nothing: the description is made without a model."""
 
     model, created, context_length = "tiny", 0, 0
 
@@ -57,8 +57,8 @@ schema = schemathesis.openapi.from_dict(DESCRIPTION)
 @pytest.fixture(scope="module")
 def terse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A server of short answers."""
-    home = HomeSettings(parse_policy("legolink-4"), max_tokens=2, refresh_s=3600)
-    with serving(tiny_model(), Store(tmp_path_factory.mktemp("terse") / "store"), settings=home) as live:
+    backend = BackendSettings(parse_policy("legolink-4"), max_tokens=2, refresh_s=3600)
+    with serving(tiny_model(), Store(tmp_path_factory.mktemp("terse") / "store"), settings=backend) as live:
         yield live
 
 

@@ -20,7 +20,6 @@ from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
-from pictool.spans import execute as execute_module
 from pictool.spans import query as nodes
 from pictool.spans.dsl import assistant, chat, cross, file, g, monad, par, plus, repeat, retrieve, seq, system, user
 from pictool.spans.execute import Budget, Executor, Hooks, RunOptions, node_seed
@@ -208,19 +207,34 @@ def test_the_same_seed_gives_the_same_tree(run: Callable[..., Result]) -> None:
 
 
 def test_seeds_do_not_depend_on_what_the_optimizer_moves(engine: Engine) -> None:
-    """Under an exact policy children of a + change places; what each draws stays."""
+    """Where it is asked for, children of a + change places; what each draws stays."""
     parts = (
         g("zebra", temperature=2.0),
         repeat(2, g("one", temperature=2.0)),
         nodes.Map(Call("m", 5, 2.0), ("x", "y")),
     )
     query = seq(user(""), seq(plus(*parts)))
-    exact, other = (Executor(lambda name: engine, replace(SHORT, policy=policy)) for policy in (FULL, LEGO))
+    exact, other = (Executor(lambda name: engine, replace(SHORT, sorts_plus=flag)) for flag in (True, False))
     trees = [executor.optimise(query).after for executor in (exact, other)]
     assert trees[0] != trees[1]
     drawn = [sorted(done.text for done in executor.run(tree).done) for executor, tree in
              zip((exact, other), trees, strict=True)]  # fmt: skip
     assert drawn[0] == drawn[1] and len(set(drawn[0])) == 5
+
+
+def test_what_is_before_an_item_of_a_zip_is_not_before_nothing(run: Callable[..., Result]) -> None:
+    assert run(nodes.Zip(user("z"), user(""))).text == run(nodes.Zip(user("z"), par(user(""), seq()))).text == ""
+    assert run(nodes.Zip(user("z"), user("a"))).text == "z\na"
+
+
+def test_every_judge_of_a_tree_draws_on_its_own_from_the_same_candidates(engine: Engine) -> None:
+    query = g(plus("page", repeat(4, g("one", temperature=3.0, max_tokens=6))), "one", temperature=3.0, max_tokens=6)
+    flat, tree = (Executor(lambda name: engine, replace(SHORT, arity=arity, policy=FULL)) for arity in (None, 2))
+    candidates = [done.text for done in flat.run(flat.optimise(query).after).done][:4]
+    done = tree.run(tree.optimise(query).after).done
+    assert sorted(each.text for each in done if len(each.spans) == 2) == sorted(candidates)
+    judges = [each for each in done if len(each.spans) > 2]
+    assert len(judges) == 3 and len({each.text for each in judges}) == 3
 
 
 def test_equal_calls_at_temperature_0_run_once(run: Callable[..., Result]) -> None:
@@ -253,68 +267,57 @@ def test_calls_that_are_ready_at_once_reach_the_engine_together(
 
 
 @pytest.mark.parametrize("policy", [FULL, LEGO], ids=["full", "legolink"])
-def test_in_steps_a_query_gives_what_it_gives_at_once(engine: TorchEngine, policy: Any) -> None:
-    """With an end of a turn before every call but the first, and after every object that is prepared."""
-    executor = Executor(lambda name: engine, RunOptions(policy, 3, keeps_outputs=False))
+def test_one_by_one_a_query_gives_what_it_gives_side_by_side(engine: TorchEngine, policy: Any) -> None:
+    events: list[str] = []
+    hooks = Hooks(on_done=lambda done: events.append("call"), checkpoint=lambda: events.append("node"))
+    options = RunOptions(policy, 3, keeps_outputs=False)
     inner = repeat(2, g(plus(g0("a"), g0("b")), "c", temperature=0.9))
     judged = g0(plus(inner, g0(plus(g0("d"), g0("a")), "e")), seq(g0("g"), g0("h")))
     prepared = seq(monad(plus(g0("the harbour", max_tokens=1), g0("a festival", max_tokens=1))), judged)
-    rng = random.Random(31)
-    for query in (judged, prepared, *(g0(random_query(rng), "Well?", max_tokens=2) for _ in range(6))):
-        at_once, stepping, steps = executor.run(query), executor.steps(query, engine.answer_steps), []
-        while True:
-            try:
-                steps.append(next(stepping))
-            except StopIteration as stop:
-                in_steps = stop.value
-                break
-        assert in_steps.query == at_once.query
-        assert {done.path: done.text for done in in_steps.done} == {done.path: done.text for done in at_once.done}
-        num_run = sum(not done.is_shared for done in in_steps.done)
-        num_prepared = 2 if query is prepared and policy is LEGO else 0
-        assert steps.count(True) == num_run - 1 + num_prepared and len(steps) > 2 * num_run
-
-
-def test_in_steps_none_has_more_than_its_share_of_a_large_query(
-    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Messages and joins, prompts that are prepared, equal calls, and trees of joins of two."""
-    monkeypatch.setattr(execute_module, "STEP_NODES", 8)
-    ends_step, count = execute_module._Run._ends_step, 0
-
-    def counting(run: Any) -> bool:
-        nonlocal count
-        count += 1
-        return ends_step(run)
-
-    monkeypatch.setattr(execute_module._Run, "_ends_step", counting)
-    executor = Executor(lambda name: engine, RunOptions(LEGO, 1, keeps_outputs=False))
-    halves: Query = g0("a")
-    for _ in range(5):
-        halves = par(halves, halves)
     many = [
-        par(*(cross("a", plus("b")) for _ in range(30))), nodes.Map(Call("m", 1, 0), ("Hi?",) * 40), halves,
+        par(*(cross("a", plus("b")) for _ in range(30))), nodes.Map(Call("m", 1, 0), ("Hi?",) * 40),
         seq(monad(plus(*(g0(f"text {i}", max_tokens=1) for i in range(4)), *["c"] * 30)), repeat(20, g0("b"))),
     ]  # fmt: skip
-    for query in many:
-        want, stepping, counts = executor.run(query).query, executor.steps(query, engine.answer_steps), []
-        while True:
-            count = 0
-            try:
-                next(stepping)
-            except StopIteration as stop:
-                assert stop.value.query == want
-                break
-            finally:
-                counts.append(count)
-        assert 4 < max(counts) <= 8 and sum(counts) > 30
+    rng = random.Random(31)
+    for query in (judged, prepared, *many, *(g0(random_query(rng), "Well?", max_tokens=2) for _ in range(6))):
+        together = Executor(lambda name: engine, options).run(query)
+        events.clear()
+        alone = Executor(lambda name: engine, replace(options, side_by_side=False), hooks).run(query)
+        assert alone.query == together.query
+        assert {done.path: done.text for done in alone.done} == {done.path: done.text for done in together.done}
+        assert (events.count("node") > 0) and events.count("call") == len(alone.done)
 
 
-def test_in_steps_a_call_that_fails_ends_the_query(engine: TorchEngine) -> None:
-    executor = Executor(lambda name: engine, RunOptions(FULL, 2, keeps_outputs=False))
+def test_one_by_one_what_is_below_a_call_is_evaluated_just_before_it(engine: TorchEngine) -> None:
+    events: list[str] = []
+    hooks = Hooks(on_done=lambda _: events.append("call"), checkpoint=lambda: events.append("node"))
+    options = RunOptions(FULL, 1, keeps_outputs=False, side_by_side=False)
+    calls = [g0(plus(f"text {i}", "b"), "Well?") for i in range(20)]
+    Executor(lambda name: engine, options, hooks).run(par(*calls))
+    nodes_before = [len(run.split()) for run in " ".join(events).split("call")][:-1]
+    each = sum(1 for _ in nodes.nodes(calls[0])) + 1  # and the call itself, once it is ready
+    assert nodes_before == [each + 1, *[each] * 19]  # the par
+
+
+def test_what_a_checkpoint_raises_ends_a_query(engine: TorchEngine) -> None:
+    count = 0
+
+    def checkpoint() -> None:
+        nonlocal count
+        count += 1
+        if count == 5:
+            raise KeyboardInterrupt
+
+    options = RunOptions(FULL, 1, keeps_outputs=False, side_by_side=False)
+    with pytest.raises(KeyboardInterrupt):
+        Executor(lambda name: engine, options, Hooks(checkpoint=checkpoint)).run(par(*["a"] * 20))
+    assert count == 5
+
+
+def test_one_by_one_a_call_that_fails_ends_the_query(engine: TorchEngine) -> None:
+    executor = Executor(lambda name: engine, RunOptions(FULL, 2, keeps_outputs=False, side_by_side=False))
     with pytest.raises(QueryError, match=r"^par\[1\]: the prompt has") as error:
-        for _ in executor.steps(par(g0("a"), g0("word " * 600), g0("b")), engine.answer_steps):
-            pass
+        executor.run(par(g0("a"), g0("word " * 600), g0("b")))
     assert len(error.value.done) == 1
 
 
@@ -430,7 +433,7 @@ def test_optimising_changes_no_answer_where_nothing_commutes(run: Callable[..., 
 
 def test_an_optimised_query_is_one_of_the_permutations_where_something_does(run: Callable[..., Result]) -> None:
     parts = (user("zebra "), g0("candidate"), user("the harbour "))
-    optimised = optimise(g0(plus(*parts), "Which?"), Options(is_exact=True))
+    optimised = optimise(g0(plus(*parts), "Which?"), Options(sorts_plus=True))
     assert [step.rule for step in optimised.steps] == ["order +"]
     answers = {order: run(g0(plus(*order), "Which?")).text for order in itertools.permutations(parts)}
     assert len(set(answers.values())) > 1
@@ -454,7 +457,7 @@ def test_random_queries_answer_as_one_of_their_permutations(run: Callable[..., R
         variants = orders(query)
         if len(variants) > 24:
             continue
-        optimised = optimise(query, Options(is_exact=True))
+        optimised = optimise(query, Options(sorts_plus=True))
         answer = run(optimised.after).text
         if "order +" not in {step.rule for step in optimised.steps}:
             assert answer == run(query).text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import tiny
 import torch
 from torch import Tensor
 
-from pictool.core import Chunk, GeneratedChunk, Sampling
+from pictool.core import Chunk, CompileOptions, GeneratedChunk, Sampling, Text
 from pictool.engines.base import Answer
 from pictool.engines.torch import TorchEngine
 from pictool.errors import StoreError, TraceError
@@ -214,3 +215,42 @@ def test_an_outer_call_links_the_generated_objects_of_inner_ones(llama: Model, s
     assert outputs(llama, store, "naive")[0] == [one, two, outer]
     assert outputs(llama, store, "legolink")[0][0] != one  # generated under another policy
     assert outputs(llama, store, "full")[0] == ["", "", ""]
+
+
+DOCUMENT = "The harbour was quiet. It holds a festival in the spring; nobody knows why."
+
+
+def kept(engine: TorchEngine, own_codec: str = "none", **spec: Any) -> tuple[str, bytes, bytes]:
+    """The key of an output after a document, the bytes of its object, and the rows that were computed before it."""
+    asked = replace(Spec.raw([Text(DOCUMENT)], TAIL, NAIVE, "<s>"), max_new_tokens=3, **spec)
+    answer = answer_and_keep(engine, asked)
+    key = keep_output(engine.store, answer, answer.generated.tokens, (), answer.generated.text, own_codec)
+    assert key is not None
+    return key, engine.store.path(key).read_bytes(), answer.linked.rows.tobytes()
+
+
+def test_equal_names_mean_equal_kv(llama: Model, tmp_path: Path) -> None:
+    """Its own codec, and the codec and sinks of the documents before it, are part of its name."""
+    settings: list[dict[str, Any]] = [
+        {}, {"codec": "int4"}, {"codec": "int8"}, {"sinks": 2}, {"policy": make_policy("legolink", {"k": 2})},
+        {"policy": FULL},
+    ]  # fmt: skip
+    by_key: dict[str, bytes] = {}
+    for number, spec in enumerate(settings):
+        for own_codec in ("none", "int4"):
+            engine = TorchEngine(llama, Store(tmp_path / f"{number}-{own_codec}"))
+            key, written, _ = kept(engine, own_codec, **spec)
+            assert by_key.setdefault(key, written) == written
+            assert kept(engine, own_codec, **spec)[:2] == (key, written)
+    assert len(by_key) == 2 * len(settings)
+
+
+def test_the_rows_that_were_computed_are_part_of_its_name(llama: Model, tmp_path: Path) -> None:
+    """A document's key does not tell which table it has, and so which rows `fixup` computes."""
+    outputs = []
+    for probes in (2, 3):
+        engine = TorchEngine(llama, Store(tmp_path / str(probes)))
+        engine.compile([DOCUMENT], CompileOptions(probes=probes), force=True)
+        outputs.append(kept(engine, policy=make_policy("fixup", {"ratio": 0.4})))
+    (one, _, rows), (other, _, other_rows) = outputs
+    assert rows != other_rows and one != other

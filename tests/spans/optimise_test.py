@@ -12,11 +12,12 @@ import pytest
 from spans import random_queries
 from spans.oracle import execute
 
+from pictool.errors import InputError
 from pictool.spans import query as nodes
 from pictool.spans.draw import draw
 from pictool.spans.dsl import assistant, chat, cross, fragment, g, monad, par, plus, repeat, retrieve, seq, system, user
 from pictool.spans.optimise import optimise, tree_text
-from pictool.spans.query import Call, Fragment, Generate, Message, Query, path_text, shape
+from pictool.spans.query import Call, Fragment, Generate, Message, Query, path_text, shape, with_origins
 from pictool.spans.query import nodes as nodes_of
 from pictool.spans.rules import RULES, SIMPLIFICATIONS, Effect, Options, is_deterministic
 
@@ -56,7 +57,7 @@ PAGES = Options(for_pages=True)
             "seq(U, U, ⋈(U, U, seq(U, U)))", id="simplifications",
         ),
         pytest.param(cross(seq("a", "b"), "c"), Options(), "⋈(U, U, U)", id="seq in ⋈"),
-        pytest.param(plus(seq("a", "b"), "c"), Options(is_exact=True), "+(seq(U, U), U)", id="a seq in a + stays"),
+        pytest.param(plus(seq("a", "b"), "c"), Options(sorts_plus=True), "+(seq(U, U), U)", id="a seq in a + stays"),
         pytest.param(par(plus("a", "b"), plus("c")), Options(), "par(+(U, U), +(U))", id="a par of + stays"),
         pytest.param(user(""), Options(), "U", id="the root stays"),
     ],
@@ -103,10 +104,37 @@ def test_trees_are_made_only_where_they_are_asked_for_and_of_one_plus() -> None:
     assert shape(optimise(g(plus("a", "b", "c")), Options(arity=2)).after) == "G(+(G(+(U, U)), U))"
 
 
-def test_order_is_free_only_under_an_exact_policy() -> None:
+PAGES_AND_CANDIDATES = g(
+    cross(plus(*F, repeat(3, g("a")), par(g("b"), nodes.Map(Call("m"), ("c", "d")))), "Which?"), model="judge"
+)
+
+
+def test_a_tree_judges_what_is_generated_and_every_judge_reads_the_pages() -> None:
+    """A repeat, its standard form, is as many candidates; each draws as it would in the repeat."""
+    after = optimise(with_origins(PAGES_AND_CANDIDATES), Options(arity=2)).after
+    inner = "G(⋈(+(F, F, G(U), G(U)), U))"
+    assert shape(after) == f"G(⋈(+(F, F, G(⋈(+(F, F, {inner}, {inner}), U)), {inner}), U))"
+    origins = [node.origin for _, node in nodes_of(after) if isinstance(node, Generate)]
+    assert len(set(origins)) == len(origins) == 5 + 6
+    drawn = [path_text(node.origin or ()) for _, node in nodes_of(after) if shape(node) == "G(U)"]
+    assert drawn == [
+        *(f"g.input.cross[0].plus[2].repeat[{index}]" for index in range(3)), "g.input.cross[0].plus[3].par[0]",
+        *(f"g.input.cross[0].plus[3].par[1].map[{index}]" for index in range(2)),
+    ]  # fmt: skip
+    apart = g(cross(plus(*F), plus(repeat(4, g("a"))), "Which?"))
+    assert shape(optimise(apart, Options(arity=2)).after).count("+(F, F)") == 3
+    varied = g(plus(repeat(4, g(g("a")))))
+    assert optimise(varied, Options(arity=2)).steps == ()  # each judge would draw the input anew
+    with pytest.raises(
+        InputError, match="as a tree of judges of 2 the query has more than 100000 nodes; judge more at"
+    ):
+        optimise(g(cross(plus(repeat(255, g("a"))), *["page"] * 500)), Options(arity=2))
+
+
+def test_order_is_free_only_where_it_is_asked_for() -> None:
     one, other = (g(plus(*texts), "q") for texts in ("ba", "ab"))
     assert optimise(one).after == one != other
-    exact = Options(is_exact=True)
+    exact = Options(sorts_plus=True)
     assert optimise(one, exact).after == optimise(other, exact).after == other
     (step,) = optimise(one, exact).steps
     assert (step.rule, step.effect, path_text(step.path)) == ("order +", Effect.ORDER, "g.input.cross[0]")
@@ -156,7 +184,7 @@ def test_what_a_query_means_stays_under_every_rule_that_says_so() -> None:
     kept = [rule for rule in RULES if rule.effect is not Effect.PROMPT]
     for _ in range(1500):
         query = with_calls(rng)
-        optimised = optimise(query, Options(is_exact=True), kept)
+        optimised = optimise(query, Options(sorts_plus=True), kept)
         fired |= {step.rule for step in optimised.steps}
         assert optimised.is_same_prompt
         assert meaning(optimised.after) == meaning(query), (query, optimised.after)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -13,7 +14,26 @@ import yaml
 from pictool.errors import InputError
 from pictool.spans import dsl, reading
 from pictool.spans import query as nodes
-from pictool.spans.dsl import assistant, cross, file, g, monad, par, plus, repeat, seq, system, user
+from pictool.spans.draw import draw
+from pictool.spans.dsl import (
+    ask,
+    assistant,
+    augment,
+    cross,
+    file,
+    g,
+    map_,
+    monad,
+    par,
+    plus,
+    print_,
+    repeat,
+    seq,
+    system,
+    user,
+    zip_,
+)
+from pictool.spans.optimise import tree_text
 from pictool.spans.query import MAX_DEPTH, Call, Query, path_text, shape
 from pictool.spans.reading import read_query, to_data, to_json
 
@@ -79,10 +99,17 @@ def test_absent_and_null_fields_mean_what_they_mean_to_spnl() -> None:
         ),
         ({"zip": [{"user": "a"}, {"user": "b"}]}, {"zip": {"first": {"user": "a"}, "second": {"user": "b"}}}),
         ({"retrieve": {"from": "d", "query": {"user": "u"}}}, {"retrieve": {"from": ["d"], "query": {"user": "u"}}}),
+        (
+            {"g": {"model": "m", "input": {"user": "u"}, "temperature": 2.0}},
+            {"g": {"model": "m", "input": {"user": "u"}, "temperature": 2}},
+        ),
     ],
 )
 def test_lenient_forms(lenient: Any, strict: Any) -> None:
-    assert read(lenient) == read(strict)
+    """They give equal trees, which are shown and written alike."""
+    one, other = read(lenient), read(strict)
+    assert one == other and to_json(one) == to_json(other)
+    assert tree_text(one) == tree_text(other) and draw([("", one)]) == draw([("", other)])
 
 
 G: dict[str, Any] = {"model": "m", "input": {"user": "u"}}
@@ -137,8 +164,9 @@ def test_a_wrong_file_gets_one_line_with_the_path(data: Any, message: str) -> No
             "g: {model: m, temperature: .nan, input: {user: u}}",
             "g.temperature: must be a number from 0 to 1000, not na",
         ),
-        ("user: a\nuser: b", "is not YAML (line 1, column 1: a key comes twice)"),
-        ("user: 2024-13-45", "is not YAML (month must be in 1..12)"),
+        ("user: a\nuser: b", "is not YAML (line 2, column 1: the key user comes twice)"),
+        ("seq: &a [*a]", "is not YAML (line 1, column 10: the alias *a is within what it stands for)"),
+        ("user: 2024-13-45", "is not YAML (month must be in 1..12"),
         ("user: !!python/object:os.system {}", "is not YAML (line 1, column 7: could not determine a constructor"),
     ],
 )
@@ -185,8 +213,30 @@ def test_aliases_cannot_multiply_a_small_file(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(reading, "MAX_NODES", 1000)
     items = ["&s0 {user: x}", *(f"&s{i} {{seq: [{', '.join([f'*s{i - 1}'] * 10)}]}}" for i in range(1, 30))]
     bomb = "seq:\n" + "".join(f"- {item}\n" for item in items)
-    with pytest.raises(InputError, match=r"^query: seq\[3\].*: the query has more than 1000 nodes; split it$"):
+    with pytest.raises(InputError, match=r"^query: is not YAML \(line 6, column 14: has too many values"):
         read_query(bomb)
+
+
+def test_merge_keys_and_aliases_are_read_and_count_as_what_they_stand_for() -> None:
+    """The question is written once, and so are the fields of every call."""
+    call = '&call {model: m, temperature: 0, input: &question {user: "Who?"}}'
+    assert read_query(f"par:\n- g: {call}\n- g: {{<<: *call, temperature: 1}}\n- *question", is_yaml=True) == par(
+        g("Who?", model="m", temperature=0), g("Who?", model="m", temperature=1), "Who?"
+    )
+    levels = [f"l{i}: &l{i} {{<<: [{', '.join([f'*l{i - 1}'] * 9)}]}}\n" for i in range(1, 9)]
+    bomb = f"l0: &l0 {{{', '.join(f'k{i}: v' for i in range(9))}}}\n{''.join(levels)}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=r"^query: is not YAML \(line \d+, column \d+: has too many values"):
+            read_query(bomb)
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_key_that_comes_twice_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^query: is not JSON \(the key 'temperature' comes twice\)$"):
+        read_query('{"g": {"model": "m", "temperature": 1, "temperature": 0, "input": {"user": "a"}}}')
 
 
 TOKENS = [
@@ -219,6 +269,12 @@ def test_the_python_form_is_the_json_form() -> None:
     assert read(
         {"g": {"model": "m", "input": {"cross": [{"plus": [{"file": "a.txt"}, {"file": "b.txt"}]}, {"user": "Who?"}]}}}
     ) == query  # fmt: skip
+    call = {"model": "m", "max_tokens": 0, "temperature": 0.6}
+    assert read({"map": {"metadata": call, "inputs": ["a", "b"]}}) == map_("a", "b", model="m")
+    assert read({"zip": [{"user": "a"}, {"user": "b"}]}) == zip_("a", "b")
+    doc = {"embedding_model": "e", "body": {"user": "q"}, "doc": ["n", {"Text": "t"}]}
+    assert read({"augment": doc}) == augment("q", "n", "t", "e")
+    assert (read({"ask": "a"}), read({"print": "a"})) == (ask("a"), print_("a"))
     assert g("a") == g(user("a")) and g("a", "b").input == cross("a", "b")
 
 

@@ -31,6 +31,8 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / "docs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "docs" / name).write_text(text)
     (tmp_path / "docs" / "below" / "loop").symlink_to(tmp_path / "docs")
+    (tmp_path / "secret").write_text("of another directory")
+    (tmp_path / "docs" / "below" / "out").symlink_to(tmp_path / "secret")
     return tmp_path
 
 
@@ -56,6 +58,20 @@ def test_all_fragments_or_the_best(folder: Path, model: Model) -> None:
     )
     assert names(given) == ["c.txt", "b.txt"]
     assert find_fragments(Augment(user("q"), "e", "n", "text"), "q", folder, model) == [Fragment("n", "text")]
+
+
+def test_what_is_no_text_is_skipped_in_a_folder_and_refused_by_name(folder: Path, model: Model) -> None:
+    (folder / "docs" / "paper.pdf").write_bytes(b"%PDF-1.7\n\0\xff")
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "a.png").write_bytes(b"\x89PNG\0")
+    skipped: list[InputError] = []
+    found = find_fragments(retrieve("q", "docs"), "q", folder, model, on_skip=skipped.append)
+    assert names(found) == ["a.txt", "b.txt", "c.txt"]
+    assert [str(error).split(": ")[0] for error in skipped] == [str(folder / "docs" / "paper.pdf")]
+    with pytest.raises(InputError, match=r"paper.pdf: "):
+        find_fragments(retrieve("q", "docs/paper.pdf"), "q", folder, model, on_skip=skipped.append)
+    with pytest.raises(InputError, match="pictures: none of the files is text"):
+        find_fragments(retrieve("q", "pictures"), "q", folder, model)
 
 
 def test_of_equal_scores_the_earlier_and_texts_without_words_are_no_trouble() -> None:

@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Path:
     done = [
         first,
         Done((*INNER, 1), "yes", (4,), first.own, ((0, 1),), is_shared=True),
-        Done((), "yes", (4,), dict(OWN), ()),
+        Done((), "yes", (4,), dict(OWN), (), is_exact=False),
     ]
     traces = {done[0].path: "0001.trace", (): "0002.trace"}
     return write_run(tmp_path / "run", QUERY, done, traces, {"answer": "yes", "error": None})
@@ -43,8 +43,17 @@ def test_a_run_is_read_as_it_was_written(run: Path) -> None:
         first, shared, last = read.calls.values()
         assert (first.path, first.context, first.reused, first.share) == ((*INNER, 0), 8, 6.0, 0.75)
         assert first.trace == shared.trace == run.parent / "0001.trace" and shared.is_shared
+        assert (first.is_exact, shared.is_exact, last.is_exact) == (True, True, False)
         assert last.path == () and last.trace == run.parent / "0002.trace"
     assert not is_run(run.parent.parent) and not is_run(run.parent / "0001.trace")
+
+
+def test_a_run_of_an_earlier_release_says_of_no_call_that_it_is_exact(run: Path) -> None:
+    data = json.loads(run.read_text())
+    for call in data["calls"]:
+        del call["exact"]
+    run.write_text(json.dumps(data))
+    assert {call.is_exact for call in read_run(run).calls.values()} == {None}
 
 
 def test_every_call_has_a_line_of_the_tree(run: Path) -> None:

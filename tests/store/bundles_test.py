@@ -19,15 +19,15 @@ from safetensors import safe_open
 
 from pictool.core import Geometry, Target
 from pictool.errors import ForeignObjectError, InputError, ObjectError, StoreError
-from pictool.store import bundles
-from pictool.store.bundles import (
+from pictool.store.objects import bundles
+from pictool.store.objects.bundles import (
     export_archive,
     import_archive,
     is_object_list,
     read_object_list,
     write_object_list,
 )
-from pictool.store.format import CompiledChunk, ObjectMeta, write_object
+from pictool.store.objects.format import CompiledChunk, ObjectMeta, write_object
 from pictool.store.store import Store
 from pictool.store.upkeep import verify
 

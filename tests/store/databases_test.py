@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pictool.store.databases import clear_place
+from pictool.store.side.databases import clear_place
 
 
 def test_what_is_no_file_makes_way(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_objects_are_removed_side_by_side(store: Store, way: str, monkeypatch: p
     keys, remove, meeting = put_many(store, 4), eviction.remove, threading.Barrier(2)
 
     def together(entry: Entry) -> bool:
-        meeting.wait(30)
+        meeting.wait(60)
         return remove(entry)
 
     monkeypatch.setattr(eviction, "remove", together)

@@ -18,8 +18,8 @@ from served import QUICK, Server
 
 from pictool.errors import RemoteError, StoreError
 from pictool.store.entries import litter_candidates
-from pictool.store.fetching import BLOCK, Destination, ObjectFetch
-from pictool.store.remote import Remote, Retry
+from pictool.store.remote.fetching import BLOCK, Destination, ObjectFetch
+from pictool.store.remote.remote import Remote, Retry
 from pictool.store.store import Store
 from pictool.store.upkeep import gc, stats, verify
 
@@ -268,7 +268,7 @@ def test_a_process_killed_at_any_time_leaves_no_half_object(
     path, near = far.put(make_chunk(1, BLOCK // 4)), Store(tmp_path / "near")
     process = start(near.root, server, path.stem, "print('go', flush=True); store.has(key)")
     assert process.stdout and process.stdout.readline() == "go\n"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not server.asked and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(after)

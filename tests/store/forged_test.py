@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import socket
 import struct
 import tracemalloc
@@ -24,11 +25,19 @@ from chunks import make_chunk
 from pictool.core import Geometry, Target
 from pictool.errors import InputError, ObjectError, PicError, StoreError
 from pictool.store import eviction
-from pictool.store.bundles import export_archive
 from pictool.store.codecs import packing
 from pictool.store.codecs.base import CodingError
+from pictool.store.directory import MARK
 from pictool.store.entries import object_path
-from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta, metadata_of, tensor_entries, write_object
+from pictool.store.objects.bundles import export_archive
+from pictool.store.objects.format import (
+    CompiledChunk,
+    ObjectFile,
+    ObjectMeta,
+    metadata_of,
+    tensor_entries,
+    write_object,
+)
 from pictool.store.store import Store
 from pictool.store.upkeep import gc, stats, verify
 
@@ -257,8 +266,8 @@ def test_a_link_in_the_place_of_an_object_is_replaced_not_followed(store: Store,
 def test_litter_that_is_no_file_is_removed(store: Store, tmp_path: Path, alarm: None) -> None:
     store.put(make_chunk(1))
     (tmp_path / "precious").write_text("x")
-    os.mkfifo(store.root / "tmp" / ".pipe.tmp")
-    (store.root / "tmp" / ".link.tmp").symlink_to(tmp_path / "precious")
+    os.mkfifo(store.root / "tmp" / ".pipe.0123456789abcdef.tmp")
+    (store.root / "tmp" / ".link.0123456789abcdef.tmp").symlink_to(tmp_path / "precious")
     assert gc(store).litter.count == 2
     assert os.listdir(store.root / "tmp") == [] and (tmp_path / "precious").exists()
 
@@ -268,7 +277,8 @@ def test_a_link_as_lock_or_temp_is_refused_in_one_line(store: Store, tmp_path: P
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious").write_text("x")
-    store.root.mkdir()
+    store.claim()
+    shutil.rmtree(store.root / "tmp")
     (store.root / name).symlink_to(elsewhere if name == "tmp" else elsewhere / "precious")
     for run in (lambda: store.put(make_chunk(1)), lambda: gc(store)):
         with pytest.raises(StoreError, match=f"{name} is a .*link.*; remove it"):
@@ -449,7 +459,7 @@ def fill(store: Store) -> None:
     list(store.objects())
     eviction.pin(store.root, path.stem)
     names = {entry.name for entry in store.root.iterdir()}
-    assert names == {"objects", "tmp", "lock", "pins", "index.sqlite3", "stats", "hits.sqlite3", "eval"}
+    assert names == {"objects", "tmp", "lock", "pins", "index.sqlite3", "stats", "hits.sqlite3", "eval", MARK}
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])

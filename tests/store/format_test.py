@@ -20,15 +20,16 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
 from pictool.core import Geometry, Target
 from pictool.errors import ForeignObjectError, ObjectError
-from pictool.store.format import DTYPES, CompiledChunk, ObjectFile, ObjectMeta, encode_object, write_object
-from pictool.store.format import canonical as _canonical
-from pictool.store.format import seal as _seal
+from pictool.store.objects.format import DTYPES, CompiledChunk, ObjectFile, ObjectMeta, encode_object, write_object
+from pictool.store.objects.format import canonical as _canonical
+from pictool.store.objects.format import seal as _seal
 
 TARGET = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(layers=1, kv_heads=2, head_dim=2))
 TOKENS, TEXT = (5, 3, 260), "naïve 東京 🙂"
@@ -111,6 +112,69 @@ def test_golden_header(path: Path) -> None:
 
 def test_golden_bytes(path: Path) -> None:
     assert hashlib.sha256(path.read_bytes()).hexdigest() == GOLDEN_SHA256
+
+
+def write_by_description(path: Path, dtype: str, fixups: bool, more: dict[str, str], identity: dict[str, Any]) -> str:
+    """Write an object as the description in `format.py` says, with nothing of the package; returns its key."""
+    n, (layers, heads, size), width = 3, (2, 1, 4), 4 if dtype == "float32" else 2
+    tokens, text = struct.pack("<3i", 7, 0, 4000), "¶ one".encode()
+    part = bytes(range(n * heads * size * width))
+    geometry = {"head_dim": size, "kv_heads": heads, "layers": layers}
+    names = {"architecture": "X", "model": "a" * 64, "tokenizer": "b" * 64, "dtype": dtype}
+    named = names | {"geometry": geometry} | identity | ({} if dtype == "float32" else {"frequencies": "float32"})
+    key = hashlib.sha256(json.dumps(named, sort_keys=True).encode() + tokens).hexdigest()
+    if "salted" in more:
+        key = hashlib.sha256(f"{key} {more['salted']}".encode()).hexdigest()
+    tensors = [("tokens", "I32", [n], tokens)]
+    for layer in range(layers):
+        shape = ({"float32": "F32", "bfloat16": "BF16"}[dtype], [heads, n, size], part)
+        tensors += [(f"layers.{layer:03d}.key", *shape), (f"layers.{layer:03d}.value", *shape)]
+    tensors += [("fixups", "F16", [n], bytes(2 * n))] if fixups else []
+    tensors.append(("text", "U8", [len(text)], text))
+    hashes = {"layers": [blake3(part + part).hexdigest()] * layers}
+    checksums: dict[str, Any] = hashes | {
+        name: blake3(data).hexdigest() for name, _, _, data in tensors if "." not in name
+    }
+    metadata = names | more | {name: str(value) for name, value in geometry.items()} | {
+        "format": "pictool.kvo", "version": "1", "key": key, "tokens": str(n), "sinks": "0", "codec": "none",
+        "checksums": json.dumps(checksums, sort_keys=True), "header": "",
+    }  # fmt: skip
+    metadata |= {
+        name: str(value) for name, value in identity.items() if name in metadata or name in ("dummy", "parent")
+    }
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, kind, sizes, data in tensors:
+        header[name] = {"data_offsets": [end, end + len(data)], "dtype": kind, "shape": sizes}
+        end += len(data)
+
+    def written() -> bytes:
+        raw = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        return raw + b" " * (-len(raw) % 8)
+
+    metadata["header"] = blake3(written()).hexdigest()
+    path.write_bytes(struct.pack("<Q", len(written())) + written() + b"".join(data for _, _, _, data in tensors))
+    return key
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fixups", "more", "identity"),
+    [
+        ("float32", False, {}, {"codec": "none", "sinks": 0}),
+        ("bfloat16", False, {}, {"codec": "none", "sinks": 4, "dummy": 1}),
+        ("float32", True, {"fixups": "self-8x60-2"}, {"codec": "none", "sinks": 0}),
+        ("bfloat16", False, {"salted": "c" * 64}, {"codec": "none", "sinks": 0}),
+        ("float32", False, {}, {"parent": "", "rotation": ""}),
+    ],
+    ids=["plain", "sinks", "fixups", "salted", "block"],
+)
+def test_an_object_is_written_by_the_description_alone(
+    tmp_path: Path, dtype: str, fixups: bool, more: dict[str, str], identity: dict[str, Any]
+) -> None:
+    key = write_by_description(tmp_path / "x.kvo", dtype, fixups, more, identity)
+    with ObjectFile(tmp_path / "x.kvo") as file:
+        file.verify()
+        assert (file.meta.key, file.text(), file.tokens().tolist()) == (key, "¶ one", [7, 0, 4000])
 
 
 def test_data_follows_the_header_without_gaps(path: Path) -> None:

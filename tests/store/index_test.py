@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from chunks import make_chunk
 
-from pictool.store.format import ObjectFile
-from pictool.store.index import INDEX_FILE
+from pictool.store.objects.format import ObjectFile
+from pictool.store.side.index import INDEX_FILE
 from pictool.store.store import Store
 
 

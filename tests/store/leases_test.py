@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 from chunks import make_chunk
 
+import pictool.store.leases as leases_module
 from pictool.errors import StoreError
 from pictool.store.eviction import pin, unpin
-from pictool.store.leases import LEASES_FILE, LeasedObject, Leases, leased_keys
+from pictool.store.leases import LEASES_FILE, LeasedObject, Leases, Share, ShareError, leased_keys
 from pictool.store.store import Store
 from pictool.store.upkeep import expire, expire_older, gc
 
@@ -151,3 +153,110 @@ def test_a_lease_that_was_given_away_outlives_a_kill(store: Store) -> None:
         told += [line.strip() for line in process.stdout if line.endswith("\n")]
     leases = Leases(store.root)
     assert all(leases.find(name, "t") for name in told)
+
+
+def test_a_writer_that_was_killed_in_the_middle_costs_nothing(store: Store, tmp_path: Path) -> None:
+    """Its journal is hot: the next reader undoes what it had begun, also one that only asks what is leased."""
+    Store(tmp_path).claim()
+    leases = Leases(store.root)
+    names = [leases.add("t", "m", objects(f"{i:064x}"), 4e9, name="x" * 500).id for i in range(40)]
+    with closing(sqlite3.connect(store.root / LEASES_FILE, isolation_level=None)) as db:
+        db.execute("PRAGMA cache_size = 1")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("UPDATE leases SET expires = 0, body = body || '   '")
+        for suffix in ("", "-journal"):
+            shutil.copyfile(store.root / f"{LEASES_FILE}{suffix}", tmp_path / f"{LEASES_FILE}{suffix}")
+    readonly = f"{(tmp_path / LEASES_FILE).as_uri()}?mode=ro"
+    with closing(sqlite3.connect(readonly, uri=True)) as db, pytest.raises(sqlite3.OperationalError):
+        db.execute("SELECT * FROM leases").fetchall()
+    assert len(leased_keys(tmp_path)) == 40
+    assert all(Leases(tmp_path).find(name, "t") for name in names)
+
+
+def test_a_clock_that_jumps_ahead_ends_no_lease_for_good(leases: Leases, clock: Clock) -> None:
+    lease = leases.add("t", "m", objects("a" * 64), 1010.0)
+    clock.now = 1e9
+    leases.add("u", "m", objects("a" * 64), 2e9)
+    assert leases.find(lease.id, "t") is None
+    clock.now = 1001.0
+    assert leases.find(lease.id, "t") == lease
+
+
+def test_what_has_expired_is_kept_within_bounds(leases: Leases, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases_module, "_EXPIRED_BYTES", 1000)
+    made = []
+    for _ in range(30):
+        clock.now += 1
+        made.append(leases.add("t", "m", objects("a" * 64), clock.now + 1))
+    clock.now = 0.0
+    kept = [lease.id for lease in made if leases.find(lease.id, "t")]
+    assert kept == [lease.id for lease in made[-len(kept) :]] and 3 < len(kept) < 20
+
+
+def test_the_objects_of_a_lease_stay_for_requests_that_were_sent_before_its_end(store: Store) -> None:
+    Leases(store.root).add("t", "m", objects("a" * 64), 1000.0)
+    assert leased_keys(store.root, 1599.0) == {"a" * 64} and not leased_keys(store.root, 1600.0)
+
+
+def test_a_tenant_leases_its_share_and_no_more(store: Store, clock: Clock) -> None:
+    first, second, third = put(store, 1, 2, 3)
+    size = store.path(first).stat().st_size
+    leases = Leases(store.root, clock, Share(num_bytes=2 * size + size // 2, num_objects=4, num_leases=3))
+    kept = leases.add("t", "m", objects(first, second), 2000.0)
+    again = leases.add("t", "m", objects(first), 2000.0)
+    for keys, word in (((third,), "bytes"), ((first, second), "objects")):
+        with pytest.raises(ShareError, match=f"{word}.*at most"):
+            leases.add("t", "m", objects(*keys), 2000.0)
+    leases.add("t", "m", objects(first), 2000.0)
+    with pytest.raises(ShareError, match="caches"):
+        leases.add("t", "m", [], 2000.0)
+    assert leases.add("another", "m", objects(first, third), 2000.0)
+    assert leases.remove(again.id, "t") and leases.remove(kept.id, "t")
+    assert leases.add("t", "m", objects(third), 2000.0), "what ended counts no more"
+
+
+def test_to_end_a_lease_takes_no_room_on_the_disk(store: Store) -> None:
+    leases = Leases(store.root)
+    names = [leases.add("t", "m", objects(*(f"{i:064x}" for i in range(j, j + 400))), 4e9).id for j in range(6)]
+    gc(store, 1 << 30)
+
+    def room() -> list[tuple[int, int]]:
+        files = [(store.root / f"{LEASES_FILE}{suffix}").stat() for suffix in ("", "-journal")]
+        return [(file.st_ino, max(file.st_blocks * 512, file.st_size)) for file in files]
+
+    before = room()
+    for name in names:
+        assert leases.extend(name, "t", 5e9) and leases.remove(name, "t")
+    assert room() == before and leases.count() == 0
+
+
+def test_a_large_file_stays_and_what_is_no_file_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pictool.store.side.databases._MAX_BYTES", 1)
+    lease = Leases(store.root).add("t", "m", objects("a" * 64), 4e9)
+    assert Leases(store.root).find(lease.id, "t") == lease
+    (store.root / f"{LEASES_FILE}-journal").unlink()
+    os.mkfifo(store.root / f"{LEASES_FILE}-journal")
+    for use in (lambda: Leases(store.root).count(), lambda: leased_keys(store.root)):
+        with pytest.raises(StoreError, match="no regular file"):
+            use()
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['{"objects": [[["a"], 1, "user"]]}', '{"objects": [[5, 1, "user"]]}', '{"objects": [["x", 1, "user"]]}',
+     '{"objects": {"a": 1}}', "[" * 100_000, '{"objects": [["' + "a" * 64 + '", 1e999, "user"]]}'],
+    ids=lambda body: body[:24],
+)  # fmt: skip
+def test_a_forged_row_is_an_error_and_nothing_is_evicted(store: Store, body: str) -> None:
+    (key,) = put(store, 1)
+    Leases(store.root).add("t", "m", objects(key), 4e9)
+    with closing(sqlite3.connect(store.root / LEASES_FILE)) as db, db:
+        db.execute("UPDATE leases SET body = ?", (body,))
+    with pytest.raises(StoreError, match=rf"{LEASES_FILE}.*remove it"):
+        gc(store, 1)
+    assert store.keys() == [key]
+
+
+def test_what_cannot_be_an_id_is_nobody_s(leases: Leases) -> None:
+    for name in ("\ud800", "", "cache-" + "g" * 32, "a" * 10_000):
+        assert leases.find(name, "t") is None and not leases.remove(name, "t") and leases.page("t", 1, name) == []

@@ -22,8 +22,8 @@ from pictool.core import Geometry, Target
 from pictool.errors import StoreError
 from pictool.store import recognition
 from pictool.store.entries import keys_of
-from pictool.store.format import ObjectFile
 from pictool.store.matches import Match
+from pictool.store.objects.format import ObjectFile
 from pictool.store.recognition import ContentIndex, IndexThread
 from pictool.store.store import Store
 from pictool.world.generate import Shape, write_prompt
@@ -311,7 +311,7 @@ def test_the_thread_survives_errors_and_says_so_once() -> None:
     thread = IndexThread(index, 0.001, warnings.append)  # type: ignore[arg-type]
     thread.start()
     thread.start()
-    assert index.is_done.wait(10)
+    assert index.is_done.wait(60)
     thread.close()
     begin = "the index of stored documents: "
     assert warnings == [f"{begin}x: cannot be read", f"{begin}ValueError: odd", f"{begin}the store is read again"]
@@ -323,11 +323,11 @@ def test_the_thread_reads_when_it_is_woken_and_ends_when_it_is_closed(monkeypatc
     thread = IndexThread(index, 1000, lambda _: None)  # type: ignore[arg-type]
     assert not thread.is_started and not thread.wait(0)
     thread.start()
-    assert thread.wait(10) and not index.is_done.is_set()
+    assert thread.wait(60) and not index.is_done.is_set()
     thread.wake()
-    assert index.is_done.wait(10)
+    assert index.is_done.wait(60)
     thread.close()
     running = thread._thread
     assert running is not None
-    running.join(10)
+    running.join(60)
     assert not running.is_alive() and index.num_read == 2

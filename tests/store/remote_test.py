@@ -6,11 +6,14 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 import tracemalloc
 from asyncio import CancelledError
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import fsspec
 import pytest
 from chunks import content, litter, make_chunk
 from fsspec import register_implementation
@@ -18,8 +21,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from served import QUICK, Server
 
 from pictool.errors import InputError, RemoteError
-from pictool.store.fetching import BLOCK
-from pictool.store.remote import Remote, Retry
+from pictool.store.remote.fetching import BLOCK
+from pictool.store.remote.remote import Remote, Retry
 from pictool.store.store import Store
 
 LARGE = 3 * BLOCK // 64  # tokens of an object that takes three blocks and a bit
@@ -183,7 +186,7 @@ def test_a_directory_that_may_not_be_read(far: Store, tmp_path: Path, monkeypatc
     def deny(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pictool.store.remote._read_local", deny)
+    monkeypatch.setattr("pictool.store.remote.remote._read_local", deny)
     with pytest.raises(RemoteError, match=r"access is denied \(Permission denied\); see who may use"):
         near.open(key)
 
@@ -220,3 +223,43 @@ def test_whatever_a_file_system_raises_is_an_error_of_the_remote(error: type[Bas
     register_implementation("failing", Failing, clobber=True)
     with pytest.raises(RemoteError, match="cannot be fetched"):
         Store(tmp_path / "near", remote=Remote("failing://x", QUICK)).fetch("a" * 64)
+
+
+def test_configured_secrets_stay_with_the_host_that_was_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a redirect to another port, which is another origin; one to the same origin has them."""
+    secrets = {
+        "headers": {"Authorization": "Bearer of-a", "X-Api-Key": "of-b"},
+        "client_kwargs": {"headers": {"X-Token": "of-c"}, "cookies": {"session": "of-d"}},
+    }
+    monkeypatch.setitem(fsspec.config.conf, "http", secrets)
+    asked = list[tuple[str, str]]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.headers["Host"], str(self.headers)))
+            where = {f"127.0.0.1:{ports[0]}": f"http://127.0.0.1:{ports[1]}"}.get(self.headers["Host"])
+            if where is not None and not self.path.startswith("/moved"):
+                where = f"http://{self.headers['Host']}/moved"
+            self.send_response(404 if where is None else 302)
+            if where is not None:
+                self.send_header("Location", where + "/x")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Handler) for _ in range(2)]
+    ports = [server.server_port for server in servers]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        assert Remote(f"http://127.0.0.1:{ports[0]}", Retry(attempts=1)).read("a" * 64, 0, 10) is None
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()
+    assert [host.rpartition(":")[2] for host, _ in asked] == [str(ports[0]), str(ports[0]), str(ports[1])]
+    first, moved, other = (headers for _, headers in asked)
+    assert all(f"of-{letter}" in headers for headers in (first, moved) for letter in "abcd")
+    assert "of-" not in other

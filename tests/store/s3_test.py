@@ -11,10 +11,10 @@ from chunks import flip, make_chunk
 from served import QUICK
 
 from pictool.errors import RemoteError
-from pictool.store.fetching import BLOCK
-from pictool.store.remote import Remote
+from pictool.store.remote.fetching import BLOCK
+from pictool.store.remote.remote import Remote
+from pictool.store.remote.transfer import pull, push
 from pictool.store.store import Store
-from pictool.store.transfer import pull, push
 
 pytest.importorskip("s3fs")
 pytest.importorskip("flask_cors")

@@ -17,7 +17,7 @@ from chunks import files, make_chunk
 
 import pictool.store.store as store_module
 from pictool.errors import ObjectError, StoreError
-from pictool.store.format import CompiledChunk
+from pictool.store.objects.format import CompiledChunk
 from pictool.store.store import Store
 
 
@@ -244,7 +244,7 @@ import numpy as np
 import pictool.store.store
 from pictool.core import Geometry, Target
 from pictool.errors import ObjectError
-from pictool.store.format import CompiledChunk, ObjectMeta, write_object
+from pictool.store.objects.format import CompiledChunk, ObjectMeta, write_object
 from pictool.store.files import locked
 from pictool.store.upkeep import gc
 from pictool.store.store import Store

@@ -15,10 +15,10 @@ from served import QUICK, Server
 
 from pictool.errors import InputError, StoreError
 from pictool.store.files import atomic_write
-from pictool.store.format import encode_object
-from pictool.store.remote import Remote
+from pictool.store.objects.format import encode_object
+from pictool.store.remote.remote import Remote
+from pictool.store.remote.transfer import pull, push
 from pictool.store.store import Store
-from pictool.store.transfer import pull, push
 from pictool.store.upkeep import gc
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_push_and_pull(kind: str, far: Store, tmp_path: Path) -> None:
     assert pull(receiver, keys).keys == tuple(keys) and content(receiver) == content(far)
     assert pull(receiver, keys).present == tuple(keys)
     if kind == "path":
-        assert not [path for path in (tmp_path / "there").rglob("*") if path.is_file() and path.suffix != ".kvo"]
+        assert not [path for path in files(tmp_path / "there") if path.suffix != ".kvo"]
 
 
 def test_a_push_replaces_what_has_another_size(far: Store, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_push_that_fails_leaves_nothing(far: Store, tmp_path: Path, monkeypatc
     monkeypatch.setattr("shutil.copyfileobj", fail)
     with pytest.raises(StoreError, match=r"cannot be written \(No space left on device"):
         push(sender, [key])
-    assert not [path for path in (tmp_path / "there").rglob("*") if path.is_file()]
+    assert not files(tmp_path / "there")
 
 
 def test_http_is_read_only(far: Store, server: Server) -> None:
@@ -117,7 +117,7 @@ def test_an_object_in_memory_is_written_whole_and_compared(
     kind: str, num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "file system":
-        monkeypatch.setattr("pictool.store.remote._OBJECT_STORES", frozenset())
+        monkeypatch.setattr("pictool.store.remote.remote._OBJECT_STORES", frozenset())
     url = str(tmp_path / "there") if kind == "directory" else f"memory://{uuid.uuid4().hex}"
     remote, own = Remote(url, QUICK), encode_object(make_chunk(1, num_tokens))
     key, data = own.meta.key, own.read(0, own.num_bytes)
@@ -168,7 +168,7 @@ def test_a_push_to_a_directory_waits_for_the_disk(far: Store, tmp_path: Path, mo
 KILLED = """
 import os, shutil, sys
 from pictool.store.store import Store
-from pictool.store.transfer import push
+from pictool.store.remote.transfer import push
 shutil.copyfileobj = lambda source, copy, _: (copy.write(b"half"), copy.flush(), os.kill(os.getpid(), 9))
 push(Store(sys.argv[1], remote=sys.argv[2]), sys.argv[3:])
 """
@@ -199,7 +199,7 @@ def test_old_temp_files_of_other_file_systems_are_removed(far: Store, monkeypatc
     """A file system that is neither a directory nor an object storage: a temp file there holds no lock."""
     (key,) = put_many(far, 1)
     remote = Remote(f"memory://{uuid.uuid4().hex}", QUICK)
-    monkeypatch.setattr("pictool.store.remote._OBJECT_STORES", frozenset())
+    monkeypatch.setattr("pictool.store.remote.remote._OBJECT_STORES", frozenset())
     names = {f"{key}.{'0' * 16}.tmp": 2, f"{key}.{'1' * 16}.tmp": 0, "somebody's": 2}
     for name, days in names.items():
         remote._files.pipe_file(f"{remote._root}/tmp/{name}", b"half")

@@ -14,11 +14,11 @@ from chunks import flip, make_chunk, put_many, size_of_one
 from pictool.errors import StoreError
 from pictool.store import eviction, upkeep
 from pictool.store.files import atomic_write
-from pictool.store.format import ObjectFile
-from pictool.store.index import INDEX_FILE
+from pictool.store.objects.format import ObjectFile
+from pictool.store.side.index import INDEX_FILE
+from pictool.store.side.usage import Counts
 from pictool.store.store import Store
 from pictool.store.upkeep import verify
-from pictool.store.usage import Counts
 
 
 def test_gc_without_a_size_removes_no_object(store: Store) -> None:
@@ -29,7 +29,7 @@ def test_gc_without_a_size_removes_no_object(store: Store) -> None:
 
 def test_gc_removes_temp_files_of_the_dead_only(store: Store) -> None:
     store.put(make_chunk(1))
-    dead = store.root / "tmp" / ".dead.0123.tmp"
+    dead = store.root / "tmp" / ".dead.0123456789abcdef.tmp"
     dead.write_bytes(b"half an object")
     with atomic_write(store.root / "out", store.root / "tmp") as file:
         done = upkeep.gc(store)
@@ -62,7 +62,7 @@ def test_gc_looks_into_the_stores_within(store: Store) -> None:
     """As evaluations have them."""
     inner = store.within("eval", "0123abcd")
     inner.put(make_chunk(1))
-    (inner.root / "tmp" / ".dead.0123.tmp").write_bytes(b"half an object")
+    (inner.root / "tmp" / ".dead.0123456789abcdef.tmp").write_bytes(b"half an object")
     assert upkeep.gc(store, 0).litter.num_bytes == 14
     assert not list((inner.root / "tmp").iterdir()) and len(inner.keys()) == 1
 
@@ -207,10 +207,10 @@ def test_what_another_process_repaired_meanwhile_is_no_problem(
         flip(path, -1)
     take_out_all = upkeep._take_out_all
 
-    def later(store: Store, problems: dict[str, str]) -> tuple[str, ...]:
+    def later(store: Store, problems: dict[str, str], check: upkeep.Check | None) -> tuple[str, ...]:
         paths[0].unlink()
         paths[1].write_bytes(whole)
-        return take_out_all(store, problems)
+        return take_out_all(store, problems, check)
 
     monkeypatch.setattr(upkeep, "_take_out_all", later)
     report = verify(store, repair=True)

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from pictool.core import Geometry, Target
-from pictool.store.format import CompiledChunk, ObjectMeta
-from pictool.store.store import Store
-from pictool.store.upkeep import expire, gc
-from pictool.store.usage import (
+from pictool.store.directory import MARK, claim
+from pictool.store.objects.format import CompiledChunk, ObjectMeta
+from pictool.store.side import usage
+from pictool.store.side.usage import (
     HITS_FILE,
     Counters,
     Counts,
@@ -29,9 +29,17 @@ from pictool.store.usage import (
     read_hits,
     reset_counts,
 )
+from pictool.store.store import Store
+from pictool.store.upkeep import expire, gc
 
 A, B = "a" * 64, "b" * 64
 TARGET = Target("LlamaForCausalLM", A, B, "float32", Geometry(1, 1, 1))
+
+
+@pytest.fixture(autouse=True)
+def is_marked(tmp_path: Path) -> None:
+    """Nothing is counted in a directory that is no store."""
+    claim(tmp_path)
 
 
 @pytest.fixture
@@ -52,7 +60,7 @@ def test_counts_go_to_the_store_that_they_are_of_wherever_the_process_is_by_then
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("here", "there"):
-        (tmp_path / name / ".pic").mkdir(parents=True)
+        claim(tmp_path / name / ".pic")
     monkeypatch.chdir(tmp_path / "here")
     counters = Counters(Path(".pic/stats"))
     counters.add(Counts(hits=1))
@@ -87,7 +95,7 @@ def test_an_interrupt_while_the_last_counts_are_written_is_not_lost(
     def interrupted(*_: object, **__: object) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os.path, "isdir", interrupted)
+    monkeypatch.setattr(usage, "may_write", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -115,7 +123,7 @@ def test_threads_lose_no_counts(directory: Path) -> None:
     assert read_counts(directory).hits == 2000
 
 
-ADD_COUNTS = "import sys; from pathlib import Path; from pictool.store.usage import Counters, Counts\n"
+ADD_COUNTS = "import sys; from pathlib import Path; from pictool.store.side.usage import Counters, Counts\n"
 ADD_COUNTS += "c = Counters(Path(sys.argv[1]))\nfor _ in range(100): c.add(Counts(writes=1)); c.flush()"
 
 
@@ -125,7 +133,7 @@ def test_processes_lose_no_counts(directory: Path) -> None:
     assert read_counts(directory).writes == 400
 
 
-FORK = "import os, sys; from pathlib import Path; from pictool.store.usage import Counters, Counts\n"
+FORK = "import os, sys; from pathlib import Path; from pictool.store.side.usage import Counters, Counts\n"
 FORK += "c = Counters(Path(sys.argv[1])); c.add(Counts(hits=1))\n"
 FORK += "if os.fork() == 0: c.add(Counts(misses=1)); c.flush(); os._exit(0)\nos.wait()"
 
@@ -141,7 +149,7 @@ def test_what_cannot_be_written_is_not_counted(tmp_path: Path) -> None:
         counters = Counters(directory)
         counters.add(Counts(hits=1))
         counters.flush()
-    assert sorted(os.listdir(tmp_path)) == ["file"]
+    assert set(os.listdir(tmp_path)) == {"file", "tmp", MARK}
 
 
 def test_a_torn_file_counts_as_nothing_and_reset_forgets(directory: Path) -> None:
@@ -177,7 +185,7 @@ def test_what_is_opened_to_be_used_is_counted_and_what_is_looked_at_is_not(store
     assert read_counts(store.root / "stats").hits == 4
 
 
-ADD_HITS = "import sys; from pathlib import Path; from pictool.store.usage import Counters, Counts\n"
+ADD_HITS = "import sys; from pathlib import Path; from pictool.store.side.usage import Counters, Counts\n"
 ADD_HITS += "c = Counters(Path(sys.argv[1]) / 'stats')\n"
 ADD_HITS += "for i in range(100): c.add(Counts(hits=1), hit='ab'[i % 2] * 64); c.flush()"
 

@@ -22,7 +22,7 @@ from pictool.errors import InputError
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
 from pictool.runtime.decode import generate
-from pictool.runtime.image import Image
+from pictool.runtime.memory.image import Image
 from pictool.runtime.model import wrap_model
 from pictool.store.store import Store
 from pictool.trace.analysis import analyse_trace

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pictool.core import Geometry, Target
-from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 from pictool.trace import object_diff
 from pictool.trace.object_diff import diff_texts, layer_distances, token_overlap, why_not_comparable

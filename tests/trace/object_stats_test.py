@@ -13,7 +13,7 @@ from pictool.errors import ObjectError
 from pictool.runtime.model import wrap_model
 from pictool.runtime.prefill import prefill_chunks
 from pictool.runtime.tensors import to_bytes
-from pictool.store.format import ObjectFile
+from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 from pictool.trace.object_stats import object_stats, to_float32
 

@@ -21,7 +21,7 @@ from pictool.linker.policies import make_policy, policies
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
 from pictool.store.codecs import codecs
-from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta
+from pictool.store.objects.format import CompiledChunk, ObjectFile, ObjectMeta
 from pictool.store.store import Store
 from pictool.trace.format import Trace, TracedChunk, read_trace
 from pictool.trace.replay import replay, replay_in_full

@@ -11,7 +11,7 @@ import pytest
 from textual.containers import Vertical
 from textual.pilot import Pilot
 from textual.widgets import TabbedContent
-from traces import make_trace
+from traces import make_trace, recounted
 
 from pictool.core import Layout
 from pictool.store.store import Store
@@ -228,3 +228,38 @@ def test_json_is_that_of_diff(store: Store) -> None:
     exported = json.loads(Path("out.json").read_text())
     assert [diff["b"] for diff in exported] == ["1.trace", "2.trace"]
     assert exported[0]["tokens"] == {"both": [2], "only_a": [3], "only_b": [5, 6]}
+
+
+def test_full_recompute_is_the_baseline_and_is_named(store: Store) -> None:
+    full = replace(TRACES[2], report={**TRACES[2].report, "algo": "full", "params": {}})
+    loaded = [load(TRACES[0], "a.trace"), load(full, "b.trace")]
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        titles = [str(column.border_title) for column in screen(pilot).query("#texts > Vertical")]
+        assert titles == ["full (baseline)", TRACES[0].label]
+
+    drive(make_app(store, loaded), scenario, (140, 40))
+
+
+@pytest.mark.parametrize("width", [107, 80, 141])
+def test_texts_beside_each_other_break_and_scroll_alike(store: Store, width: int) -> None:
+    """Columns of different widths, also after the terminal was resized."""
+    layout = Layout.of([0], [[1] * 190, [2] * 199], [3] * 10)
+    rows = np.zeros((3, 400), dtype=bool)
+    rows[:, layout.num_context :] = True
+    long = recounted(replace(make_trace(), layout=layout, rows=rows, pieces=(" word",) * 400))
+    loaded = [load(long, f"{i}.trace") for i in range(3)]
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "pagedown")
+        await pilot.resize_terminal(width, 40)
+        await settle(pilot)
+        await press(pilot, "down", "down")
+        shown = screen(pilot).shown_views
+        assert len({view.wrapped.width for view in shown}) == 1 and len(shown) > 1
+        assert len({view.scroll_offset.y for view in shown}) == 1 and shown[0].scroll_offset.y > 0
+        shown[1].scroll_to(y=2, animate=False, immediate=True)
+        await settle(pilot)
+        assert {view.scroll_offset.y for view in shown} == {2}
+
+    drive(make_app(store, loaded), scenario, (120, 34))

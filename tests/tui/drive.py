@@ -16,7 +16,7 @@ from traces import make_trace
 from pictool.commands.tui import make_exports
 from pictool.core import Geometry, Target
 from pictool.spans.runs import QueryRun
-from pictool.store.format import CompiledChunk, ObjectMeta
+from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 from pictool.trace.analysis import TraceAnalysis
 from pictool.trace.attention import AttentionMap
@@ -90,7 +90,7 @@ class FakeJob:
 
     def _wait(self) -> None:
         if self.waits:
-            assert self._go.wait(20)
+            assert self._go.wait(60)
         if self._is_cancelled:
             raise Cancelled
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, Static
 from traces import make_trace
 
-from pictool.store.sources import Source, add_sources
+from pictool.store.side.sources import Source, add_sources
 from pictool.store.store import Store
 from pictool.tui.app import PicApp
 from pictool.tui.compare_screen import CompareScreen
@@ -249,6 +250,47 @@ def test_marked_objects_go_into_the_link_form(store: Store, keys: dict[str, str]
         assert app.screen.query_one("#documents", Input).value == f"{first[:12]} {second[:12]}"
         names = [f"«{name} is here.»" for key, name in sorted((key, name) for name, key in keys.items())]
         assert f"1  {first[:12]}  {names[0]}" in screen_text(app) and names[1] in screen_text(app)
+
+    drive(make_app(store), scenario)
+
+
+def test_the_object_under_the_cursor_goes_into_the_link_form(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "l")
+        assert pilot.app.screen.query_one("#documents", Input).value == min(keys.values())[:12]
+
+    drive(make_app(store), scenario)
+
+
+def test_traces_of_the_working_directory_are_offered(store: Store) -> None:
+    load(make_trace(), "good.trace")
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "o")
+        assert "good.trace" in screen_text(make_app_of(pilot))
+        await press(pilot, "down", "enter")
+        assert isinstance(pilot.app.screen, TraceScreen)
+
+    drive(make_app(store), scenario)
+
+
+def test_ctrl_c_quits(store: Store) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "ctrl+c")
+        assert pilot.app._exit
+
+    drive(make_app(store), scenario)
+
+
+def test_blocks_of_chains_do_not_count_as_filtered(store: Store, keys: dict[str, str]) -> None:
+    async def scenario(pilot: Pilot[None]) -> None:
+        app = make_app_of(pilot)
+        listing = home(app).listing
+        key, stored = next(iter(listing.described.items()))
+        assert stored is not None and stored.meta is not None
+        listing.described[key] = replace(stored, meta=replace(stored.meta, parent="f" * 64))
+        home(app).show_objects()
+        assert f"{len(keys) - 1} objects" in str(home(app).query_one("#store").render())
 
     drive(make_app(store), scenario)
 

@@ -11,9 +11,9 @@ import pytest
 from commands.conftest import save
 from commands.run import write
 
-from pictool.commands.settings import Settings
-from pictool.commands.tui_job import WorkerJob
-from pictool.commands.tui_worker import Worker
+from pictool.commands.settings.settings import Settings
+from pictool.commands.tui_process.job import WorkerJob
+from pictool.commands.tui_process.worker import Worker
 from pictool.errors import ForeignObjectError, PicError, TraceError
 from pictool.runtime.model import load_model
 from pictool.store.store import Store

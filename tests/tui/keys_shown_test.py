@@ -68,10 +68,10 @@ def test_help_is_grouped_by_pane(store: Store) -> None:
         assert sorted(panes) == sorted(titles) and [*panes][:1] == titles[:1] and [*panes][-1:] == titles[-1:]
         assert panes["on this screen"]["x, del"] == "delete" and panes["on this screen"]["q"] == "quit"
         assert panes["in a table"]["⏎"] == "open" and "quit" not in panes["in a table"].values()
-        assert panes["on every screen"]["?"] == "help" and "esc, q" not in panes["on every screen"]
+        assert panes["on every screen"]["?"] == "help" and "q" not in panes["on every screen"]
         await press(pilot, "enter")
         panes = keys_of(pilot.app.screen)
-        assert panes["on every screen"]["esc, q"] == "back" and panes["in a map"]["+, ="] == "zoom in"
+        assert panes["on every screen"]["esc"] == "back" and panes["in a map"]["+, ="] == "zoom in"
         assert "n" in panes["on this screen"] and "token before" in panes["in a text"].values()
         await press(pilot, "question_mark")
         text = screen_text(pilot.app)  # type: ignore[arg-type]

@@ -146,8 +146,9 @@ SCRIPTS = [
     Script("HelpScreen", top, [("question_mark", "TraceScreen")], first=["question_mark"]),
     Script("HelpScreen", top, [("q", "TraceScreen")], first=["question_mark"]),
     Script("HelpScreen", top, [("f1", "TraceScreen")], first=["question_mark"]),
-    Script("PicScreen", top, [("f1", "HelpScreen"), ("then escape", ""), ("q", "HomeScreen")]),
-    Script("PicScreen", top, [("q", "HomeScreen")], "compare"),
+    Script("PicScreen", top, [("f1", "HelpScreen"), ("then escape", ""), ("escape", "HomeScreen")]),
+    Script("PicScreen", is_ended, [("q", True)]),  # the screen that the command line named
+    Script("PicScreen", is_ended, [("q", True)], "compare"),
     Script("PicScreen", top, [("q", "HomeScreen")], "home", ["enter"]),
     Script("PicScreen", top, [("f1", "HelpScreen")], "home", ["l"]),  # where ? is typed
     Script("PicScreen", top, [("q", "HomeScreen")], "home", ["l"], "#algo"),
@@ -197,7 +198,7 @@ SCRIPTS = [
     Script("CompareScreen", tab, [("t", "tab-map"), ("t", "tab-layers")], "compare"),
     Script("QueryScreen", row_of_tree, [("n", 4), ("n", 5), ("N", 4)], "run"),
     Script("ServerScreen", of_screen("is_paused"), [("p", True), ("p", False)], "server"),
-    Script("PicScreen", top, [("q", "HomeScreen")], "run"),
+    Script("PicScreen", is_ended, [("q", True)], "run"),
     Script("HeatMap", at_cell, [("right", (1, None)), ("down", (1, 0)), ("down", (1, 1))], focus="HeatMap"),
     Script("HeatMap", at_cell, [("up", (2, 0)), ("left", (1, 0))], first=["right", "right", "l", "l"], focus="HeatMap"),
     Script("HeatMap", window, [("plus", 201), ("equals_sign", 100), ("minus", 201)], "long", focus="HeatMap"),

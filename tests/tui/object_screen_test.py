@@ -30,7 +30,7 @@ def test_header_text_and_search(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "enter")
         shown = screen_text(screen(pilot).pic)
-        assert key in shown and "5 (compiled behind 4 dummy tokens)" in shown
+        assert key in shown and "5 (compiled after 4 dummy tokens)" in shown
         assert "2 layers, 1 KV head of 4, float32" in shown and "quiet. It holds" in shown
         await press(pilot, "slash", *"it holds", "enter")
         assert screen(pilot).views[0].cursor == 4

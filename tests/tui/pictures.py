@@ -17,10 +17,10 @@ from pathlib import Path
 from serve.live import serving
 from textual.pilot import Pilot
 
-from pictool.commands.settings import Settings
+from pictool.commands.settings.settings import Settings
 from pictool.commands.tui import make_exports
-from pictool.commands.tui_job import WorkerJob
-from pictool.commands.tui_worker import Worker
+from pictool.commands.tui_process.job import WorkerJob
+from pictool.commands.tui_process.worker import Worker
 from pictool.runtime.model import load_model
 from pictool.store.store import Store
 from pictool.tui.app import PicApp
@@ -40,8 +40,8 @@ FIVE = [*LINKS]
 # A picture: its size, the traces that are open, and the keys that are pressed before it is taken.
 PICTURES: dict[str, tuple[tuple[int, int], Sequence[str], Sequence[str]]] = {
     "tui-home": ((100, 34), FIVE, ["escape", "down", "space", "down", "down", "space", "p"]),
-    "tui-compare": ((120, 36), ["naive", "lego-16", "blend"], ["slash", *"Tem", "enter"]),
-    "tui-four": ((80, 24), ["naive", "lego-16", "blend", "fixup"], ["f", *["right"] * 60]),
+    "tui-compare": ((120, 36), ["full", "lego-16", "blend"], ["slash", *"Tem", "enter"]),
+    "tui-four": ((80, 24), ["full", "lego-16", "blend", "fixup"], ["f", *["right"] * 60]),
     "tui-overlap": ((132, 36), ["lego-16", "blend", "fixup"], ["m", "f", *["d"] * 24]),
     "tui-attention": ((110, 36), ["naive"], ["a", *"llll", "h", "slash", *"Tem", "enter"]),
     "tui-fixups": ((80, 24), [], ["slash", *"Femlia", "enter", "enter", "h", "f", *["right"] * 4]),
@@ -75,9 +75,9 @@ async def take_server(seconds: float) -> None:
     """A server of the embedded model to which three clients send questions, watched for some seconds."""
     with serving(load_model("embedded"), Store("served")) as live, ThreadPoolExecutor(3) as clients:
         pages = sorted(Path("docs").glob("book-3-page-*.txt"))
-        texts = [{"model": live.home.model, "text": page.read_text()} for page in pages]
+        texts = [{"model": live.backend.model, "text": page.read_text()} for page in pages]
         caches = [live.ok("POST", "/v1/caches", json=text)["id"] for text in texts]
-        body = {"model": live.home.model, "messages": [{"role": "user", "content": QUERY}], "cache_ids": caches}
+        body = {"model": live.backend.model, "messages": [{"role": "user", "content": QUERY}], "cache_ids": caches}
         until = time.monotonic() + seconds
 
         def ask(client: int) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from terminal import open_terminal
 from textual.pilot import Pilot
 from traces import make_trace
 
@@ -108,8 +108,8 @@ def test_the_terminal_is_asked(monkeypatch: pytest.MonkeyPatch, answer: bytes, e
 
     monkeypatch.delenv("COLORFGBG", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(background, "WAIT_S", 5.0 if answer.endswith(b"c") else 0.01)
-    leader, follower = pty.openpty()
+    monkeypatch.setattr(background, "WAIT_S", 60.0 if answer.endswith(b"c") else 0.01)
+    leader, follower = open_terminal()
     try:
         before = termios.tcgetattr(follower)
         with BackgroundQuestion(follower, follower) as question:

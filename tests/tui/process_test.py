@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import select
 import signal
@@ -17,6 +16,7 @@ from pathlib import Path
 from termios import TIOCSWINSZ
 
 import pytest
+from terminal import open_terminal
 from traces import make_trace
 
 from pictool.store.store import Store
@@ -32,7 +32,7 @@ _ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")  # a word may be drawn in piece
 
 def in_terminal(source: str, *arguments: str, steps: Sequence[tuple[bytes, bytes]], **env: str) -> bytes:
     """What the program sends to a terminal of 100 × 30. A step: what is waited for, then typed. It must end with 0."""
-    leader, follower = pty.openpty()
+    leader, follower = open_terminal()
     ioctl(follower, TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-c", source, "tui", *arguments], stdin=follower, stdout=follower, stderr=follower,
@@ -51,7 +51,7 @@ def in_terminal(source: str, *arguments: str, steps: Sequence[tuple[bytes, bytes
                 os.write(leader, steps[done][1])
                 done += 1
         assert done == len(steps), seen[-2000:]
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
@@ -126,7 +126,7 @@ def test_without_textual_it_says_how_to_get_it(store: Store) -> None:
 
 def test_a_trace_that_is_none_is_refused_before_the_screen_is_taken(store: Store) -> None:
     Path("no.trace").write_text("no trace")
-    leader, follower = pty.openpty()
+    leader, follower = open_terminal()
     done = subprocess.run(
         [sys.executable, "-c", MAIN, "tui", "no.trace"], stdin=follower, stderr=follower, stdout=subprocess.PIPE,
         timeout=60, check=False,

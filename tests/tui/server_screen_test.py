@@ -10,8 +10,8 @@ import pytest
 from serve.live import DOCS, QUESTION, serving, tiny_model
 from textual.pilot import Pilot
 
-from pictool.commands.errors import UsageError
-from pictool.commands.settings import Settings
+from pictool.commands.console.errors import UsageError
+from pictool.commands.settings.settings import Settings
 from pictool.commands.tui import open_app
 from pictool.errors import InputError
 from pictool.serve.metrics import Metrics
@@ -132,7 +132,7 @@ def test_the_screen_shows_requests_queue_and_reuse(width: int, monkeypatch: pyte
             await pilot.pause(0.02)
         shown = screen_text(app)
         assert "tiny at http://here:8000 (legolink-16)" in shown and "linking is off\\x1b[2J" in shown
-        assert "10.0 requests/s" in shown and "3 waiting" in shown
+        assert "10.0 requests/s" in shown and "3 waiting" in shown and "chart: 0 to 10" in shown
         table = screen.query_one(RowTable)
         rows = {table.texts(index)[0].strip(): table.texts(index)[1:] for index in range(table.count)}
         assert rows["answered"] == ("20", "60") and rows["linked from objects"] == ("100%", "83%")
@@ -159,9 +159,24 @@ def test_what_was_said_last_stays_while_the_server_is_away() -> None:
     drive(app, scenario, (80, 24))
 
 
+def test_a_server_that_is_down_is_tried_again_and_the_screen_says_so() -> None:
+    app = app_of(InputError("http://here:8000: no server answers (Connection refused)"))
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        screen = app.screen
+        assert isinstance(screen, ServerScreen)
+        while not screen.problem:
+            await pilot.pause(0.02)
+        shown = screen_text(app)
+        assert "tries again every second" in shown and "No figures yet" in shown
+        assert "▁" not in shown  # no chart of nothing
+
+    drive(app, scenario, (80, 24))
+
+
 def test_only_the_option_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIC_SERVER", "http://here:8000")
-    from pictool.commands.settings import read_settings
+    from pictool.commands.settings.settings import read_settings
     from pictool.commands.tui import watched_server
 
     assert watched_server(read_settings()) is None

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from textual.pilot import Pilot
+from textual.widgets import Input
 from traces import make_trace
 
 from pictool.store.store import Store
@@ -35,6 +36,8 @@ def test_screen(store: Store, snap_compare: Any, monkeypatch: pytest.MonkeyPatch
         await settle(pilot)
         for key in keys:
             await press(pilot, key)
+        for field in pilot.app.screen.query(Input):
+            field.cursor_blink = False  # a picture must not depend on when it is taken
 
     app = make_app(Store("st"), traces, FakeJob(make_analysis(TRACE)))
     assert snap_compare(app, terminal_size=(width, 30), run_before=scenario)

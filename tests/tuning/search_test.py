@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
-from pictool.eval.algorithms import parse_algorithms
+from pictool.eval.algorithms import Algorithm, parse_algorithms
+from pictool.linker.grid import label_of
+from pictool.linker.policies.base import Knob, Policy, Prompt, Selection, first_rows
 from pictool.tuning.search import LEVEL, Range, Status, cheapest, judge, make_chains, worth_measuring
 
 CHAINS = [["a-40", "a-10", "a-5"], ["b-20", "b-0"]]
@@ -23,6 +28,27 @@ def test_chains_are_policies_that_differ_in_ratio_or_k_only_the_dearest_first() 
     assert sorted(make_chains(algorithms)) == [
         ["fixup-10:budget=chunk"], ["fixup-20", "fixup-5"], ["legolink-16", "legolink-4"], ["naive"]
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Edges(Policy):
+    """A policy of somebody else's, whose knob is none of ours; its `k` is a text."""
+
+    name: ClassVar[str] = "edges"
+    reference: ClassVar[str] = "none"
+    knob: ClassVar[Knob | None] = Knob("last")
+    last: int = 2
+    k: str = "both"
+
+    def select(self, prompt: Prompt) -> Selection:
+        return Selection(first_rows(prompt.layout, self.last))
+
+
+def test_policies_that_differ_in_their_knob_are_a_chain_whatever_it_is_called() -> None:
+    kinds = [Edges(last, k) for last in (2, 4) for k in ("both", "left")]
+    algorithms = [Algorithm(label_of(policy), policy) for policy in kinds]
+    assert [algorithm.label for algorithm in algorithms] == ["edges-2", "edges-2:k=left", "edges-4", "edges-4:k=left"]
+    assert sorted(make_chains(algorithms)) == [["edges-4", "edges-2"], ["edges-4:k=left", "edges-2:k=left"]]
 
 
 def test_a_policy_counts_only_if_all_dearer_ones_of_its_chain_do() -> None:

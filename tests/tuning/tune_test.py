@@ -18,7 +18,7 @@ from pictool.eval.datasets.base import Case
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
 from pictool.tuning import questions as making
-from pictool.tuning.questions import continued, draw, questions_of_file, surprise, written
+from pictool.tuning.questions import Corpus, continued, draw, fitting, questions_of_file, read_corpus, surprise, written
 from pictool.tuning.tune import Outcome, Target, Tuned, tune
 
 TEXTS = [tiny.TEXT * 2, "Nobody asked why the harbour holds numbers; words stand here in the spring. " * 3]
@@ -59,14 +59,55 @@ def test_continuations_are_of_the_documents(model: Model) -> None:
 def test_questions_of_a_file_may_have_answers_and_documents(tmp_path: Path, model: Model) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text('{"query": "Who?"}\n{"query": "Where?", "answers": ["here"]}\n')
-    given = questions_of_file(str(path), TEXTS, 10, 0)
+    given = questions_of_file(str(path), corpus(TEXTS), 10, 0)
     assert {case.query: case.answers for case in given.listed} == {"Who?": (), "Where?": ("here",)}
     assert given.num_units == 2 and not given.has_answers
     with pytest.raises(InputError, match="names no documents"):
-        questions_of_file(str(path), [], 10, 0)
+        questions_of_file(str(path), corpus([]), 10, 0)
     path.write_text(json.dumps({"documents": [{"text": "a b"}], "query": "Who?", "answers": ["b"]}))
     with pytest.raises(InputError, match="has documents of its own"):
-        questions_of_file(str(path), TEXTS, 10, 0)
+        questions_of_file(str(path), corpus(TEXTS), 10, 0)
+
+
+def corpus(texts: list[str], per_prompt: int = 8, room: int = 10_000) -> Corpus:
+    return Corpus(tuple(texts), tuple(f"{i}.txt" for i in range(len(texts))), (100,) * len(texts), per_prompt, room)
+
+
+PAGES = [f"Page {i} is about the town of Name{i}, which lies on a river." for i in range(500)]
+
+
+def test_a_question_is_asked_over_its_own_documents(tmp_path: Path) -> None:
+    """Of 500 pages a prompt has the best that fit, or the files that the record names."""
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"query": "Where is Name7?"}\n{"query": "And Name9?", "files": ["3.txt", "9.txt"]}\n')
+    by_query = {case.query: case.documents for case in questions_of_file(str(path), corpus(PAGES), 10, 0).listed}
+    retrieved = by_query["Where is Name7?"]
+    assert retrieved[0] == PAGES[7] and len(retrieved) == 8 and by_query["And Name9?"] == (PAGES[3], PAGES[9])
+    small = questions_of_file(str(path), corpus(PAGES, room=250), 1, 0)
+    assert all(len(case.documents) == 2 for case in small.listed)
+    with pytest.raises(InputError, match=r"q.jsonl: line 1: none of the documents fits the model; cut them"):
+        questions_of_file(str(path), corpus(PAGES, room=50), 10, 0)
+    path.write_text('{"query": "Where?", "files": ["no.txt"]}')
+    with pytest.raises(InputError, match=r"line 1: files names no\.txt, which is not among the documents"):
+        questions_of_file(str(path), corpus(PAGES), 10, 0)
+
+
+def test_files_of_a_record_are_relative_to_its_file_and_pieces_belong_to_their_file(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text(tiny.TEXT)
+    (tmp_path / "b.txt").write_text(TEXTS[1])
+    (tmp_path / "q.jsonl").write_text('{"query": "Who?", "files": ["b.txt"]}')
+    documents = read_corpus(model, [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], 16, 8)
+    (case,) = questions_of_file(str(tmp_path / "q.jsonl"), documents, 10, 0).listed
+    assert len(case.documents) > 1 and "".join(case.documents) == TEXTS[1]
+
+
+def test_questions_that_do_not_fit_the_model_may_be_left_out(model: Model) -> None:
+    long = Case("long", ("words stand here " * 2000,), "what?", ("x",))
+    made = draw("q", [*cases(4, 4), long], 10, 0)
+    kept, num_skipped = fitting(model, made, SpecOptions())
+    assert num_skipped == 1 and kept.num_units == 4 and sorted(kept.units) == [0, 1, 2, 3]
 
 
 def test_a_model_that_can_chat_writes_questions_once(

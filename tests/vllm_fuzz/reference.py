@@ -13,7 +13,7 @@ from pictool.api import compile, link
 from pictool.core import Chunk, Layout, RowMask
 from pictool.linker.policies.base import Deviation, Needs, Policy, Selection
 from pictool.linker.policies.base import Prompt as PolicyPrompt
-from pictool.store.format import CompiledChunk
+from pictool.store.objects.format import CompiledChunk
 from pictool.store.store import Store
 from vllm_fuzz.scene import Place, Prompt, Scene
 

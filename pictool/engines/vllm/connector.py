@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pictool.engines.vllm.setup import make_setup, require_version
+from pictool.engines.vllm.client.setup import make_setup, require_version
 
 require_version()  # before anything is imported that another version may not have
 
@@ -19,13 +19,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from pictool.core import Target
-from pictool.engines.vllm.forward import RowForward
-from pictool.engines.vllm.kv import TensorParallelRank, WorkerModel, find_model
 from pictool.engines.vllm.messages import Job, Outcome
 from pictool.engines.vllm.metrics import PicPromMetrics, PicStats
-from pictool.engines.vllm.planning import Planner
-from pictool.engines.vllm.scheduler import SchedulerSide
-from pictool.engines.vllm.worker import Budget, WorkerSide
+from pictool.engines.vllm.scheduler.planning import Planner
+from pictool.engines.vllm.scheduler.scheduler import SchedulerSide
+from pictool.engines.vllm.worker.forward import RowForward
+from pictool.engines.vllm.worker.kv import TensorParallelRank, WorkerModel, find_worker, withhold_generators
+from pictool.engines.vllm.worker.worker import Budget, WorkerSide
+from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,6 +36,17 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+
+def __getattr__(name: str) -> Any:
+    """vLLM looks for the connector by its name here, also for one that an option of its own put in this one's place.
+
+    Raises:
+        InputError: names the option.
+    """
+    if name.endswith("Connector"):
+        raise InputError(f"--kv-offloading-size puts {name} in the place of PicConnector; leave it out")
+    raise AttributeError(name)
 
 
 @dataclass
@@ -72,10 +84,12 @@ class PicConnector(KVConnectorBase_V1):
         self._worker_side: WorkerSide | None = None
         self._outcomes: dict[str, Outcome] = {}
         if role == KVConnectorRole.SCHEDULER:
+            self._setup.require_fingerprint()
             settings = self._setup.settings
             self._scheduler_side = SchedulerSide(Planner(settings, self._setup.store, self._setup.model), settings)
         else:
-            self._module = find_model()
+            self._worker = find_worker()
+            self._rewinds_on_cpu = self._worker.device.type == "cpu" and not self._worker.use_v2_model_runner
 
     # In the scheduler's process
 
@@ -113,7 +127,9 @@ class PicConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         setup, rank = self._setup, TensorParallelRank(self._setup.model.geometry.kv_heads)
-        model = WorkerModel(self._module, setup.config, setup.kv_cache_config, rank)
+        if rank.is_first:  # it writes objects
+            setup.require_fingerprint()
+        model = WorkerModel(self._worker.get_model(), setup.config, setup.kv_cache_config, rank)
         forward, settings = RowForward(model), setup.settings
         budget = Budget(settings.step_bytes, settings.step_rows or forward.max_rows, settings.step_ms / 1e3)
         self._worker_side = WorkerSide(forward, setup.store, setup.model, budget)
@@ -122,6 +138,8 @@ class PicConnector(KVConnectorBase_V1):
         meta = self._get_connector_metadata()
         assert isinstance(meta, PicMetadata) and self._worker_side is not None
         self._outcomes |= self._worker_side.step(meta.jobs, meta.target, meta.is_idle)
+        if self._rewinds_on_cpu:
+            withhold_generators(self._worker)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return

@@ -11,6 +11,7 @@ ends the engine's processes then.
 from __future__ import annotations
 
 import hmac
+import logging
 import multiprocessing
 import os
 import secrets
@@ -18,6 +19,8 @@ import signal
 import threading
 from collections.abc import Iterable
 from importlib.metadata import entry_points
+
+from pictool.urls import without_credentials
 
 NAME = "pictool"  # of both plugins, in VLLM_PLUGINS
 ENDPOINTS = "vllm.endpoint_plugins"
@@ -29,9 +32,22 @@ _ENDS = "PIC_ENGINE_ENDS_WITH_PARENT"
 
 def register() -> None:
     """The general plugin. It is called in every process of vLLM's; the first one makes the secret."""
+    hide_credentials()
     os.environ.setdefault(_SECRET, secrets.token_hex(32))
     if os.environ.get(_ENDS) and multiprocessing.parent_process() is not None:
         threading.Thread(target=_end_with_parent, name="pic-parent", daemon=True).start()
+
+
+def hide_credentials() -> None:
+    """Have vLLM log no password of a URL: it logs its options, the remote of PicConnector among them."""
+    for handler in logging.getLogger("vllm").handlers:
+        if _hide_credentials not in handler.filters:
+            handler.addFilter(_hide_credentials)
+
+
+def _hide_credentials(record: logging.LogRecord) -> bool:
+    record.msg, record.args = without_credentials(record.getMessage()), ()
+    return True
 
 
 def end_with_this_process() -> None:

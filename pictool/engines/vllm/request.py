@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pictool.errors import InputError, ObjectError, PicError
+from pictool.linker.grid import named_policy
 from pictool.linker.grid import parse_policy as parse_spec
-from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 from pictool.store.codecs import codecs
 
@@ -188,7 +188,7 @@ def parse_policy(value: object) -> Policy:
             return _require_linking(parse_spec(value))
         if isinstance(value, Mapping) and isinstance(value.get("algo"), str):
             fields = {name: field for name, field in value.items() if name != "algo"}
-            return _require_linking(make_policy(value["algo"], fields))
+            return _require_linking(named_policy(value["algo"], fields))
     except InputError as error:
         raise RequestError(f"policy: {error}") from error
     raise RequestError("policy: must be a specification as legolink-16, or an object with algo and its fields")
@@ -248,4 +248,4 @@ def _parse_object(way: str, value: object) -> ObjectRef:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31

@@ -74,10 +74,7 @@ class Needle(Dataset):
 
     def _haystack(self) -> list[str]:
         """The words of all files, each with the white space after it; a blank line between files."""
-        words = _words("".join(read_text(path).strip() + "\n\n" for path in _paths(self.files)))
-        if not words:
-            raise InputError(f"needle: files={','.join(self.files)}: there is no word in them")
-        return words
+        return _words("".join(read_text(path).strip() + "\n\n" for path in _paths(self.files)))
 
     def _documents(self, hay: Sequence[str], depth: float) -> tuple[str, ...]:
         size = self.chunk_words

@@ -29,15 +29,22 @@ def policies() -> Mapping[str, type[Policy]]:
 
 
 def make_policy(name: str, values: Mapping[str, Any] | None = None) -> Policy:
-    """A policy from its name and fields; a text is converted to the field's type.
+    """A policy from its name and fields; a text is converted to the field's type. See `grid.named_policy`.
 
     Raises:
         InputError: no such policy, no such field, or a value that does not fit.
     """
     known = policies()
     if name not in known:
-        raise InputError(f"algorithm {name[:80]!r}: must be one of {', '.join(known)}")
+        raise unknown_policy(name)
     return make(known[name], name, values or {})
+
+
+def unknown_policy(name: str) -> InputError:
+    """The error for what names no policy."""
+    return InputError(
+        f"algorithm {name[:80]!r}: must be one of {', '.join(policies())}, or as legolink-16, cacheblend-15"
+    )
 
 
 def object_kinds(policies: Iterable[Policy], codec: str, probes: int) -> list[CompileOptions]:

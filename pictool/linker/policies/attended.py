@@ -8,6 +8,7 @@ import numpy as np
 from pictool.core import Layout
 from pictool.errors import InputError
 from pictool.linker.policies.base import (
+    Knob,
     Needs,
     PlotStyle,
     Policy,
@@ -34,6 +35,7 @@ class Attended(Policy):
     name: ClassVar[str] = "attended"
     reference: ClassVar[str] = "docs/studies/fixups.md"
     plot: ClassVar[PlotStyle] = PlotStyle("o", "Greys")
+    knob: ClassVar[Knob | None] = Knob("ratio", is_share=True)
     ratio: float = 0.10
 
     def __post_init__(self) -> None:

@@ -81,6 +81,7 @@ class Needs:
         objects: it reuses the KV of compiled chunks, so that texts are compiled for it.
         sinks: dummy tokens before documents that are compiled for it.
         tables: it reads `Prompt.tables`, so that texts are compiled with a table of fixups.
+        all_tables: it selects nothing if an object has none.
         attention: it reads `Prompt.attention`, so that the tail is computed over naive reuse first.
         chain_block: it reuses the stored beginning of the prompt in place of objects, in blocks of so many tokens, and
             stores what it computes; 0: it does not.
@@ -91,6 +92,7 @@ class Needs:
     objects: bool = True
     sinks: int = 0
     tables: bool = False
+    all_tables: bool = False
     attention: bool = False
     chain_block: int = 0
     model_field: str = ""
@@ -100,6 +102,34 @@ class Needs:
     def selects_late(self) -> bool:
         """Whether rows are selected once objects are open: it reads from them, or is slow, so that loading overlaps."""
         return self.tables or self.attention or self.runs_model or self.chain_block > 0
+
+
+@dataclass(frozen=True)
+class Knob:
+    """The field that sets what a policy costs: a larger value computes more rows, and is closer to full recompute.
+
+    Policies that differ in it alone are one family: `pic tune` searches along it, `NAME-NUMBER`, `-k` or `--ratio` set
+    it, and labels show it.
+
+    Fields:
+        field: its name. is_share: a share of rows, in per cent where it stands in a label; else a whole number.
+    """
+
+    field: str
+    is_share: bool = False
+
+    @property
+    def option(self) -> str:
+        """The option of the command line that sets it, without its dashes."""
+        return "ratio" if self.is_share else "k"
+
+    def text(self, value: float) -> str:
+        """The number in NAME-NUMBER."""
+        return f"{value * 100:.10g}" if self.is_share else str(value)
+
+    def parse(self, number: str) -> float:
+        """The value of NUMBER. Raises ValueError."""
+        return float(number) / 100 if self.is_share else int(number)
 
 
 @dataclass(frozen=True)
@@ -126,6 +156,7 @@ class Policy(ABC):
     name: ClassVar[str]
     reference: ClassVar[str]  # paper and section
     plot: ClassVar[PlotStyle] = PlotStyle()
+    knob: ClassVar[Knob | None] = None
 
     @property
     def params(self) -> dict[str, Any]:
@@ -149,6 +180,9 @@ class Policy(ABC):
         """The same policy with this second model, if it uses one and names none."""
         field = self.needs.model_field
         return replace(self, **{field: name}) if field and not self.second_model else self
+
+    def require_second_model(self, model: Model) -> None:  # noqa: B027 (most policies need none)
+        """Raise InputError if a second model is needed, none is named, and none is known for this one."""
 
     def prepare(self, model: Model) -> None:  # noqa: B027 (most policies need nothing)
         """Load the second model; called before a link's clock starts."""

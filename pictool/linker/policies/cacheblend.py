@@ -7,6 +7,7 @@ from typing import ClassVar
 from pictool.errors import InputError
 from pictool.linker.policies.base import (
     Deviation,
+    Knob,
     PlotStyle,
     Policy,
     Prompt,
@@ -37,6 +38,7 @@ class CacheBlend(Policy):
     name: ClassVar[str] = "cacheblend"
     reference: ClassVar[str] = "CacheBlend §4.3"
     plot: ClassVar[PlotStyle] = PlotStyle("s", "Oranges", 7.0, ("#d94801", "#fd8d3c", "#fdae6b", "#fdd0a2"))
+    knob: ClassVar[Knob | None] = Knob("ratio", is_share=True)
     ratio: float = 0.15
     on: str = "v"
     filter: str = "gradual"

@@ -8,6 +8,7 @@ import numpy as np
 from pictool.core import RowMask
 from pictool.errors import InputError
 from pictool.linker.policies.base import (
+    Knob,
     Needs,
     PlotStyle,
     Policy,
@@ -44,6 +45,7 @@ class Fixup(Policy):
     name: ClassVar[str] = "fixup"
     reference: ClassVar[str] = "docs/studies/fixups.md"
     plot: ClassVar[PlotStyle] = PlotStyle("v", "Reds")
+    knob: ClassVar[Knob | None] = Knob("ratio", is_share=True)
     ratio: float = 0.10
     budget: str = "prompt"
     threshold: float = 0.75
@@ -61,7 +63,7 @@ class Fixup(Policy):
 
     @property
     def needs(self) -> Needs:
-        return Needs(tables=True)
+        return Needs(tables=True, all_tables=self.fallback != "legolink")
 
     def select(self, prompt: Prompt) -> Selection:
         layout = prompt.layout
@@ -74,7 +76,7 @@ class Fixup(Policy):
             elif self.fallback == "legolink":
                 rows[start : min(start + FALLBACK_K, end)] = True
             else:
-                raise InputError(_without_table(text, start))
+                raise without_table(text, start)
         rows |= self._chosen(scores, [span for _, span, _ in chunks])
         return Selection(rows, np.where(np.isfinite(scores), scores, np.float32(0)))
 
@@ -91,10 +93,11 @@ class Fixup(Policy):
         return has_score & chosen
 
 
-def _without_table(text: str, start: int) -> str:
+def without_table(text: str, start: int) -> InputError:
+    """The error that an object has no table: that of a text, which starts at a token."""
     begin = " ".join(text.split())[:40]
     which = f'of "{begin}…"' if begin else f"at token {start}"
-    return (
+    return InputError(
         f"fixup: the object {which} has no table of fixups; compile it with pic compile --probes 8, or take "
         "--fallback legolink"
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pictool.errors import InputError
-from pictool.linker.policies.base import PlotStyle, Policy, Prompt, Selection, first_rows
+from pictool.linker.policies.base import Knob, PlotStyle, Policy, Prompt, Selection, first_rows
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class LegoLink(Policy):
     name: ClassVar[str] = "legolink"
     reference: ClassVar[str] = "EPIC §4.2"
     plot: ClassVar[PlotStyle] = PlotStyle("*", "Blues", 13.0, ("#08519c", "#3182bd", "#6baed6", "#9ecae1"))
+    knob: ClassVar[Knob | None] = Knob("k")
     k: int = 16
 
     def __post_init__(self) -> None:

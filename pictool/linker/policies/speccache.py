@@ -10,6 +10,7 @@ import numpy as np
 from pictool.core import RowMask
 from pictool.errors import InputError
 from pictool.linker.policies.base import (
+    Knob,
     Needs,
     PlotStyle,
     Policy,
@@ -47,6 +48,7 @@ class SpecCache(Policy):
     name: ClassVar[str] = "speccache"
     reference: ClassVar[str] = "SpecCache §2"
     plot: ClassVar[PlotStyle] = PlotStyle("^", "Greens", line_colors=("#006d2c", "#31a354", "#74c476"))
+    knob: ClassVar[Knob | None] = Knob("ratio", is_share=True)
     ratio: float = 0.15
     deep: float = 1 / 3
     tau_smooth: float = 0.4
@@ -136,10 +138,17 @@ class SpecCache(Policy):
         scores: Scores = norms[-max(1, count_of(self.deep, len(norms))) :].mean(0)
         return scores
 
+    def require_second_model(self, model: Model) -> None:
+        if self.needs.runs_model:
+            self._second_name(model)
+
     def _speculative(self, target: Model) -> Model:
+        return open_speculative(self._second_name(target), target)
+
+    def _second_name(self, target: Model) -> str:
         name = self.spec_model or speculative_name(target)
         if not name:
             raise InputError(
                 f"speccache: needs a small model that reads prompts for {target.name}; name it with -p spec_model=…"
             )
-        return open_speculative(name, target)
+        return name

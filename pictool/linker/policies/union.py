@@ -87,10 +87,15 @@ class Union(Policy):
             objects=any(need.objects for need in needs),
             sinks=max(need.sinks for need in needs),
             tables=any(need.tables for need in needs),
+            all_tables=any(need.all_tables for need in needs),
             attention=any(need.attention for need in needs),
             model_field="spec_model" if any(need.model_field for need in needs) else "",
             runs_model=any(need.runs_model for need in needs),
         )
+
+    def require_second_model(self, model: Model) -> None:
+        for part in self.policies:
+            part.require_second_model(model)
 
     def prepare(self, model: Model) -> None:
         for part in self.policies:

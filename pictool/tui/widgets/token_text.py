@@ -202,15 +202,25 @@ class TokensView(ScrollView, can_focus=True):
         self._steps = np.zeros(len(token_text.pieces), dtype=np.int8)
         self._is_match = np.zeros(len(token_text.pieces), dtype=bool)
         self._wrapped: WrappedText | None = None
+        self.max_width: int | None = None  # columns at most, so that views beside each other break lines alike
 
     @property
     def wrapped(self) -> WrappedText:
         """The lines at the view's current width."""
         width = self.scrollable_content_region.width
+        if self.max_width is not None:
+            width = min(width, self.max_width)
         if self._wrapped is None or self._wrapped.width != max(width, _MIN_WIDTH):
             self._wrapped = self.token_text.wrap(width)
             self.virtual_size = Size(0, len(self._wrapped.lines))
         return self._wrapped
+
+    def set_max_width(self, width: int | None) -> None:
+        """Break lines at this width at most; the cursor stays in view."""
+        if width != self.max_width:
+            self.max_width = width
+            self.on_resize()
+            self.refresh()
 
     def set_text(self, token_text: TokenText) -> None:
         """Show another text, without colours; the cursor is on its first token."""

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pictool.engines.vllm.forward import RowSet
+from pictool.engines.vllm.worker.forward import RowSet
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=30), min_size=1, max_size=4), st.integers(1, 12), st.integers(1, 12))

@@ -9,15 +9,15 @@ import threading
 
 import pytest
 
-from pictool.engines.vllm.pace import IDLE_S, SHARE, Pace, PieceSize
-from pictool.engines.vllm.threads import NICENESS, background_threads
+from pictool.engines.vllm.worker.pace import IDLE_S, SHARE, Pace, PieceSize
+from pictool.engines.vllm.worker.threads import NICENESS, background_threads
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, in seconds."""
     time = [100.0]
-    monkeypatch.setattr("pictool.engines.vllm.pace.time.perf_counter", lambda: time[0])
+    monkeypatch.setattr("pictool.engines.vllm.worker.pace.time.perf_counter", lambda: time[0])
     return time
 
 

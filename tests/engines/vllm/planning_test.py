@@ -17,11 +17,11 @@ from chunks import flip
 from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
 from pictool.core import Chunk, TokenIds
-from pictool.engines.vllm.kv import KVHeads, ObjectReader
+from pictool.engines.vllm.client.setup import parse_settings
 from pictool.engines.vllm.messages import LinkJob
-from pictool.engines.vllm.planning import Planner
 from pictool.engines.vllm.request import CompileRequest, Deadline, LinkRequest, ObjectRef, RequestError
-from pictool.engines.vllm.setup import parse_settings
+from pictool.engines.vllm.scheduler.planning import Planner
+from pictool.engines.vllm.worker.kv import KVHeads, ObjectReader
 from pictool.errors import InputError
 from pictool.linker.grid import parse_policy
 from pictool.linker.plan import LinkPlan, Span, make_plan
@@ -30,8 +30,8 @@ from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model
 from pictool.store import store as store_module
 from pictool.store.entries import keys_of
-from pictool.store.format import ObjectFile
 from pictool.store.matches import Match
+from pictool.store.objects.format import ObjectFile
 from pictool.store.recognition import ContentIndex
 from pictool.store.store import Store
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import vllm_rig as rig
 
-from pictool.engines.vllm import scheduler
+from pictool.engines.vllm.client.setup import parse_settings
 from pictool.engines.vllm.request import LinkRequest
-from pictool.engines.vllm.scheduler import Planned, Salter, SchedulerSide
-from pictool.engines.vllm.setup import parse_settings
-from pictool.engines.vllm.threads import Courtesy
+from pictool.engines.vllm.scheduler import scheduler
+from pictool.engines.vllm.scheduler.scheduler import Planned, Salter, SchedulerSide
+from pictool.engines.vllm.worker.threads import Courtesy
 from pictool.linker.plan import make_plan
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Selection
@@ -67,7 +67,7 @@ class Asked:
     prompt_token_ids: Sequence[int] = (1, 2, 3)
     cache_salt: str | None = None
     prompt_embeds: None = None
-    sampling_params: object = ""
+    sampling_params: Any = field(default_factory=lambda: SimpleNamespace(extra_args=None))
     mm_features: Sequence[object] = ()
     lora_request: None = None
     resumable: bool = False
@@ -163,7 +163,7 @@ def test_a_step_waits_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> Non
         return SimpleNamespace(done=())
 
     monkeypatch.setattr(scheduler, "wait", wait)
-    monkeypatch.setattr("pictool.engines.vllm.scheduler.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("pictool.engines.vllm.scheduler.scheduler.time.monotonic", lambda: clock[0])
     side = SchedulerSide(Slow(), parse_settings({"store": "x"}))  # type: ignore[arg-type]
     requests = [asked(i, 2) for i in range(5)]
     for _ in range(2):

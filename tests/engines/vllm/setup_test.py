@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pictool.engines.vllm.setup import parse_settings
+from pictool.engines.vllm.client.setup import parse_settings
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 

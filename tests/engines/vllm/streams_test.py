@@ -15,13 +15,13 @@ from emulated import MAIN, Race
 from torch import nn
 
 from pictool.core import TokenIds
-from pictool.engines.vllm import worker
-from pictool.engines.vllm.forward import Batch, Piece, Work
-from pictool.engines.vllm.kv import KVHeads
 from pictool.engines.vllm.messages import CompileJob, Outcome
 from pictool.engines.vllm.request import Problem
-from pictool.engines.vllm.worker import Budget, WorkerSide
-from pictool.runtime import streams
+from pictool.engines.vllm.worker import worker
+from pictool.engines.vllm.worker.forward import Batch, Piece, Work
+from pictool.engines.vllm.worker.kv import KVHeads
+from pictool.engines.vllm.worker.worker import Budget, WorkerSide
+from pictool.runtime.memory import streams
 from pictool.runtime.model import Model
 from pictool.runtime.tensors import to_bytes
 from pictool.store.store import Store

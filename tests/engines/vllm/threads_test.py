@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pictool.engines.vllm import threads
-from pictool.engines.vllm.threads import Courtesy
+from pictool.engines.vllm.worker import threads
+from pictool.engines.vllm.worker.threads import Courtesy
 
 
 class Clocks:

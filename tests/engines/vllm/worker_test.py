@@ -18,13 +18,13 @@ import vllm_rig as rig
 
 from pictool.api import compile
 from pictool.core import Chunk
-from pictool.engines.vllm.forward import Piece, Work
-from pictool.engines.vllm.kv import KVHeads
+from pictool.engines.vllm.client.setup import parse_settings
 from pictool.engines.vllm.messages import LinkJob, Outcome
-from pictool.engines.vllm.planning import Planner
 from pictool.engines.vllm.request import LinkRequest, ObjectRef, Problem
-from pictool.engines.vllm.setup import parse_settings
-from pictool.engines.vllm.worker import Budget, WorkerSide, _Computing
+from pictool.engines.vllm.scheduler.planning import Planner
+from pictool.engines.vllm.worker.forward import Piece, Work
+from pictool.engines.vllm.worker.kv import KVHeads
+from pictool.engines.vllm.worker.worker import Budget, WorkerSide, _Computing
 from pictool.linker.plan import LinkPlan
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model
@@ -39,7 +39,7 @@ class Ranks:
 
     def __init__(self, count: int) -> None:
         self.count, self._values = count, [None] * count
-        self._barrier = threading.Barrier(count, timeout=20)
+        self._barrier = threading.Barrier(count, timeout=60)
 
     def exchange(self, rank: int, value: Any) -> list[Any]:
         self._values[rank] = value
@@ -230,7 +230,7 @@ class LongPass:
 def test_a_long_pass_does_not_hold_short_ones(
     model: Model, store: Store, plan: LinkPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pictool.engines.vllm.worker.NarrowingForward", LongPass)
+    monkeypatch.setattr("pictool.engines.vllm.worker.worker.NarrowingForward", LongPass)
     side, forward = start(model, store, Budget(10**9, 10**6, 1e-9))
     forward.num_rows, ended = 40, list[str]()
     jobs, step = [replace(job_of(plan, "long"), rows=None), job_of(plan, "short")], side.step
@@ -274,7 +274,7 @@ def test_ranks_compute_the_same_pieces(model: Model, store: Store, plan: LinkPla
 
 def test_threads_that_read_yield_to_the_engine(model: Model, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     names = []
-    monkeypatch.setattr("pictool.engines.vllm.worker.background_threads", lambda most, name: names.append(name))
+    monkeypatch.setattr("pictool.engines.vllm.worker.worker.background_threads", lambda most, name: names.append(name))
     start(model, store, Budget(1, 1))
     assert names == ["pic-read"]
 

@@ -132,7 +132,7 @@ def test_the_default_needle_answers_the_default_question() -> None:
         ({"files": ("docs/*.md",)}, "docs/*.md: no such file"),
         ({"files": ("docs",)}, "docs: is a directory"),
         ({"files": ("docs/latin.txt",)}, "docs/latin.txt: not UTF-8 at byte 3"),
-        ({"files": ("docs/blank.txt",)}, "needle: files=docs/blank.txt: there is no word in them"),
+        ({"files": ("docs/blank.txt",)}, "docs/blank.txt: has nothing but white space"),
         ({"files": ("docs/empty.txt",)}, "docs/empty.txt: is empty"),
     ],
 )

@@ -38,7 +38,7 @@ def test_documents_are_files_or_texts(tmp_path: Path) -> None:
     documents = ["../a.txt", {"text": " as it\r\nis "}, str(tmp_path / "abs.txt"), "../a.txt"]
     record = {"documents": documents, "query": "Why?", "answers": ["x"], "head": "Be brief.", "kind": "k", "id": "q-1"}
     (case,) = load(tmp_path / "sub" / "q.jsonl", record)
-    assert case.documents == ("line\r\nnaïve\n", " as it\r\nis ", "absolute", "line\r\nnaïve\n")
+    assert case.documents == ("line\nnaïve\n", " as it\r\nis ", "absolute", "line\nnaïve\n")
     assert (case.head, case.kind, case.id, case.metric) == ("Be brief.", "k", "q-1", "f1")
 
 

@@ -47,7 +47,7 @@ def problem(path: Path, name: str) -> str:
         (b"GOOD\n[1]\n", "line 2: must be a JSON object"),
         (b"[GOOD, null]", "record 2: must be a JSON object"),
         (b"GOOD\n{}\n", "is missing"),
-        (b"[" * 100_000, "line 1: is not JSON that can be read (maximum recursion"),
+        (b"[" * 100_000, "line 1: is not JSON that can be read (lists or objects are nested too deep)"),
         (b"GOOD\n" + b"7" * 5000, "line 2: is not JSON that can be read (Exceeds the limit"),
     ],
 )

@@ -8,10 +8,11 @@ from hostile.surfaces.databases import Databases
 from hostile.surfaces.models import Models
 from hostile.surfaces.objects import Objects
 from hostile.surfaces.remotes import Remotes
+from hostile.surfaces.replies import Replies
 from hostile.surfaces.runs import Runs
 from hostile.surfaces.scripts import Scripts
 from hostile.surfaces.traces import Traces
 
 SURFACES: dict[str, type[Surface]] = {
-    kind.name: kind for kind in (Objects, Archives, Traces, Models, Remotes, Databases, Scripts, Runs)
+    kind.name: kind for kind in (Objects, Archives, Traces, Models, Remotes, Databases, Scripts, Runs, Replies)
 }

@@ -1,4 +1,4 @@
-"""Damaged side files of a store and of the cache: databases, counts, pins, locks, profiles. All of them heal."""
+"""Damaged side files of a store and of the cache: databases, counts, pins, locks. All heal; leases are named."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from hostile.scene import Scene, inside
 from hostile.surfaces.base import Surface, put_something_else
 from hostile.surfaces.objects import check_json, healing
 from hostile.values import dumps, mutate_bytes, mutate_tree, text, value
+from pictool.store.directory import MARK
+from pictool.store.leases import LeasedObject, Leases
 
 SQL = (
     "DROP TABLE {table}",
@@ -44,6 +46,7 @@ TABLES = {  # of each database: its table, and that one's columns
     "hits": ("hits", "key", "count"),
     "sources": ("sources", "key", "source", "model"),
     "compiled": ("compiled", "name", "objects", "used"),
+    "leases": ("leases", "id", "tenant", "created", "expires", "body"),
 }
 PROFILES = {"compute": [[62.0, 2.0, 1.0, 0.064], [510.0, 2.0, 1.0, 0.512], [510.0, 2.0, 64.0, 0.066]],
             "loads": [[2e6, 1.0, 0.3, 0.03, 0.1, 0.01], [2e6, 2.0, 0.4, 0.06, 0.1, 0.02]]}  # fmt: skip
@@ -123,6 +126,8 @@ class Databases(Surface):
                 done = pic(*command)
                 assert done.code == 0, done.err
             pic("store", "stats", "--store", "st")
+            kept = [LeasedObject(key, 5) for key in scene.keys["none"].values()]
+            Leases(Path("st")).add("t", "m", kept, 4e9)
             self.files = {
                 path.relative_to(Path.cwd()): path.read_bytes()
                 for path in sorted(Path.cwd().rglob("*"))
@@ -198,9 +203,11 @@ class Databases(Surface):
         ]
         if draw.random() < 0.25:
             done = healing(scene, "none")
-            return done if not is_special else Step(done.arguments, ("st", path.name), done.check)
+            return done if not is_special and path.name != MARK else Step(done.arguments, ("st", path.name), done.check)
         arguments, check = draw.choice(commands)
-        return Step(arguments, ("st", path.name, str(path)), check, must_answer=not is_special)
+        # Leases are lost if their file is made anew, and a mark may name a later version.
+        may_refuse = is_special or path.name.startswith("leases.") or path.name == MARK
+        return Step(arguments, ("st", path.name, str(path)), check, must_answer=not may_refuse)
 
     def _plan(self) -> tuple[object, ...]:
         return "plan", "a.txt", "-m", self.scene.model, "--store", "st"

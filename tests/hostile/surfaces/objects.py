@@ -17,7 +17,7 @@ from hostile.judge import Case, Check, Outcome, Step, fine
 from hostile.scene import CODECS, Scene
 from hostile.surfaces.base import Surface, put_something_else
 from hostile.values import NUMBERS, TEXTS, dumps, mutate_bytes, mutate_tree, nearby, text, value
-from pictool.store.format import checksum
+from pictool.store.objects.format import checksum
 
 RLE_BLOCK = 1 << 17  # bytes that one block of a zstd frame stands for
 
@@ -460,8 +460,8 @@ COMMANDS: tuple[Make, ...] = (
     command("store", "verify", "--repair"),
     command("store", "verify", "--repair"),
     command("store", "gc", "--max-size", "1G"),
-    command("store", "export", "x.kva"),
-    command("store", "export", "x.kva", "KEY"),
+    command("store", "export", "x.kva", "--force"),
+    command("store", "export", "x.kva", "KEY", "--force"),
     command("store", "push", "all", "--remote", "far"),
     command("store", "push", "KEY", "--remote", "far"),
     command("store", "pin", "KEY"),

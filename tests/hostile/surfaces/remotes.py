@@ -12,7 +12,7 @@ from typing import Any
 
 from commands.run import write
 
-import pictool.store.remote as remote_module
+import pictool.store.remote.remote as remote_module
 from hostile.filesystem import HostileFiles, draw_faults
 from hostile.judge import Case, Outcome, Step, fine
 from hostile.scene import Scene
@@ -20,7 +20,7 @@ from hostile.server import HostileServer, draw_answer
 from hostile.surfaces.base import Surface, put_something_else
 from hostile.surfaces.objects import forge, healing
 from hostile.values import mutate_bytes
-from pictool.store.remote import Remote, Retry
+from pictool.store.remote.remote import Remote, Retry
 
 
 class QuickRemote(Remote):

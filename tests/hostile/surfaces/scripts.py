@@ -42,8 +42,19 @@ RECORDS = [
 _BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
 )
+_MERGES = "a: &a {k: v, l: v}\n" + "".join(
+    f"{b}: &{b} {{<<: [{','.join(['*' + a] * 9)}]}}\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+CALL = {"model": "default", "max_tokens": 1, "temperature": 0, "input": [{"plus": [{"file": "a.txt"}]}, {"user": "x"}]}
+QUERIES = [
+    {"g": CALL},
+    {"plus": [{"repeat": {"n": 2, "g": {**CALL, "temperature": 0.7, "input": {"user": "a\u2028b"}}}}]},
+    {"g": {**CALL, "input": [{"retrieve": {"from": ["a.txt", "b.txt"], "query": {"user": "x"}}}]}},
+]
+ANSWERS = [{"line": 1, "query": "0" * 64, "made_of": "0" * 64, "answer": "x"}, {"line": 3, "query": "1", "answer": ""}]
 YAML = (
     _BOMB,
+    _MERGES,
     "&a [*a]",
     "&a {head: *a}",
     "documents: &a [*a]\nquery: x",
@@ -180,6 +191,8 @@ class Scripts(Surface):
             self._document,
             self._dataset,
             self._results,
+            self._query,
+            self._bulk,
         )
         what, arguments = draw.choice(makers)(draw)
         name = what.split(":")[0]
@@ -247,6 +260,22 @@ class Scripts(Surface):
             data = encode("\n".join(map(dumps, lines)) + "\n")
         write("r.jsonl", data)
         return f"r.jsonl: {what}", (*self._eval(), *(("--json",) if draw.random() < 0.3 else ()))
+
+    def _query(self, draw: random.Random) -> tuple[str, tuple[object, ...]]:
+        data, what = as_yaml(draw.choice(QUERIES), draw)
+        write("q.yaml", data)
+        more = draw.choice((("--explain",), ("--tree", 2), ("--json",), ()))
+        return f"q.yaml: {what}", ("query", "q.yaml", "-m", self.scene.model, "--store", "st", *more)
+
+    def _bulk(self, draw: random.Random) -> tuple[str, tuple[object, ...]]:
+        """Lines of a bulk, and answers that it continues."""
+        write("b.jsonl", encode("".join(dumps(query) + "\n" for query in QUERIES)))
+        write("o.jsonl", encode("".join(dumps(answer) + "\n" for answer in ANSWERS)))
+        name, records = draw.choice((("b.jsonl", QUERIES), ("o.jsonl", ANSWERS)))
+        data, what = as_records(records, draw) if draw.random() < 0.7 else mutate_bytes(Path(name).read_bytes(), draw)
+        write(name, data)
+        more = draw.choice((("--json",), ("-o", "o.jsonl"), ("-o", "o.jsonl")))
+        return f"{name}: {what}", ("query", "b.jsonl", "--bulk", "-m", self.scene.model, "--store", "st", *more)
 
     def _eval(self) -> tuple[object, ...]:
         return (

@@ -21,7 +21,7 @@ from pictool.store.codecs import codecs, require_codec
 from pictool.store.codecs.base import Codec, CodingError, LayerShape
 from pictool.store.codecs.fp8 import from_fp8, to_fp8
 from pictool.store.codecs.quantized import GROUP, Quantizing, piece_layouts
-from pictool.store.format import CompiledChunk, ObjectFile, ObjectMeta, write_object
+from pictool.store.objects.format import CompiledChunk, ObjectFile, ObjectMeta, write_object
 from pictool.store.store import Store
 
 NAMES = list(codecs())
@@ -255,7 +255,7 @@ class Wrong(Codec):
 
 def test_a_layer_that_cannot_be_decoded_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("pictool.store.format.codecs", lambda: dict.fromkeys(NAMES, Wrong()))
+        patch.setattr("pictool.store.objects.format.codecs", lambda: dict.fromkeys(NAMES, Wrong()))
         with (tmp_path / "odd.kvo").open("wb") as out:
             write_object(out, make_object("int8"))
     with ObjectFile(tmp_path / "odd.kvo") as file, pytest.raises(ObjectError, match=r"odd\.kvo: layer 0 cannot be dec"):

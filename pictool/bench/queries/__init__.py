@@ -1,1 +1,0 @@
-"""The figures of the paper on span queries, measured here: documents, judges, moves, bulks, trees; with quality."""

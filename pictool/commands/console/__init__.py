@@ -1,0 +1,1 @@
+"""The terminal: notes, tables, progress, pages, errors."""

@@ -1,0 +1,1 @@
+"""Links of the command line: requests, batches, a server that links."""

@@ -1,0 +1,361 @@
+"""Requests: the spec that the command line, a link script and the settings describe together.
+
+A link script (`-T script.yaml`) is a whole prompt as a file:
+
+head: "You answer from the documents."      # optional
+documents: [docs/a.txt, docs/b.kvo]         # paths are relative to the script
+query: "Which festival does Gadwick hold?"
+query_template: "Question: {query}\\nAnswer:"   # optional
+policy: {algo: legolink, k: 16}             # optional; any field of the policy
+max_new_tokens: 32                          # optional
+codec: int8                                 # optional: how the KV of documents given as texts is kept
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.verbosity import note
+from pictool.commands.settings.options import (
+    ANSWER,
+    COMPILING,
+    POLICY,
+    PROMPT,
+    ChunkOption,
+    CodecOption,
+    FieldsOption,
+    argument,
+    option,
+)
+from pictool.commands.settings.settings import Settings, read_yaml, text_or_none
+from pictool.errors import InputError
+from pictool.reading import exists
+
+if TYPE_CHECKING:
+    from pictool.core import Sampling
+    from pictool.linker.policies.base import Policy
+    from pictool.linker.spec import Document, Spec
+    from pictool.store.store import Store
+
+STDIN = "-"  # as the name of a file, in place of what is read from it
+AUTO = "auto"  # as ratio: what the loading controller chooses
+_KEYS = ("head", "documents", "query", "query_template", "policy", "max_new_tokens", "codec")
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What a command line says of a request; None where it says nothing."""
+
+    documents: Annotated[
+        list[str], argument("DOCUMENT", "Text files (- is stdin), .kvo objects or keys, in prompt order.")
+    ] = field(default_factory=list)
+    query: Annotated[Optional[str], option("-q, --query", "TEXT", "The question; - is stdin.")] = None
+    script: Annotated[Optional[str], option("-T, --script", "FILE", "A link script: a request as YAML.")] = None
+    algos: Annotated[
+        list[str],
+        option("--algo", "SPEC", "Policy: NAME or NAME-NUMBER; several are compared. A wrong name lists all.", POLICY),
+    ] = field(default_factory=list)
+    k: Annotated[Optional[int], option("-k", "N", "Tokens recomputed at the start of each chunk.", POLICY)] = None
+    ratio: Annotated[
+        Optional[str],
+        option("--ratio", "SHARE", "Share of rows that is recomputed; auto: as the store's speed suggests.", POLICY),
+    ] = None
+    params: FieldsOption = field(default_factory=list)
+    fallback: Annotated[
+        Optional[str], option("--fallback", "NAME", "Policy for objects that have no table of fixups.", POLICY)
+    ] = None
+    head: Annotated[Optional[str], option("--head", "TEXT", "System message, before the documents.", PROMPT)] = None
+    query_template: Annotated[
+        Optional[str], option("--query-template", "TEXT", "How {query} follows the documents.", PROMPT)
+    ] = None
+    max_new_tokens: Annotated[
+        Optional[int], option("--max-new-tokens", "N", "Tokens of the answer at most (64).", ANSWER, min=1)
+    ] = None
+    temperature: Annotated[float, option("--temperature", "T", "0 is greedy.", ANSWER)] = 0.0
+    top_p: Annotated[float, option("--top-p", "P", "Nucleus sampling.", ANSWER)] = 1.0
+    seed: Annotated[int, option("--seed", "N", "Seed of sampling.", ANSWER, min=0, max=2**64 - 1)] = 0
+    stop: Annotated[list[str], option("--stop", "TEXT", "Text that ends the answer; repeatable.", ANSWER)] = field(
+        default_factory=list
+    )
+    chunk_tokens: ChunkOption = None
+    sinks: Annotated[
+        Optional[int], option("--sinks", "N", "Dummy tokens before each chunk that is compiled here.", COMPILING, min=0)
+    ] = None
+    codec: CodecOption = None
+
+    @property
+    def algo(self) -> str | None:
+        """The policy that is named, if one is."""
+        return self.algos[0] if self.algos else None
+
+
+@dataclass(frozen=True)
+class LinkScript:
+    """What a link script says; None where it is silent. `path` names it in messages."""
+
+    path: Path | None = None
+    head: str | None = None
+    documents: tuple[str, ...] = ()
+    query: str | None = None
+    query_template: str | None = None
+    algo: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    max_new_tokens: int | None = None
+    codec: str | None = None
+
+
+def make_spec(options: RequestOptions, settings: Settings, script: LinkScript = LinkScript()) -> Spec:
+    """The spec of a request: what the command line says, else the script, else the settings.
+
+    Where the ratio is `auto`, it is the least one; the caller chooses it once the model and the store are open.
+
+    Raises:
+        UsageError: no query, or an option of the policy or of sampling that makes no sense.
+        InputError: the same in the script, or a text that is none.
+    """
+    from pictool.compiler.compile import CODEC
+    from pictool.linker.spec import MAX_NEW_TOKENS, Spec
+    from pictool.store.codecs import require_codec
+
+    query = _first(options.query, script.query)
+    with of_command_line():
+        require_codec(options.codec or CODEC)
+    if query is None:
+        raise UsageError("no query; give one with --query, or in a link script (-T)")
+    return Spec(
+        query=require_text("the query", query),
+        documents=[*script.documents, *options.documents],
+        policy=_make_policy(options, script, settings),
+        head=text_or_silent("the head", _first(options.head, script.head, settings.head)),
+        query_template=text_or_silent(
+            "the query template", _first(options.query_template, script.query_template, settings.query_template)
+        ),
+        max_new_tokens=_first(options.max_new_tokens, script.max_new_tokens, MAX_NEW_TOKENS),
+        sampling=_make_sampling(options),
+        sinks=options.sinks,
+        chunk_tokens=options.chunk_tokens,
+        codec=_first(options.codec, script.codec, settings.codec),
+    )
+
+
+def with_stdin(spec: Spec) -> Spec:
+    """The spec with the text of stdin in place of the document or the query that is named `-`.
+
+    Raises:
+        UsageError: more than one is. InputError: no text.
+    """
+    from pictool.core import Text
+
+    named = [spec.query, *spec.documents].count(STDIN)
+    if named > 1:
+        raise UsageError(f"-: {named} of documents and query are to be read from stdin, which is read once; name files")
+    if not named:
+        return spec
+    text = read_stdin()
+    if spec.query == STDIN:
+        return replace(spec, query=text.rstrip("\n"))  # as $(…) gives it
+    documents = [Text(text, "stdin") if name == STDIN else name for name in spec.documents]
+    return replace(spec, documents=documents)
+
+
+def read_stdin() -> str:
+    """The text that is written to stdin, until its end. Raises InputError as `read_text` does."""
+    from pictool.compiler.chunking import MAX_FILE_BYTES, decode_text
+
+    return decode_text("stdin", sys.stdin.buffer.read(MAX_FILE_BYTES + 1))
+
+
+def _make_policy(options: RequestOptions, script: LinkScript, settings: Settings) -> Policy:
+    from pictool.controller.decision import MIN_RATIO
+    from pictool.linker.grid import policy_with_options
+    from pictool.linker.policies import DEFAULT
+
+    values = policy_values(options, script)
+    if values.get("ratio") == AUTO:
+        values["ratio"] = MIN_RATIO
+    if options.algo is None and script.algo is None and settings.algo is not None:
+        return policy_of_settings(settings, values)
+    name = options.algo or script.algo or DEFAULT
+    try:
+        return policy_with_options(name, values)
+    except InputError as error:
+        if options.algo is None and not _named_fields(options) and script.algo is not None:
+            raise InputError(f"{script.path}: policy: {error}") from error
+        raise UsageError(str(error)) from error
+
+
+def policy_of_settings(settings: Settings, values: Mapping[str, Any]) -> Policy:
+    """The policy that the settings name, with fields of the command line before its own.
+
+    Raises:
+        InputError: no such policy; it names the file or the variable. UsageError: a field that the policy lacks.
+    """
+    from pictool.linker.grid import parse_policy, policy_with_options
+
+    assert settings.algo is not None
+    origin = settings.origin("algo")
+    try:
+        policy = parse_policy(settings.algo)
+    except InputError as error:
+        raise InputError(f"{origin}: algo: {error}") from error
+    if not values:
+        return policy
+    try:
+        return policy_with_options(settings.algo, values)
+    except InputError as error:
+        raise UsageError(f"{error} (the policy is that of {origin}; --algo names another)") from error
+
+
+def _make_sampling(options: RequestOptions) -> Sampling:
+    from pictool.core import Sampling
+
+    with of_command_line():
+        return Sampling(options.temperature, options.top_p, options.seed, tuple(options.stop))
+
+
+def policy_values(options: RequestOptions, script: LinkScript = LinkScript()) -> dict[str, Any]:
+    """The policy's fields from the script (if it names the same policy), `-k`, `--ratio`, `--fallback` and `-p`.
+
+    Raises:
+        UsageError: a field is named twice.
+    """
+    return (dict(script.params) if options.algo in (None, script.algo) else {}) | _named_fields(options)
+
+
+def _named_fields(options: RequestOptions) -> dict[str, Any]:
+    ratio = None if options.ratio is None else _parse_ratio(options.ratio)
+    return named_fields(options.params, k=options.k, ratio=ratio, fallback=options.fallback)
+
+
+def named_fields(params: Sequence[str], **options: Any) -> dict[str, Any]:
+    """The policy's fields that the command line names: by options of their own (None: unused), and by `-p`.
+
+    Raises:
+        UsageError: one is named twice.
+    """
+    named = {name: value for name, value in options.items() if value is not None}
+    others = parse_fields(params)
+    for name in named.keys() & others.keys():
+        raise UsageError(f"{'-k' if name == 'k' else f'--{name}'} and -p {name}={others[name]}: name one of the two")
+    return named | others
+
+
+def parse_fields(params: Sequence[str]) -> dict[str, str]:
+    """The values of `-p FIELD=VALUE`.
+
+    Raises:
+        UsageError: no value, or a field that is named twice.
+    """
+    values: dict[str, str] = {}
+    for param in params:
+        name, equals, value = param.partition("=")
+        if not equals:
+            raise UsageError(f"-p {param}: must be FIELD=VALUE")
+        if name in values:
+            raise UsageError(f"-p {name}={values[name]} and -p {param}: name one of the two")
+        values[name] = value
+    return values
+
+
+def _parse_ratio(text: str) -> float | str:
+    """The value of --ratio: a number, or auto."""
+    if text == AUTO:
+        return AUTO
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UsageError(f"--ratio {text}: must be a number from 0 to 1, or {AUTO}") from error
+
+
+def _first(*values: Any) -> Any:
+    """The first value that is not None."""
+    return next((value for value in values if value is not None), None)
+
+
+def require_text(what: str, text: str) -> str:
+    """The text, if it is Unicode; an argument or a YAML escape can smuggle in half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{what}: is not UTF-8 text at character {error.start}; convert it first") from error
+    return text
+
+
+def text_or_silent(what: str, text: str | None) -> str | None:
+    """As `require_text`; None stays None."""
+    return None if text is None else require_text(what, text)
+
+
+def read_script(path: Path) -> LinkScript:
+    """Read a link script.
+
+    Raises:
+        InputError: names the script, the key, and what it must be.
+    """
+    from pictool.store.codecs import codecs
+
+    data = read_yaml(path, _KEYS)
+    documents = data.get("documents") or []
+    if not isinstance(documents, list) or not all(isinstance(document, str) for document in documents):
+        raise InputError(f"{path}: documents must be a list of paths or keys")
+    policy = data.get("policy") or {}
+    if isinstance(policy, str):
+        policy = {"algo": policy}
+    if policy and (not isinstance(policy, Mapping) or not isinstance(policy.get("algo"), str)):
+        raise InputError(f"{path}: policy must be a name, or a mapping with algo and the policy's fields")
+    new_tokens = data.get("max_new_tokens")
+    if new_tokens is not None and (type(new_tokens) is not int or new_tokens < 1):
+        raise InputError(f"{path}: max_new_tokens must be a whole number above 0")
+    texts = {key: text_or_none(path, key, data.get(key)) for key in ("head", "query", "query_template", "codec")}
+    if texts["codec"] is not None and texts["codec"] not in codecs():
+        raise InputError(f"{path}: codec {texts['codec']!r} must be one of {', '.join(codecs())}")
+    return LinkScript(
+        path=path,
+        documents=tuple(beside(path, document) for document in documents),
+        algo=policy.get("algo"),
+        params={name: value for name, value in policy.items() if name != "algo"},
+        max_new_tokens=new_tokens,
+        **texts,
+    )
+
+
+def beside(file: Path, document: str) -> str:
+    """A document's path, relative to the file that names it; what is no file there is left as it is (a key)."""
+    joined = os.path.normpath(file.parent / document)
+    looks_like_file = "/" in document or "." in document
+    return joined if looks_like_file or os.path.exists(joined) else document
+
+
+def check_documents(names: Sequence[str]) -> None:
+    """Refuse what is no text, object or key, before a model is loaded for it."""
+    from pictool.compiler.chunking import read_text
+    from pictool.linker.resolve import no_such_file
+
+    for name in names:
+        path = Path(name)
+        if name == STDIN:
+            continue
+        if not exists(name):
+            if not all(character in "0123456789abcdef" for character in name):
+                raise no_such_file(name)
+        elif path.suffix != ".kvo" and (path.is_file() or path.is_dir()):
+            read_text(path)
+
+
+def check_keys(store: Store, documents: Sequence[Document], salt: str) -> None:
+    """Refuse keys of no object, before a model is loaded for them; of a whole key the remote may have one."""
+    from pictool.store.entries import is_key
+
+    for name in (str(document) for document in documents if isinstance(document, str | Path)):
+        if not exists(name) and Path(name).suffix != ".kvo" and not (is_key(name) and store.remote is not None):
+            store.resolve(name, salt)
+
+
+def note_measuring(what: str) -> None:
+    note(f"measuring {what}, once for this machine and model")

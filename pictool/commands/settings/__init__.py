@@ -1,0 +1,1 @@
+"""Settings and options that commands share, and what they open."""

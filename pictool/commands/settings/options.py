@@ -1,0 +1,213 @@
+"""How a function becomes a command: its options, the settings that it receives, its help, its errors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Annotated, Any, Optional, TypeVar, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from pictool.commands.completion import complete_algo, complete_key, complete_model
+from pictool.commands.console.errors import reports_errors
+from pictool.commands.console.verbosity import note
+from pictool.commands.settings.salt import MAKE_ONE, is_weak
+from pictool.commands.settings.settings import Settings, read_settings
+
+SALT = ("salt", "salt_file")  # settings of every command whose model or keys are a tenant's
+WITHOUT_VALUE = "default"  # of an option that was given without its value
+_ADDRESS = re.compile(r"auto|local|ray://\S+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
+F = TypeVar("F", bound=Callable[..., None])
+
+# Headings of options in help texts, in their order
+OPTIONS, PROMPT, DATASET, POLICY, ANSWER = "Options", "Prompt", "Dataset", "Policy", "Answer"
+SECTIONS, ANALYSIS, COMPILING, OUTPUT = "Sections", "Analysis", "Compiling", "Output"
+BATCH, CLUSTER, MODEL, STORE = "Batch", "Cluster", "Model", "Store"
+_HEADINGS = (
+    "Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, SECTIONS, ANALYSIS, COMPILING, BATCH, CLUSTER, OUTPUT,
+    MODEL, STORE,
+)  # fmt: skip
+# What the shell completes, by the option or the argument's metavar
+_OPTION_VALUES = {"--algo": complete_algo, "--allow": complete_algo, "-m": complete_model}
+_ARGUMENT_VALUES = {"KEY": complete_key, "DOCUMENT": complete_key}
+SPECS = "NAME, NAME-NUMBER or NAME:FIELD=VALUE[,VALUE...]; repeatable. A wrong name lists all."
+
+
+def option(names: str, metavar: str | None, help: str, heading: str = OPTIONS, **more: Any) -> Any:
+    """An option of the command line.
+
+    Args:
+        names: as `-q, --query`.
+        metavar: what stands for its value in the help; None for a flag.
+        more: as of `typer.Option`.
+    """
+    listed = names.split(", ")
+    more = {"autocompletion": _OPTION_VALUES.get(listed[0])} | more
+    return typer.Option(*listed, metavar=metavar, help=help, rich_help_panel=heading, **more)
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    more = {"autocompletion": _ARGUMENT_VALUES.get(metavar)} | more
+    return typer.Argument(metavar=metavar, help=help, **more)
+
+
+JsonOption = Annotated[bool, option("--json", None, "Print JSON.", OUTPUT)]
+DepfileOption = Annotated[
+    bool, option("--depfile", None, "Write what -o depends on beside it, for make (OUT.d).", OUTPUT)
+]
+PlotOption = Annotated[Optional[str], option("--plot", "FILE", "Draw a picture (.svg, .png).", OUTPUT)]
+EngineOption = Annotated[
+    Optional[str], option("--engine", "NAME", "torch (default) or vllm; a wrong name lists all.", MODEL)
+]
+ChunkOption = Annotated[
+    Optional[int], option("--chunk-tokens", "N", "Cut text files into chunks of N tokens.", COMPILING, min=1)
+]
+CodecOption = Annotated[
+    Optional[str], option("--codec", "NAME", "How KV is kept (PIC_CODEC; none); a wrong name lists all.", COMPILING)
+]
+RayOption = Annotated[
+    Optional[str],
+    option(
+        "--ray", "[ADDRESS]", "Run on a Ray cluster: HOST:PORT, auto; without: RAY_ADDRESS, or this machine.", CLUSTER
+    ),
+]
+FieldsOption = Annotated[list[str], option("-p", "FIELD=VALUE", "Any field of the policy; repeatable.", POLICY)]
+
+# The options that override settings; a command names those that it has.
+_SETTINGS = {
+    "model": Annotated[
+        Optional[str], option("-m, --model", "NAME", "Directory, hub name or embedded[-small] (PIC_MODEL).", MODEL)
+    ],
+    "device": Annotated[Optional[str], option("--device", "NAME", "auto, cpu, cuda, xpu or mps (PIC_DEVICE).", MODEL)],
+    "dtype": Annotated[
+        Optional[str], option("--dtype", "NAME", "auto, float32, bfloat16 or float16 (PIC_DTYPE).", MODEL)
+    ],
+    "codec": CodecOption,
+    "store": Annotated[Optional[str], option("--store", "DIR", "Directory of objects (PIC_STORE; .pic).", STORE)],
+    "remote": Annotated[
+        Optional[str], option("--remote", "URL", "A store to fetch missing objects from (PIC_REMOTE).", STORE)
+    ],
+    "server": Annotated[
+        Optional[str], option("--server", "URL", "Let a running pic serve do it (PIC_SERVER; '' is none).", MODEL)
+    ],
+    "salt": Annotated[
+        Optional[str],
+        option("--salt", "TEXT", "Separates tenants: other salts never hit (PIC_SALT); ps shows it to all.", STORE),
+    ],
+    "salt_file": Annotated[Optional[str], option("--salt-file", "FILE", "Holds the salt (PIC_SALT_FILE).", STORE)],
+}
+
+
+def make_app(help: str = "") -> typer.Typer:
+    """An app for one command, or for a group of them, which has a help text."""
+    return typer.Typer(
+        rich_markup_mode=None,  # plain help, in half the time
+        add_completion=False, help=help or None, no_args_is_help=bool(help),
+    )  # fmt: skip
+
+
+def command(app: typer.Typer, name: str, *settings: str, without: Sequence[str] = ()) -> Callable[[F], F]:
+    """Add a function to an app as a command. The function itself stays as it is, for other callers.
+
+    A parameter whose type is a dataclass stands for one option per field, and one of type `Settings` receives the
+    settings. All other parameters are typer's.
+
+    Args:
+        settings: those that an option of this command overrides.
+        without: fields that stand for no option here, and keep their defaults.
+    """
+
+    def register(function: F) -> F:
+        hints = get_type_hints(function, include_extras=True)
+        hints.pop("return")
+
+        @functools.wraps(function)
+        @reports_errors
+        def run(**values: Any) -> None:
+            overrides = {name: values.pop(name) for name in settings}
+            for parameter, kind in hints.items():
+                if kind is Settings:
+                    values[parameter] = read_settings().override(**overrides).without_secrets_of_others()
+                    if "salt" in settings and is_weak(values[parameter].salt):
+                        note(f"the salt is weak: who guesses it finds all that was compiled with it; {MAKE_ONE}")
+                elif is_dataclass(kind):
+                    names = [field.name for field in fields(kind) if field.name not in without]
+                    values[parameter] = kind(**{name: values.pop(name) for name in names})  # type: ignore[operator]
+            function(**values)
+
+        parameters = [
+            *_parameters(function, hints, without),
+            *(_keyword(name, None, _SETTINGS[name]) for name in settings),
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {}
+        app.command(name, cls=_Command)(run)
+        return function
+
+    return register
+
+
+def _parameters(
+    function: Callable[..., None], hints: dict[str, Any], without: Sequence[str]
+) -> Iterator[inspect.Parameter]:
+    """The parameters of a command's function as typer is to see them."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = hints[name]
+        if is_dataclass(kind) and kind is not Settings:
+            types = get_type_hints(kind, include_extras=True)
+            for field in fields(kind):
+                if field.name not in without:
+                    yield _keyword(field.name, _default(field), types[field.name])
+        elif kind is not Settings:
+            yield _keyword(name, parameter.default, kind)
+
+
+def _is_address(following: list[str]) -> bool:
+    """Whether what follows `--ray` is its address: auto, local, HOST:PORT or a ray:// URL; no name of a file."""
+    return any(_ADDRESS.fullmatch(text) for text in following)
+
+
+def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return inspect.Parameter.empty if field.default is MISSING else field.default
+
+
+class _Command(TyperCommand):
+    """A command whose help has a section for every heading, without what rich costs to load.
+
+    A value whose metavar is in brackets may be left out of the command line: it is then `WITHOUT_VALUE`.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = [one for one in self.get_params(ctx) if one.param_type_name == "option"]
+        optional = {name for one in options if (one.metavar or "").startswith("[") for name in one.opts}
+        filled = list[str]()
+        for index, text in enumerate(args):
+            filled.append(text)
+            if text == "--":
+                return super().parse_args(ctx, filled + args[index + 1 :])
+            if text in optional and not _is_address(args[index + 1 : index + 2]):
+                filled.append(WITHOUT_VALUE)
+        return super().parse_args(ctx, filled)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and parameter.param_type_name == "argument":
+                sections["Arguments"].append((parameter.metavar or "", record[1]))
+            elif record is not None:
+                sections[getattr(parameter, "rich_help_panel", None) or OPTIONS].append(record)
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)

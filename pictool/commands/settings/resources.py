@@ -1,0 +1,88 @@
+"""Opening what the settings name: the store and the model."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from pictool.commands.console.errors import cancel_on_interrupt
+from pictool.commands.console.verbosity import detail, note, waiting
+from pictool.commands.settings.settings import Settings
+from pictool.errors import InputError
+from pictool.urls import without_credentials
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+    from pictool.store.remote.remote import Remote
+    from pictool.store.store import Store
+
+
+def open_store(settings: Settings) -> Store:
+    """The store with its budget, its remote and its host memory; warnings are notes on stderr."""
+    from pictool.store.store import Store
+
+    note_logs()
+    store = Store(
+        settings.store, settings.max_size, remote=open_remote(settings), memory_bytes=settings.memory,
+        on_warning=note,
+    )  # fmt: skip
+    if store.root.exists() and not store.root.is_dir():
+        raise InputError(f"{store.root}: is no directory, so no store; name another with --store")
+    if store.remote is not None:
+        cancel_on_interrupt(store)
+    far = f", remote {without_credentials(settings.remote)} ({settings.origin('remote')})" if settings.remote else ""
+    detail(f"store {store.root} ({settings.origin('store')}){far}")
+    return store
+
+
+def note_logs() -> None:
+    """Show what the store logs as notes: that a directory of an earlier version is marked now."""
+    logger, handler = logging.getLogger("pictool.store"), logging.Handler()
+    handler.emit = lambda record: note(record.getMessage())  # type: ignore[method-assign]
+    logger.handlers, logger.propagate = [handler], False  # some libraries install handlers of all loggers
+
+
+def open_remote(settings: Settings) -> Remote | None:
+    """The remote that the settings name; it connects at the first request."""
+    from pictool.store.remote.pace import MIN_RATE
+    from pictool.store.remote.remote import Remote
+
+    return Remote(settings.remote, min_rate=settings.remote_rate or MIN_RATE) if settings.remote else None
+
+
+def open_model(settings: Settings) -> Model:
+    """The model; its weights are loaded when they are needed."""
+    from pictool.runtime.model import require_name
+
+    began = time.perf_counter()
+    require_name(settings.model)
+    with waiting("loading transformers"):
+        quiet_libraries()
+        from pictool.runtime.model import load_model
+
+        model = load_model(settings.model, settings.device, settings.dtype, settings.salt)
+    model.on_wait = waiting
+    where = "in memory" if model.directory is None else model.directory
+    opened_s = time.perf_counter() - began
+    detail(
+        f"model {model.name} ({settings.origin('model')}): {where}, {model.device}, {model.dtype}, "
+        f"opened in {opened_s:.1f} s"
+    )
+    return model
+
+
+def quiet_libraries() -> None:
+    """Turn off progress bars and advice of the libraries underneath; their errors still come through."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    shows_downloads = "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ and sys.stderr.isatty()
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()  # and those of downloads with it
+    if shows_downloads:
+        enable_progress_bars()

@@ -1,0 +1,293 @@
+"""Settings: what the command line, the environment and `pic.yaml` say together, read once per invocation of `pic`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from pictool.commands.console.errors import UsageError
+from pictool.commands.console.sizes import parse_size
+from pictool.commands.console.verbosity import note
+from pictool.commands.settings.salt import with_salt
+from pictool.errors import InputError
+from pictool.reading import read_file, shown
+from pictool.store.entries import DEFAULT_ROOT
+from pictool.urls import has_credentials, without_credentials
+
+FILE = "pic.yaml"
+DEFAULT = "default"
+_VARIABLES = {
+    "model": "PIC_MODEL", "store": "PIC_STORE", "device": "PIC_DEVICE", "dtype": "PIC_DTYPE", "codec": "PIC_CODEC",
+    "max_size": "PIC_MAX_SIZE", "salt": "PIC_SALT", "salt_file": "PIC_SALT_FILE", "remote": "PIC_REMOTE",
+    "algo": "PIC_ALGO", "memory": "PIC_MEMORY", "remote_rate": "PIC_REMOTE_RATE", "server": "PIC_SERVER",
+    "server_key": "PIC_SERVER_KEY",
+}  # fmt: skip
+_OTHER_VARIABLES = ("PIC_TRUST", "PIC_ROUTER_SECRET", "PIC_ENGINE_ENDS_WITH_PARENT")
+_TRUST = "PIC_TRUST"  # directories whose files are obeyed, whoever's they are
+_STEERING = ("server", "remote", "model", "store", "salt_file")  # settings that say where texts and secrets go
+_SIZES = ("max_size", "memory", "remote_rate")
+_PATHS = ("store", "salt_file", "remote", "model")  # relative ones of a file are relative to it
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a command works with and on. The command line comes before the environment, that before `pic.yaml`.
+
+    Fields:
+        model: directory or hub name; None: the embedded model.
+        store: directory of objects; None: `.pic`.
+        head, query_template: of prompts that name none.
+        max_size: bytes that the store may hold; None: no limit.
+        codec: how KV is kept.
+        algo: the policy of links that name none, as `fixup-10`; None: the default one.
+        salt: separates tenants; each place may name a file that holds it (`salt_file`). Never shown.
+        remote: URL of a store to fetch missing objects from; an empty text is none.
+        memory: bytes of host memory that keep objects.
+        remote_rate: bytes per second below which a transfer from the remote is given up; None: 8 KB.
+        server: URL of a `pic serve` that links in place of this process; an empty text is none.
+        server_key: the bearer key that it asks for. Never shown.
+        strange_file: the file, if it is neither trusted nor below the home directory (`_read_trusted`).
+        origins: who says a setting: an option, a variable of the environment, or a file. Others have their default.
+    """
+
+    model: str | None = None
+    store: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    head: str | None = None
+    query_template: str | None = None
+    max_size: int | None = None
+    codec: str = "none"
+    algo: str | None = None
+    salt: str = field(default="", repr=False)
+    remote: str | None = None
+    memory: int = 0
+    remote_rate: int | None = None
+    server: str | None = None
+    server_key: str | None = field(default=None, repr=False)
+    strange_file: str | None = field(default=None, compare=False, repr=False)
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def override(self, **options: str | None) -> Settings:
+        """These settings with options of the command line before them; None is an option that was not used.
+
+        Raises:
+            UsageError: a value that makes no sense.
+        """
+        used = {name: value for name, value in options.items() if value is not None}
+        origins = {name: f"--{name.replace('_', '-')}" for name in used}
+        used = with_salt(used, "--salt", "--salt-file")
+        for name, value in used.items():
+            if problem := _problem(name, value):
+                raise UsageError(f"{origins[name]} {without_credentials(value)}: {problem}")
+        expanded = {name: _expanded(name, value) for name, value in used.items()}
+        origins |= {"salt": origins.pop("salt_file")} if "salt_file" in origins else {}
+        return replace(self, **expanded, origins={**self.origins, **origins})  # type: ignore[arg-type]
+
+    def without_secrets_of_others(self) -> Settings:
+        """These settings, without secrets that would go to what a file outside of the user's own directories names.
+
+        Raises:
+            InputError: such a file names a remote by a URL, which credentials or a salt would follow.
+        """
+        file = self.strange_file
+        if file is None:
+            return self
+        remedy = f"set {_TRUST} to its directory if it is yours"
+        if self.remote and "://" in self.remote and self.origin("remote") == file:
+            raise InputError(
+                f"{file}: names the remote {without_credentials(self.remote)}, and is not below your home directory; "
+                f"{remedy}, or name the remote yourself (PIC_REMOTE)"
+            )
+        used = [name for name in _STEERING if self.origin(name) == file]
+        if used:
+            note(f"using {', '.join(used)} of {file}, which is not below your home directory ({_TRUST})")
+        if self.server_key and self.origin("server") == file and self.origin("server_key") != file:
+            note(f"{self.origin('server_key')} is not sent to the server that {file} names; {remedy}")
+            return replace(self, server_key=None)
+        return self
+
+    def option(self, name: str) -> str | None:
+        """A setting as the command line says it; None if it does not."""
+        return getattr(self, name) if self.origin(name).startswith("--") else None
+
+    def origin(self, name: str) -> str:
+        """Who says a setting."""
+        return self.origins.get(name, DEFAULT)
+
+
+def read_settings() -> Settings:
+    """The settings of the environment, and of `pic.yaml` in the working directory or the nearest one above that has it.
+
+    Raises:
+        InputError: a file that cannot be used, or a value that makes no sense; it names the file or the variable.
+    """
+    of_file, path, strange_file = {}, find_file(), None
+    if path is not None:
+        of_file = _file_settings(path)
+        if not _is_trusted(path):
+            strange_file = str(path)
+            _require_own(path, [name for name in _STEERING if of_file.get(name)])
+    _note_unknown_variables()
+    named = {name: os.environ[key] for name, key in _VARIABLES.items() if os.environ.get(key)}
+    origins = {name: str(path) for name in of_file} | {name: _VARIABLES[name] for name in named}
+    of_file = with_salt(of_file, f"{path}: salt", "salt_file")
+    values: dict[str, Any] = of_file | with_salt(named, _VARIABLES["salt"], _VARIABLES["salt_file"])
+    if "salt_file" in origins:
+        origins["salt"] = origins.pop("salt_file")
+    for name, value in values.items():
+        if problem := _problem(name, value):
+            raise InputError(f"{origins[name]}: {name} {without_credentials(value)!r}: {problem}")
+        values[name] = _parse_size(origins[name], name, value) if name in _SIZES else _expanded(name, value)
+    return Settings(**values, strange_file=strange_file, origins=origins)
+
+
+def _is_trusted(path: Path) -> bool:
+    """Whether a file is below a directory of PIC_TRUST, or is the user's own, below the home directory, and written by
+    nobody else.
+    """
+    resolved = path.resolve()
+    trusted = [Path(name).expanduser().resolve() for name in os.environ.get(_TRUST, "").split(os.pathsep) if name]
+    if any(resolved.is_relative_to(directory) for directory in trusted):
+        return True
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 (a user without a home directory is no error)
+    return _stranger(path) is None and resolved.is_relative_to(home.resolve())
+
+
+def _stranger(path: Path) -> str | None:
+    """Why a file may say what its user never wrote; None if only the user, or root, writes it."""
+    status = path.stat()
+    if status.st_uid not in (os.getuid(), 0):
+        return "belongs to another user"
+    return "can be written by everybody" if status.st_mode & stat.S_IWOTH else None
+
+
+def _require_own(path: Path, names: Sequence[str]) -> None:
+    """Refuse what says where texts and secrets go, in a file that another user may have written. Raises InputError."""
+    if names and (why := _stranger(path)):
+        raise InputError(
+            f"{path}: {why}, and names {', '.join(names)}; see what it says, then set "
+            f"{_TRUST}={path.resolve().parent} to obey it"
+        )
+
+
+def _note_unknown_variables() -> None:
+    known = (*_VARIABLES.values(), *_OTHER_VARIABLES)
+    for name in sorted(os.environ):
+        if name.startswith("PIC_") and name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            note(f"{name}: no such variable is known{f'; did you mean {near[0]}?' if near else ''}")
+
+
+def variable(name: str) -> str | None:
+    """The variable of the environment that says a setting, if there is one."""
+    return _VARIABLES.get(name)
+
+
+def find_file() -> Path | None:
+    """`pic.yaml` here, or in the nearest directory above that has one of this user's (or root's); None: nowhere.
+
+    One of another user above is not read: who may write to a directory above, as /tmp, says nothing here.
+    """
+    if os.path.lexists(FILE):
+        return Path(FILE)
+    here = Path.cwd()
+    for above in here.parents:
+        path = above / FILE
+        if path.is_file() and path.stat().st_uid in (os.getuid(), 0):
+            return Path(os.path.relpath(path))
+    return None
+
+
+def setting_keys() -> tuple[str, ...]:
+    """The keys of `pic.yaml`."""
+    return (*(field.name for field in fields(Settings) if field.name not in ("strange_file", "origins")), "salt_file")
+
+
+def _file_settings(path: Path) -> dict[str, Any]:
+    """What a file says, its relative paths as the working directory has them."""
+    values = {name: text_or_none(path, name, value) for name, value in read_yaml(path, setting_keys()).items()}
+    said = {name: value for name, value in values.items() if value is not None}
+    if path.parent == Path():
+        return said
+    return {"store": DEFAULT_ROOT} | {
+        name: _beside(path, name, value) if name in _PATHS else value
+        for name, value in ({"store": DEFAULT_ROOT} | said).items()
+    }
+
+
+def _beside(path: Path, name: str, value: str) -> str:
+    """A path in a file elsewhere. A URL stays, and so does the name of a model that is no directory there."""
+    if not value or "://" in value or value.startswith("~"):
+        return value
+    joined = os.path.normpath(path.parent / value)
+    return value if name == "model" and not Path(joined).is_dir() else joined
+
+
+def _problem(name: str, value: str) -> str | None:
+    """What is wrong with a setting that is one of several names; None if nothing is."""
+    if name == "codec":
+        from pictool.store.codecs import codecs
+
+        return None if value in codecs() else f"must be one of {', '.join(codecs())}"
+    if name == "server":
+        if value and (has_credentials(value) or not re.fullmatch(r"https?://[^\s?#]+", value)):
+            return "must be a URL as http://host:8000, without a password (PIC_SERVER_KEY is the key)"
+        return None
+    if name in ("device", "dtype"):
+        from pictool.runtime.device import device_problem, dtype_problem
+
+        return device_problem(value) if name == "device" else dtype_problem(value)
+    return None
+
+
+def _parse_size(origin: str, name: str, value: str) -> int:
+    return parse_size(f"{origin}: {name}", value)
+
+
+def _expanded(name: str, value: str) -> str:
+    """A path with the home directory in place of `~`, as shells have it; other settings stay."""
+    return str(Path(value).expanduser()) if name in _PATHS and value.startswith("~") else value
+
+
+def read_yaml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+    """A YAML mapping with no other keys than `keys`; an empty file is an empty one.
+
+    Raises:
+        InputError: unreadable, too large, not YAML, aliases, a key twice, not a mapping, or an unknown key.
+    """
+    from pictool import strict_yaml
+
+    try:
+        data = strict_yaml.load(read_file(path, strict_yaml.MAX_BYTES))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); it must be a YAML file") from error
+    except Exception as error:  # YAMLError; PyYAML raises others too where a tag and a value do not go together
+        raise InputError(f"{path}: is not YAML that can be used ({strict_yaml.problem(error)}); correct it") from error
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        raise InputError(f"{path}: must be a mapping with the keys {', '.join(keys)}")
+    if unknown := [shown_key(key) for key in data if key not in keys]:
+        raise InputError(f"{path}: unknown key {', '.join(unknown)[:200]}; known are {', '.join(keys)}")
+    return dict(data)
+
+
+def shown_key(key: Any) -> str:
+    """A key of a YAML file, as a message shows it."""
+    return key[:80] if isinstance(key, str) else shown(key)
+
+
+def text_or_none(path: Path, key: str, value: Any) -> str | None:
+    """A value of a YAML file that must be a text."""
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"{path}: {key} must be a text; put it in quotes")
+    if value is not None and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):
+        raise InputError(f"{path}: {key} has a character that no text has (a zero byte, or half of a surrogate pair)")
+    return value

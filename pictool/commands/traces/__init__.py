@@ -1,0 +1,1 @@
+"""How traces and runs are shown."""

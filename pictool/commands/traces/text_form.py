@@ -1,0 +1,209 @@
+"""Print traces on the terminal: what was linked, counts, times, the marked text; and what analysing them shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pictool.commands.console.terminal import (
+    NUM_OFFSETS,
+    bars,
+    first_tokens,
+    has_color,
+    heading,
+    heat_map,
+    open_screen,
+    percent_grid,
+    table,
+)
+from pictool.escapes import visible, visible_lines
+from pictool.trace.counts import TraceCounts
+from pictool.trace.format import Trace
+from pictool.trace.heatmap import color_style
+from pictool.trace.labels import position_label, row_labels, short
+
+if TYPE_CHECKING:
+    from pictool.trace.attention import AttentionMap
+    from pictool.trace.deviation import DeviationFromFull
+
+_MAX_ROWS = 24  # of an attention map
+_MAX_LISTED = 10
+TIMES = (("load", "load_s"), ("select", "select_s"), ("recompute", "recompute_s"), ("decode", "decode_s"))
+
+
+def show_trace(path: Path, trace: Trace, counts: TraceCounts, sections: Sequence[str]) -> None:
+    """Show the sections header, candidates, times, parts and layers, as far as they are asked for."""
+    screen = open_screen()
+    if "header" in sections:
+        for field, value in facts_of(path, trace).items():
+            screen.print(Text(f"{field:<12} {visible(value)}"), overflow="fold")
+    if "candidates" in sections:
+        heading(screen, "first token of the answer: the likeliest")
+        likeliest = [
+            (short(token.text, 16), token.probability, f"{token.probability:.4f}") for token in counts.candidates[:5]
+        ]
+        bars(screen, likeliest, 1.0)
+    if "times" in sections:
+        heading(screen, f"times (first token after {1e3 * trace.report['timing']['ttft_s']:.1f} ms)")
+        times = [(label, float(trace.report["timing"][field])) for label, field in TIMES]
+        bars(screen, [(label, seconds, f"{1e3 * seconds:.1f} ms") for label, seconds in times])
+    if "parts" in sections:
+        heading(screen, "computed tokens by part (mean of the layers)")
+        screen.print(_parts(trace, counts))
+    if "layers" in sections:
+        heading(screen, "computed context tokens by layer")
+        total = trace.layout.num_context
+        by_layer = enumerate(counts.rows_per_layer)
+        bars(screen, [(f"layer {i}", float(count), f"{count} of {total}") for i, count in by_layer], total)
+
+
+def facts_of(path: Path, trace: Trace) -> dict[str, str]:
+    """What a trace is, field by field; the first names it."""
+    tokens, report = trace.report["tokens"], trace.report
+    return {
+        "trace": str(path),
+        "model": f"{report['model']} ({trace.target.model[:12]}, {trace.target.dtype}, {report['engine']})",
+        "policy": trace.policy,
+        "prompt": f"{tokens['prompt']} tokens: head {tokens['head']}, {len(trace.chunks)} chunks "
+        f"{tokens['context'] - tokens['head']}, tail {tokens['tail']}",
+        "recomputed": f"{tokens['recomputed']:.1f} of {tokens['context']} context tokens per layer",
+        "answer": trace.answer,
+    }
+
+
+def _parts(trace: Trace, counts: TraceCounts) -> Table:
+    has_scores = trace.scores is not None
+    rows = []
+    for index, part in enumerate(counts.parts):
+        name = "head" if index == 0 else "tail" if index == len(counts.parts) - 1 else str(index)
+        scores = [] if not has_scores else ["", ""] if part.score is None else [f"{x:.3g}" for x in part.score]
+        source = visible(part.source) if 0 < index < len(counts.parts) - 1 else ""
+        rows.append([name, str(part.start), str(part.num_tokens), f"{part.computed:.1f}", *scores, source])
+    columns = ["part", "start", "tokens", "computed", *(["score", "most"] if has_scores else []), "source"]
+    return table(columns, rows, left=(0, len(columns) - 1))
+
+
+def show_text(trace: Trace, counts: TraceCounts) -> None:
+    """Show the prompt's text; computed tokens are marked by the number of layers that computed them."""
+    screen, num_layers = open_screen(), len(trace.rows)
+    heading(screen, "text; marked: computed, by number of layers")
+    screen.print(_legend(screen, num_layers))
+    for part, name in zip(counts.parts, trace.sources, strict=True):
+        if part.num_tokens:
+            screen.print(Text(f"-- {visible(name)} [{part.start}, {part.end})", style="dim"))
+            screen.print(_marked(screen, trace, counts, part.start, part.end, num_layers))
+    if trace.generated:
+        screen.print(Text("-- generated", style="dim"))
+        screen.print(Text(visible_lines("".join(token.text for token in trace.generated))))
+
+
+def _legend(screen: Console, num_layers: int) -> Text:
+    if not has_color(screen):
+        return Text(f"[computed at all {num_layers} layers]   [at 2 of them]2   reused at every layer", style="dim")
+    line = Text("")
+    for count in sorted({1, (1 + num_layers) // 2, num_layers}):
+        line.append_text(_mark(screen, f" {count} ", count, num_layers)).append(" ")
+    return line.append("plain: reused at every layer")
+
+
+def _marked(screen: Console, trace: Trace, counts: TraceCounts, start: int, end: int, num_layers: int) -> Text:
+    text = Text("")
+    for count, group in groupby(range(start, end), key=lambda i: int(counts.layers_per_token[i])):
+        text.append_text(_mark(screen, visible_lines("".join(trace.pieces[i] for i in group)), count, num_layers))
+    return text
+
+
+def _mark(screen: Console, text: str, count: int, num_layers: int) -> Text:
+    """Colour a text by a number of layers; without colour put it in brackets, and the number after them if not all."""
+    if not count:
+        return Text(text)
+    if has_color(screen):
+        return Text(text, style=color_style(count / num_layers))
+    return Text(f"[{text}]" + ("" if count == num_layers else str(count)))
+
+
+def show_attention_sinks(trace: Trace, attention: AttentionMap, num_initial: int) -> None:
+    """Show what the initial tokens of the head and of each chunk draw of the tail's and the answer's attention."""
+    screen = open_screen()
+    drawn = attention.initial_share(num_initial)  # [layers, heads, rows, parts]
+    uniform = attention.uniform_initial_share(num_initial).mean(0)  # [parts]
+    heading(screen, f"% of the attention of tail and answer: {first_tokens(num_initial)} of each part")
+    mean, by_layer = drawn.mean((0, 1, 2)), drawn.mean((1, 2))
+    rows = [
+        [name, *(f"{100 * x:.1f}" for x in (mean[i], uniform[i])), str(attention.layers[int(by_layer[:, i].argmax())])]
+        for i, name in enumerate(["head", *(str(i + 1) for i in range(len(trace.chunks)))])
+    ]
+    chunks = [f"{100 * x[1:].sum():.1f}" for x in (mean, uniform)]
+    screen.print(table(["part", "drawn", "if even", "most at layer"], [*rows, ["chunks", *chunks, ""]]))
+    names = [f"layer {layer}" for layer in attention.layers]
+    heading(screen, f"% of attention: {first_tokens(num_initial)} of all chunks, by layer and head")
+    percent_grid(screen, drawn[..., 1:].sum(-1).mean(2), names, "h")
+    heading(screen, "% of attention: one token of a chunk, by its place (mean of chunks, heads)")
+    percent_grid(screen, attention.share_by_offset(NUM_OFFSETS), names, "t")
+
+
+def show_attention(trace: Trace, attention: AttentionMap, layer: int | None, head: int | None, scale: str) -> None:
+    """Show the attention of the tail and the generated tokens over the prompt, and the tokens that draw most."""
+    screen = open_screen()
+    where = f"layer {'all' if layer is None else layer}, head {'all' if head is None else head}"
+    shares = attention.share(layer, head)
+    values = attention.minmax(layer, head) if scale == "minmax" else shares
+    what = "QK scaled to 0..1 by row" if scale == "minmax" else "share of a row"
+    heading(screen, f"attention of tail and answer over the prompt: {where}")
+    screen.print(what, style="dim")
+    labels = [visible(text) for text in row_labels(trace, attention)]
+    skipped = max(0, len(values) - _MAX_ROWS)
+    heat_map(screen, values[skipped:], labels[skipped:], trace.layout.starts, 1.0 if scale == "minmax" else None)
+    if skipped:
+        screen.print(f"the last {_MAX_ROWS} of {len(values)} rows", style="dim")
+    heading(screen, "tokens that draw most (mean of all rows, %)")
+    screen.print(table(["token", "at", "part", "%"], _highest(trace, shares.mean(0))))
+
+
+def _highest(trace: Trace, values: NDArray[np.floating[Any]]) -> list[list[str]]:
+    """List the prompt's tokens with the highest values, as lines of a table."""
+    positions = np.argsort(-values[: trace.layout.num_tokens], kind="stable")[:_MAX_LISTED]
+    return [
+        [short(trace.pieces[i], 16), str(i), position_label(trace, int(i)), f"{100 * values[i]:.2f}"] for i in positions
+    ]
+
+
+def show_deviation(trace: Trace, deviation: DeviationFromFull, choices: tuple[str, ...]) -> None:
+    """Show the deviation from full recompute per layer, per token, and per generated token."""
+    screen = open_screen()
+    kv, attention = deviation.kv, deviation.attention
+    heading(screen, "against full, by layer (KV: mean of the context's tokens)")
+    context = slice(0, trace.layout.num_context)
+    rows = [
+        [f"layer {i}", *(f"{x:.3g}" for x in (kv.key[i, context].mean(), kv.value[i, context].mean(),
+         kv.cosine[i, context].mean(), attention.layers[i]))]
+        for i in range(len(kv.key))
+    ]  # fmt: skip
+    screen.print(table(["", "|dK|", "|dV|", "cosine", "attention"], rows))
+    names = [f"layer {i}" for i in range(len(kv.key))]
+    heading(screen, "KV deviation by token, |d(K,V)|")
+    heat_map(screen, kv.both, names, trace.layout.starts)
+    heading(screen, "deviation of the tail's attention by token")
+    heat_map(screen, attention.tokens, names, trace.layout.starts)
+    heading(screen, "tokens that draw more of the tail's attention than under full, and less, %")
+    screen.print(table(["token", "at", "part", "more"], _highest(trace, attention.gained.mean(0))))
+    screen.print(table(["token", "at", "part", "less"], _highest(trace, -attention.gained.mean(0))))
+    heading(screen, "by generated token: KL(full || linked), probabilities, full's choice")
+    columns = ["token", "KL", "linked", "full", "full's choice", "full's p"]
+    screen.print(table(columns, _generated(trace, deviation, choices), left=(0, 4)))
+
+
+def _generated(trace: Trace, deviation: DeviationFromFull, choices: tuple[str, ...]) -> list[list[str]]:
+    return [
+        [short(token.text, 16), f"{of_token.kl:.3g}", f"{of_token.linked:.4f}", f"{of_token.full:.4f}",
+         short(choice, 16), f"{of_token.choice_full:.4f}"]
+        for token, of_token, choice in zip(trace.generated, deviation.generated, choices, strict=True)
+    ]  # fmt: skip

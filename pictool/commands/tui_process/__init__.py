@@ -1,0 +1,1 @@
+"""The process in which the terminal interface runs a model."""

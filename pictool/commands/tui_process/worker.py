@@ -1,0 +1,140 @@
+"""The process of `WorkerJob`: read requests from standard input until it ends, and reply to each."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from pictool.commands.settings.resources import open_model, open_store
+from pictool.commands.settings.settings import Settings
+from pictool.errors import ForeignObjectError, PicError
+from pictool.tui.services import LinkForm, PolicyChoice
+
+if TYPE_CHECKING:
+    from pictool.compiler.compile import Compiled
+    from pictool.runtime.model import Model
+    from pictool.trace.analysis import TraceAnalysis
+    from pictool.trace.attention_sinks import AttentionSinks
+    from pictool.trace.format import Trace
+
+Say = Callable[[str, Any], None]  # a kind of reply and its value
+
+
+class Worker:
+    """Runs requests, and keeps the models that it has loaded."""
+
+    def __init__(self, say: Say, settings: Settings) -> None:
+        self._say, self._settings, self._store = say, settings, open_store(settings)
+        self._models: dict[tuple[str | None, str], Model] = {}
+
+    def policies(self) -> Sequence[PolicyChoice]:
+        """List every policy with the defaults of its fields; a field without a default is left out."""
+        from dataclasses import MISSING, fields
+
+        from pictool.linker.policies import policies
+
+        return [
+            PolicyChoice(name, {field.name: field.default for field in fields(policy) if field.default is not MISSING})
+            for name, policy in policies().items()
+        ]
+
+    def link(self, form: LinkForm) -> Path:
+        from pictool.commands.console.outputs import output_path
+        from pictool.commands.linking.request import RequestOptions, make_spec
+        from pictool.engines import DEFAULT, engine_class
+
+        path = output_path("trace", form.trace, form.documents)
+        request = RequestOptions(
+            documents=[*form.documents], query=form.query, algos=[form.algo], params=[*form.fields],
+            max_new_tokens=form.max_new_tokens,
+        )  # fmt: skip
+        spec = make_spec(request, self._settings)
+        model = self._open(form.model)
+        self._say("note", f"linking {len(form.documents)} documents with {form.algo}")
+        with engine_class(DEFAULT)(model, self._store) as engine:
+            engine.answer(spec, on_text=self._text, on_compile=self._compiled).write_trace(path)
+        return path
+
+    def analyse(self, trace: Trace, name: str, layer: int | None) -> TraceAnalysis:
+        from pictool.trace.analysis import analyse_trace
+
+        named = self._settings.option
+        model = self._open(named("model") or trace.report["model"], named("dtype") or trace.target.dtype)
+        self._say("note", "linking again, and in full")
+        return analyse_trace(model, self._store, trace, name, layer=layer, on_compile=self._compiled)
+
+    def attention_sinks(self, key: str) -> AttentionSinks:
+        from pictool.commands.inspect import sinks_of
+        from pictool.trace.attention_sinks import NUM_INITIAL
+
+        with self._store.peek(key) as file:
+            model = self._open(None, self._settings.option("dtype") or file.meta.target.dtype)
+            self._say("note", f"reading its {file.meta.num_tokens} tokens alone")
+            return sinks_of(file, model, NUM_INITIAL)
+
+    def pieces(self, key: str) -> tuple[str, ...]:
+        """Decode an object's tokens. Any model with its tokenizer will do, and no weights are loaded.
+
+        Raises:
+            ForeignObjectError: another tokenizer's object.
+        """
+        from pictool.runtime.fingerprint import tokenizer_fingerprint
+        from pictool.runtime.memory.pieces import pieces_of
+
+        with self._store.peek(key) as file:
+            tokenizer = self._open(None, self._settings.option("dtype") or file.meta.target.dtype).tokenizer
+            if tokenizer_fingerprint(tokenizer) != file.meta.target.tokenizer:
+                raise ForeignObjectError(f"{key[:12]}: its tokens are another tokenizer's; name its model with -m")
+            return pieces_of(tokenizer, file.tokens().tolist())
+
+    def _open(self, name: str | None, dtype: str | None = None) -> Model:
+        """The model of the settings, or that of this name and dtype."""
+        settings = self._settings.override(model=name, dtype=dtype)
+        key = settings.model, settings.dtype
+        if key not in self._models:
+            self._say("note", "loading the model")
+            self._models[key] = open_model(settings)
+        return self._models[key]
+
+    def _text(self, piece: str) -> None:
+        self._say("text", piece)
+
+    def _compiled(self, done: Compiled) -> None:
+        self._say("note", f"compiled {done.chunk.source} ({len(done.chunk)} tokens)")
+
+
+def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
+    """Reply to requests until there are no more."""
+
+    def say(kind: str, value: Any) -> None:
+        pickle.dump((kind, value), replies, protocol=pickle.HIGHEST_PROTOCOL)
+        replies.flush()
+
+    settings, worker = pickle.load(requests), None
+    while True:
+        try:
+            name, arguments = pickle.load(requests)
+        except EOFError:
+            return
+        try:
+            worker = worker or Worker(say, settings)
+            say("done", getattr(worker, name)(*arguments))
+        except PicError as error:
+            say("failed", type(error)(str(error)))
+        except Exception as error:  # the TUI shows it and goes on
+            say("failed", PicError(f"{type(error).__name__}: {error}"))
+
+
+def main() -> None:
+    """Send replies to standard output, and everything else that is printed there to standard error."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, replies)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""vLLM from outside: its engines, its server, its set-up."""

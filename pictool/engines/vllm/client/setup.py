@@ -1,0 +1,252 @@
+"""Start-up: the server's settings, and the vLLM options with which linking is not exact. Those are refused by name."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pictool.core import Target
+from pictool.engines.vllm.request import parse_codec, parse_policy
+from pictool.errors import InputError
+from pictool.linker.policies.base import Policy
+from pictool.runtime.model import Model, load_model
+from pictool.runtime.support import depends_on_length
+from pictool.store.store import Store
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+_log = logging.getLogger("vllm.pictool")
+VERSION = "0.32."
+_DEFAULTS: dict[str, Any] = {
+    "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0,
+    "start_s": 60.0, "plan_s": 5.0, "codec": None, "compile": False,
+    "device": "cpu", "any_model": False, "policies": None, "show_problems": False,
+    "step_bytes": 32 << 20, "step_rows": 0, "step_ms": 0, "memory_bytes": 0, "max_bytes": None, "remote": None,
+    "serve": None, "fingerprint": None,
+}  # fmt: skip
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float),
+    "start_s": (int, float), "plan_s": (int, float), "codec": (str, type(None)), "compile": bool, "device": str,
+    "any_model": bool, "policies": (list, type(None)), "show_problems": bool,
+    "step_bytes": int, "step_rows": int, "step_ms": (int, float), "memory_bytes": int, "max_bytes": (int, type(None)),
+    "remote": (str, type(None)), "serve": (dict, type(None)), "fingerprint": (str, type(None)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The fields of `kv_connector_extra_config`.
+
+    Attributes:
+        store: directory of the objects.
+        policy: the policy of requests that name none.
+        recognise: recognise stored chunks in requests that have no field `pic`.
+        min_tokens: the shortest chunk that is recognised.
+        refresh_s: seconds between two readings of the store for new objects to recognise.
+        start_s: seconds that the server's start waits until the store has been read to recognise documents.
+        plan_s: seconds within which a request must be planned; then it is computed exactly.
+        codec: of the objects that are recognised; None: any, of several of a document a lossless one.
+        compile: let requests write objects.
+        device: device of a policy's second model.
+        any_model: let requests name a policy's second model; else only that of `policy` is loaded.
+        policies: names of the policies that requests may choose, beside `policy`; None: all.
+        show_problems: tell clients in full why a request was not linked: paths, and whether a key exists, among it.
+        step_bytes: bytes of objects that a step with other work copies at most.
+        step_rows: rows that a step computes for links at most; 0: as many as an ordinary prefill chunk has.
+        step_ms: milliseconds that a step with other work spends on links at most; 0: half of an ordinary step.
+        memory_bytes: host memory of a worker for layers that it read.
+        max_bytes: size of the store; None: no limit.
+        remote: address of a remote store, from which missing objects come.
+        fingerprint: that of the model before vLLM loaded its weights; None: it is not compared.
+        serve: the fields of the router inside vLLM's server (`pictool.serve.backends.vllm.plugin`).
+    """
+
+    store: str
+    policy: Policy
+    recognise: bool
+    min_tokens: int
+    refresh_s: float
+    start_s: float
+    plan_s: float
+    codec: str | None
+    compile: bool
+    device: str
+    any_model: bool
+    policies: tuple[str, ...] | None
+    show_problems: bool
+    step_bytes: int
+    step_rows: int
+    step_ms: float
+    memory_bytes: int
+    max_bytes: int | None
+    remote: str | None
+    serve: Mapping[str, Any] | None = None
+    fingerprint: str | None = None
+
+
+def parse_settings(extra_config: Mapping[str, Any]) -> Settings:
+    """Parse `kv_connector_extra_config`.
+
+    Raises:
+        InputError: no store, an unknown field, or a value that does not fit.
+    """
+    if unknown := sorted(set(extra_config) - set(_DEFAULTS)):
+        raise InputError(
+            f"kv_connector_extra_config has no field {unknown[0]!r}; its fields are {', '.join(_DEFAULTS)}"
+        )
+    values = {**_DEFAULTS, **extra_config}
+    if values["store"] is None:
+        raise InputError('kv_connector_extra_config: "store" must name the directory of the objects')
+    for field, kind in _TYPES.items():
+        if not isinstance(values[field], kind) or (isinstance(values[field], bool) and kind is not bool):
+            raise InputError(f"kv_connector_extra_config: {field}={values[field]!r} has the wrong type")
+    for field, least in (("step_bytes", 1), ("step_rows", 0), ("step_ms", 0), ("memory_bytes", 0), ("max_bytes", 0)):
+        if values[field] is not None and values[field] < least:
+            raise InputError(f"kv_connector_extra_config: {field}={values[field]} must be {least} or more")
+    if values["min_tokens"] < 1:
+        raise InputError("kv_connector_extra_config: min_tokens must be 1 or more")
+    for field in ("refresh_s", "start_s", "plan_s"):
+        if not 0 < values[field] <= threading.TIMEOUT_MAX:
+            raise InputError(f"kv_connector_extra_config: {field}={values[field]} must be above 0")
+    parse_codec(values["codec"])
+    if values["policies"] is not None:
+        for name in values["policies"]:
+            parse_policy({"algo": name})
+        values["policies"] = tuple(values["policies"])
+    return Settings(**{**values, "policy": parse_policy(values["policy"])})
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A vLLM configuration that linking supports, with the connector's settings."""
+
+    config: VllmConfig
+    kv_cache_config: KVCacheConfig
+    settings: Settings
+
+    @cached_property
+    def model(self) -> Model:
+        return load_target_model(self.config, self.settings)
+
+    @property
+    def target(self) -> Target:
+        return self.model.target
+
+    def require_fingerprint(self) -> None:
+        """Take the fingerprint, after vLLM has loaded the weights, and compare it with that of before.
+
+        Raises:
+            InputError: they differ. ModelError: a weight file that cannot be read.
+        """
+        if self.settings.fingerprint not in (None, self.target.model):
+            raise InputError(f"{self.model.name}: its weights were changed while vLLM loaded them; start it again")
+
+    @cached_property
+    def store(self) -> Store:
+        settings = self.settings
+        return Store(
+            settings.store, settings.max_bytes, remote=settings.remote, memory_bytes=settings.memory_bytes,
+            on_warning=_log.warning,
+        )  # fmt: skip
+
+
+def load_target_model(config: VllmConfig, settings: Settings) -> Model:
+    """Tokenizer, geometry and fingerprint of the model. Its weights are not loaded: vLLM has them."""
+    return load_model(str(config.model_config.model), settings.device, _dtype_of(config))
+
+
+def require_version() -> None:
+    """Refuse a vLLM of another version: its connectors are not those of this one.
+
+    Raises:
+        InputError: says which one to install.
+    """
+    import vllm
+
+    if not vllm.__version__.startswith(VERSION):
+        raise InputError(
+            f"vLLM {vllm.__version__} is not supported: PicConnector works with the classes of {VERSION}*; "
+            f"pip install 'vllm=={VERSION}*'"
+        )
+
+
+def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
+    """Check a vLLM configuration.
+
+    Raises:
+        InputError: names every option that linking does not support.
+        ModelError: an architecture that is not supported.
+    """
+    require_version()
+    if problems := [*_unsupported_options(config), *_unsupported_caches(kv_cache_config)]:
+        raise InputError(f"PicConnector: {'; '.join(problems)}")
+    assert config.kv_transfer_config is not None
+    setup = Setup(config, kv_cache_config, parse_settings(config.kv_transfer_config.kv_connector_extra_config))
+    if depends_on_length(setup.model.config):
+        raise InputError(
+            "PicConnector: dynamic and long RoPE rotate by the length of the prompt, vLLM by that of the server; "
+            "objects cannot match"
+        )
+    return setup
+
+
+def _unsupported_options(config: VllmConfig) -> Iterator[str]:
+    """The options with which linking does not work, and what to do."""
+    model, parallel, transfer = config.model_config, config.parallel_config, config.kv_transfer_config
+    cache_dtype = config.cache_config.cache_dtype
+    assert transfer is not None
+    refused = {
+        'kv_load_failure_policy other than "recompute"': transfer.kv_load_failure_policy != "recompute",
+        'kv_role other than "kv_both"': transfer.kv_role != "kv_both",
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "context parallelism": max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1,
+        "dual-batch overlap": bool(parallel.enable_dbo),
+        "LoRA": config.lora_config is not None,
+        "speculative decoding": config.speculative_config is not None,
+        "MLA": model.use_mla,
+        "M-RoPE": model.uses_mrope,
+        "multimodal models": model.is_multimodal_model,
+        "pooling models": model.runner_type != "generate",
+        "quantized weights": model.quantization is not None,
+        f"kv_cache_dtype {cache_dtype}": cache_dtype not in ("auto", _dtype_of(config)),
+        "load_format dummy (objects are made for the checkpoint's weights)": config.load_config.load_format == "dummy",
+        "hf_overrides (put the change into config.json)": bool(model.hf_overrides),
+        "revision (give a directory)": model.revision is not None,
+        "a tokenizer of its own": str(model.tokenizer) != str(model.model),
+        "KV sharing fast prefill": bool(config.cache_config.kv_sharing_fast_prefill),
+        "MultiConnector (a connector beside this one keeps blocks without its salts)": _is_one_of_several(),
+    }
+    return (f"{option} is not supported" for option, is_set in refused.items() if is_set)
+
+
+def _is_one_of_several() -> bool:
+    """Whether a `MultiConnector` makes this connector. The configuration hides it; the call stack does not."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), MultiConnector):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _unsupported_caches(kv_cache_config: KVCacheConfig) -> Iterator[str]:
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        yield f"{len(groups)} groups of KV caches (hybrid models; --disable-hybrid-kv-cache-manager) are not supported"
+    elif not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
+        yield f"a KV cache of kind {type(groups[0].kv_cache_spec).__name__} is not supported"
+
+
+def _dtype_of(config: VllmConfig) -> str:
+    return str(config.model_config.dtype).removeprefix("torch.")

@@ -1,0 +1,1 @@
+"""The connector's part in vLLM's scheduler."""

@@ -1,0 +1,254 @@
+"""The plans of a server's requests: the objects in their prompts, and the rows that the policy selects."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import numpy as np
+
+from pictool.compiler.compile import CODEC
+from pictool.core import FixupTable, RowMask, TokenIds
+from pictool.engines.vllm.client.setup import Settings
+from pictool.engines.vllm.request import (
+    CompileRequest,
+    Deadline,
+    LinkRequest,
+    ObjectRef,
+    RequestError,
+    UnusableObjectError,
+)
+from pictool.engines.vllm.scheduler.matching import full_key, open_object
+from pictool.engines.vllm.worker.threads import Courtesy
+from pictool.errors import InputError, PicError
+from pictool.linker.plan import LinkPlan, Span, make_plan
+from pictool.linker.policies.base import Policy, Prompt, Selection
+from pictool.runtime.model import Model
+from pictool.store.matches import Match, NamedObject, locate
+from pictool.store.objects.format import ObjectFile
+from pictool.store.recognition import ContentIndex, IndexThread
+from pictool.store.side.search import MAX_EDGE
+from pictool.store.store import Store
+
+_FIRST_READ_S = 0.1  # how long the first request that has documents recognised waits for the store to be read
+_CHARACTERS_PER_TOKEN = 256  # of a text, at most
+_log = logging.getLogger("vllm.pictool")
+
+
+class Planner:
+    """Plans the requests of a server: one store, and one model whose weights are not loaded. Thread-safe.
+
+    Attributes:
+        courtesy: to the engine, whose steps planning is not to hold.
+    """
+
+    def __init__(self, settings: Settings, store: Store, model: Model) -> None:
+        self._settings, self._store, self._model = settings, store, model
+        self._target = model.target
+        self.courtesy = Courtesy()
+        self._models = threading.Lock()  # a second model, and a tokenizer that encodes, are used by one thread
+        settings.policy.prepare(model)
+        self._index = ContentIndex(store, self._target, settings.min_tokens, self._decode, model.bos_id)
+        self._indexing = IndexThread(self._index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
+        if settings.recognise:  # the server starts with all that is in the store
+            self._indexing.start()
+            if not self._indexing.wait(settings.start_s):
+                _log.warning(
+                    "pic: the store %s has not been read after %g s; the server starts, and links what it finds in "
+                    "prompts once that is done",
+                    store.root, settings.start_s,
+                )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop reading the store for new objects."""
+        self._indexing.close()
+
+    def plan(
+        self, request: LinkRequest, tokens: TokenIds, salt: str = "", deadline: Deadline | None = None
+    ) -> LinkPlan | None:
+        """Plan a request with the objects of its salt; None if it leaves them to be recognised and there are none.
+
+        Raises:
+            PicError: an object that is missing, damaged or foreign, or whose tokens are not where the request says; or
+                the deadline, by default `plan_s` from now on, is over.
+        """
+        deadline = deadline or Deadline.after(self._settings.plan_s)
+        self._require_allowed(request.policy)
+        try:
+            request.policy.check_layers(self._model.geometry.layers)
+        except InputError as error:
+            raise RequestError(f"policy: {error}") from error
+        if request.objects is None:
+            matches = self._recognise(request, tokens, salt, deadline)
+            if not matches or matches[0].start >= len(tokens) - 1:
+                return None
+        else:
+            matches = self._match(request.objects, tokens, salt, deadline)
+            if request.recognises:
+                matches = self._with_recognised(matches, request, tokens, salt, deadline)
+        try:
+            return make_plan(request.policy, tokens, matches, self._head_key(tokens[: matches[0].start], salt), salt)
+        except InputError as error:
+            raise RequestError(f"kv_transfer_params: {error}") from error
+
+    def select(self, plan: LinkPlan) -> RowMask | None:
+        """The rows [N] to compute, those without an object among them; None if the policy narrows them layer by layer.
+
+        Raises:
+            PicError: a policy that cannot select, as without its second model.
+        """
+        if plan.policy.check_layers(self._model.geometry.layers):
+            return None
+        return self.first_selection(plan).rows | plan.required
+
+    def first_selection(self, plan: LinkPlan) -> Selection:
+        """What the policy selects before layer 0; for the errors see `select`."""
+        with self._models if plan.policy.needs.runs_model else nullcontext():
+            plan.policy.prepare(self._model)
+            return plan.policy.select(self._prompt(plan))
+
+    def doubt(self, plan: LinkPlan) -> None:
+        """After a plan failed: its objects are recognised no more until they have been read and found whole."""
+        for span in plan.object_spans:
+            assert span.key is not None
+            self._index.doubt(span.key)
+        self._indexing.wake()
+
+    def wake(self) -> None:
+        """Look for new objects soon."""
+        self._indexing.wake()
+
+    def require_compilable(self, prompt: Sequence[int], request: CompileRequest) -> None:
+        """Refuse a compile request whose prompt is not sinks, a chunk and one token more.
+
+        Raises:
+            RequestError: says what does not fit.
+        """
+        bos = self._model.bos_id
+        if request.sinks and (bos is None or any(token != bos for token in prompt[: request.sinks])):
+            raise RequestError(f"compile: the prompt does not begin with {request.sinks} BOS tokens")
+        if len(request.text) > _CHARACTERS_PER_TOKEN * len(prompt):  # encoding it would take long for nothing
+            raise RequestError(f"compile: the prompt's {len(prompt)} tokens are not those of so long a text")
+        with self._models:
+            tokens = self._model.encode(request.text)
+        if not tokens:
+            raise RequestError("compile: the text has no tokens; there is nothing to compile")
+        if tuple(prompt[request.sinks : -1]) != tokens:
+            raise RequestError("compile: the prompt is not sinks, the text's tokens and one token more")
+
+    def _require_allowed(self, policy: Policy) -> None:
+        """A client chooses among the server's policies, and has no directory or name of a hub loaded as a model."""
+        name, default, allowed = policy.second_model, self._settings.policy, self._settings.policies
+        if allowed is not None and (others := policy.names - {*default.names, *allowed}):
+            raise RequestError(
+                f"policy: {min(others)!r} is not one of this server's: {', '.join((default.name, *allowed))}"
+            )
+        if name and not self._settings.any_model and name != default.second_model:
+            raise RequestError(
+                f"policy: {policy.needs.model_field}={name!r} is not the one that this server was started with "
+                '(kv_connector_extra_config "policy", or "any_model")'
+            )
+
+    def _match(self, objects: Sequence[ObjectRef], tokens: TokenIds, salt: str, deadline: Deadline) -> list[Match]:
+        """The objects that a request names, in the prompt."""
+        opened: dict[str, TokenIds] = {}  # by the name in the request
+        keys: dict[str, str] = {}
+        listed: dict[str, list[str]] = {}
+        num_tokens = 0  # of all objects, less those that may be missing at their edges
+        for ref in objects:
+            deadline.check()
+            self.courtesy.pause()
+            if ref.key not in keys:
+                keys[ref.key] = full_key(self._store, ref.key, salt, listed)
+                with open_object(self._store, self._target, keys[ref.key], salt) as file:
+                    self._require_dummy(file, ref.key)
+                    opened[ref.key] = file.tokens()
+                    self._store.mark_used(file)
+            num_tokens += max(1, len(opened[ref.key]) - 2 * MAX_EDGE)
+            if num_tokens > len(tokens):
+                raise RequestError(f"the objects that it names have more tokens than the prompt ({len(tokens)})")
+        named = [NamedObject(keys[ref.key], opened[ref.key], ref.start) for ref in objects]
+        try:
+            return locate(named, tokens, self._decode)
+        except InputError as error:
+            raise RequestError(str(error)) from error
+
+    def _require_dummy(self, file: ObjectFile, name: str) -> None:
+        try:
+            file.meta.require_dummy(self._model.bos_id, name[:12])
+        except PicError as error:
+            raise UnusableObjectError(file.meta.key, error) from error
+
+    def _recognise(self, request: LinkRequest, tokens: TokenIds, salt: str, deadline: Deadline) -> list[Match]:
+        """Stored documents in the prompt whose objects can be opened; the others are computed."""
+        if not self._indexing.is_started:
+            self._indexing.start()
+            self._indexing.wait(_FIRST_READ_S)
+        matches = self._index.find(tokens, request.policy.needs.sinks, salt, request.codec)
+        usable: dict[str, bool] = {}
+        for key in dict.fromkeys(match.key for match in matches):
+            deadline.check()
+            self.courtesy.pause()
+            usable[key] = self._is_usable(key, salt, request.policy.needs.all_tables)
+        return [match for match in matches if usable[match.key]]
+
+    def _with_recognised(
+        self, named: list[Match], request: LinkRequest, tokens: TokenIds, salt: str, deadline: Deadline
+    ) -> list[Match]:
+        """The named objects, and stored documents in the tokens between them, before and after."""
+        matches, start = list[Match](), 0
+        for match in [*named, None]:
+            end = len(tokens) if match is None else match.start
+            for found in self._recognise(request, tokens[start:end], salt, deadline) if end > start else ():
+                matches.append(Match(found.key, start + found.start, found.tokens, found.offset))
+            if match is not None:
+                matches.append(match)
+                start = match.end
+        return matches
+
+    def _is_usable(self, key: str, salt: str, needs_table: bool) -> bool:
+        """Whether a recognised object can be linked; if so, it is now used. A damaged one is not recognised again."""
+        try:
+            with open_object(self._store, self._target, key, salt) as file:
+                if needs_table and file.meta.fixups is None:
+                    return False
+                self._store.mark_used(file)
+        except PicError as error:
+            _log.warning("pic: %s; its tokens are computed", error)
+            self._index.doubt(key)
+            return False
+        return True
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._model.tokenizer.decode(tokens))
+
+    def _head_key(self, head: TokenIds, salt: str) -> str | None:
+        """The object of a head, if it was compiled: it is at the position it was compiled at, so it is exact."""
+        key = self._target.key(head, 0, CODEC, salt)
+        return key if len(head) and self._store.has(key) else None
+
+    def _prompt(self, plan: LinkPlan) -> Prompt:
+        """The prompt as the policy sees it. Texts are for policies that run a model: decoding them takes long."""
+        layout, needs = plan.layout, plan.policy.needs
+        spans = [*plan.spans, Span(*layout.tail, None)]
+        texts = tuple(self._text(plan, span) if needs.runs_model else "" for span in spans)
+        tables = tuple(self._table(plan, span) for span in plan.spans[1:]) if needs.tables else ()
+        return Prompt(self._model, layout, texts, tables)
+
+    def _table(self, plan: LinkPlan, span: Span) -> FixupTable | None:
+        """The table of a span's object, cut to the span. Tokens without an object are computed anyway: 0."""
+        if span.key is None:
+            return np.zeros(span.end - span.start, dtype=np.float16)
+        with open_object(self._store, self._target, span.key, plan.salt) as file:
+            table = file.fixups()
+        return None if table is None else table[span.part]
+
+    def _text(self, plan: LinkPlan, span: Span) -> str:
+        """The text of the object, if all of it is in the span; else what the span's tokens decode to."""
+        if span.key is not None:
+            with open_object(self._store, self._target, span.key, plan.salt) as file:
+                if file.meta.num_tokens == span.end - span.start:
+                    return file.text()
+        return self._decode(plan.layout.tokens[span.start : span.end].tolist())

@@ -1,0 +1,130 @@
+"""A prompt's head and tail: from a chat template, split where the documents go, or plain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pictool.core import Message
+from pictool.errors import InputError, ModelError
+from pictool.runtime.chat.renderer import Renderer, TemplateFailure, TemplateRefusal
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+PLAIN_QUERY = "Question: {query}\nAnswer:"
+CHAT_QUERY = "\n\n{query}"
+_MARK = "\x02documents\x03"
+_renderer = Renderer()
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The texts around the documents."""
+
+    head: str
+    tail: str
+
+
+def make_frame(model: Model, query: str, head: str | None = None, query_template: str | None = None) -> Frame:
+    """The head and tail of a prompt for `query`.
+
+    With a chat template, `head` is the system message and the user's message is documents + query. Without one, the
+    head is BOS (if the model has one) and `head`.
+
+    Args:
+        query_template: how the query is put behind the documents; `{query}` stands for it.
+
+    Raises:
+        InputError: a template without `{query}`, or an empty query.
+        ModelError: a chat template that does not keep the documents in one place.
+    """
+    default = CHAT_QUERY if model.tokenizer.chat_template else PLAIN_QUERY
+    template = default if query_template is None else query_template
+    if "{query}" not in template:
+        raise InputError(f"query template {template!r}: must contain {{query}}")
+    if not query.strip():
+        raise InputError("the query is empty")
+    ask = template.replace("{query}", query)
+    if model.tokenizer.chat_template:
+        messages = [*([Message("system", head)] if head else []), Message("user", ask)]
+        return _chat_frame(model, messages, len(messages) - 1)
+    return Frame((model.tokenizer.bos_token or "") + (head or ""), ask)
+
+
+def frame_messages(
+    model: Model, messages: Sequence[Message], head: str | None = None, query_template: str | None = None
+) -> Frame:
+    """The head and tail of a prompt for a chat: the documents come before the text of its last user message.
+
+    Args:
+        head: a system message, for a chat that begins with none.
+        query_template: how that text follows the documents; `{query}` stands for it.
+
+    Raises:
+        InputError: no message of a user, or a model without a chat template.
+        ModelError: a chat template that does not keep the documents in one place.
+    """
+    if not model.tokenizer.chat_template:
+        raise InputError(f"{model.name}: has no chat template, so it takes a query and no messages")
+    last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
+    if last is None or not messages[last].content.strip():
+        raise InputError("messages: none of a user, so there is nothing to answer")
+    template = CHAT_QUERY if query_template is None else query_template
+    if "{query}" not in template:
+        raise InputError(f"query template {template!r}: must contain {{query}}")
+    listed = list(messages)
+    listed[last] = Message("user", template.replace("{query}", messages[last].content))
+    if head and listed[0].role != "system":
+        listed.insert(0, Message("system", head))
+        last += 1
+    return _chat_frame(model, listed, last)
+
+
+def _chat_frame(model: Model, messages: Sequence[Message], last: int) -> Frame:
+    """The chat's text, split before the message at index `last`."""
+    ask = messages[last].content
+    chat = [
+        {"role": message.role, "content": _MARK + message.content if i == last else message.content}
+        for i, message in enumerate(messages)
+    ]
+    head, mark, tail = render_chat(model, chat).partition(_MARK)
+    if not mark or _MARK in tail or not tail.startswith(ask.rstrip()):
+        raise ModelError(f"{_origin(model)} changes the user's message; it cannot be split into head and tail")
+    return Frame(head, tail)
+
+
+def render_chat(
+    model: Model, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (),
+    documents: Sequence[Mapping[str, Any]] = (),
+) -> str:  # fmt: skip
+    """The text of a chat by the model's template, up to where the answer begins.
+
+    Args:
+        tools: what the model may call, as its template takes them.
+        documents: for templates that print some.
+
+    Raises:
+        ModelError: the template fails, or does not take these messages.
+    """
+    try:
+        template = model.tokenizer.get_chat_template()
+        variables = model.tokenizer.special_tokens_map
+        return _renderer.render(template, messages, variables, list(tools) or None, list(documents) or None)
+    except TemplateRefusal as error:
+        raise ModelError(
+            f"{_origin(model)} refuses these messages ({error}); leave --head, the system message, out"
+        ) from error
+    except (TemplateFailure, ValueError) as error:  # ValueError: several templates, and none of them is the default
+        raise ModelError(f"{_origin(model)} fails: {error}; correct it, or use another model") from error
+
+
+def _origin(model: Model) -> str:
+    return f"{model.name}: its chat template ({_file(model)})"
+
+
+def _file(model: Model) -> str:
+    """The file that a chat template comes from."""
+    name = "chat_template.jinja"
+    return name if model.directory is not None and (model.directory / name).exists() else "tokenizer_config.json"

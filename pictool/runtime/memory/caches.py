@@ -1,0 +1,154 @@
+"""The caches that decoder layers are run with: where fresh K and V go, and what K and V the rows attend to.
+
+A layer of `transformers` projects its rows to Q, K and V, calls its cache's `update` with K and V, and attends to what
+that returns. Layers are run with the identity rotation (`rope.py`), so a key arrives before rotation, and the cache
+rotates it. The class says what the rows attend to:
+
+    PassThroughCache   each other                                     (a prefill; nothing is kept)
+    CapturingCache     each other; un-rotated K and V are kept        (compiling)
+    PrefixedCache      a known prefix, then each other                (chunks after probes)
+    GrowingCache       all rows of earlier passes, then each other    (decoding a batch)
+    ImageCache         the image, which their K and V are written to  (linking)
+    ReadOnlyCache      the image, which stays as it is                (measuring attention)
+    ProjectionCache    nothing: the layer ends at its projections     (comparing K and V)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pictool.runtime.attention import Rows
+    from pictool.runtime.memory.image import Image
+    from pictool.runtime.rope import RotaryTables
+    from pictool.runtime.stack import LayerStack
+
+LayerKV = tuple[Tensor, Tensor]  # key and value of one layer, each [batch, kv_heads, tokens, head_dim]
+
+
+class LayerCache(Protocol):
+    """What a decoder layer needs of a cache (the part of transformers' `Cache` that it calls)."""
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        """Receive the rows' fresh un-rotated `key` and `value`, [batch, kv_heads, rows, head_dim].
+
+        Returns:
+            Rotated K and V that the rows attend to, [batch, kv_heads, n, head_dim]; column j is position j.
+        """
+        ...
+
+
+class PassThroughCache:
+    """Rows attend to each other only. No K or V outlives its layer.
+
+    `tables` are the rotary tables of the rows' positions.
+    """
+
+    def __init__(self, stack: LayerStack, tables: RotaryTables) -> None:
+        self.tables = tables
+        self._stack = stack
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        return self._stack.rotate(key, self.tables, layer), value
+
+
+class CapturingCache(PassThroughCache):
+    """Rows attend to each other only. `layers` keeps the un-rotated K and V of every layer."""
+
+    def __init__(self, stack: LayerStack, tables: RotaryTables) -> None:
+        super().__init__(stack, tables)
+        self.layers: list[LayerKV] = []
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        self.layers.append((key, value))
+        return super().update(key, value, layer)
+
+
+class PrefixedCache(PassThroughCache):
+    """Rows attend to a prefix, whose K and V are known, and to each other.
+
+    Args:
+        prefix: by layer, rotated K and V. A batch that is a multiple of the prefix's repeats the prefix.
+        on_key: called for every layer with its index and the rows' un-rotated keys.
+    """
+
+    def __init__(
+        self,
+        stack: LayerStack,
+        tables: RotaryTables,
+        prefix: Mapping[int, LayerKV],
+        on_key: Callable[[int, Tensor], None] | None = None,
+    ) -> None:
+        super().__init__(stack, tables)
+        self._prefix, self._on_key = prefix, on_key
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        if self._on_key is not None:
+            self._on_key(layer, key)
+        key, value = super().update(key, value, layer)
+        if layer not in self._prefix:
+            return key, value
+        prefix_key, prefix_value = (_repeated(tensor, len(key)) for tensor in self._prefix[layer])
+        return torch.cat([prefix_key, key], 2), torch.cat([prefix_value, value], 2)
+
+
+class GrowingCache(PrefixedCache):
+    """Rows attend to the rows of all earlier passes, and to each other. `tables` is to be set before every pass."""
+
+    def __init__(self, stack: LayerStack) -> None:
+        self._layers: dict[int, LayerKV] = {}
+        super().__init__(stack, {}, self._layers)
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        self._layers[layer] = super().update(key, value, layer)
+        return self._layers[layer]
+
+
+class ImageCache(PassThroughCache):
+    """The fresh K and V of `rows` are written to an image, and the rows attend to all that it holds."""
+
+    def __init__(self, image: Image, tables: RotaryTables, rows: Rows) -> None:
+        super().__init__(image.stack, tables)
+        self._image, self._rows = image, rows
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        if self._image.fresh_keys is not None:
+            self._image.fresh_keys.append(key)
+        self._image.write(layer, *super().update(key, value, layer), self._rows)
+        return self._image.key(layer), self._image.value(layer)
+
+
+class ReadOnlyCache:
+    """Rows attend to the prompt of a finished image. Their own K and V are dropped; the image holds them already."""
+
+    def __init__(self, image: Image) -> None:
+        self._image, self._num_tokens = image, image.layout.num_tokens
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        return self._image.key(layer)[:, :, : self._num_tokens], self._image.value(layer)[:, :, : self._num_tokens]
+
+
+class ProjectionCache:
+    """Ends a layer as soon as its K and V are known, by raising `Projected`."""
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        raise Projected(key, value)
+
+
+class Projected(Exception):
+    """Carries un-rotated K and V out of a layer (`ProjectionCache`)."""
+
+    def __init__(self, key: Tensor, value: Tensor) -> None:
+        super().__init__()
+        self.key, self.value = key, value
+
+
+def _repeated(prefix: Tensor, batch: int) -> Tensor:
+    """`prefix` [sequences, …] repeated to [batch, …]; a view where nothing, or a single sequence, is repeated."""
+    if len(prefix) == batch:
+        return prefix
+    return prefix.expand(batch // len(prefix), *prefix.shape).flatten(0, 1)

@@ -1,0 +1,158 @@
+"""An image: a linked prompt, its KV of every layer, and the logits of the first token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pictool.core import Layout
+from pictool.runtime.attention import Rows, Run
+from pictool.runtime.device import is_accelerator
+from pictool.runtime.memory.caches import ImageCache, LayerKV, ReadOnlyCache
+from pictool.runtime.rope import tables_at
+from pictool.runtime.stack import LayerStack
+
+GROWTH = 256  # tokens that the buffers have room for after the prompt
+_MANY_RUNS = 16  # scattered rows: one indexed copy is faster than a copy per run
+# Rows that a CPU computes at a time. What is between two steps of a layer stays in its caches then, in memory that is
+# used again; larger tensors are fresh pages of the system's for each step.
+_AT_ONCE = 512
+
+
+class Image:
+    """KV of a prompt, filled layer by layer; position j of the prompt is row j of every buffer.
+
+    Keys in the buffers are rotated to their positions. `place` and `write` copy: they never write to their sources.
+    Different layers may be filled by different threads.
+    """
+
+    def __init__(self, stack: LayerStack, layout: Layout) -> None:
+        self.stack, self.layout = stack, layout
+        self.num_tokens = layout.num_tokens
+        self._tables = stack.rotary_tables(torch.arange(self.num_tokens, device=stack.device))
+        self._keys, self._values = self._buffers(self.num_tokens + GROWTH)
+        self.logits: Tensor | None = None  # float32 [vocab], at the last prompt token
+        # Per layer, the keys of the rows computed there as they were before rotation, if `keep_keys` was called:
+        # [1, kv_heads, rows, head_dim]
+        self.fresh_keys: list[Tensor] | None = None
+
+    def _buffers(self, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of each layer, [1, kv_heads, tokens, head_dim]. No position is read before it is written."""
+        stack = self.stack
+        shape = (1, stack.geometry.kv_heads, tokens, stack.geometry.head_dim)
+        keys, values = (
+            [torch.empty(shape, dtype=stack.dtype, device=stack.device) for _ in range(stack.num_layers)]
+            for _ in ("keys", "values")
+        )
+        return keys, values
+
+    def key(self, layer: int) -> Tensor:
+        """Rotated keys of a layer, [1, kv_heads, n, head_dim]."""
+        return self._keys[layer][:, :, : self.num_tokens]
+
+    def value(self, layer: int) -> Tensor:
+        """Values of a layer, [1, kv_heads, n, head_dim]."""
+        return self._values[layer][:, :, : self.num_tokens]
+
+    def keep_keys(self) -> None:
+        """Keep the un-rotated keys of the rows that are computed from now on, so that they can be stored."""
+        self.fresh_keys = []
+
+    def place(self, layer: int, start: int, key: Tensor, value: Tensor) -> None:
+        """Copy a chunk's un-rotated `key` and its `value` [kv_heads, tokens, head_dim] to position `start`."""
+        end = start + key.shape[1]
+        self._keys[layer][0, :, start:end] = key
+        self._values[layer][0, :, start:end] = value
+
+    def relocate(self, layer: int, start: int, end: int) -> None:
+        """Rotate the keys that were placed in [start, end) to their positions; to be called once."""
+        keys = self._keys[layer][:, :, start:end]
+        keys.copy_(self.stack.rotate(keys, tables_at(self._tables, slice(start, end)), layer))
+
+    def compute(
+        self, layer: int, hidden: Tensor, rows: Rows, on_scores: Callable[[Tensor], None] | None = None
+    ) -> Tensor:
+        """Run a layer on the hidden states [1, rows, hidden] of `rows`; their K and V replace what was there.
+
+        Args:
+            on_scores: called with the rows' attention scores, float32 [1, heads, rows, n].
+        """
+        if len(rows.positions) <= _AT_ONCE or on_scores is not None or is_accelerator(self.stack.device):
+            return self._compute(layer, hidden, rows, on_scores)
+        # In ascending order: the K and V that a row attends to are those of its own part and of the ones before.
+        apart = zip(torch.split(hidden, _AT_ONCE, 1), rows.split(_AT_ONCE), strict=True)
+        parts = [self._compute(layer, *part) for part in apart]
+        if self.fresh_keys is not None:
+            self.fresh_keys[-len(parts) :] = [torch.cat(self.fresh_keys[-len(parts) :], 2)]
+        return torch.cat(parts, 1)
+
+    def _compute(
+        self, layer: int, hidden: Tensor, rows: Rows, on_scores: Callable[[Tensor], None] | None = None
+    ) -> Tensor:
+        tables = tables_at(self._tables, rows.positions)
+        return self.stack.layer(layer, hidden, ImageCache(self, tables, rows), tables, rows.runs, on_scores)
+
+    def compute_last(self, hidden: Tensor, rows: Rows) -> Tensor:
+        """Run the last layer: K and V of `rows` replace what was there, and only the prompt's last row goes on.
+
+        Returns its hidden state [1, 1, hidden]; nothing needs those of the other rows.
+        """
+        layer, tables = self.stack.num_layers - 1, tables_at(self._tables, rows.positions)
+        key, value = self.stack.project(layer, hidden, tables)
+        if self.fresh_keys is not None:
+            self.fresh_keys.append(key)
+        self.write(layer, self.stack.rotate(key, tables, layer), value, rows)
+        end, table = self.layout.num_tokens, tables_at(tables, slice(-1, None))
+        return self.stack.layer(layer, hidden[:, -1:], ReadOnlyCache(self), table, (Run(0, end - 1, end),))
+
+    def project(self, layer: int, hidden: Tensor, rows: Rows) -> LayerKV:
+        """Fresh K (rotated) and V [1, kv_heads, rows, head_dim] of `rows` at a layer; the image stays as it is."""
+        tables = tables_at(self._tables, rows.positions)
+        key, value = self.stack.project(layer, hidden, tables)
+        return self.stack.rotate(key, tables, layer), value
+
+    def deviation(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Squared L2 over KV heads and dims between K, V of `rows` and what the image holds there; float32 [rows]."""
+        pairs = ((key, self._keys[layer]), (value, self._values[layer]))
+        k, v = ((fresh.float() - old[:, :, rows.positions].float()).square().sum((0, 1, 3)) for fresh, old in pairs)
+        return k, v
+
+    def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:
+        """Copy rotated `key` and `value` [1, kv_heads, rows, head_dim] to the positions of `rows`."""
+        if len(rows.runs) > _MANY_RUNS:
+            self._keys[layer][:, :, rows.positions] = key
+            self._values[layer][:, :, rows.positions] = value
+            return
+        for run in rows.runs:
+            fresh = slice(run.row, run.row + run.end - run.start)
+            self._keys[layer][:, :, run.start : run.end] = key[:, :, fresh]
+            self._values[layer][:, :, run.start : run.end] = value[:, :, fresh]
+
+    def rewind(self) -> None:
+        """Forget what was appended after the prompt, so that it can be continued another way."""
+        self.num_tokens = self.layout.num_tokens
+
+    def append(self, token: int, on_scores: Callable[[Tensor], None] | None = None) -> Tensor:
+        """Append one token and compute it through all layers; returns the logits after it, float32 [vocab].
+
+        Args:
+            on_scores: called with each layer's attention scores, float32 [1, heads, 1, n].
+        """
+        position = self.num_tokens
+        self.num_tokens += 1
+        self._require_room()
+        at = torch.tensor([position], device=self.stack.device)
+        tables, row = self.stack.next_rotary_tables(at), Rows(at, (Run(0, position, position + 1),))
+        hidden = self.stack.embed(torch.tensor([[token]], device=self.stack.device))
+        hidden = self.stack.layers(hidden, ImageCache(self, tables, row), tables, row.runs, on_scores)
+        return self.stack.logits(hidden[0])[0]
+
+    def _require_room(self) -> None:
+        """Grow the buffers by whole steps when decoding has filled them."""
+        for buffers in (self._keys, self._values):
+            for layer, old in enumerate(buffers):
+                if old.shape[2] < self.num_tokens:
+                    step = max(GROWTH, old.shape[2] // 4)
+                    buffers[layer] = torch.cat([old, old.new_empty(*old.shape[:2], step, old.shape[3])], dim=2)

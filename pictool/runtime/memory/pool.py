@@ -1,0 +1,227 @@
+"""A pool of KV on the device: runs of consecutive slots, which CIDRA's moves take to new places (Span queries §5.5).
+
+A slot holds one token's values and its keys twice: before rotation, and rotated to the position where it is in use. A
+move rotates what it brings from the keys before rotation. So however often a run is moved, its keys are those of a
+fresh copy bit for bit, in every dtype: nothing accumulates, where rotating the rotated keys by the difference would
+lose a rounding a move. That takes half as much memory again as the KV itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pictool.errors import ModelError
+from pictool.runtime.device import synchronize
+from pictool.runtime.memory.cidra import SCRATCH, Move, Plan, plan
+from pictool.runtime.memory.image import Image
+from pictool.runtime.rope import tables_at
+from pictool.runtime.support import depends_on_length
+
+if TYPE_CHECKING:
+    from pictool.core import Layout
+    from pictool.runtime.attention import Rows
+    from pictool.runtime.memory.caches import LayerKV
+    from pictool.runtime.model import Model
+    from pictool.runtime.rope import RotaryTables
+
+_LONG_RUN = 64  # slots, on average, from which on a copy per run is faster than one by index
+
+
+@dataclass(frozen=True)
+class Repositioning:
+    """What one round of moves took. `seconds` are those of the device, without planning.
+
+    `duplicates` counts runs that went to one more place; `scratch` and `buffer` are slots: saved beside the pool, and
+    of the longest batch, which is copied a layer at a time. `scratch_bytes` is the most memory that these took.
+    """
+
+    moves: int = 0
+    tokens: int = 0
+    batches: int = 0
+    duplicates: int = 0
+    scratch: int = 0
+    buffer: int = 0
+    scratch_bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tokens_per_ms(self) -> float:
+        return self.tokens / self.seconds / 1e3 if self.seconds else 0.0
+
+
+class Pool:
+    """The slots. Of each layer `raw` keys before rotation, rotated `keys`, and `values`: [kv_heads, slots, head_dim].
+
+    Args:
+        num_slots: that it holds, beside the scratch of a long cycle.
+
+    Raises:
+        ModelError: a RoPE whose frequencies depend on the prompt's length, so that rotated keys are of one prompt; or
+            the device has no room.
+    """
+
+    def __init__(self, model: Model, num_slots: int, scratch: int = 0) -> None:
+        require_movable(model)
+        self.stack, self.num_slots = model.stack, num_slots
+        geometry, stack = model.geometry, model.stack
+        shape = (geometry.kv_heads, num_slots + scratch, geometry.head_dim)
+        try:
+            with torch.inference_mode(False):  # so that all may write to it
+                self.raw, self.keys, self.values = (
+                    [torch.empty(shape, dtype=stack.dtype, device=stack.device) for _ in range(geometry.layers)]
+                    for _ in ("raw", "keys", "values")
+                )
+        except (RuntimeError, MemoryError) as error:  # torch's OutOfMemoryError is a RuntimeError
+            raise ModelError(f"a pool of {num_slots} tokens does not fit on {stack.device}; give it less") from error
+
+    def write(self, at: int, position: int, layers: Sequence[LayerKV]) -> None:
+        """Copy un-rotated K and V, [kv_heads, n, head_dim] a layer, to the slots from `at` on."""
+        end = at + layers[0][0].shape[1]
+        for layer, (key, value) in enumerate(layers):
+            self.raw[layer][:, at:end], self.values[layer][:, at:end] = key, value
+        move = Move(at, at, position, end - at)
+        self._rotate([move], self._tables([move]))
+
+    def clear(self) -> None:
+        """Zero all slots."""
+        for tensor in (*self.raw, *self.keys, *self.values):
+            tensor.zero_()
+
+    def read(self, layer: int, at: int, length: int) -> tuple[Tensor, Tensor]:
+        """Rotated keys and values of slots, [kv_heads, length, head_dim]."""
+        return self.keys[layer][:, at : at + length], self.values[layer][:, at : at + length]
+
+    def reposition(
+        self, moves: Sequence[Move], batch: int | None = None, tables: RotaryTables | None = None
+    ) -> Repositioning:
+        """Move runs at once: afterwards each target holds what its source held, rotated to the move's position.
+
+        Args:
+            batch: slots that are moved together; the buffer holds so many of one layer. None: all at once.
+            tables: RoPE tables from position 0 on; None: they are made.
+        """
+        made = plan(moves, batch or self.num_slots)
+        if not made.batches:
+            return Repositioning()
+        tables = self._tables(moves) if tables is None else tables
+        synchronize(self.stack.device)
+        started = time.perf_counter()
+        self._run(made, tables)
+        synchronize(self.stack.device)
+        seconds = max(time.perf_counter() - started, 1e-9)
+        tensor = self.raw[0][:, :1]  # a slot of a layer's keys
+        buffered, saved = made.buffer * tensor.nbytes, made.scratch * 3 * len(self.raw) * tensor.nbytes
+        return Repositioning(
+            made.num_moves, made.num_slots, len(made.batches), made.duplicates, made.scratch, made.buffer,
+            buffered + saved, seconds,
+        )  # fmt: skip
+
+    def _tables(self, moves: Iterable[Move]) -> RotaryTables:
+        """RoPE tables of all positions that moves need."""
+        last = max((move.position + move.length for move in moves if move.position is not None), default=1)
+        return self.stack.rotary_tables(torch.arange(last, device=self.stack.device))
+
+    @torch.inference_mode()
+    def _run(self, made: Plan, tables: RotaryTables) -> None:
+        for batch in made.batches:
+            carried = [move for move in batch if move.source != move.target]
+            sources, targets = self._slots(carried, "source"), self._slots(carried, "target")
+            for tensor in (*self.raw, *self.values) if carried else ():
+                held = [tensor[:, source].clone() for source in sources]
+                for target, part in zip(targets, held, strict=True):
+                    tensor[:, target] = part
+            self._rotate([move for move in batch if move.position is not None], tables)
+
+    def _rotate(self, moves: Sequence[Move], tables: RotaryTables) -> None:
+        """Rotate the raw keys at the moves' targets to their positions."""
+        if not moves:
+            return
+        targets = self._slots(moves, "target")
+        if isinstance(targets[0], slice):
+            wanted = [tables_at(tables, slice(m.position or 0, (m.position or 0) + m.length)) for m in moves]
+        else:
+            positions = [torch.arange(move.length) + (move.position or 0) for move in moves]
+            wanted = [tables_at(tables, torch.cat(positions).to(self.stack.device))]
+        for layer, (raw, keys) in enumerate(zip(self.raw, self.keys, strict=True)):
+            for at, table in zip(targets, wanted, strict=True):
+                keys[:, at] = self.stack.rotate(raw[None, :, at], table, layer)[0]
+
+    def _slots(self, moves: Sequence[Move], end: str) -> list[slice | Tensor]:
+        """The slots of the moves' sources or targets: a slice for each, or one index of all."""
+        places = [(getattr(move, end), move.length) for move in moves]
+        spans = [(self.num_slots if at == SCRATCH else at, length) for at, length in places]
+        if sum(length for _, length in spans) >= _LONG_RUN * len(spans):
+            return [slice(at, at + length) for at, length in spans]
+        return [torch.cat([torch.arange(at, at + length) for at, length in spans]).to(self.stack.device)]
+
+
+class PooledImage(Image):
+    """An image in the slots of a pool from `base` on. `saved` has what was overwritten of its context.
+
+    Its buffers are the pool's own until decoding has filled them; from then on its own.
+    """
+
+    def __init__(self, pool: Pool, layout: Layout, base: int, saved: list[Saved]) -> None:
+        self._pool, self._base, self._saved = pool, base, saved
+        super().__init__(pool.stack, layout)
+
+    @property
+    def tables(self) -> RotaryTables:
+        """RoPE tables of the prompt's positions."""
+        return self._tables
+
+    def _buffers(self, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
+        at, pool = slice(self._base, self._base + tokens), self._pool
+        return [keys[None, :, at] for keys in pool.keys], [values[None, :, at] for values in pool.values]
+
+    def place(self, layer: int, start: int, key: Tensor, value: Tensor) -> None:
+        at = slice(self._base + start, self._base + start + key.shape[1])
+        self._pool.raw[layer][:, at] = key
+        self._pool.values[layer][:, at] = value
+
+    def relocate(self, layer: int, start: int, end: int) -> None:
+        raw = self._pool.raw[layer][None, :, self._base + start : self._base + end]
+        self._keys[layer][:, :, start:end] = self.stack.rotate(raw, tables_at(self._tables, slice(start, end)), layer)
+
+    def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:
+        within = self.layout.num_context
+        count = sum(max(0, min(run.end, within) - run.start) for run in rows.runs)  # rows ascend
+        if count:
+            at = rows.positions[:count] + self._base
+            self._saved.append(Saved(layer, at, self._pool.keys[layer][:, at], self._pool.values[layer][:, at]))
+        super().write(layer, key, value, rows)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Rotated keys and values of slots `at`, [kv_heads, rows, head_dim], as they were before a link wrote there."""
+
+    layer: int
+    at: Tensor  # int64 [rows]
+    keys: Tensor
+    values: Tensor
+
+
+def restore(pool: Pool, saved: Sequence[Saved]) -> None:
+    """Undo what links wrote, the last first."""
+    for part in reversed(saved):
+        pool.keys[part.layer][:, part.at] = part.keys
+        pool.values[part.layer][:, part.at] = part.values
+
+
+def require_movable(model: Model) -> None:
+    """Raise ModelError for a model whose keys are rotated by the prompt's length."""
+    if depends_on_length(model.config):
+        raise ModelError(f"{model.name}: its RoPE depends on the prompt's length, so keys cannot be moved in a pool")
+
+
+def slot_bytes(model: Model) -> int:
+    """Bytes of a slot."""
+    geometry = model.geometry
+    return 3 * geometry.layers * geometry.kv_heads * geometry.head_dim * model.torch_dtype.itemsize

@@ -1,0 +1,1 @@
+"""What answers requests: the torch engine, or vLLM."""

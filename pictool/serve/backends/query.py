@@ -1,0 +1,96 @@
+"""Span queries over HTTP: what may be in one, how it runs, and its texts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pictool.linker.policies.base import Policy
+from pictool.serve.errors import ApiError, model_not_found
+from pictool.spans import query as nodes
+from pictool.spans.execute import Executor, Hooks, RunOptions
+from pictool.spans.query import Checkpoint
+from pictool.spans.reading import read_query
+
+if TYPE_CHECKING:
+    from pictool.engines.base import Engine
+
+MAX_CALLS = 50_000  # of one query
+STEP_NODES = 256  # that are read, optimised or evaluated in one step, at most
+ANY_MODEL = ("any", nodes.DEFAULT_MODEL)  # of calls that take the one that is served
+_LOCAL = (nodes.Retrieve, nodes.Ask)
+
+
+class ServedQuery:
+    """A query that was read, and optimised as the policy allows.
+
+    Args:
+        engine: runs its calls. side_by_side: those that are ready at once reach it together.
+        models: the names of the engine's model, that which clients read first.
+        checkpoint: called after every `STEP_NODES` nodes that are read, optimised or evaluated; it may raise.
+
+    Raises:
+        ApiError: a query that reads files of the server, asks somebody, names another model, or has too many calls.
+        InputError: no query.
+    """
+
+    def __init__(
+        self, text: str, engine: Engine, models: Sequence[str], policy: Policy, codec: str, *,
+        side_by_side: bool = True, checkpoint: Checkpoint = nodes.no_checkpoint,
+    ) -> None:  # fmt: skip
+        each = every(STEP_NODES, checkpoint)
+        query = read_query(text, "query", is_yaml=False, checkpoint=each)
+        num_calls = 0
+        for _, node in nodes.nodes(query):
+            each()
+            if isinstance(node, _LOCAL) or (isinstance(node, nodes.Fragment) and node.text is None):
+                raise ApiError(400, f"query: {node.kind} is for queries that run where their files are", code="query")
+            if isinstance(node, nodes.Generate | nodes.Chat | nodes.Map):
+                _require_served(node.call.model, models)
+            num_calls += _num_calls(node)
+        if num_calls > MAX_CALLS:
+            raise ApiError(400, f"query: has {num_calls} calls; {MAX_CALLS} at most, so split it", code="query")
+        options = RunOptions(policy, codec=codec, keeps_outputs=False, side_by_side=side_by_side)
+        self._executor = Executor(lambda _: engine, options, Hooks(checkpoint=each))
+        self._query = self._executor.optimise(query).after
+
+    def run(self) -> list[str]:
+        """Run it; the texts of its answer: one, or those of a par. Raises PicError: it cannot be run."""
+        result = self._executor.run(self._query).query
+        return [_text(part) for part in (result.parts if isinstance(result, nodes.Par) else (result,))]
+
+
+def every(count: int, call: Callable[[], None]) -> Callable[[], None]:
+    """Calls `call` every `count` times that it is called itself."""
+    calls = itertools.count(1)
+
+    def counted() -> None:
+        if next(calls) % count == 0:
+            call()
+
+    return counted
+
+
+def _require_served(model: str, served: Sequence[str]) -> None:
+    """Refuse a call of another model. Raises ApiError 404."""
+    if not {model, nodes.model_name(model)} & {*served, *ANY_MODEL}:
+        raise model_not_found(model, served[0])
+
+
+def _text(node: nodes.Query) -> str:
+    if isinstance(node, nodes.Message):
+        return node.text.strip()
+    return "\n".join(filter(None, (_text(child) for _, child in node.steps()))) if isinstance(node, nodes.Join) else ""
+
+
+def _num_calls(node: nodes.Query) -> int:
+    """Calls of a node itself; those of a repeat less the one that is below it."""
+    match node:
+        case nodes.Generate() | nodes.Chat():
+            return 1
+        case nodes.Repeat():
+            return node.n - 1
+        case nodes.Map():
+            return len(node.inputs)
+    return 0

@@ -1,0 +1,452 @@
+"""The backend on the torch engine: one process, one thread that computes, requests a step each in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from copy import copy, deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pictool.compiler.chunking import make_chunk, make_chunks, require_within
+from pictool.compiler.compile import CODEC, Compiled, compile_chunks
+from pictool.core import Chunk, TokenIds
+from pictool.core import Text as TextDocument
+from pictool.engines.base import Answer, LinkResult, compare_answers
+from pictool.engines.torch import TorchEngine
+from pictool.errors import NotFiniteError, ObjectError, StoreError
+from pictool.linker.grid import label_of
+from pictool.linker.link import Linked, link, require_room
+from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
+from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.policies.base import Policy
+from pictool.linker.residency import ResidentObjects
+from pictool.linker.spec import Document, Spec
+from pictool.runtime.decode import Generated, Step, generate, generate_steps, generated_of
+from pictool.serve.admission import Places
+from pictool.serve.backends.query import ServedQuery
+from pictool.serve.backends.torch.engine_thread import ClosedError, EngineThread, QueueFullError, Task, stage_of
+from pictool.serve.backends.torch.served_engine import ServedEngine
+from pictool.serve.channel import Channel, End, Send, compiled_event
+from pictool.serve.errors import queue_full, server_ends
+from pictool.serve.prompts.layout import LaidOut, lay_out, pieces_of
+from pictool.serve.prompts.learning import Learner, texts_of
+from pictool.serve.prompts.leased import leased_object, with_objects
+from pictool.serve.prompts.offered import offered_policy, require_offered
+from pictool.serve.tenants import Tenant
+from pictool.serve.work import (
+    Backend,
+    Chat,
+    CompiledText,
+    Delta,
+    Event,
+    Finished,
+    Linking,
+    Marked,
+    Piece,
+    Reuse,
+    Started,
+    Status,
+    Stored,
+    TokenInfo,
+    TokenText,
+    Verified,
+    Work,
+)
+from pictool.store.matches import Match
+from pictool.store.recognition import ContentIndex, IndexThread
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+    from pictool.store.store import Store
+
+_log = logging.getLogger("pictool.serve")
+
+
+@dataclass(frozen=True)
+class BackendSettings:
+    """How a backend works.
+
+    Fields:
+        policy: of requests that name none. allowed: names of the policies that they may name beside it; None: all.
+        max_waiting: requests that wait at most. max_active: that take turns, beside one of each tenant that has none.
+        num_tenants: for whom a backend that batches keeps places.
+        max_tokens: of one answer at most; None: what the model has positions for.
+        min_tokens: least tokens of a document that is recognised, or compiled for a marker.
+        refresh_s: seconds between readings of the store for new objects.
+        codec: how KV is kept.
+        name: what the API calls the model; None: its own name.
+        learned_bytes: of objects that are compiled from texts which requests repeat, until the server ends; 0: none.
+        pool_bytes: of KV of objects that stays on the device from request to request; 0: none.
+    """
+
+    policy: Policy
+    allowed: frozenset[str] | None = None
+    max_waiting: int = 256
+    max_active: int = 8
+    max_tokens: int | None = None
+    min_tokens: int = 16
+    refresh_s: float = 10.0
+    codec: str = CODEC
+    name: str | None = None
+    learned_bytes: int = 0
+    pool_bytes: int = 0
+    num_tenants: int = 1
+
+
+class TorchBackend(Backend):
+    """Answers on `transformers` models in this process. A context manager, of which `close` is the end.
+
+    Raises:
+        InputError: a pool of too few bytes. ModelError: of a model whose keys cannot be moved.
+    """
+
+    def __init__(self, model: Model, store: Store, settings: BackendSettings) -> None:
+        self._base, self._store, self._settings = model, store, settings
+        self._engines: dict[str, TorchEngine] = {}  # by salt
+        self._residents = ResidentObjects(model, settings.pool_bytes) if settings.pool_bytes else None
+        self.model, self.created = settings.name or model.name, int(time.time())
+        self.context_length = model.max_positions
+        self.policy = settings.policy
+        self.divergence: dict[str, float] = {}
+        self.problem: str | None = None
+        settings.policy.prepare(model)
+        self._tokenizer = model.tokenizer
+        self._cutting = copy(model)  # for texts that are cut in other threads: a tokenizer is used by one at a time
+        self._cutting.tokenizer, self._cutting.name = deepcopy(model.tokenizer), self.model
+        self.index = ContentIndex(store, model.target, settings.min_tokens, self._decode, model.bos_id)
+        self._indexing = IndexThread(self.index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
+        self._indexing.start()
+        self._indexing.wait()
+        self._thread = EngineThread(settings.max_waiting, settings.max_active)
+        self._cutting_places = Places(settings.max_waiting, most=1)
+        self._learner = Learner(settings.learned_bytes, self.index, settings.min_tokens)
+
+    def __enter__(self) -> TorchBackend:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def lives(self) -> bool:
+        return self._thread.is_alive
+
+    def close(self) -> None:
+        self._thread.close()
+        self._indexing.close()
+
+    def status(self) -> Status:
+        return Status(
+            self._thread.num_waiting, self._thread.num_active, label_of(self.policy), self.divergence, self.problem,
+            self._learner.num_bytes, self._learner.num_failed,
+            None if self._residents is None else self._residents.counts,
+        )  # fmt: skip
+
+    # The backend's contract
+
+    async def answer(self, work: Work) -> AsyncGenerator[Event, None]:
+        async with aclosing(self._in_turn(work.tenant.name, partial(self._answer, work))) as events:
+            async for event in events:
+                yield event
+        await self._learn(work)
+
+    async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
+        chunks = await self._cut(text, tenant, chunk_tokens)
+
+        def work(task: Task, send: Send) -> None:
+            options = Spec(policy=self.policy, codec=self._settings.codec).objects
+            for done in ServedEngine(self.engine_of(tenant), task).compile(chunks, options):
+                send(CompiledText(done.key, len(done.chunk)))
+            self._indexing.wake()
+
+        return [done async for done in self._in_turn(tenant.name, work)]
+
+    def has(self, key: str) -> bool:
+        return self._store.path(key).exists()
+
+    async def execute(self, query: str, tenant: Tenant) -> list[str]:
+        """Run a query: each of its calls is a turn of its own, so that others come in between."""
+
+        def work(task: Task, send: Send) -> None:
+            engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens)
+            asked = ServedQuery(
+                query, engine, (self.model,), self.policy, self._settings.codec, side_by_side=False,
+                checkpoint=partial(task.checkpoint, ends_turn=True),
+            )  # fmt: skip
+            send(asked.run())
+            self._indexing.wake()
+
+        (texts,) = [texts async for texts in self._in_turn(tenant.name, work)]
+        return list(texts)
+
+    async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
+        require_offered(spec.policy, self._settings.policy, self._settings.allowed)
+
+        def work(task: Task, send: Send) -> None:
+            engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens)
+            answer = engine.answer(
+                _with_chunks(engine.model, with_objects(spec, self._store, engine.model.salt), task), compare=compares,
+                on_text=lambda text: send({"text": text}), on_compile=lambda done: send(compiled_event(done)),
+            )  # fmt: skip
+            report = answer.report() | {"model": self.model}
+            report.pop("pool", None)  # its moves are of other tenants' objects, too
+            send({"report": report, "origin": answer.origin()})
+            self._indexing.wake()
+
+        async with aclosing(self._in_turn(tenant.name, work)) as events:
+            async for event in events:
+                yield event
+
+    async def _cut(self, text: str, tenant: Tenant, chunk_tokens: int | None) -> list[Chunk]:
+        """The chunks of a text, in another thread than the engine's; one text at a time, also if a client goes away."""
+        async with self._cutting_places.place(tenant.name):
+            cutting = asyncio.ensure_future(asyncio.to_thread(make_chunks, self._cutting, text, "text", chunk_tokens))
+            try:
+                return await asyncio.shield(cutting)
+            finally:
+                await asyncio.wait({cutting})
+                cutting.exception()  # read, or asyncio logs it where the client went away
+
+    # Turns
+
+    async def _in_turn(self, tenant: str, work: Callable[[Task, Send], None]) -> AsyncGenerator[Any, None]:
+        """What work on the engine's thread sends. A caller that goes no further ends it."""
+        channel = Channel()
+        task = Task(tenant, lambda task: work(task, channel.send), lambda error: channel.send(End(error)))
+        try:
+            self._thread.submit(task)
+            while not isinstance(event := await channel.queue.get(), End):
+                yield event
+            if event.error is not None:
+                raise event.error
+        except QueueFullError as error:
+            raise queue_full() from error
+        except ClosedError as error:
+            raise server_ends() from error
+        finally:
+            self._thread.cancel(task)
+
+    def engine_of(self, tenant: Tenant) -> TorchEngine:
+        """The engine over a tenant's objects: one model and one store for all."""
+        if tenant.salt not in self._engines:
+            model = self._base.with_salt(tenant.salt)
+            model.name = self.model  # as clients know it, in what they are told
+            self._engines[tenant.salt] = TorchEngine(model, self._store, residents=self._residents)
+        return self._engines[tenant.salt]
+
+    # One answer, on the engine's thread
+
+    def _answer(self, work: Work, task: Task, send: Send) -> None:
+        model, policy = self.engine_of(work.tenant).model, self._policy_of(work.linking)
+        pieces, lacks = pieces_of(model, work.prompt), None
+        for index, piece in enumerate(pieces):
+            if isinstance(piece, Marked) and policy.needs.objects:  # each may take as long as an answer
+                try:
+                    is_new = self._compile_marked(piece.text, model, policy).is_new
+                except StoreError as error:
+                    _log.warning("pic: a marked text is computed exactly: %s", error)
+                    is_new, lacks = True, _NOT_KEPT
+                    pieces[index] = TokenText(make_chunk(model, piece.text, _MARKED).tokens)
+                task.checkpoint(ends_turn=is_new)
+        plan, laid = self._plan(work, pieces, model, policy)
+        linked, problem = self._link(model, plan, laid, task)
+        reuse = _reuse_of(linked, laid, plan, problem)
+        send(Started(replace(reuse, problem=reuse.problem or lacks)))
+        task.checkpoint()
+        limit = self._num_tokens(work, plan)
+        image, first = linked.image, list[Step]()
+        is_plain = isinstance(work.prompt, Chat) and not model.tokenizer.chat_template  # "Answer:", then a blank
+        for index in range(work.n):
+            image.rewind()
+            seed = (work.sampling.seed + index) % (1 << 64)
+            steps, has_begun = list[Step](), not is_plain
+            for step in generate_steps(model, image, limit, replace(work.sampling, seed=seed), work.num_top or 0):
+                steps.append(step)
+                is_shown = work.num_top is not None and step.token >= 0 and step.token not in model.eos_ids
+                infos = (self._info(step),) if is_shown else ()
+                text = step.text if has_begun else step.text.lstrip()
+                has_begun = has_begun or bool(text)
+                if text or infos:
+                    send(Delta(index, text, infos))
+                task.checkpoint()
+            send(Finished(index, "stop" if steps[-1].is_complete else "length", len(steps) - 1))
+            first = first or steps
+        if work.linking.verifies:
+            send(self._verified(model, work, plan, linked, generated_of(first), task))
+
+    def _num_tokens(self, work: Work, plan: LinkPlan) -> int:
+        """The most tokens of an answer."""
+        room = self.context_length - plan.layout.num_tokens + 1
+        limits = [room, work.max_tokens, self._settings.max_tokens]
+        return max(1, min(limit for limit in limits if limit is not None))
+
+    def _info(self, step: Step) -> TokenInfo:
+        top = tuple((self._decode([token]), logprob) for token, logprob in step.top)
+        return TokenInfo(self._decode([step.token]), step.logprob, top)
+
+    def _verified(
+        self, model: Model, work: Work, plan: LinkPlan, linked: Linked, generated: Generated, task: Task
+    ) -> Verified:
+        """Full recompute of the same prompt, and the same decoding."""
+        started = time.perf_counter()
+        full = link(model, self._store, Spec.planned(plan_without_objects(_FULL, plan.layout.tokens)))
+        task.checkpoint()
+        recomputed = generate(
+            model, full.image, self._num_tokens(work, plan), work.sampling, lambda _: task.checkpoint()
+        )
+        seconds = time.perf_counter() - started
+        own, exact = (
+            Answer(text, _result(result), seconds, model, TorchEngine.name)
+            for text, result in ((generated, linked), (recomputed, full))
+        )
+        compared = compare_answers(own, exact).report()
+        return Verified({name: compared[name] for name in _VERIFIED})
+
+    # Texts that requests repeat
+
+    async def _learn(self, work: Work) -> None:
+        """Have the parts of a request compiled that an earlier one had, if nobody waits and the budget is not spent."""
+        if not self._settings.learned_bytes:
+            return
+        parts = await asyncio.to_thread(self._learner.find, work.tenant.id, texts_of(work.prompt))
+        if not parts or self._thread.num_waiting:
+            return
+        task = Task(work.tenant.name, partial(self._compile_parts, work.tenant, parts), self._end_learning)
+        with suppress(QueueFullError, ClosedError):
+            self._thread.submit(task)
+
+    def _compile_parts(self, tenant: Tenant, parts: Sequence[str], task: Task) -> None:
+        """Compile texts, a turn each."""
+        model, policy = self.engine_of(tenant).model, self.policy
+        options = Spec(policy=policy, codec=self._settings.codec).objects
+        for chunk in self._learner.chunks(model, policy, parts):
+            (done,) = compile_chunks(model, self._store, [chunk], options, check=False)
+            self._learner.count(done)
+            task.checkpoint(ends_turn=True)
+        self._indexing.wake()
+
+    def _end_learning(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, QueueFullError | ClosedError):
+            self._learner.fail(error)
+
+    # Plans
+
+    def _policy_of(self, linking: Linking) -> Policy:
+        named, settings = linking.policy, self._settings
+        return self.policy if named is None else offered_policy(named, settings.policy, settings.allowed)
+
+    def _plan(
+        self, work: Work, pieces: Sequence[Piece], model: Model, policy: Policy
+    ) -> tuple[LinkPlan, LaidOut]:  # fmt: skip
+        def recognise(tokens: TokenIds) -> list[Match]:
+            found = self.index.find(tokens, policy.needs.sinks, model.salt)
+            return [match for match in found if self._has_table(match)] if policy.needs.all_tables else found
+
+        recognises = work.linking.recognises and policy.needs.objects
+        laid = lay_out(
+            model, pieces, lambda piece: self._object(piece, model, policy), recognise if recognises else None
+        )  # fmt: skip
+        require_room(model, len(laid.tokens))
+        last = len(laid.tokens) - 1
+        kept = [i for i, match in enumerate(laid.matches) if match.start < last]
+        matches = tuple(laid.matches[i] for i in kept)
+        laid = LaidOut(laid.tokens, matches, tuple(laid.sources[i] for i in kept))
+        if not matches or not policy.needs.objects:
+            return plan_without_objects(policy, laid.tokens, model.salt), replace(laid, matches=(), sources=())
+        head_key = self._head_key(model, laid.tokens[: matches[0].start])
+        return make_plan(policy, laid.tokens, matches, head_key, model.salt), laid
+
+    def _has_table(self, match: Match) -> bool:
+        """Whether an object has a table of fixups; one that is lost or damaged has none."""
+        with suppress(ObjectError, StoreError), self._store.peek(match.key) as file:
+            return file.meta.fixups is not None
+        return False
+
+    def _object(self, piece: Stored | Marked, model: Model, policy: Policy) -> tuple[str, TokenIds]:
+        """The object of a piece; that of a marked text is compiled if need be. Under `full` its tokens are enough."""
+        if isinstance(piece, Marked):
+            return self._marked(piece.text, model, policy)
+        return leased_object(self._store, piece.key, model, _log)
+
+    def _marked(self, text: str, model: Model, policy: Policy) -> tuple[str, TokenIds]:
+        if not policy.needs.objects:
+            return "", np.asarray(make_chunk(model, text, _MARKED).tokens, dtype=np.int32)
+        done = self._compile_marked(text, model, policy)
+        return done.key, np.asarray(done.chunk.tokens, dtype=np.int32)
+
+    def _compile_marked(self, text: str, model: Model, policy: Policy) -> Compiled:
+        options = Spec(policy=policy, codec=self._settings.codec).objects
+        (done,) = compile_chunks(model, self._store, [make_chunk(model, text, _MARKED)], options, check=False)
+        return done
+
+    def _head_key(self, model: Model, head: TokenIds) -> str | None:
+        """The object of a head, if it was compiled: it is where it was compiled, so it is exact."""
+        key = model.key(head, 0, CODEC)
+        return key if len(head) and self._store.path(key).exists() and self._store.has(key) else None
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens)))
+
+    def _link(self, model: Model, plan: LinkPlan, laid: LaidOut, task: Task) -> tuple[Linked, str | None]:
+        """Link a prompt. If an object turns out damaged, it is computed exactly, and the reason returned."""
+        stage = stage_of(task)
+        try:
+            return link(model, self._store, Spec.planned(plan), stage=stage, residents=self._residents), None
+        except (ObjectError, StoreError, NotFiniteError) as error:
+            if not plan.object_spans:
+                raise
+            for span in plan.object_spans:
+                assert span.key is not None
+                self.index.doubt(span.key)
+            self._indexing.wake()
+            _log.warning("pic: a request is computed exactly: %s", error)
+        exact = plan_without_objects(_FULL, laid.tokens, model.salt)
+        return link(model, self._store, Spec.planned(exact), stage=stage), "an object of it cannot be used"
+
+
+def _with_chunks(model: Model, spec: Spec, task: Task) -> Spec:
+    """A spec whose texts are chunks; others have their steps between two documents."""
+    documents: list[Document] = []
+    for document in spec.documents:
+        if isinstance(document, TextDocument):
+            require_within(model, document.text, document.source)
+            documents += make_chunks(model, document.text, document.source, spec.chunk_tokens)
+            task.checkpoint()
+        else:
+            documents.append(document)
+    return replace(spec, documents=documents)
+
+
+_FULL = make_policy(BASELINE)
+_MARKED = "a marked part"  # in messages
+_NOT_KEPT = "a marked text cannot be kept"  # the problem of its prompt
+_VERIFIED = ("answer", "kl", "same_answer", "same_first_token", "common_prefix")
+
+
+def _result(linked: Linked) -> LinkResult:
+    return LinkResult(
+        linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read, linked.image.logits
+    )  # fmt: skip
+
+
+def _reuse_of(linked: Linked, laid: LaidOut, plan: LinkPlan, problem: str | None) -> Reuse:
+    """What was done with a prompt, in whole tokens."""
+    layout = linked.image.layout
+    cached = math.floor(layout.num_context - linked.recomputed)
+    if problem is not None or not laid.matches:
+        return Reuse(label_of(linked.policy), exact=layout.num_tokens, cached=cached, problem=problem)
+    documents = [span for span in plan.spans[1:] if span.key is not None]
+    rows = [linked.rows[:, span.start : span.end].sum(1).mean() for span in documents]
+    total, recomputed = sum(span.end - span.start for span in documents), math.ceil(sum(rows))
+    sources = "+".join(sorted(set(laid.sources)))
+    return Reuse(
+        label_of(linked.policy), len(documents), layout.num_tokens - total, total - recomputed, recomputed, cached,
+        sources,
+    )  # fmt: skip

@@ -1,0 +1,283 @@
+"""The thread that one engine runs on: requests take turns, a step each, and wait in a bounded queue that is fair.
+
+A task is plain code that calls `checkpoint` between two steps. Tasks run in greenlets on one thread, since each thread
+that computes has an OpenMP team of its own (docs/design.md §5).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from greenlet import greenlet
+
+from pictool.linker.policies.base import Stage
+
+_log = logging.getLogger("pictool.serve")
+
+
+class QueueFullError(Exception):
+    """There is no place left for a task of this tenant."""
+
+
+class ClosedError(Exception):
+    """The thread ended before the task did."""
+
+
+class Gone(BaseException):
+    """Nobody waits for the result of a task any more; raised where it calls `checkpoint`."""
+
+
+@dataclass(eq=False)
+class Task:
+    """Work on the engine's thread. `work` and `on_end`, with the error if there is one, are called there."""
+
+    tenant: str
+    work: Callable[[Task], None]
+    on_end: Callable[[BaseException | None], None]
+    is_cancelled: bool = False
+    _running: greenlet | None = field(default=None, repr=False)
+    _has_ended_turn: bool = field(default=False, repr=False)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._running is not None
+
+    def checkpoint(self, ends_turn: bool = False) -> None:
+        """Let other tasks have their steps; called by `work`, outside of what others must wait for, such as a lock.
+
+        Args:
+            ends_turn: if other tasks wait, wait for the next turn as they do. The task keeps its place: a long one is
+                never refused half-way, and none has the thread to itself.
+
+        Raises:
+            Gone: the task has been cancelled, or has lost its place.
+        """
+        assert self._running is not None
+        self._running.parent.switch(ends_turn)
+
+    def advance(self) -> bool:
+        """Run to the next checkpoint, or to the end; False at the end. Raises what `work` raises."""
+        if self._running is None:
+            self._running = greenlet(self.work)
+            self._has_ended_turn = self._running.switch(self) is True
+        else:
+            self._has_ended_turn = self._running.switch() is True
+        return not self._running.dead
+
+    def stop(self) -> None:
+        """End the work at its checkpoint, if it has begun and not ended."""
+        running, self._running = self._running, None
+        if running is not None and not running.dead:
+            with suppress(Gone):
+                running.throw(Gone)
+
+
+def stage_of(task: Task) -> Stage:
+    """Ends a link at its next stage if the task has been cancelled. No other task runs there."""
+
+    def stage(_: str) -> AbstractContextManager[None]:
+        if task.is_cancelled:
+            raise Gone
+        return nullcontext()
+
+    return stage
+
+
+class OfTenant(Protocol):
+    """What waits in a fair queue. `has_begun`: with its place work that is done would be lost."""
+
+    tenant: str
+
+    @property
+    def has_begun(self) -> bool: ...
+
+
+W = TypeVar("W", bound=OfTenant)
+
+
+class FairQueue(Generic[W]):
+    """Tasks of tenants: the next one is of the tenant with the fewest running, then of whom waited longest for a turn.
+
+    At most `limit` tasks wait. Where all places are taken, a tenant that has fewer of them than another takes the last
+    one of that; one of a task that has begun only if there is no other.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: OrderedDict[str, deque[W]] = OrderedDict()  # the tenant of the next turn first
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def has(self, tenant: str) -> bool:
+        """Whether a task of a tenant waits."""
+        return tenant in self._waiting
+
+    def push(self, task: W) -> W | None:
+        """Add a task; returns the one that lost its place for it, if any. Raises QueueFullError."""
+        loser = None
+        if len(self) >= self._limit:
+            most = max(self._waiting.values(), key=len, default=deque[W]())
+            if len(most) <= len(self._waiting.get(task.tenant, ())) + 1:
+                raise QueueFullError
+            loser = next((waiting for waiting in reversed(most) if not waiting.has_begun), most[-1])
+            most.remove(loser)
+        self.put_back(task)
+        return loser
+
+    def put_back(self, task: W) -> None:
+        """Add a task that has a place already, as the last of its tenant's."""
+        self._waiting.setdefault(task.tenant, deque()).append(task)
+
+    def next_tenant(self, running: Counter[str]) -> str:
+        """Whose the next task is. `running` counts those of each tenant that run."""
+        return min(self._waiting, key=lambda name: running[name])  # of equals the first
+
+    def pop(self, running: Counter[str]) -> W:
+        """The next task, of `next_tenant`."""
+        tenant = self.next_tenant(running)
+        task = self._waiting[tenant].popleft()
+        if self._waiting[tenant]:
+            self._waiting.move_to_end(tenant)
+        else:
+            del self._waiting[tenant]
+        return task
+
+    def drain(self) -> list[W]:
+        """All tasks that wait; none does any more."""
+        tasks = [task for waiting in self._waiting.values() for task in waiting]
+        self._waiting.clear()
+        return tasks
+
+    def remove(self, task: W) -> bool:
+        """Take a task out that still waits; False if it does not."""
+        own = self._waiting.get(task.tenant, deque[W]())
+        if task not in own:
+            return False
+        own.remove(task)
+        if not own:
+            del self._waiting[task.tenant]
+        return True
+
+
+class EngineThread:
+    """A thread that advances up to `most` tasks in turn; the others wait. Ends with `close`.
+
+    A tenant of which none runs or waits begins one beyond `most`: no other tenant's tasks keep it waiting. A task that
+    has begun is also ended on the thread.
+    """
+
+    def __init__(self, limit: int, most: int) -> None:
+        self._queue, self._most = FairQueue[Task](limit), most
+        self._active: list[Task] = []
+        self._leaving: list[tuple[Task, BaseException | None]] = []  # had begun, and lost their places
+        self._changed, self._is_closing = threading.Condition(), False
+        self._thread = threading.Thread(target=self._run, name="pic-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        with self._changed:
+            return len(self._queue)
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, task: Task) -> None:
+        """Let a task wait for its turn. Raises QueueFullError; ClosedError."""
+        with self._changed:
+            if self._is_closing:
+                raise ClosedError
+            loser = None
+            if self._queue.has(task.tenant) or any(task.tenant == active.tenant for active in [*self._active]):
+                loser = self._queue.push(task)
+            else:
+                self._queue.put_back(task)  # it begins with the next round
+            if loser is not None and loser.has_begun:
+                self._leaving.append((loser, QueueFullError()))
+                loser = None
+            self._changed.notify()
+        if loser is not None:
+            self._end(loser, QueueFullError())
+
+    def cancel(self, task: Task) -> None:
+        """End a task: at once if it waits, else before its next step. `on_end` is not called any more."""
+        with self._changed:
+            task.is_cancelled = True
+            if self._queue.remove(task) and task.has_begun:
+                self._leaving.append((task, None))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End the thread after the step that it is in."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._admit():
+            self._end_leaving()
+            for task in [*self._active]:
+                if not self._advance(task):
+                    self._active.remove(task)
+        with self._changed:
+            self._leaving += [(task, ClosedError()) for task in [*self._active, *self._queue.drain()]]
+        self._end_leaving()
+
+    def _admit(self) -> bool:
+        """Wait for tasks, and take in as many as may run; False at the end."""
+        with self._changed:
+            while not (self._is_closing or self._active or len(self._queue) or self._leaving):
+                self._changed.wait()
+            if len(self._queue):
+                self._rest()
+            running = Counter(task.tenant for task in self._active)
+            while len(self._queue) and (
+                len(self._active) < self._most or not running[self._queue.next_tenant(running)]
+            ):  # fmt: skip
+                self._active.append(self._queue.pop(running))
+                running[self._active[-1].tenant] += 1
+            return not self._is_closing
+
+    def _rest(self) -> None:
+        """Put tasks back whose turns ended: as many of those that wait begin, so the queue's limit holds."""
+        for task in [task for task in self._active if task._has_ended_turn and not task.is_cancelled]:
+            self._active.remove(task)
+            self._queue.put_back(task)
+
+    def _end_leaving(self) -> None:
+        with self._changed:
+            leaving, self._leaving = self._leaving, []
+        for task, error in leaving:
+            self._end(task, error)
+
+    def _advance(self, task: Task) -> bool:
+        """One step of a task; False if it was the last one."""
+        failed: BaseException | None = None
+        try:
+            if not task.is_cancelled and task.advance():
+                return True
+        except BaseException as error:
+            failed = error
+        self._end(task, failed)
+        return False
+
+    def _end(self, task: Task, error: BaseException | None) -> None:
+        try:
+            task.stop()
+            if not task.is_cancelled:
+                task.on_end(error)
+        except Exception:
+            _log.exception("pic: a request could not be ended")

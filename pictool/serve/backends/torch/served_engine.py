@@ -1,0 +1,78 @@
+"""The torch engine as a task of the engine's thread uses it: other tasks run between its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pictool.compiler.compile import Compiled
+from pictool.core import Chunk, CompileOptions
+from pictool.engines.base import Answer, LinkResult
+from pictool.engines.torch import TorchEngine
+from pictool.linker.spec import Spec
+from pictool.serve.backends.torch.engine_thread import Task, stage_of
+
+if TYPE_CHECKING:
+    from pictool.linker.policies.base import Stage
+    from pictool.runtime.model import Model
+
+
+class ServedEngine(TorchEngine):
+    """An engine whose steps are a document that is compiled, a link, and a token.
+
+    A document ends a turn of the task, and so does an answer before the next one begins.
+
+    Args:
+        engine: whose model, store and pool it works with.
+        max_tokens: of an answer at most; None: no limit beside the request's own.
+    """
+
+    def __init__(self, engine: TorchEngine, task: Task, max_tokens: int | None = None) -> None:
+        super().__init__(engine.model, engine.store, residents=engine.residents)
+        self._task, self._max_tokens, self._has_answered = task, max_tokens, False
+
+    def compile(
+        self, chunks: Iterable[Chunk | str], options: CompileOptions = CompileOptions(), *, force: bool = False,
+        probe_model: Model | None = None, on_done: Callable[[Compiled], None] | None = None,
+    ) -> list[Compiled]:  # fmt: skip
+        def report(done: Compiled) -> None:
+            if on_done is not None:
+                on_done(done)
+            if done.is_new:
+                self._task.checkpoint(ends_turn=True)
+
+        return super().compile(chunks, options, force=force, probe_model=probe_model, on_done=report)
+
+    def link(
+        self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, stage: Stage | None = None
+    ) -> LinkResult:
+        def report(done: Compiled) -> None:
+            if on_compile is not None:
+                on_compile(done)
+            self._task.checkpoint(ends_turn=True)
+
+        return super().link(spec, on_compile=report, stage=stage or stage_of(self._task))
+
+    def run(
+        self, spec: Spec, *, on_text: Callable[[str], None] | None = None,
+        on_compile: Callable[[Compiled], None] | None = None, wants_logits: bool = True,
+    ) -> Answer:  # fmt: skip
+        if self._has_answered:
+            self._task.checkpoint(ends_turn=True)
+        self._has_answered = True
+        if self._max_tokens is not None:
+            spec = replace(spec, max_new_tokens=min(spec.max_new_tokens, self._max_tokens))
+        return super().run(spec, on_text=on_text, on_compile=on_compile, wants_logits=wants_logits)
+
+    def warm_up(self, spec: Spec, on_compile: Callable[[Compiled], None] | None = None) -> None:
+        """The server has answered before."""
+
+    def _decode(self, spec: Spec, result: LinkResult, on_text: Callable[[str], None] | None = None) -> Answer:
+        def report(text: str) -> None:
+            if on_text is not None:
+                on_text(text)
+            self._task.checkpoint()
+
+        self._task.checkpoint()
+        return super()._decode(spec, result, report)

@@ -1,0 +1,1 @@
+"""Requests inside vLLM's own server."""

@@ -1,0 +1,191 @@
+"""From a request's messages to the token ids of its prompt, and the objects in them (the backend on the torch engine).
+
+Texts are tokenized as they are between objects, each on its own (docs/design.md §2, rule 1). A chat is rendered by the
+model's template with marks in the places of its objects; without a template it has the plain form of `pic link`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from pictool.compiler.chunking import encode_within
+from pictool.core import TokenIds
+from pictool.errors import InputError
+from pictool.runtime.chat.template import PLAIN_QUERY, render_chat
+from pictool.runtime.model import Model
+from pictool.serve.work import Chat, Marked, Piece, Raw, Stored, Text, TokenText
+from pictool.store.matches import Match
+
+Recognise = Callable[[TokenIds], list[Match]]
+Open = Callable[[Stored | Marked], tuple[str, TokenIds]]  # an object's key, "" if there is none, and its tokens
+_NUM_SOURCES = {Stored: "cache", Marked: "marker"}
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A prompt's token ids and the objects in it, in order, with how they were found."""
+
+    tokens: TokenIds
+    matches: tuple[Match, ...]
+    sources: tuple[str, ...]  # of each match: cache, marker, recognised
+
+
+def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise: Recognise | None) -> LaidOut:
+    """Tokenize the pieces of a prompt.
+
+    Args:
+        recognise: finds stored documents in the tokens of a text; None: they are left as they are.
+    """
+    parts, matches, sources, at = list[TokenIds](), list[Match](), list[str](), 0
+    for piece in merged(pieces):
+        if isinstance(piece, Stored | Marked):
+            key, tokens = open_object(piece)
+            found = [Match(key, 0, tokens)] if key and len(tokens) else []
+            source = _NUM_SOURCES[type(piece)]
+        else:
+            tokens = _text_tokens(model, piece)
+            found, source = (recognise(tokens) if recognise is not None else []), "recognised"
+        matches += [Match(match.key, at + match.start, match.tokens, match.offset) for match in found]
+        sources += [source] * len(found)
+        parts.append(tokens)
+        at += len(tokens)
+    tokens = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+    return LaidOut(tokens, tuple(matches), tuple(sources))
+
+
+def _text_tokens(model: Model, piece: Text | TokenText) -> TokenIds:
+    if isinstance(piece, Text):
+        return np.asarray(encode_within(model, piece.text, "the prompt"), dtype=np.int32)
+    if any(not 0 <= token < model.config.vocab_size for token in piece.ids):
+        raise InputError(f"prompt: token ids must be from 0 to {model.config.vocab_size - 1}")
+    return np.asarray(piece.ids, dtype=np.int32)
+
+
+def merged(pieces: Iterable[Piece]) -> list[Piece]:
+    """The pieces with texts that follow one another as one, and without empty ones."""
+    result: list[Piece] = []
+    for is_text, group in groupby(pieces, key=lambda piece: isinstance(piece, Text)):
+        if not is_text:
+            result += group
+        elif text := "".join(piece.text for piece in group if isinstance(piece, Text)):
+            result.append(Text(text))
+    return result
+
+
+def pieces_of(model: Model, prompt: Chat | Raw) -> list[Piece]:
+    """The pieces of a whole prompt, its template's text among them.
+
+    Raises:
+        InputError: tools or roles that a model without a template does not know, or nothing to answer.
+        ModelError: a template that fails, refuses these messages, or loses some of their content.
+    """
+    if isinstance(prompt, Raw):
+        return list(prompt.pieces)
+    if model.tokenizer.chat_template:
+        return _rendered(model, prompt)
+    return _plain(model, prompt)
+
+
+class Marks:
+    """Marks in the texts of a chat in the places of its objects, which no message can have, and back."""
+
+    def __init__(self) -> None:
+        self._nonce, self._objects = secrets.token_hex(8), list[Piece]()
+
+    def text(self, pieces: Iterable[Piece]) -> str:
+        """The texts of pieces, with a mark for each object."""
+        return "".join(map(self._written, pieces))
+
+    def messages(self, chat: Chat) -> list[dict[str, Any]]:
+        """The messages of a chat as its template takes them."""
+        return [{"role": turn.role, "content": self.text(turn.pieces), **turn.more} for turn in chat.turns]
+
+    def documents(self, chat: Chat) -> list[dict[str, Any]]:
+        """Its documents as its template takes them."""
+        return [{**document.more, "text": self.text([document.piece])} for document in chat.documents]
+
+    def split(self, text: str, name: str) -> list[Piece]:
+        """The pieces of a chat that was rendered with marks.
+
+        Raises:
+            InputError: the template of the model `name` lost one of them.
+        """
+        parts = re.split(f"\x02{self._nonce}:([0-9]+)\x03", text)
+        numbers = [int(number) for number in parts[1::2]]
+        if set(numbers) != set(range(len(self._objects))):
+            raise InputError(f"{name}: its chat template drops or changes a part of these messages; use text instead")
+        pieces: list[Piece] = [Text(parts[0])]
+        for number, after in zip(numbers, parts[2::2], strict=True):
+            pieces += [self._objects[number], Text(after)]
+        return pieces
+
+    def _written(self, piece: Piece) -> str:
+        if isinstance(piece, Text):
+            return piece.text
+        self._objects.append(piece)
+        return f"\x02{self._nonce}:{len(self._objects) - 1}\x03"
+
+
+def takes_documents(template: str) -> bool:
+    """Whether a chat template prints documents."""
+    return "documents" in template
+
+
+def _rendered(model: Model, chat: Chat) -> list[Piece]:
+    """A chat by the model's template."""
+    if not takes_documents(model.tokenizer.get_chat_template()):
+        chat = chat.without_documents()
+    marks = Marks()
+    text = render_chat(model, marks.messages(chat), chat.tools, marks.documents(chat))
+    return marks.split(text, model.name)
+
+
+def _plain(model: Model, chat: Chat) -> list[Piece]:
+    """A chat in the plain form: BOS, system text, then for each user documents, "Question: …" and "Answer:".
+
+    Of a user's last text, what follows the last empty line is the question, and what precedes it belongs to the
+    documents.
+    """
+    chat = chat.without_documents()
+    if chat.tools:
+        raise InputError(f"tools: {model.name} has no chat template, so it knows no tools")
+    system = [piece for turn in chat.turns if turn.role in ("system", "developer") for piece in turn.pieces]
+    pieces: list[Piece] = [Text(model.tokenizer.bos_token or ""), *system]
+    asked: list[Piece] = []
+    for turn in chat.turns:
+        if turn.role == "user":
+            asked += turn.pieces
+        elif turn.role == "assistant":
+            answer = "".join(piece.text for piece in turn.pieces if isinstance(piece, Text))
+            pieces += [*(_question(asked) if asked else []), Text(f" {answer}\n")]
+            asked = []
+        elif turn.role not in ("system", "developer"):
+            raise InputError(f"messages: {model.name} has no chat template, so it knows no role {turn.role!r}")
+    if not asked:
+        raise InputError("messages: the last one is not a user's, so there is nothing to answer")
+    return pieces + _question(asked)
+
+
+def _question(asked: Sequence[Piece]) -> list[Piece]:
+    *before, last = merged(_with_lines(asked)) or [Text("")]
+    if not isinstance(last, Text):
+        raise InputError("messages: the last part of a user's message must be a text, the question")
+    documents, _, ask = last.text.rstrip().rpartition("\n\n")
+    if not ask.strip():
+        raise InputError("messages: the last one ends without a question")
+    template_head, _, template_tail = PLAIN_QUERY.partition("{query}")
+    return [*before, *([Text(documents + "\n")] if documents else []), Text(template_head + ask + template_tail)]
+
+
+def _with_lines(asked: Sequence[Piece]) -> list[Piece]:
+    """The pieces, with an empty line after each text but the last: texts of messages and parts are apart."""
+    *before, last = asked
+    lines = [Text(piece.text.rstrip("\n") + "\n\n") if isinstance(piece, Text) else piece for piece in before]
+    return [*lines, last]

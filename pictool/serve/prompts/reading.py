@@ -1,0 +1,211 @@
+"""From the bodies of requests to the router's work: messages to turns, caches to objects, options to sampling."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+
+from pictool.core import Sampling
+from pictool.errors import InputError
+from pictool.linker.policies import BASELINE
+from pictool.serve.errors import ApiError, not_found
+from pictool.serve.schema import (
+    CachePart,
+    ChatRequest,
+    CompletionRequest,
+    DocumentPart,
+    DocumentText,
+    FilePart,
+    Generation,
+    Message,
+    PicOptions,
+    TextPart,
+)
+from pictool.serve.work import Document, Linking, Marked, Piece, Stored, Text, TokenText, Turn
+from pictool.store.leases import Lease
+
+_ESCAPE, _QUOTE = re.compile(r'\\[bfnrtu"\\/]'), re.compile(r"^[ \t]*>[^\n]*\n[ \t]*>", re.MULTILINE)
+MIN_MARKED = 64  # characters: a shorter text is not worth an object
+_OFF = ("off", "none", "false", "0")
+FindCache = Callable[[str], Lease | None]
+FindFile = Callable[[str], str]  # its text
+
+
+def linking_of(body: Generation, header: str | None) -> Linking:
+    """How a request is linked: its field `pic`, else the header X-Pic-Policy."""
+    options = body.pic
+    verifies = bool(body.verify) or (isinstance(options, PicOptions) and options.verify)
+    if options is False or (options is None and header is not None and header.strip().lower() in _OFF):
+        return Linking("full", False, verifies)
+    if isinstance(options, PicOptions):
+        return Linking(options.policy or header, options.recognise, verifies)
+    return Linking(header, True, verifies)
+
+
+def hint_of(linking: Linking, texts: Iterable[str]) -> str | None:
+    """Why documents in a request's texts are not recognised though they are stored; None: no text is of such a form.
+
+    What is linked are tokens of the prompt as it is. A document that was escaped or quoted has others.
+    """
+    forms = {"JSON, which escapes line ends and quotes": _is_escaped, "quoted by Markdown, line by line": _is_quoted}
+    if not linking.recognises or linking.policy == BASELINE:
+        return None
+    listed = list(texts)
+    for form, has_form in forms.items():
+        if any(map(has_form, listed)):
+            return f"a text is {form}: documents in it have other tokens than stored ones; send them as they are"
+    return None
+
+
+def _is_escaped(text: str) -> bool:
+    return text.strip()[:1] in ("{", "[") and _ESCAPE.search(text) is not None
+
+
+def _is_quoted(text: str) -> bool:
+    return _QUOTE.search(text) is not None
+
+
+def sampling_of(body: Generation) -> Sampling:
+    """How tokens are chosen: as OpenAI's API does, at temperature 1 if nothing is said.
+
+    Raises:
+        ApiError: what this server does not have.
+    """
+    for name, value in (("frequency_penalty", body.frequency_penalty), ("presence_penalty", body.presence_penalty)):
+        if value:
+            raise ApiError(400, f"{name}: this server has no penalties; leave it out", param=name)
+    if body.logit_bias:
+        raise ApiError(400, "logit_bias: this server has none; leave it out", param="logit_bias")
+    stop = () if body.stop is None else (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    seed = secrets.randbits(63) if body.seed is None else body.seed % (1 << 64)
+    try:
+        return Sampling(
+            1.0 if body.temperature is None else body.temperature, body.top_p or 1.0, seed, stop
+        )  # fmt: skip
+    except InputError as error:
+        raise ApiError(400, str(error)) from error
+
+
+def require_supported(body: ChatRequest) -> None:
+    """Refuse what a chat completion of this server cannot do. Raises ApiError."""
+    form = (body.response_format or {}).get("type", "text")
+    if form != "text":
+        raise ApiError(400, f"response_format: {form} is not supported; ask for text", param="response_format")
+    if body.tools and body.tool_choice not in (None, "auto", "none"):
+        raise ApiError(400, "tool_choice: must be auto or none here", param="tool_choice")
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
+
+
+def turns_of(
+    messages: Sequence[Message], find_cache: FindCache, find_file: FindFile, cache_ids: Iterable[str] = ()
+) -> tuple[Turn, ...]:
+    """The turns of a chat. Caches named beside the messages come before the text of the last user's message.
+
+    Of those caches, texts that were system messages come first in the chat.
+    """
+    turns = [_turn(message, find_cache, find_file) for message in messages]
+    system, documents = list[Piece](), list[Piece]()
+    for cache_id in cache_ids:
+        for entry in require_cache(find_cache, cache_id, "cache_ids").objects:
+            (system if entry.role == "system" else documents).append(Stored(entry.key))
+    if documents:
+        last = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=None)
+        if last is None:
+            raise ApiError(400, "cache_ids: there is no message of a user to put them into", param="cache_ids")
+        turns[last] = Turn(turns[last].role, (*documents, *turns[last].pieces), turns[last].more)
+    if system and turns and turns[0].role == "system":
+        turns[0] = Turn("system", (*system, *turns[0].pieces), turns[0].more)
+    elif system:
+        turns.insert(0, Turn("system", tuple(system)))
+    return tuple(turns)
+
+
+def require_cache(find_cache: FindCache, cache_id: str, param: str) -> Lease:
+    """A cache of the tenant. Raises ApiError 404, also for another's."""
+    lease = find_cache(cache_id)
+    if lease is None:
+        raise not_found(f"cache {cache_id[:80]!r}", param, "cache_not_found")
+    return lease
+
+
+def _turn(message: Message, find_cache: FindCache, find_file: FindFile) -> Turn:
+    pieces, open_texts = list[Piece](), list[str]()
+    is_marked = message.cache_control is not None or _is_break(message.prompt_cache_breakpoint)
+    for part in [] if isinstance(message.content, str | None) else message.content:
+        if isinstance(part, TextPart):
+            open_texts.append(part.text)
+            if part.cache_control is not None or _is_break(part.prompt_cache_breakpoint):
+                pieces += _marked(open_texts)
+                open_texts = []
+            continue
+        pieces += [Text(text) for text in open_texts]
+        open_texts = []
+        if isinstance(part, CachePart):
+            objects = require_cache(find_cache, part.cache_id, "messages").objects
+            pieces += [Stored(entry.key) for entry in objects]
+        elif isinstance(part, FilePart):
+            if part.file.file_id is None:
+                raise ApiError(
+                    400, "messages: a file needs its file_id; upload it to /v1/files first", param="messages"
+                )
+            pieces += _marked([find_file(part.file.file_id)])
+        elif isinstance(part, DocumentPart):
+            pieces += _marked([_document_text(part)])
+        else:
+            raise ApiError(
+                400, param="messages",
+                message=f"messages: a content part of type {part.type[:80]!r} is not known; text, document, cache and "
+                "file are",
+            )  # fmt: skip
+    if isinstance(message.content, str):
+        open_texts.append(message.content)
+    pieces += _marked(open_texts) if is_marked else [Text(text) for text in open_texts]
+    return Turn(message.role, tuple(pieces), dict(message.model_extra or {}))
+
+
+def _document_text(part: DocumentPart) -> str:
+    text = part.text if part.text is not None else part.source.data if part.source is not None else ""
+    if not text:
+        raise ApiError(400, "messages: a part of type document needs its text", param="messages")
+    return text
+
+
+def documents_of(documents: Sequence[DocumentText]) -> tuple[Document, ...]:
+    """The documents beside a chat's messages; their borders are those of chunks."""
+    return tuple(
+        Document(piece, dict(document.model_extra or {}))
+        for document in documents
+        for piece in _marked([document.text])
+    )
+
+
+def _is_break(value: object) -> bool:
+    return value is not None and value is not False
+
+
+def _marked(texts: Sequence[str]) -> list[Piece]:
+    text = "".join(texts)
+    return [] if not text else [Marked(text) if len(text) >= MIN_MARKED else Text(text)]
+
+
+def prompts_of(body: CompletionRequest) -> list[tuple[Piece, ...]]:
+    """The prompts of a completion: texts or token ids, one or several."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [(Text(prompt),)]
+    if not prompt:
+        raise ApiError(400, "prompt: is an empty list", param="prompt")
+    if isinstance(prompt[0], int):
+        return [(TokenText(tuple(token for token in prompt if isinstance(token, int))),)]
+    return [(Text(part) if isinstance(part, str) else TokenText(tuple(part)),) for part in prompt]  # type: ignore[arg-type]
+
+
+def cached_pieces(find_cache: FindCache, cache_ids: Iterable[str]) -> tuple[Piece, ...]:
+    """The objects of caches that come before a prompt."""
+    return tuple(
+        Stored(entry.key)
+        for cache_id in cache_ids
+        for entry in require_cache(find_cache, cache_id, "cache_ids").objects
+    )

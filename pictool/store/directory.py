@@ -1,0 +1,202 @@
+"""What makes a directory a store: a file that pic wrote into it. In any other directory with files nothing is changed.
+
+    .pic/pictool-store      the mark: its first line is "pictool store 1"
+
+A directory that is missing or empty becomes a store when something is first written to it. So does one that an earlier
+version wrote, which knew no mark: its `objects/` has nothing but objects. What holds somebody else's files is refused,
+though a setting may name it: a `store` in the `pic.yaml` of a repository, a share as remote.
+
+To read a store needs no mark.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from pictool.errors import StoreError, UnwritableStoreError
+from pictool.reading import NotRegularError, open_regular, read_file
+from pictool.store.entries import SUFFIX
+from pictool.store.files import atomic_write, make_directory, require_no_links
+
+MARK = "pictool-store"
+_FORMAT = b"pictool store "
+_TEXT = _FORMAT + b"1\nKV objects of pictool (pic), each named by its key. See docs/reference/store.md.\n"
+_MAX_BYTES = 4096
+_SHOWN = 3  # names of other files in a message
+_DIGITS = re.compile(rb"[0-9]{20}")  # in the lock: the bytes of all objects
+# What a version without mark wrote, `check.json` apart: of another program a file may be called so, too.
+_INNER = r"(?:eval/[0-9a-f]{8}|replicas/[^/]+)"  # stores within a store
+_OBJECT = r"objects/[0-9a-f]{2}/[0-9a-f]{64}\.kvo"
+_NAMES = re.compile(
+    rf"(?:{_INNER}/)?(?:objects(?:/[0-9a-f]{{2}})?|{_OBJECT}|tmp(?:/\.[^/]*\.[0-9a-f]{{16}}\.tmp)?|lock|pictool-store"
+    r"|pins(?:/[0-9a-f]{64})?|stats(?:/[0-9]{2})?|(?:index|hits|sources|leases)\.sqlite3(?:-journal|-wal|-shm)?)"
+    rf"|eval(?:/(?:results|questions)(?:/[0-9a-f]{{12}}\.jsonl?)?)?|replicas|{_INNER}"
+    r"|files(?:/[^/]+(?:/file-[0-9a-f]{32})?)?|\.pic-scratch-[a-z0-9_]{8}(?:/.*)?",
+    re.DOTALL,
+)
+_VOLUME = "lost+found"  # what a new file system has at its root
+
+_log = logging.getLogger("pictool.store")
+
+
+def claim(root: Path, outer: Path | None = None, on_adopt: Callable[[str], None] = _log.warning) -> None:
+    """See to it that a directory is a store; one that is missing, empty, or of an earlier version becomes one.
+
+    Args:
+        outer: the store that this one is in, if it is in one.
+        on_adopt: is called with a message if it was one of an earlier version.
+
+    Raises:
+        StoreError: it has other files, or is a store of a later version; nothing was changed.
+        UnwritableStoreError: it cannot be made or written.
+    """
+    outer = outer or root
+    if outer != root:
+        claim(outer, None, on_adopt)
+    try:
+        require_no_links(root, outer)
+        if not is_marked(root):
+            is_earlier = _is_of_earlier_version(root)
+            make_directory(root, outer)
+            with atomic_write(root / MARK, root / "tmp") as file:
+                file.write(_TEXT)
+            if is_earlier and outer == root:
+                on_adopt(f"{root}: a store of an earlier version; {MARK} in it now says that it is one")
+        if (root / "objects").is_symlink() and (foreign := _foreign(root, "objects")):
+            raise _refusal(root, foreign)
+    except OSError as error:
+        raise UnwritableStoreError(f"{root}: cannot be made ({error.strerror}); nothing was changed") from error
+
+
+def claim_within(root: Path, *names: str) -> Path:
+    """A directory within a store, for what is no object; it is made if it is missing. Raises as `claim`."""
+    claim(root)
+    path = root.joinpath(*names)
+    try:
+        make_directory(path, root)
+    except OSError as error:
+        raise UnwritableStoreError(f"{path}: cannot be made ({error.strerror}); nothing was changed") from error
+    return path
+
+
+def require_store(root: Path) -> None:
+    """Raise StoreError for a directory that `claim` would refuse for what is in it; nothing is written."""
+    with suppress(OSError):
+        if not is_marked(root):
+            _is_of_earlier_version(root)
+
+
+def is_store(root: Path) -> bool:
+    """Whether this is a store, one of an earlier version too, so that `claim` would take it."""
+    try:
+        return is_marked(root) or _is_of_earlier_version(root)
+    except (OSError, StoreError):
+        return False
+
+
+def may_write(root: Path) -> bool:
+    """Whether a directory is marked as a store. What is only counted or cached is written nowhere else."""
+    try:
+        return is_marked(root)
+    except (OSError, StoreError):
+        return False
+
+
+def is_marked(root: Path) -> bool:
+    """Whether a directory has our mark.
+
+    Raises:
+        StoreError: one of a later version.
+        OSError: that cannot be told.
+    """
+    try:
+        with open(open_regular(root / MARK, os.O_NOFOLLOW), "rb") as file:
+            text = file.read(_MAX_BYTES)
+    except NotRegularError:
+        return False
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
+    version, _, _ = text.removeprefix(_FORMAT).partition(b"\n")
+    if not text.startswith(_FORMAT) or not version.isdigit():
+        return False
+    if version != b"1":
+        theirs = version.decode()[:20]
+        raise StoreError(f"{root}: a store of version {theirs}, but this pic writes version 1; use a later one")
+    return True
+
+
+def _is_of_earlier_version(root: Path) -> bool:
+    """Whether a directory without a mark is a store of a version that wrote none; False if it is missing or empty.
+
+    Raises:
+        StoreError: it has other files.
+        OSError: it cannot be read.
+    """
+    is_used = _has_objects(root) and not _foreign(root, "objects")
+    foreign = [] if is_used else _foreign(root)
+    if is_marked(root):  # meanwhile
+        return False
+    if foreign:
+        raise _refusal(root, foreign)
+    return is_used or bool(_names(root) - {MARK, "tmp", _VOLUME})
+
+
+def _refusal(root: Path, foreign: list[str]) -> StoreError:
+    more = f" and {len(foreign) - _SHOWN:,d} more" if len(foreign) > _SHOWN else ""
+    return StoreError(
+        f"{root}: is no store, and has other files ({', '.join(foreign[:_SHOWN])}{more}), so nothing was changed; "
+        "name a directory that is empty, or not there yet"
+    )
+
+
+def _names(path: Path) -> set[str]:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return set(os.listdir(path))
+    return set()
+
+
+def _foreign(root: Path, place: str = "") -> list[str]:
+    """What in a directory, or in a `place` of it, no store has. Directories of other names are not listed."""
+    foreign = []
+    for name in sorted(_names(root / place)):
+        path, relative = root / place / name, f"{place}/{name}".lstrip("/")
+        if relative == _VOLUME or (name.endswith(SUFFIX) and _NAMES.fullmatch(relative)):
+            continue  # an object, or what is damaged in its place
+        is_linked = path.is_symlink() and relative != "objects"
+        if not _NAMES.fullmatch(relative) or is_linked or not _may_be_ours(path):
+            foreign.append(relative)
+        elif path.is_dir():
+            foreign += _foreign(root, relative)
+    return foreign
+
+
+def _may_be_ours(path: Path) -> bool:
+    """Whether a file, if it is a side database by its name, has the table of it and no other, or none yet."""
+    if path.suffix != ".sqlite3":
+        return True
+    with suppress(sqlite3.Error, OSError):
+        os.close(open_regular(path, os.O_NOFOLLOW))
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            return tables <= {"objects" if path.stem == "index" else path.stem}
+    return False
+
+
+def _has_objects(root: Path) -> bool:
+    """Whether objects are, or were, in a directory, or in a store within it."""
+    with suppress(OSError):
+        if _DIGITS.fullmatch(read_file(root / "lock", 64)):
+            return True
+    if any(_names(root / "objects" / shard) for shard in _names(root / "objects")):
+        return True
+    inner = [root / place / name for place in ("eval", "replicas") for name in _names(root / place)]
+    return any(_has_objects(path) for path in inner if path.is_dir() and not path.is_symlink())

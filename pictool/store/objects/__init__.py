@@ -1,0 +1,1 @@
+"""The object file: its format, prefix chains of objects, archives of many."""

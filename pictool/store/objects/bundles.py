@@ -1,0 +1,366 @@
+"""Several objects as one file: archives, which hold the objects' bytes, and object lists, which name their files.
+
+An archive is what `ar` makes of `.o` files: objects to carry from one store to another.
+
+    archive := zstd frame (with its own checksum) of a tar, which any `tar --zstd` lists and unpacks:
+               "archive.json"  {"format": "pictool.archive", "keys": [key, …], "version": "1"}
+               key.kvo …       the objects, in this order, each byte for byte as in the store
+
+The same objects give the same bytes. An archive is read by this grammar alone (no extended tar header, no sparse
+member, no second member of a name), and taken as a whole or not at all.
+
+An object list is a thin archive (`ar -T`): what `pic compile -o` writes when one text becomes several objects.
+
+    list := a safetensors file without tensors, its metadata
+            {"checksum": BLAKE3 of `objects`, "format": "pictool.list", "objects": JSON list, "version": "1"}
+            where `objects` has for each member [name of a file beside the list, key of the object in it]
+
+A list is accepted only as this module writes it, so that no bit of it is outside the checksum; and a member only with
+the key in the list, so that an object that was written over it later is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+from blake3 import blake3
+
+from pictool.errors import ForeignObjectError, InputError, ObjectError, PicError
+from pictool.reading import NotRegularError, open_regular
+from pictool.store import eviction
+from pictool.store.entries import Entry, is_key
+from pictool.store.files import atomic_write
+from pictool.store.objects.format import ObjectFile
+from pictool.store.objects.header import HeaderError, header_bytes, stated_size
+from pictool.store.store import Readable, Store
+
+ARCHIVE_FORMAT, ARCHIVE_VERSION, MANIFEST = "pictool.archive", "1", "archive.json"
+LIST_FORMAT, LIST_VERSION = "pictool.list", "1"
+_MAX_MANIFEST_BYTES = 1 << 26
+_MAX_LIST_BYTES = 1 << 24
+_MAX_WINDOW = 1 << 27  # bytes of memory that zstd may take
+_PIECE = 1 << 20  # bytes that are read at once
+_ZSTD_LEVEL = 3
+_COMPILE_AGAIN = "compile its text again"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Keys that an archive held; `new` are those that the store had not."""
+
+    keys: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+def export_archive(
+    store: Store, keys: Sequence[str], path: Path, on_object: Callable[[str], None] | None = None
+) -> int:
+    """Write objects to one archive; returns its bytes. Every object is checked before it goes in.
+
+    Raises:
+        PicError: an object is missing or damaged, or there are too many for one archive, or it cannot be written;
+            nothing is written then.
+    """
+    keys = sorted(set(keys))
+    manifest = json.dumps({"format": ARCHIVE_FORMAT, "keys": keys, "version": ARCHIVE_VERSION}).encode()
+    if len(manifest) > _MAX_MANIFEST_BYTES:
+        raise InputError(f"{path}: {len(keys):,d} objects are too many for one archive; export them in parts")
+    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
+    with (
+        atomic_write(path) as file,
+        compressor.stream_writer(file, closefd=False) as stream,
+        tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT) as tar,
+    ):
+        tar.addfile(_tar_info(MANIFEST, len(manifest)), BytesIO(manifest))
+        for key in keys:
+            with store.peek_local(key) as object_file:
+                object_file.verify()
+                with open(object_file.fileno(), "rb", closefd=False) as content:
+                    tar.addfile(_tar_info(f"{key}.kvo", object_file.num_bytes), content)
+            if on_object:
+                on_object(key)
+    return path.stat().st_size
+
+
+def import_archive(store: Store, path: Path, on_object: Callable[[str], None] | None = None) -> Imported:
+    """Insert the objects of an archive into a store. An intact object that the store already has stays as it is.
+
+    The archive is read twice: all of it is checked before anything is written.
+
+    Raises:
+        InputError: not an archive, damaged or truncated, or larger than the room here; nothing of it is in the store.
+        StoreError: the store cannot be written; nothing of it is in the store.
+    """
+    with _reads_archive(path), _open_file(path) as file:
+        keys = _scan(path, file, store)
+        new: list[str] = []
+        try:
+            for key, content in _members(path, file):
+                if not _has_intact(store, key):
+                    store.insert(key, content)
+                    new.append(key)
+                if on_object:
+                    on_object(key)
+        except BaseException:
+            _remove(store, new)
+            raise
+    return Imported(keys, tuple(new))
+
+
+def _scan(path: Path, file: BinaryIO, store: Store) -> tuple[str, ...]:
+    """Check all of an archive but the objects' data: order, names, sizes, room for them, the frame's checksum."""
+    keys, total, free = [], 0, _free_bytes(store)
+    room = free if store.max_bytes is None else store.max_bytes
+    for key, member in _members(path, file):
+        keys.append(key)
+        if not store.path(key).exists():
+            total += member.size
+            if total > room or member.size > free:
+                room = min(room, free)
+                raise InputError(f"{path}: takes {total:,d} bytes or more, but {room:,d} have room here; allow more")
+        if (size := _stated_size(path, member)) != member.size:
+            raise _archive_error(path, f"{key}.kvo has {member.size:,d} bytes, but its header says {size:,d}")
+    return tuple(keys)
+
+
+def _stated_size(path: Path, member: _Member) -> int:
+    """The bytes of an object as the header at its beginning says it."""
+    try:
+        first = member.read(8)
+        return stated_size(first + member.read(header_bytes(first) - 8))
+    except HeaderError as error:
+        raise _archive_error(path, f"{member.name}: {error}") from error
+
+
+def _members(path: Path, file: BinaryIO) -> Iterator[tuple[str, _Member]]:
+    """The objects of an archive, by key, from its beginning to its end, each to be read before the next."""
+    file.seek(0)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+    with decompressor.stream_reader(file, closefd=False) as stream:
+        tar = _TarReader(path, stream)
+        for key in _read_manifest(path, tar):
+            yield key, tar.next(f"{key}.kvo")
+        tar.require_end()
+
+
+@contextmanager
+def _reads_archive(path: Path) -> Iterator[None]:
+    """Turn the problems of reading an archive to an InputError."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except zstandard.ZstdError as error:
+        raise _archive_error(path, "not an archive, or truncated") from error
+    except ForeignObjectError:
+        raise
+    except ObjectError as error:
+        raise _archive_error(path, str(error)) from error
+
+
+def _open_file(path: Path) -> BinaryIO:
+    """A file for reading; what is none, as a pipe, cannot be read twice and is not waited for."""
+    try:
+        return open(open_regular(path), "rb")
+    except NotRegularError as error:
+        raise InputError(f"{path}: {error.strerror}; save the archive to a file") from error
+
+
+def _free_bytes(store: Store) -> int:
+    """Bytes that are free where a store is, or would be."""
+    root = store.root.absolute()
+    disk = os.statvfs(next(path for path in (root, *root.parents) if path.exists()))
+    return disk.f_bavail * disk.f_frsize
+
+
+def _remove(store: Store, keys: Sequence[str]) -> None:
+    """Take out again what was imported before an archive turned out damaged."""
+    entries = [entry for key in keys if (entry := Entry.of(store.path(key)))]
+    if entries:
+        with suppress(OSError, PicError):  # the first error is raised
+            eviction.remove_all(store.root, entries)
+
+
+class _Member:
+    """The content of one member of a tar; never more than its header states is read."""
+
+    def __init__(self, path: Path, name: str, size: int, stream: Readable) -> None:
+        self.name, self.size, self._path, self._stream, self._left = name, size, path, stream, size
+
+    def read(self, count: int, /) -> bytes:
+        """The next `count` bytes, fewer at its end."""
+        data = _read_exactly(self._path, self._stream, min(count, self._left))
+        self._left -= len(data)
+        return data
+
+    def skip(self) -> None:
+        """Read to its end, and to that of its last block."""
+        while self._left:
+            self.read(_PIECE)
+        _read_exactly(self._path, self._stream, -self.size % tarfile.BLOCKSIZE)
+
+
+class _TarReader:
+    """Reads a tar of regular members from its beginning to its end.
+
+    `tarfile` reads extended headers of any size to memory, and expands sparse members: here a member is a block that
+    says so, its bytes, and nothing else. Links, devices, pipes, sparse members and extended headers are refused.
+    """
+
+    def __init__(self, path: Path, stream: Readable) -> None:
+        self._path, self._stream = path, stream
+        self._member: _Member | None = None
+
+    def next(self, name: str) -> _Member:
+        """The next member, which must have this name."""
+        block = self._next_block()
+        try:
+            info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            raise _archive_error(self._path, f"{name} is not where it should be") from error
+        if info.name != name or info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.size < 0:
+            raise _archive_error(self._path, f"{name} is not where it should be, as a regular member")
+        self._member = _Member(self._path, name, info.size, self._stream)
+        return self._member
+
+    def require_end(self) -> None:
+        """Check that no member follows, but zeros to the end of the tar's last record."""
+        rest, most = self._next_block(), tarfile.RECORDSIZE + tarfile.BLOCKSIZE
+        while len(rest) <= most and (more := self._stream.read(tarfile.RECORDSIZE)):
+            rest += more
+        if len(rest) > most or any(rest):
+            raise _archive_error(self._path, "it holds more than it says")
+
+    def _next_block(self) -> bytes:
+        if self._member is not None:
+            self._member.skip()
+        return _read_exactly(self._path, self._stream, tarfile.BLOCKSIZE)
+
+
+def _read_exactly(path: Path, stream: Readable, count: int) -> bytes:
+    parts = []
+    while count and (part := stream.read(count)):
+        parts.append(part)
+        count -= len(part)
+    if count:
+        raise _archive_error(path, "not an archive, or truncated")
+    return b"".join(parts)
+
+
+def _read_manifest(path: Path, tar: _TarReader) -> tuple[str, ...]:
+    """The keys of the objects that follow, each once."""
+    member = tar.next(MANIFEST)
+    if member.size > _MAX_MANIFEST_BYTES:
+        raise _archive_error(path, f"its manifest has {member.size:,d} bytes")
+    try:
+        manifest = json.loads(member.read(member.size))
+        version, keys = manifest["version"], manifest["keys"]
+        is_archive = (
+            manifest["format"] == ARCHIVE_FORMAT and isinstance(keys, list) and all(map(is_key, map(str, keys)))
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _archive_error(path, "its manifest cannot be read") from error
+    if not is_archive or len(set(keys)) != len(keys):
+        raise _archive_error(path, "its manifest is not that of an archive")
+    if version != ARCHIVE_VERSION:
+        raise ForeignObjectError(f"{path}: archive version {version}, but this pic reads version {ARCHIVE_VERSION}")
+    return tuple(keys)
+
+
+def _tar_info(name: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    return info
+
+
+def _has_intact(store: Store, key: str) -> bool:
+    try:
+        with store.peek_local(key) as file:
+            file.verify()
+    except PicError:
+        return False
+    return True
+
+
+def _archive_error(path: Path, why: str) -> InputError:
+    return InputError(f"{path}: the archive is damaged ({why}); export it again, or fetch it again")
+
+
+# Object lists
+
+
+def write_object_list(path: Path, members: Sequence[str]) -> None:
+    """Write a list that names its members, object files in the same directory, in order."""
+    data = _encode_list([(name, _member_key(path.parent / name)) for name in members])
+    with atomic_write(path) as file:
+        file.write(data)
+
+
+def is_object_list(path: Path) -> bool:
+    """Whether a file is a list (intact or damaged), as its beginning tells."""
+    return f'"format": "{LIST_FORMAT}"'.encode() in _read_file(path, 256)
+
+
+def read_object_list(path: Path) -> list[Path]:
+    """The members' paths.
+
+    Raises:
+        ObjectError: a damaged list, one that names something outside its directory, or a member that is another object.
+    """
+    members = _decode_list(path, _read_file(path, _MAX_LIST_BYTES))
+    for name, key in members:
+        if Path(name).name != name or name in ("", "..") or "\0" in name:
+            raise ObjectError(f"{path}: names {name!r}, which is not a file beside the list; {_COMPILE_AGAIN}")
+        member = path.parent / name
+        if (member_key := _member_key(member)) != key:
+            raise ObjectError(f"{member}: holds the object {member_key[:12]}, but {path} {key[:12]}; {_COMPILE_AGAIN}")
+    return [path.parent / name for name, _ in members]
+
+
+def _encode_list(members: Sequence[tuple[str, str]]) -> bytes:
+    """The bytes of a list of (name, key)."""
+    objects = json.dumps(members)
+    checksum = blake3(objects.encode()).hexdigest()
+    metadata = {"checksum": checksum, "format": LIST_FORMAT, "objects": objects, "version": LIST_VERSION}
+    raw = json.dumps({"__metadata__": metadata}).encode()
+    raw += b" " * (-len(raw) % 8)
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _decode_list(path: Path, data: bytes) -> list[tuple[str, str]]:
+    """The inverse of `_encode_list`, for the file at `path`."""
+    try:
+        metadata = json.loads(data[8:])["__metadata__"]
+        version, members = metadata["version"], [(str(name), str(key)) for name, key in json.loads(metadata["objects"])]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ObjectError(f"{path}: the object list is damaged; {_COMPILE_AGAIN}") from error
+    if version != LIST_VERSION:
+        raise ForeignObjectError(
+            f"{path}: list version {version}, but this pic reads version {LIST_VERSION}; {_COMPILE_AGAIN}"
+        )
+    if data != _encode_list(members):
+        raise ObjectError(f"{path}: the object list is damaged; {_COMPILE_AGAIN}")
+    return members
+
+
+def _member_key(path: Path) -> str:
+    with ObjectFile(path) as file:
+        return file.meta.key
+
+
+def _read_file(path: Path, count: int) -> bytes:
+    try:
+        with open(open_regular(path), "rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise ObjectError(f"{path}: cannot be opened ({error.strerror})") from error

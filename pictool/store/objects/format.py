@@ -1,0 +1,396 @@
+"""The object file, `.kvo`: one valid safetensors file per compiled chunk, written and read.
+
+    file     := header-length(u64, little endian) header data
+    header   := canonical JSON (sorted keys, no spaces, UTF-8 as it is), padded with spaces to a multiple of 8
+                {"__metadata__": metadata, tensor-name: {"data_offsets": [a, b], "dtype": …, "shape": […]}, …}
+    data     := tokens key0 value0 key1 value1 … [fixups] text          (no gaps; kv0 kv1 … if coded)
+
+    tokens           I32         [n]                        token ids of the chunk, without sinks
+    layers.LLL.key   F32|BF16|F16 [kv_heads, n, head_dim]   keys before rotation (no position in them)
+    layers.LLL.value F32|BF16|F16 [kv_heads, n, head_dim]
+    layers.LLL.kv    U8         [bytes]                     instead of the two, if the codec is not "none" (codecs/)
+    fixups           F16         [n]                        optional: how much a token's KV depends on what precedes it
+    text             U8          [bytes]                    the source text, UTF-8
+
+    metadata (strings only):
+    format      "pictool.kvo"
+    version     "1"
+    key         sha256 of what determines the content, see below
+    architecture, model, tokenizer, dtype, layers, kv_heads, head_dim      the target
+    tokens      the number of tokens
+    sinks       the number of dummy tokens before the chunk when it was compiled
+    dummy       the id of the token that was repeated so often; only with sinks (not in objects of version 0.1.0)
+    codec       how KV is coded
+    fixups      how the table was made ("self-8x60-2"); only if there is one
+    parent      only of a block of a prefix chain: the key of the block before it, "" for the first (`chains.py`)
+    rotation    only of such a block, and only where rotation depends on the prompt's length: how it was rotated
+    salted      only of an object with a salt: how the salt entered the key (`Identity`)
+    checksums   spaced JSON: {"fixups"?: h, "layers": [h of key||value or kv, …], "text": h, "tokens": h}
+    header      checksum of the header itself, its padding included, written with this field empty
+
+Every checksum h is BLAKE3 (256 bit, hex). Spaced JSON has sorted keys, a space after each comma and colon, and escapes
+for what is not ASCII. The key is sha256 (hex) of this spaced JSON, with numbers as numbers, and the bytes of `tokens`:
+
+    {"architecture": …, "codec": …, "dtype": …, "dummy"?: …, "frequencies"?: "float32" unless that is the dtype,
+     "geometry": {"head_dim": …, "kv_heads": …, "layers": …}, "model": …, "sinks": …, "tokenizer": …}
+
+with `parent` and `rotation` ("" if there is none) in place of `codec`, `dummy` and `sinks` for a block of a chain. With
+a salt the key is sha256 of that hash, a space and `salted`.
+
+The header is accepted only in its canonical form, so that no bit of the
+file is outside a checksum. A reader checks the header when it opens a file (`header.py`), and each part before it
+returns it. Sizes are what the header implies, within its limits, before anything is read to memory or decoded.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from blake3 import blake3
+
+from pictool.core import FixupTable, TokenIds
+from pictool.errors import ForeignObjectError, InputError, ObjectError, UnreadableObjectError
+from pictool.reading import NotRegularError, open_regular
+from pictool.store.codecs import codecs
+from pictool.store.codecs.base import Buffer as Buffer
+from pictool.store.codecs.base import CodingError
+from pictool.store.files import advise_in_order
+from pictool.store.objects.header import DTYPES as DTYPES
+from pictool.store.objects.header import (
+    MAX_HEADER,
+    MAX_TEXT,
+    ForeignHeaderError,
+    Header,
+    HeaderError,
+    header_bytes,
+    is_codable,
+    layer_names,
+)
+from pictool.store.objects.header import ObjectMeta as ObjectMeta
+from pictool.store.objects.header import canonical as canonical
+from pictool.store.objects.header import checksum as checksum
+from pictool.store.objects.header import metadata_of as metadata_of
+from pictool.store.objects.header import seal as seal
+from pictool.store.objects.header import tensor_entries as tensor_entries
+
+_DAMAGED = "the object is damaged; delete it, or compile it again (pic compile --force)"
+_PIECE = 1 << 20  # bytes that are read at once where nothing of them is kept
+_EXPONENTS = {"float32": ("<u4", 0x7F800000), "bfloat16": ("<u2", 0x7F80), "float16": ("<u2", 0x7C00)}  # of inf and nan
+
+
+@dataclass(frozen=True)
+class CompiledChunk:
+    """A chunk's KV in memory, ready to be written. `layers` holds (key, value) bytes in the target's dtype.
+
+    `fixups` are the bytes of the table, float16 [n], if `meta` says that there is one.
+    """
+
+    meta: ObjectMeta
+    text: str
+    tokens: TokenIds
+    layers: Sequence[tuple[Buffer, Buffer]]
+    fixups: Buffer | None = None
+
+
+@dataclass(frozen=True)
+class EncodedObject:
+    """The file of an object in memory: its `parts`, one after the other; one part, if it is small."""
+
+    meta: ObjectMeta
+    parts: tuple[Buffer, ...]
+
+    @cached_property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.parts))
+
+    def header(self) -> bytes:
+        """As `ObjectFile.header`."""
+        return self.read(0, header_bytes(self.read(0, 8)))
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes [start, end) of the file, fewer where it ends."""
+        if (start, end) == (0, self.num_bytes):
+            return bytes(self.parts[0]) if len(self.parts) == 1 else b"".join(self.parts)
+        found, offset = list[memoryview](), 0
+        for part in self.parts:
+            found.append(memoryview(part)[max(0, start - offset) : max(0, end - offset)])
+            offset += len(part)
+        return b"".join(found)
+
+
+def encode_object(chunk: CompiledChunk) -> EncodedObject:
+    """The file of a chunk's object; the same chunk gives the same bytes.
+
+    Raises:
+        InputError: KV that its codec cannot keep, or a text that is too long for an object.
+    """
+    import numpy as np
+
+    text, tokens = chunk.text.encode(), np.asarray(chunk.tokens, dtype="<i4").tobytes()
+    if len(text) > MAX_TEXT:
+        raise InputError(f"{chunk.text[:40]!r}: {len(text):,d} bytes of text; an object has at most {MAX_TEXT:,d}")
+    assert (chunk.fixups is None) == (chunk.meta.fixups is None)
+    layers, tables = _coded_layers(chunk), [] if chunk.fixups is None else [chunk.fixups]
+    checksums = {"layers": [checksum(*parts) for parts in layers], "text": checksum(text), "tokens": checksum(tokens)}
+    checksums |= {"fixups": checksum(*tables)} if tables else {}
+    coded = () if chunk.meta.codec == "none" else tuple(len(part) for (part,) in layers)
+    header = Header(chunk.meta, checksums, len(text), coded)
+    data = [tokens, *(part for parts in layers for part in parts), *tables, text]
+    assert [len(part) for part in data] == [end - start for start, end in map(header.span, header.entries)]
+    raw = header.encode()
+    parts: tuple[Buffer, ...] = (struct.pack("<Q", len(raw)) + raw, *data)
+    is_small = 8 + len(raw) + header.data_bytes <= _PIECE
+    return EncodedObject(chunk.meta, (b"".join(parts),) if is_small else parts)
+
+
+def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
+    """Write one object. Raises as `encode_object`."""
+    file.writelines(encode_object(chunk).parts)
+
+
+class ObjectFile:
+    """An open object. The header is checked; every part is checked before it is returned. A context manager.
+
+    Raises:
+        ObjectError: not an object, damaged or truncated.
+        ForeignObjectError: another format version or an unknown codec.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
+        self.path, self.name = Path(path), name or str(Path(path))  # messages call it by its name
+        self._fd = -1
+        try:
+            self._fd = open_regular(self.path)
+        except NotRegularError as error:
+            raise self._fail(f"not an object file ({error.strerror})") from error
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise UnreadableObjectError(f"{self.name}: cannot be opened ({why})") from error
+        advise_in_order(self._fd)
+        try:
+            self.num_bytes = os.fstat(self._fd).st_size
+            self._header, self._data_start = self._read_header()
+            self.meta = self._header.meta
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def __enter__(self) -> ObjectFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def fileno(self) -> int:
+        """Its descriptor, positioned at the beginning of the file: all reads here name their offset."""
+        return self._fd
+
+    def header(self) -> bytes:
+        """The bytes of the header, with its length; equal ones are of equal objects, since all checksums are in it."""
+        return bytes(self._read(0, self._data_start))
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes [start, end) of the file, as they are."""
+        return bytes(self._read(start, end - start))
+
+    def touch(self, used_ns: int | None = None) -> None:
+        """Mark the file as used now, or at `used_ns`. One that may not be written to keeps the time that it has."""
+        with suppress(OSError):
+            os.utime(self._fd, ns=(used_ns or time.time_ns(),) * 2)
+
+    def tokens(self) -> TokenIds:
+        """int32 [n], none below 0."""
+        import numpy as np
+
+        tokens = np.frombuffer(self._part("tokens"), dtype="<i4")
+        if (tokens < 0).any():
+            raise self._fail(f"it has token ids below 0; {_DAMAGED}")
+        return tokens
+
+    def text(self) -> str:
+        try:
+            return bytes(self._part("text")).decode()
+        except UnicodeDecodeError as error:
+            raise self._fail(f"its text is not UTF-8; {_DAMAGED}") from error
+
+    def fixups(self) -> FixupTable | None:
+        """The table of fixups, float16 [n], finite and none below 0; None if the object has none."""
+        import numpy as np
+
+        if self.meta.fixups is None:
+            return None
+        table = np.frombuffer(self._part("fixups"), dtype="<f2")
+        if not (np.isfinite(table) & (table >= 0)).all():
+            raise self._fail(f"its table of fixups has numbers that are not finite, or below 0; {_DAMAGED}")
+        return table
+
+    def layer(self, index: int, into: memoryview | None = None) -> tuple[memoryview, memoryview]:
+        """Key and value bytes of one layer, each `[kv_heads, n, head_dim]` in the target's dtype; one read.
+
+        `into` is memory of at least `layer_bytes` that they are read (and decoded) to.
+        """
+        return self.layer_of_heads(index, slice(0, self.meta.shape.kv_heads), into)
+
+    def layer_of_heads(self, index: int, heads: slice, into: memoryview | None = None) -> tuple[memoryview, memoryview]:
+        """As `layer`, of heads [start, stop) alone. All of the layer is read and checked, since its checksum is one."""
+        shape = self.meta.shape
+        if self.meta.codec == "none":
+            first, last = heads.start * shape.head_bytes, heads.stop * shape.head_bytes
+            key, value = shape.split(self.stored_layer(index, into))
+            return key[first:last], value[first:last]
+        coded, own = self.stored_layer(index), shape.of_heads(heads)
+        data = memoryview(bytearray(own.num_bytes)) if into is None else into[: own.num_bytes]
+        try:
+            codecs()[self.meta.codec].decode_heads(coded, shape, heads, data)
+        except CodingError as error:
+            raise self.undecodable(index, error) from error
+        return own.split(data)
+
+    def undecodable(self, layer: int, error: CodingError) -> ObjectError:
+        """The error for a layer whose checksum holds, but which no encoder wrote."""
+        return self._fail(f"layer {layer} cannot be decoded ({error}); {_DAMAGED}")
+
+    def stored_layer(self, index: int, into: memoryview | None = None) -> memoryview:
+        """The bytes of one layer as they are in the file, checked but not decoded."""
+        names, expected = layer_names(index, self.meta.codec), self._header.checksums["layers"][index]
+        start, end = self._header.span(*names)
+        data = self._read(self._data_start + start, end - start, into)
+        self._require_checksum(f"layer {index}", checksum(data), expected)
+        return data
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer's key and value together, decoded."""
+        return self.meta.shape.num_bytes
+
+    def stored_bytes(self, index: int) -> int:
+        """Bytes that one layer takes in the file."""
+        start, end = self._header.span(*layer_names(index, self.meta.codec))
+        return end - start
+
+    @property
+    def checksums(self) -> dict[str, Any]:
+        """The checksums in the header: of the tokens, of the text, of the table, and a list for the layers."""
+        return dict(self._header.checksums)
+
+    def require_key(self, key: str) -> None:
+        """Check that this is the object `key`: by its header, and by the key recomputed from its content.
+
+        Raises:
+            ObjectError: another object, or one that only says that it is this one.
+        """
+        if self.meta.key != key:
+            raise self._fail(f"holds the object {self.meta.key[:12]}, not what its name says; compile or push it again")
+        if self.meta.own_key(self.tokens()) != key:
+            raise self._fail(
+                f"its key {key[:12]} is not that of its content (a forged object, or one with a salt of pic 0.1); "
+                "compile its text again"
+            )
+
+    def verify(self) -> None:
+        """Read and check everything: its key, too, and that all numbers are finite.
+
+        Of layers that are not coded, a piece at a time is in memory.
+        """
+        self.require_key(self.meta.key)
+        self.text(), self.fixups()
+        for index in range(self.meta.target.geometry.layers):
+            if self.meta.codec == "none":
+                self._verify_plain(index)
+            else:
+                for part in self.layer(index):
+                    self.require_finite(index, part)
+
+    def require_finite(self, index: int, numbers: memoryview) -> None:
+        """Refuse KV of a layer that holds inf or nan: no compile stores it. Raises ObjectError."""
+        import numpy as np
+
+        kind, exponent = _EXPONENTS[self.meta.target.dtype]
+        for start in range(0, len(numbers), _PIECE):
+            bits = np.frombuffer(numbers[start : start + _PIECE], dtype=kind)
+            if (bits & exponent == exponent).any():
+                raise self._fail(f"layer {index} has numbers that are not finite; {_DAMAGED}")
+
+    def _verify_plain(self, index: int) -> None:
+        start, end = self._header.span(*layer_names(index, "none"))
+        digest, buffer = blake3(), memoryview(bytearray(min(_PIECE, end - start)))
+        for offset in range(start, end, _PIECE):
+            piece = self._read(self._data_start + offset, min(_PIECE, end - offset), buffer)
+            digest.update(piece)
+            self.require_finite(index, piece)
+        self._require_checksum(f"layer {index}", digest.hexdigest(), self._header.checksums["layers"][index])
+
+    def _fail(self, why: str) -> ObjectError:
+        return ObjectError(f"{self.name}: {why}")
+
+    def _read(self, offset: int, count: int, into: memoryview | None = None) -> memoryview:
+        data, done = memoryview(bytearray(count)) if into is None else into[:count], 0
+        while done < count:
+            try:
+                num_read = os.preadv(self._fd, [data[done:]], offset + done)
+            except OSError as error:
+                raise UnreadableObjectError(f"{self.name}: cannot be read ({error.strerror})") from error
+            if not num_read:
+                raise self._fail(f"truncated at {offset + done} bytes; {_DAMAGED}")
+            done += num_read
+        return data
+
+    def _read_header(self) -> tuple[Header, int]:
+        """The header, and where the data begin. The file is exactly as long as the header says."""
+        if self.num_bytes < 8:
+            raise self._fail("not an object file (shorter than a header)")
+        (length,) = struct.unpack("<Q", self._read(0, 8))
+        if length > min(MAX_HEADER, self.num_bytes - 8):
+            raise self._fail("not an object file, or truncated within its header")
+        try:
+            header = Header.parse(bytes(self._read(8, length)))
+        except ForeignHeaderError as error:
+            raise ForeignObjectError(f"{self.name}: {error}") from error
+        except HeaderError as error:
+            raise self._fail(str(error)) from error
+        if self.num_bytes != 8 + length + header.data_bytes:
+            raise self._fail(f"{self.num_bytes} bytes long, which is not what its header describes; {_DAMAGED}")
+        return header, 8 + length
+
+    def _part(self, name: str) -> memoryview:
+        """The bytes of a tensor that is not a layer's, whose checksum is the one in the header."""
+        start, end = self._header.span(name)
+        data = self._read(self._data_start + start, end - start)
+        self._require_checksum(name, checksum(data), self._header.checksums[name])
+        return data
+
+    def _require_checksum(self, part: str, actual: str, expected: str) -> None:
+        if actual != expected:
+            raise self._fail(f"{part} does not match its checksum; {_DAMAGED}")
+
+
+def _coded_layers(chunk: CompiledChunk) -> list[tuple[Buffer, ...]]:
+    """The bytes of every layer's tensors; layers are coded in parallel."""
+    assert len(chunk.layers) == chunk.meta.target.geometry.layers
+    codec, shape = codecs()[chunk.meta.codec], chunk.meta.shape
+    assert all(len(key) == len(value) == shape.num_bytes // 2 for key, value in chunk.layers)
+    if chunk.meta.codec == "none":
+        return list(chunk.layers)
+    layers: list[tuple[Buffer, ...]]
+    try:
+        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(chunk.layers))) as threads:
+            layers = [(data,) for data in threads.map(lambda pair: codec.encode(pair[0], pair[1], shape), chunk.layers)]
+        if not all(is_codable(shape, len(data)) for (data,) in layers):
+            raise CodingError("a layer would take so few bytes that the object could not be told from a forged one")
+    except CodingError as error:
+        raise InputError(f"{chunk.text[:40]!r}: cannot be coded as {chunk.meta.codec} ({error})") from error
+    return layers

@@ -1,0 +1,1 @@
+"""Stores elsewhere: URLs that objects come from and go to."""

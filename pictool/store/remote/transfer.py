@@ -1,0 +1,82 @@
+"""Push and pull: objects sent to a store's remote, and fetched from it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pictool.errors import InputError, StoreError
+from pictool.store.entries import is_key
+from pictool.store.remote.remote import Remote
+from pictool.store.store import Store
+
+
+@dataclass(frozen=True)
+class Transferred:
+    """Keys that were sent or fetched, and their bytes; `present` were there already."""
+
+    keys: tuple[str, ...]
+    num_bytes: int
+    present: tuple[str, ...]
+
+
+def push(
+    store: Store, keys: Sequence[str], on_object: Callable[[], None] = lambda: None, force: bool = False
+) -> Transferred:
+    """Send objects to the store's remote. Every object is checked first; one that is there stays (`Remote.has_same`).
+
+    What killed pushes left there is removed.
+
+    Args:
+        force: send also what is there.
+
+    Raises:
+        InputError: the store has no remote.
+        PicError: an object is missing or damaged, or the remote cannot be written; those before it are sent.
+    """
+    remote, sent, present, num_bytes = _require_remote(store), list[str](), list[str](), 0
+    remote.require_writable()
+    remote.remove_litter()
+    for key in dict.fromkeys(keys):
+        with store.peek_local(key) as file:
+            file.verify()
+            if not force and remote.has_same(file):
+                present.append(key)
+            else:
+                remote.write(key, store.path(key))
+                if not remote.has_same(file) and remote.another(file) is None:  # nor what somebody else compiled
+                    raise StoreError(f"{remote.name(key)}: is another object after it was sent; push it again")
+                sent.append(key)
+                num_bytes += file.num_bytes
+        on_object()
+    return Transferred(tuple(sent), num_bytes, tuple(present))
+
+
+def pull(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lambda: None) -> Transferred:
+    """Fetch objects, named by whole keys, from the store's remote. An intact one that is here already stays.
+
+    Raises:
+        InputError: the store has no remote, or an abbreviated key.
+        PicError: an object that the remote has not (or not whole), or a damaged one here; those before it are here.
+    """
+    remote, fetched, present, num_bytes = _require_remote(store), list[str](), list[str](), 0
+    if abbreviated := [key for key in keys if not is_key(key)]:
+        raise InputError(f"{abbreviated[0]}: give the whole key (64 hex digits); a remote cannot be searched")
+    for key in dict.fromkeys(keys):
+        if store.path(key).exists():
+            with store.peek_local(key) as file:
+                file.verify()
+            present.append(key)
+        elif store.fetch(key):
+            fetched.append(key)
+            num_bytes += store.path(key).stat().st_size
+        else:
+            raise StoreError(f"{remote.name(key)}: no such object; see what was pushed")
+        on_object()
+    return Transferred(tuple(fetched), num_bytes, tuple(present))
+
+
+def _require_remote(store: Store) -> Remote:
+    if store.remote is None:
+        raise InputError("no remote is set; name one with --remote, PIC_REMOTE, or remote in pic.yaml")
+    return store.remote

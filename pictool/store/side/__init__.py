@@ -1,0 +1,1 @@
+"""Databases beside the objects: the index, counts of use, sources, search."""

@@ -1,0 +1,28 @@
+"""What is shown of URLs."""
+
+from __future__ import annotations
+
+import pytest
+
+from pictool.urls import has_credentials, without_credentials
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://user:secret@host/bucket", "s3://host/bucket"),
+        ("https://host/path?X-Amz-Signature=1", "https://host/path?…"),
+        ("from 'https://a:b@host/x' and git+ssh://c@other", "from 'https://host/x' and git+ssh://other"),
+        ("//a:b@host", "//host"),
+        ("no URL, a:b@c", "no URL, a:b@c"),
+    ],
+)
+def test_credentials_are_not_shown(text: str, shown: str) -> None:
+    assert without_credentials(text) == shown
+    assert has_credentials(text) == ("@" in text and "//" in text)
+
+
+@pytest.mark.parametrize("part", ["a", "a.", "a:", "//", "//a", "@", "?"])
+def test_a_long_text_is_read_in_linear_time(part: str) -> None:
+    """In quadratic time this would take minutes."""
+    without_credentials(part * 300_000)
