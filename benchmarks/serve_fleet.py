@@ -30,6 +30,7 @@ from benchmarks.fleet import state
 from benchmarks.output import write_results
 from pictool.cluster.fleet import FleetBackend
 from pictool.cluster.replica import TIERS
+from pictool.cluster.residency import SENT_S
 from pictool.cluster.serving import Scale, deployed
 from pictool.cluster.session import connected
 from pictool.cluster.torch_replica import TorchSpec
@@ -51,7 +52,7 @@ APP = "fleet"
 REPLICAS = 3
 ROUTERS = ("round robin", "two choices", "residency")
 _COUNTED_S = 1.5  # until counts of use are written
-_REPORTED_S = 3.0  # until replicas have reported
+_FORGOTTEN_S = SENT_S + 1  # until replicas have reported, and what was sent to them before no longer counts as held
 _COUNTING = "benchmarks.fleet.router.CountingRouter"
 _QUESTION = "Really?"
 _NOBODY = Tenant("default")
@@ -142,7 +143,7 @@ def measure(fleet: Fleet, router: str, requests: int, at_once: int) -> Measured:
     """Requests by one router, from empty tiers."""
     for tier in fleet.tiers:
         shutil.rmtree(tier / "objects", ignore_errors=True)
-    time.sleep(_REPORTED_S)
+    time.sleep(_FORGOTTEN_S)
     state.order = router
     state.calls.clear()
     try:

@@ -11,7 +11,7 @@ from pictool.store.entries import is_key
 
 MOST_HELD = 8192  # objects that a replica reports: the last used
 _DIGITS = 16  # of a key in a report: enough to tell objects apart
-_SENT_S = 10.0  # for so long what was sent to a replica counts as held before it reports it
+SENT_S = 10.0  # for so long what was sent to a replica counts as held before it reports it
 
 
 def report_of(objects: Iterable[tuple[str, int]]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Residency:
         for key in keys:
             sent.pop(short := key[:_DIGITS], None)
             sent[short] = now
-        while sent and now - sent[oldest := next(iter(sent))] > _SENT_S:
+        while sent and now - sent[oldest := next(iter(sent))] > SENT_S:
             del sent[oldest]
 
     def order(self, keys: Iterable[str], queues: Mapping[str, float]) -> list[str]:
@@ -66,7 +66,7 @@ class Residency:
 
         What is no key of an object (a word for a prompt without objects) has no bytes: it decides between equals.
         """
-        oldest = self._clock() - _SENT_S
+        oldest = self._clock() - SENT_S
         sizes, holders = dict[str, int](), dict[str, list[str]]()
         for key in keys:
             short, known = key[:_DIGITS], 0
