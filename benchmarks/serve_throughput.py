@@ -30,7 +30,7 @@ import httpx
 from benchmarks.output import write_results
 from pictool.bench.prompts import random_chunks, random_tail
 from pictool.bench.shapes import random_model
-from pictool.controller.calibration import token_bytes
+from pictool.controller.measuring import token_bytes
 from pictool.linker.grid import parse_policy
 from pictool.serve.app import make_app
 from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend

@@ -34,14 +34,15 @@ RANKS = {
     "linker": 3,
     "controller": 4, "trace": 4,
     "engines": 5,
-    "api": 6, "eval": 6, "spans": 6,
-    "bench": 7,  # goodput needs datasets and metrics
-    "serve": 7,
-    "tuning": 7,  # chooses by what eval measures
-    "cluster": 8,
-    "doctor": 8,  # measures as bench does
-    "commands": 9, "tui": 9,
-    "__main__": 10,
+    "fidelity": 6,
+    "api": 7, "eval": 7, "spans": 7,
+    "bench": 8,  # goodput needs datasets and metrics
+    "serve": 8,
+    "tuning": 8,  # chooses by what eval measures
+    "cluster": 9,
+    "doctor": 9,  # measures as bench does
+    "commands": 10, "tui": 10,
+    "__main__": 11,
 }  # fmt: skip
 VLLM = "engines.vllm"  # the only package that imports vllm
 RAY = {"ray", "pyarrow"}  # of `cluster` alone

@@ -151,8 +151,10 @@ def _stated_share(options: RouteOptions) -> float:
 
 def _measured(options: RouteOptions, settings: Settings) -> tuple[int, Costs]:
     from benchmarks.fleet_simulator.simulator import Costs
-    from pictool.controller.calibration import compute_profile, make_estimator, token_bytes
+    from pictool.controller.calibration import compute_profile
+    from pictool.controller.choice import make_estimator
     from pictool.controller.cost import PromptSize
+    from pictool.controller.measuring import token_bytes
     from pictool.linker.grid import parse_policy
 
     model, policy = open_model(settings), parse_policy(options.policy)

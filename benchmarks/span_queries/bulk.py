@@ -17,7 +17,7 @@ from benchmarks.span_queries.options import BulkOptions
 from pictool.bench.prompts import require_disk
 from pictool.bench.repeats import MedianRange, OnRun
 from pictool.compiler.compile import Compiled
-from pictool.controller.calibration import token_bytes
+from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk
 from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError

@@ -15,7 +15,7 @@ from benchmarks.span_queries.options import DocumentsOptions
 from benchmarks.span_queries.quality import Quality, measure_quality
 from pictool.bench.prompts import random_chunks, random_tail, require_disk, require_positions
 from pictool.bench.repeats import MedianRange, OnRun, interleave, median_ratio
-from pictool.controller.calibration import token_bytes
+from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk
 from pictool.engines.torch import TorchEngine
 from pictool.eval.datasets.base import Case

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.span_queries.options import PoolOptions
 from pictool.bench.prompts import compile_for, random_chunks, random_tail, require_positions
 from pictool.bench.repeats import MedianRange, OnRun, median_ratio, rotated
-from pictool.controller.calibration import token_bytes
+from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk
 from pictool.engines.base import LinkResult
 from pictool.engines.torch import TorchEngine

@@ -17,7 +17,7 @@ from benchmarks.span_queries.options import PoolOptions
 from benchmarks.span_queries.pool import MEMORY, STREAMS, TAIL, pool_bytes, requests_of, use_of, warmed
 from pictool.bench.prompts import random_chunks, random_tail
 from pictool.bench.repeats import MedianRange, OnRun, median_ratio, rotated
-from pictool.controller.calibration import token_bytes
+from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk
 from pictool.engines.torch import TorchEngine
 from pictool.errors import PicError

@@ -15,7 +15,7 @@ import numpy as np
 from pictool.bench.options import PromptOptions
 from pictool.compiler.compile import CODEC, compile_chunks
 from pictool.compiler.sensitivity import PROBES
-from pictool.controller.calibration import token_bytes
+from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk, CompileOptions
 from pictool.errors import InputError
 from pictool.linker.grid import Labelled

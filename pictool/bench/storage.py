@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from pictool.bench.disk_io import BLOCK, is_cached, read_direct, read_file, temporary_directory, write_file
 from pictool.bench.repeats import median_ratio, rotated
-from pictool.controller.calibration import drop_page_cache
+from pictool.controller.measuring import drop_page_cache
 from pictool.core import Geometry, Target
 from pictool.errors import InputError
 from pictool.store.objects.format import DTYPES, CompiledChunk, ObjectMeta, checksum

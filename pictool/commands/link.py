@@ -166,7 +166,7 @@ def refuse_of_one(compare: bool, trace: str | None, depfile: bool) -> None:
 def require_little_drift(reports: Sequence[Mapping[str, Any]], max_kl: float | None) -> None:
     """Say how far a verified answer is from that of full recompute. Raises InputError: farther than `max_kl`."""
     from pictool.engines.base import Comparison
-    from pictool.engines.verify import Drift
+    from pictool.fidelity.verify import Drift
 
     drift = Drift.of(len(reports), [Comparison.of(report["compare"]) for report in reports])
     note(str(drift))
@@ -339,7 +339,7 @@ def check_outputs(output: str | None, trace: str | None, depfile: bool, inputs: 
 
 def with_auto_ratio(model: Model, store: Store, spec: Spec) -> tuple[Spec, RatioChoice]:
     """The spec with the ratio that suits its length and the speed of the store (CacheBlend §5.1), and why."""
-    from pictool.controller.calibration import auto_ratio, with_ratio
+    from pictool.controller.choice import auto_ratio, with_ratio
 
     choice = auto_ratio(model, store, spec, on_measure=note_measuring)
     assert choice.load_s is not None

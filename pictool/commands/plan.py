@@ -161,7 +161,7 @@ def run_plan(options: PlanOptions, settings: Settings) -> None:
     tiers = read_tiers(options.tiers)
     spec = with_stdin(make_spec(options.request, settings))
     check_documents(options.documents)
-    from pictool.controller.calibration import make_estimator, with_ratio
+    from pictool.controller.choice import make_estimator, with_ratio
 
     store = open_store(settings)
     check_keys(store, spec.documents, settings.salt)
@@ -248,8 +248,10 @@ def plan_size(model: Model, store: Store, spec: Spec, options: PlanOptions) -> P
     Raises:
         PicError: an unusable document, or a prompt that is too long for the model.
     """
-    from pictool.controller.calibration import coded_size, decoding, measure_size, require_room, token_bytes
+    from pictool.controller.calibration import decoding
     from pictool.controller.cost import PromptSize
+    from pictool.controller.measuring import token_bytes
+    from pictool.controller.prompt_size import coded_size, measure_size, require_room
 
     if options.tokens is None:
         return measure_size(model, store, spec, again=options.measure, on_measure=note_measuring)
@@ -282,7 +284,7 @@ def measure_tiers(model: Model, store: Store, entries: Sequence[TierEntry], agai
 
 def run_check(model: Model, store: Store, spec: Spec, estimator: Estimator, plan: Plan, ratio: float) -> Check:
     """Link from the store under the policy, and compare."""
-    from pictool.controller.calibration import measure_link
+    from pictool.controller.measuring import measure_link
 
     speed = tier_named(STORE_TIER, plan).tier.speed
     assert speed is not None

@@ -125,7 +125,7 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
 
 def keep_prompts(store: Store, questions: Questions, options: SpecOptions) -> None:
     """Leave some of the questions in the store, for the start-up check of `pic serve`."""
-    from pictool.engines.sample import SamplePrompt, keep_sample
+    from pictool.fidelity.sample import SamplePrompt, keep_sample
 
     keep_sample(store.root, (
         SamplePrompt(

@@ -1,1 +1,1 @@
-"""The loading controller (CacheBlend §5.1): calibration, cost model, decision."""
+"""The loading controller (CacheBlend §5.1): measuring, kept profiles, cost model, choice."""

@@ -1,6 +1,6 @@
 """The delay estimators of the loading controller (CacheBlend §5.1): T_recompute and T_load.
 
-Pure functions over what was measured (`calibration.py`): nothing here reads a clock or a file. Times are of a whole
+Pure functions over what was measured (`measuring.py`): nothing here reads a clock or a file. Times are of a whole
 prompt, all layers together; the paper's are per layer, which is the same comparison.
 """
 

@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from pictool.doctor.verdict import Status, Verdict
 from pictool.engines.base import Engine, first_token_kl
-from pictool.engines.divergence import MAX_KL, Divergence, measure_divergence
+from pictool.fidelity.divergence import MAX_KL, Divergence, measure_divergence
 from pictool.linker.grid import Labelled
 
 MAX_APART = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}  # nats between two engines, by dtype

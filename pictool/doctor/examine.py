@@ -14,8 +14,8 @@ from pictool.doctor.surroundings import examine_surroundings
 from pictool.doctor.verdict import OnVerdict, Report, Status, Verdict, guarded
 from pictool.engines import DEFAULT, engine_class
 from pictool.engines.base import Engine
-from pictool.engines.divergence import Divergence
 from pictool.engines.torch import TorchEngine
+from pictool.fidelity.divergence import Divergence
 from pictool.linker.grid import label_of, parse_repeatable
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.runtime.device import free_memory

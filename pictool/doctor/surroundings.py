@@ -15,7 +15,8 @@ from packaging.requirements import Requirement
 
 from pictool.bench.disk_io import read_direct, read_file, write_file
 from pictool.bench.roofline import measure_matmul, measure_rates
-from pictool.controller.calibration import drop_page_cache, nearest_directory
+from pictool.controller.calibration import nearest_directory
+from pictool.controller.measuring import drop_page_cache
 from pictool.doctor.verdict import Status, Verdict, guarded
 from pictool.engines.vllm.client.setup import VERSION
 from pictool.runtime import device as devices

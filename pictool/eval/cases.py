@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from pictool.compiler.chunking import make_chunks
 from pictool.compiler.compile import CODEC
 from pictool.core import Chunk, Sampling
-from pictool.engines.verify import Canary
 from pictool.errors import InputError, PicError
 from pictool.eval.datasets.base import Case
+from pictool.fidelity.verify import Canary
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.chat.template import Frame

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pictool.engines.divergence import MAX_KL, measure_divergence
-from pictool.engines.sample import read_sample
 from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError
+from pictool.fidelity.divergence import MAX_KL, measure_divergence
+from pictool.fidelity.sample import read_sample
 from pictool.linker.policies.base import Policy
 from pictool.store.store import Store
 

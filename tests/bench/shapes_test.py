@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from pictool.api import link
 from pictool.bench.shapes import random_model, random_module, save_speculative, shape_of, shapes
-from pictool.controller.calibration import token_bytes
+from pictool.controller.measuring import token_bytes
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import load_model, wrap_model

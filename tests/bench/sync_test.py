@@ -18,7 +18,7 @@ from pictool.bench.roofline import Rates
 from pictool.bench.shapes import save_speculative
 from pictool.bench.single_request import run_linked, run_transformers
 from pictool.bench.sync import SyncResult, bench_sync
-from pictool.controller.calibration import token_bytes
+from pictool.controller.measuring import token_bytes
 from pictool.errors import InputError
 from pictool.linker.grid import Labelled, parse_grid
 from pictool.linker.policies import make_policy

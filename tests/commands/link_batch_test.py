@@ -10,7 +10,7 @@ import pytest
 
 from commands.run import Outcome, pic, write
 from pictool.engines.base import Comparison
-from pictool.engines.verify import Canary, Drift, wilson
+from pictool.fidelity.verify import Canary, Drift, wilson
 
 COUNT = 8
 Run = Callable[..., Outcome]

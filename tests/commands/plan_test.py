@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from commands.run import Outcome, pic, write
-from pictool.controller import calibration as measure
 from pictool.controller import calibration as profile
-from pictool.controller.calibration import Measured, stored_bytes
+from pictool.controller import measuring as measure
+from pictool.controller.measuring import Measured, stored_bytes
 
 TOKEN_BYTES = 384  # of the tiny model: 2 × 3 layers × 2 heads × 8 dims × 4 bytes
 TOKEN_S = 1e-3  # of a prefill
@@ -225,7 +225,7 @@ def test_check_links_and_compares(plan: Any) -> None:
 
 def test_it_plans_for_the_embedded_model(texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing made up; only short, and however busy this machine is."""
-    monkeypatch.setattr(measure, "MAX_SCATTER", float("inf"))
+    monkeypatch.setattr(profile, "MAX_SCATTER", float("inf"))
     monkeypatch.setattr(measure, "_PREFILL_TOKENS", (64, 128))
     monkeypatch.setattr(measure, "_LOADS", ((1, 64), (4, 8)))
     outcome = pic("plan", *texts, "--check")

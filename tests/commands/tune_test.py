@@ -14,8 +14,8 @@ from commands.run import Outcome, pic, write
 from pictool.commands import tune as command
 from pictool.commands.settings.file import write_setting
 from pictool.commands.settings.settings import read_settings
-from pictool.engines.sample import read_sample
 from pictool.errors import InputError
+from pictool.fidelity.sample import read_sample
 
 LONG = "The harbour was quiet and nobody knows why it holds a festival in the spring of each year; words stand here.\n"
 Run = Callable[..., Outcome]

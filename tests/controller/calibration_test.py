@@ -14,20 +14,14 @@ import pytest
 import tiny
 
 from pictool.api import compile, link
-from pictool.controller import calibration as measure
 from pictool.controller import calibration as profile
-from pictool.controller.calibration import (
-    Measured,
-    auto_ratio,
-    compute_facts,
-    compute_profile,
-    forget_compute,
-    load_profile,
-    make_estimator,
-    measure_size,
-)
+from pictool.controller import measuring as measure
+from pictool.controller.calibration import compute_facts, compute_profile, forget_compute, load_profile
+from pictool.controller.choice import auto_ratio, make_estimator, projection_share
 from pictool.controller.cost import Computed, Decoding, Estimator, PromptSize, layer_work
 from pictool.controller.decision import MIN_RATIO
+from pictool.controller.measuring import Measured
+from pictool.controller.prompt_size import measure_size
 from pictool.core import Chunk
 from pictool.errors import InputError, StoreError
 from pictool.linker.policies import make_policy
@@ -267,11 +261,11 @@ def test_the_share_of_the_projections_is_that_of_the_weights(name: str) -> None:
     layer = model(name).module.model.layers[0]
     weights = {key: value.numel() for key, value in layer.named_parameters() if "proj.weight" in key}
     projections = sum(count for key, count in weights.items() if key.split(".")[1][0] in "qkv")
-    assert profile.projection_share(model(name)) == pytest.approx(projections / sum(weights.values()))
+    assert projection_share(model(name)) == pytest.approx(projections / sum(weights.values()))
 
 
 def test_the_work_is_that_of_the_policy() -> None:
-    share = profile.projection_share(model())
+    share = projection_share(model())
     blend = make_estimator(model(), make_policy("cacheblend", {}), POINTS)
     assert blend.work == layer_work(3, (1, 2), share) and blend.prefill_s(100) == pytest.approx(0.1)
     assert make_estimator(model(), make_policy("naive", {}), POINTS).work == layer_work(3)
@@ -282,7 +276,7 @@ def test_work_is_full_where_a_link_computes_every_row(store: Store) -> None:
     rows = link(model(), store, TEXTS, TAIL, policy, head=HEAD).rows
     work = make_estimator(model(), policy, POINTS).work
     assert [bool(row.all()) for row in rows] == [True, True, True]  # the last one is projected in full
-    assert [layer.fixed for layer in work] == [1, 1, profile.projection_share(model())]
+    assert [layer.fixed for layer in work] == [1, 1, projection_share(model())]
 
 
 def test_the_size_of_a_prompt_is_that_of_its_layout(store: Store) -> None:

@@ -19,8 +19,8 @@ from pictool.doctor.answers import Question, examine_answers
 from pictool.doctor.surroundings import examine_surroundings
 from pictool.doctor.verdict import Report, Status, Verdict
 from pictool.engines import divergence
-from pictool.engines.divergence import Divergence
 from pictool.engines.torch import TorchEngine
+from pictool.fidelity.divergence import Divergence
 from pictool.linker.grid import parse_grid
 from pictool.store.store import Store
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pictool.core import Sampling
-from pictool.engines.sample import SamplePrompt, keep_sample
 from pictool.errors import InputError
+from pictool.fidelity.sample import SamplePrompt, keep_sample
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
 from pictool.serve.backends.torch.backend import BackendSettings

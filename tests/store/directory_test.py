@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from chunks import content, make_chunk, put_many
 
-from pictool.engines.sample import keep_sample
 from pictool.errors import StoreError
+from pictool.fidelity.sample import keep_sample
 from pictool.serve.files import Files
 from pictool.store import upkeep
 from pictool.store.directory import MARK, is_marked

@@ -25,8 +25,8 @@ from pictool.errors import InputError, PicError
 if TYPE_CHECKING:
     from pictool.engines.answer_file import AnswerFile
     from pictool.engines.base import Answer, Comparison, Engine
-    from pictool.engines.verify import Canary
     from pictool.eval.datasets.records import Record
+    from pictool.fidelity.verify import Canary
     from pictool.linker.spec import Spec
 
 _KEYS = ("id", "documents", "query", "head", "max_new_tokens")
@@ -64,7 +64,7 @@ class VerifyOptions:
         Raises:
             UsageError: --max-kl alone; no share.
         """
-        from pictool.engines.verify import Canary
+        from pictool.fidelity.verify import Canary
 
         if self.max_kl is not None and self.verify is None:
             raise UsageError("--max-kl: is of answers that are verified; say of which share with --verify")
@@ -116,7 +116,7 @@ def run_batch(batch: Batch, request: RequestOptions, settings: Settings, engine:
         UsageError: options of one request. InputError: an unusable file; requests that failed; drift above `max_kl`.
     """
     from pictool.engines.answer_file import AnswerFile
-    from pictool.engines.verify import Drift
+    from pictool.fidelity.verify import Drift
 
     check_batch(batch, request, settings)
     requests = read_batch(batch.path, request, settings)

@@ -18,6 +18,7 @@ from hostile.scene import Scene, inside
 from hostile.surfaces.base import Surface, put_something_else
 from hostile.surfaces.objects import check_json, healing
 from hostile.values import dumps, mutate_bytes, mutate_tree, text, value
+from pictool.controller.measuring import Measured
 from pictool.store.directory import MARK
 from pictool.store.leases import LeasedObject, Leases
 
@@ -112,8 +113,8 @@ class Databases(Surface):
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
         # Times are none of this surface's.
-        calibration.measure_compute = lambda *_: calibration.Measured(PROFILES["compute"])
-        calibration.measure_loads = lambda *_: calibration.Measured(PROFILES["loads"])
+        calibration.measure_compute = lambda *_: Measured(PROFILES["compute"])  # type: ignore[attr-defined]
+        calibration.measure_loads = lambda *_: Measured(PROFILES["loads"])  # type: ignore[attr-defined]
         with inside(scene.root / "side"):
             scene.write_texts()
             scene.write_store("none")

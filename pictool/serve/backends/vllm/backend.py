@@ -20,12 +20,12 @@ import numpy as np
 from pictool.compiler.chunking import make_chunk, make_chunks
 from pictool.compiler.compile import object_key
 from pictool.core import Chunk, CompileOptions, Sampling, TokenIds
-from pictool.engines.divergence import check_prompts
-from pictool.engines.sample import read_sample
 from pictool.engines.vllm.client.online import OnlineEngine
 from pictool.engines.vllm.client.serving import Heard, Hearing, Refused, Serving
 from pictool.engines.vllm.request import MAX_OBJECTS
 from pictool.errors import InputError, PicError
+from pictool.fidelity.divergence import check_prompts
+from pictool.fidelity.sample import read_sample
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy

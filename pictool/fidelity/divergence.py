@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pictool.compiler.chunking import make_chunks
 from pictool.core import Chunk
 from pictool.engines.base import Engine, LinkResult, first_token_kl
-from pictool.engines.sample import SamplePrompt
 from pictool.errors import InputError
+from pictool.fidelity.sample import SamplePrompt
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec

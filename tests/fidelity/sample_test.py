@@ -8,9 +8,9 @@ import pytest
 import tiny
 
 from pictool.core import Chunk
-from pictool.engines.divergence import check_prompts
-from pictool.engines.sample import FILE, SamplePrompt, keep_sample, read_sample
 from pictool.errors import InputError
+from pictool.fidelity.divergence import check_prompts
+from pictool.fidelity.sample import FILE, SamplePrompt, keep_sample, read_sample
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model, wrap_model
 
