@@ -44,7 +44,7 @@ from pictool.bench.repeats import interleave
 from pictool.bench.shapes import random_module, shape_of
 from pictool.compiler.sensitivity import PROBE_TOKENS, PROBES, probe_tokens
 from pictool.eval.statistics import ratio_interval
-from pictool.linker.grid import Labelled, parse_grid
+from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import policies as all_policies
 from pictool.linker.policies.base import Prompt, Selection, count_of, highest
 from pictool.runtime.align import map_scores, tokenize
@@ -212,7 +212,7 @@ def run_prompts(
 # quality: every policy, by rows. Every model makes its tables itself.
 
 
-def policies_for(model: str) -> list[Labelled]:
+def policies_for(model: str) -> list[LabelledPolicy]:
     """Every policy, `full` first. Each embedded model is the other's speculative model."""
     spec, ratios = ":spec_model=embedded" if model == "embedded-small" else "", "0.01,0.02,0.03,0.05,0.1,0.15,0.2,0.3"
     return parse_grid([
@@ -265,7 +265,7 @@ def _quality_summary(prompts: list[dict[str, Record]], model: str) -> Record:
     }
 
 
-def rows_at_equal_kl(summaries: Mapping[str, Record], policies: Sequence[Labelled]) -> list[Record]:
+def rows_at_equal_kl(summaries: Mapping[str, Record], policies: Sequence[LabelledPolicy]) -> list[Record]:
     """For every KL that another policy reaches at least rows: the rows that fixup needs for it.
 
     Only points with fewer rows than any other one of no larger KL count. Fixup's rows are those of the smallest ratio

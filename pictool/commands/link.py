@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.controller.decision import RatioChoice
     from pictool.engines.base import Answer, Engine, Feature
-    from pictool.linker.grid import Labelled
+    from pictool.linker.grid import LabelledPolicy
     from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
     from pictool.store.store import Store
@@ -74,7 +74,7 @@ class Asked:
     script: LinkScript
     settings: Settings
     spec: Spec
-    policies: list[Labelled]
+    policies: list[LabelledPolicy]
     compare: bool
     is_verified: bool
     trace: str | None
@@ -243,7 +243,7 @@ def tell(done: Compiled) -> None:
     note(f"compiled {done.chunk.source} first ({count(len(done.chunk), 'token')})")
 
 
-def side_by_side(request: RequestOptions, trace: str | None) -> list[Labelled]:
+def side_by_side(request: RequestOptions, trace: str | None) -> list[LabelledPolicy]:
     """The policies that are compared, if more than one is named.
 
     Raises:
@@ -261,7 +261,7 @@ def side_by_side(request: RequestOptions, trace: str | None) -> list[Labelled]:
         return parse_repeatable(request.algos)
 
 
-def compare_policies(engine: Engine, spec: Spec, policies: Sequence[Labelled]) -> list[Answer]:
+def compare_policies(engine: Engine, spec: Spec, policies: Sequence[LabelledPolicy]) -> list[Answer]:
     """The answer under each policy, compared with one full recompute of the same prompt."""
     from pictool.engines.base import compare_answers
     from pictool.linker.policies import BASELINE, make_policy

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from pictool.doctor.verdict import Status, Verdict
 from pictool.engines.base import Engine, first_token_kl
 from pictool.engines.divergence import MAX_KL, Divergence, measure_divergence
-from pictool.linker.grid import Labelled
+from pictool.linker.grid import LabelledPolicy
 
 MAX_APART = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}  # nats between two engines, by dtype
 
@@ -18,7 +18,7 @@ MAX_APART = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}  # nats between
 class Question:
     """Whose answers are compared with full recompute, and which policy fails beyond `MAX_KL`: of others it is told."""
 
-    policies: tuple[Labelled, ...]
+    policies: tuple[LabelledPolicy, ...]
     judged: str
 
 

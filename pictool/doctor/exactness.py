@@ -20,7 +20,7 @@ from pictool.doctor import reference
 from pictool.doctor.verdict import Status, Verdict, guarded, within
 from pictool.errors import InputError, ObjectError
 from pictool.linker.link import Linked, link
-from pictool.linker.loader import Loader, Placed
+from pictool.linker.loader import Loader, PlacedObject
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.spec import Spec
@@ -28,7 +28,7 @@ from pictool.runtime.memory.image import Image
 from pictool.runtime.rope import tables_at
 from pictool.runtime.support import depends_on_length
 from pictool.runtime.tensors import from_bytes
-from pictool.runtime.twin import transformers_module
+from pictool.runtime.transformers_module import transformers_module
 from pictool.store.memory import LayerMemory
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
@@ -306,7 +306,7 @@ def _load_and_compare(
     """The layers in which an image that the loader filled differs from the copies."""
     layout, starts = _layout(paths)
     image = Image(model.stack, layout)
-    placed = [Placed(ObjectFile(path), start) for path, start in zip(paths, starts, strict=True)]
+    placed = [PlacedObject(ObjectFile(path), start) for path, start in zip(paths, starts, strict=True)]
     with Loader(image, placed, overlaps=True, memory=memory) as loader:
         for layer in range(model.stack.num_layers):
             loader.synchronize(layer)

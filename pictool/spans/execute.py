@@ -1,7 +1,7 @@
 """Running a query on an engine: every call from the bottom up; its answer is what the outer call reads.
 
 Calls that are ready at once, of one query or of several, reach the engine together: it runs them side by side if it can
-(`Engine.answer_all`), or links them in waves from its pool (`Engine.link_all`).
+(`Engine.answer_all`), or links them in batches from its pool (`Engine.link_all`).
 
 The children of a + are linked as objects under the policy. A node that fails names its path, and what was done before
 is kept. Sampling is seeded by the path in the query as it was written, so that a query gives the same tree again,
@@ -430,31 +430,31 @@ class _Run:
         return _Failing(_written(node, path))
 
 
-def _perform(wave: Sequence[_Asked]) -> list[Done | QueryError]:
+def _perform(batch: Sequence[_Asked]) -> list[Done | QueryError]:
     """Run calls that are ready, of one query or of several, side by side where the engine can."""
     outcomes: dict[int, Done | QueryError] = {}
-    if len(wave) == 1 or any(asked.run.is_serial for asked in wave):
+    if len(batch) == 1 or any(asked.run.is_serial for asked in batch):
         failed: dict[_Run, QueryError] = {}
-        for index, asked in enumerate(wave):
+        for index, asked in enumerate(batch):
             outcome = failed.get(asked.run) or asked.run.answer(asked)
             outcomes[index] = outcome
             if isinstance(outcome, QueryError):
                 failed[asked.run] = outcome
     else:
-        for engine in dict.fromkeys(asked.engine for asked in wave):
-            indices = [index for index, asked in enumerate(wave) if asked.engine is engine]
-            outcomes |= zip(indices, _perform_together(engine, [wave[index] for index in indices]), strict=True)
-    return [outcomes[index] for index in range(len(wave))]
+        for engine in dict.fromkeys(asked.engine for asked in batch):
+            indices = [index for index, asked in enumerate(batch) if asked.engine is engine]
+            outcomes |= zip(indices, _perform_together(engine, [batch[index] for index in indices]), strict=True)
+    return [outcomes[index] for index in range(len(batch))]
 
 
-def _perform_together(engine: Engine, wave: Sequence[_Asked]) -> list[Done | QueryError]:
+def _perform_together(engine: Engine, batch: Sequence[_Asked]) -> list[Done | QueryError]:
     """Run calls on one engine. Where outputs are kept, one that fails ends those of its query that come after it."""
     started = time.monotonic()
-    keeps = wave[0].run.keeps
+    keeps = batch[0].run.keeps
     ended: dict[int, Done | QueryError] = {}
     failed: dict[_Run, QueryError] = {}
     begun: dict[int, Spec] = {}
-    for index, asked in enumerate(wave):
+    for index, asked in enumerate(batch):
         spec = failed.get(asked.run) or asked.run.begin(asked)
         if isinstance(spec, Spec):
             begun[index] = spec
@@ -464,18 +464,18 @@ def _perform_together(engine: Engine, wave: Sequence[_Asked]) -> list[Done | Que
             failed[asked.run] = spec
     ready, specs = list(begun), list(begun.values())
     if not specs:
-        return [ended[index] for index in range(len(wave))]
+        return [ended[index] for index in range(len(batch))]
     failed = {}  # those before such a call run
     for number, answer in answer_all_and_keep(engine, specs) if keeps else engine.answer_all(specs):
-        index, asked = ready[number], wave[ready[number]]
+        index, asked = ready[number], batch[ready[number]]
         outcome = failed.get(asked.run) or asked.run.record(asked, answer, started)
         del answer  # its image goes back to the pool
         ended[index] = outcome
         if keeps and isinstance(outcome, QueryError):
             failed[asked.run] = outcome
-        if failed and all(wave[later].run in failed for later in ready[number + 1 :]):
+        if failed and all(batch[later].run in failed for later in ready[number + 1 :]):
             break
-    return [ended.get(index) or failed[asked.run] for index, asked in enumerate(wave)]
+    return [ended.get(index) or failed[asked.run] for index, asked in enumerate(batch)]
 
 
 class _Failing:

@@ -247,23 +247,23 @@ def test_equal_calls_at_temperature_0_run_once(run: Callable[..., Result]) -> No
 def test_calls_that_are_ready_at_once_reach_the_engine_together(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waves: list[int] = []
+    batches: list[int] = []
     answer_all = engine.answer_all
 
     def watched(specs: Sequence[Spec]) -> Any:
-        waves.append(len(specs))
+        batches.append(len(specs))
         return answer_all(specs)
 
     monkeypatch.setattr(engine, "answer_all", watched)
     inner = repeat(2, g0(plus(g0("a"), g0("b")), "c"))
     query = g0(plus(inner, g0(plus(g0("d"), g0("a")), "e"), g0("f")), seq(g0("g"), g0("h")))
     result = Executor(lambda name: engine, SHORT).run(query)
-    assert waves == [5, 3]  # a b d f g; c e h; then one is left, whose text streams
+    assert batches == [5, 3]  # a b d f g; c e h; then one is left, whose text streams
     by_path = {path_text(done.path): done for done in result.done}
     assert sum(done.is_shared for done in result.done) == 2 and len(by_path) == 11
     alone = Executor(lambda name: engine, replace(SHORT, budget=Budget(tokens=999))).run(query)
     assert {path_text(done.path): done.text for done in alone.done} == {path: by_path[path].text for path in by_path}
-    assert waves == [5, 3]
+    assert batches == [5, 3]
 
 
 @pytest.mark.parametrize("policy", [FULL, LEGO], ids=["full", "legolink"])
@@ -345,11 +345,11 @@ def test_calls_that_are_ready_at_once_link_from_one_plan(model: Model, store: St
 def test_queries_of_a_bulk_reach_the_engine_together_and_fail_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waves: list[int] = []
+    batches: list[int] = []
     link_all = engine.link_all
 
     def watched(specs: Sequence[Spec]) -> Any:
-        waves.append(len(specs))
+        batches.append(len(specs))
         return link_all(specs)
 
     monkeypatch.setattr(engine, "link_all", watched)
@@ -361,7 +361,7 @@ def test_queries_of_a_bulk_reach_the_engine_together_and_fail_alone(
     ended: list[int] = []
     executor = Executor(lambda name: engine, replace(SHORT, policy=LEGO))
     outcomes = executor.run_all(queries, lambda index, _: ended.append(index))
-    assert waves == [6, 2] and ended == [1, 0, 2]
+    assert batches == [6, 2] and ended == [1, 0, 2]
     failed = outcomes[1]
     assert isinstance(failed, QueryError) and str(failed).startswith("par[1]: the prompt has") and len(failed.done) == 1
     for index in (0, 2):

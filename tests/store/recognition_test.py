@@ -241,7 +241,7 @@ def test_a_damaged_object_stays_forgotten_until_its_file_changes(store: Store, r
     flip(path, len(data) - 40)
     index = index_of(store)
     assert places(index, *range(20)) == [(0, 20)]
-    index.doubt(path.stem)
+    index.mark_suspect(path.stem)
     assert places(index, *range(20)) == []
     for _ in range(3):
         index.refresh()
@@ -258,8 +258,8 @@ def test_a_damaged_object_stays_forgotten_until_its_file_changes(store: Store, r
 def test_a_sound_object_that_was_in_doubt_is_recognised_again(store: Store) -> None:
     key = put_tokens(store, range(20))
     index = index_of(store)
-    index.doubt(key)
-    index.doubt("0" * 64)
+    index.mark_suspect(key)
+    index.mark_suspect("0" * 64)
     assert places(index, *range(20)) == []
     index.refresh()
     assert places(index, *range(20)) == [(0, 20)]

@@ -172,7 +172,7 @@ def test_a_linked_object_is_hit_once(model: Model, store: Store, is_named: bool)
     assert planner.select(plan) is not None
     for rank in range(2):
         read_on_a_rank(model, store.root, plan, rank)
-    planner.doubt(plan)
+    planner.mark_suspect(plan)
     planner.close()
     store.counters.flush()
     assert store.hits() == dict.fromkeys(keys, 1)
@@ -274,7 +274,7 @@ def test_objects_of_a_plan_that_failed_are_recognised_again_if_they_are_whole(
     with closing(recognising(model, store)) as planner:
         plan = planner.plan(LinkRequest(NAIVE, None), prompt)
         assert plan is not None and len(plan.object_spans) == 2
-        planner.doubt(plan)
+        planner.mark_suspect(plan)
         for _ in range(500):
             again = planner.plan(LinkRequest(NAIVE, None), prompt)
             if again is not None:

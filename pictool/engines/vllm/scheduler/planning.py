@@ -109,11 +109,11 @@ class Planner:
             plan.policy.prepare(self._model)
             return plan.policy.select(self._prompt(plan))
 
-    def doubt(self, plan: LinkPlan) -> None:
+    def mark_suspect(self, plan: LinkPlan) -> None:
         """After a plan failed: its objects are recognised no more until they have been read and found whole."""
         for span in plan.object_spans:
             assert span.key is not None
-            self._index.doubt(span.key)
+            self._index.mark_suspect(span.key)
         self._indexing.wake()
 
     def wake(self) -> None:
@@ -217,7 +217,7 @@ class Planner:
                 self._store.mark_used(file)
         except PicError as error:
             _log.warning("pic: %s; its tokens are computed", error)
-            self._index.doubt(key)
+            self._index.mark_suspect(key)
             return False
         return True
 

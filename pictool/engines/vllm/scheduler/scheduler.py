@@ -343,7 +343,7 @@ class SchedulerSide:
         problem = why if isinstance(why, Problem) else Problem.of(why)
         name, link = request.request_id, self._links.get(request.request_id)
         if link is not None and link.planned is not None:
-            self._planner.doubt(link.planned.plan)
+            self._planner.mark_suspect(link.planned.plan)
         if link is not None:
             _set_salt(request, link.own_salt)
         if isinstance(why, Exception) and not isinstance(why, PicError):

@@ -404,7 +404,7 @@ class TorchBackend(Backend):
                 raise
             for span in plan.object_spans:
                 assert span.key is not None
-                self.index.doubt(span.key)
+                self.index.mark_suspect(span.key)
             self._indexing.wake()
             _log.warning("pic: a request is computed exactly: %s", error)
         exact = plan_without_objects(_FULL, laid.tokens, model.salt)
