@@ -27,7 +27,7 @@ from pictool.bench.sync import bench_sync
 from pictool.compiler.chunking import make_chunk
 from pictool.doctor.exactness import examine_exactness
 from pictool.doctor.examine import Examination, examine
-from pictool.doctor.verdict import Report
+from pictool.doctor.verdict import DoctorReport
 from pictool.linker import loader
 from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.link import link
@@ -85,7 +85,7 @@ def shape() -> bool:
         for verdict in examine_exactness(subject(), Store(inside)):
             print(verdict)
             verdicts.append(verdict)
-    report = Report(tuple(verdicts))
+    report = DoctorReport(tuple(verdicts))
     write("shape", report.report())
     return report.is_good
 

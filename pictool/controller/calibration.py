@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pictool.compiler.compile import CODEC
-from pictool.controller.cost import Computed, Decoding, Estimator, PromptSize, Speed, layer_work
+from pictool.controller.cost import ComputeMeasurement, Decoding, Estimator, PromptSize, Speed, layer_work
 from pictool.controller.decision import STORE_TIER, RatioChoice, choose_ratio
 from pictool.core import Chunk
 from pictool.errors import InputError, ObjectError, StoreError
@@ -323,12 +323,12 @@ class LoadProfile:
     warm: Speed
 
 
-def compute_profile(model: Model, again: bool = False, on_measure: OnMeasure | None = None) -> list[Computed]:
+def compute_profile(model: Model, again: bool = False, on_measure: OnMeasure | None = None) -> list[ComputeMeasurement]:
     """Full prefills of several lengths, ascending, and a recompute of scattered rows."""
     rows = _kept(machine(model), 3, 4, lambda: measure_compute(model), "prefill", again, on_measure)
     size = token_bytes(model)
     return [
-        Computed(PromptSize(int(context), int(tail), 1, size), int(runs), seconds)
+        ComputeMeasurement(PromptSize(int(context), int(tail), 1, size), int(runs), seconds)
         for context, tail, runs, seconds in rows
     ]
 
@@ -447,7 +447,7 @@ def _read(path: Path, of: dict[str, Any], num_counts: int, width: int) -> Measur
     return rows if rows and is_ours and is_sound else None
 
 
-def make_estimator(model: Model, policy: Policy, measured: Sequence[Computed]) -> Estimator:
+def make_estimator(model: Model, policy: Policy, measured: Sequence[ComputeMeasurement]) -> Estimator:
     """The delays of a policy, from what was measured of the model."""
     layers = model.geometry.layers
     return Estimator.fit(measured, layer_work(layers, policy.check_layers(layers), projection_share(model)))

@@ -26,7 +26,7 @@ from pictool.store.matches import Match
 from pictool.store.objects.format import ObjectFile
 from pictool.store.recognition import ContentIndex, IndexThread
 from pictool.store.store import Store
-from pictool.world.generate import Shape, write_prompt
+from pictool.world.generate import PageShape, write_prompt
 
 DOCS = [path.read_text() for path in sorted((Path(__file__).parents[2] / "fixtures/docs").glob("*.txt"))[:30]]
 ASKED = "Which colour is the flag of Palex?"
@@ -108,7 +108,7 @@ def test_documents_are_recognised_in_every_layout(world: World, layout: str) -> 
 @cache
 def other_text() -> str:
     """Pages of other books by the generator of the sample corpus, which draws from few sentences."""
-    shape = Shape(max_filler_sentences=4)
+    shape = PageShape(max_filler_sentences=4)
     prompts = (write_prompt(random.Random(f"other-{seed}"), 6, shape) for seed in range(540))
     return "\n".join(page for prompt in prompts for page in prompt.pages)
 
