@@ -27,7 +27,7 @@ from pictool.linker.link import link
 from pictool.linker.spec import Spec
 from pictool.trace.attention import attention_map, decode_tokens
 from pictool.trace.deviation import kv_deviation
-from pictool.world.generate import KINDS, Shape, write_prompt
+from pictool.world.generate import KINDS, PageShape, write_prompt
 from training.score import HELD_OUT
 
 POLICIES = parse_grid(["full", "naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15"])
@@ -36,7 +36,7 @@ FIRST = (1, 4)  # tokens of every chunk
 
 def questions_of(model: Model, index: int) -> Iterator[tuple[Spec, str]]:
     """One question of every kind about a prompt, and its answer."""
-    prompt = write_prompt(random.Random(f"{HELD_OUT}-sinks-{index}"), 8, Shape())
+    prompt = write_prompt(random.Random(f"{HELD_OUT}-sinks-{index}"), 8, PageShape())
     chunks = [Chunk(page, model.encode(page), "page") for page in prompt.pages]
     for kind in KINDS:
         questions = [question for question in prompt.questions if question.kind == kind]

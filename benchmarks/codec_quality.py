@@ -23,7 +23,7 @@ from pictool import Store, load_model
 from pictool.eval.algorithms import FULL, parse_algorithms
 from pictool.eval.cases import SpecOptions
 from pictool.eval.datasets.world import World
-from pictool.eval.evaluate import Evaluation, RunOptions, evaluate
+from pictool.eval.evaluate import Evaluation, EvaluationOptions, evaluate
 from pictool.eval.results import CaseResult
 from pictool.eval.statistics import clustered_mean
 from pictool.runtime.machine import machine
@@ -73,7 +73,7 @@ def measure(prompts: int, chunks: int, dtype: str, jobs: int, work: Path) -> dic
     dataset = World(prompts=prompts, chunks=chunks)
     evaluations: dict[str, Evaluation] = {}
     for codec in CODECS:
-        run = RunOptions(output=work / f"codec_quality-{dtype}-{codec}.jsonl", jobs=jobs)
+        run = EvaluationOptions(output=work / f"codec_quality-{dtype}-{codec}.jsonl", jobs=jobs)
         evaluations[codec] = evaluate(model, Store(work), dataset, algorithms, SpecOptions(codec=codec), run)
         print(f"{codec}: {len(evaluations[codec].results)} answers", flush=True)
     plain, results = evaluations["none"], {codec: by_label(each) for codec, each in evaluations.items()}

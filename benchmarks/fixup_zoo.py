@@ -45,7 +45,7 @@ from pictool.runtime.memory.caches import CapturingCache, PrefixedCache
 from pictool.runtime.memory.image import Image
 from pictool.runtime.rope import tables_at
 from pictool.runtime.sensitivity import Probes, probes_from, probes_of
-from pictool.world.generate import BOOKS, Prompt, Question, Shape, World, write_prompt
+from pictool.world.generate import BOOKS, PageShape, Question, World, WorldPrompt, write_prompt
 from training.score import HELD_OUT
 from training.zoo import MODELS, ZOO
 
@@ -72,12 +72,12 @@ class Subject:
         directory = MODELS / self.name
         return load_model(str(directory) if directory.exists() else self.name, device="cpu")
 
-    def prompt(self, size: int, index: int) -> Prompt:
+    def prompt(self, size: int, index: int) -> WorldPrompt:
         """A prompt that nothing was trained on; a draw that runs out of names is drawn again."""
         for attempt in range(100):
             with suppress(IndexError):
                 draw = random.Random(f"{HELD_OUT}-zoo-{size}-{index}-{attempt}")
-                return write_prompt(draw, CHUNKS, Shape(max_filler_sentences=SIZES[size]), self.world)
+                return write_prompt(draw, CHUNKS, PageShape(max_filler_sentences=SIZES[size]), self.world)
         raise AssertionError("the names of the world are too few")
 
 

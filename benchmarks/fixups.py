@@ -44,7 +44,7 @@ from pictool.bench.repeats import interleave
 from pictool.bench.shapes import random_module, shape_of
 from pictool.compiler.sensitivity import PROBE_TOKENS, PROBES, probe_tokens
 from pictool.eval.statistics import ratio_interval
-from pictool.linker.grid import Labelled, parse_grid
+from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import policies as all_policies
 from pictool.linker.policies.base import Prompt, Selection, count_of, highest
 from pictool.runtime.align import map_scores, tokenize
@@ -53,8 +53,8 @@ from pictool.runtime.chat.template import make_frame
 from pictool.runtime.memory.caches import CapturingCache, PrefixedCache
 from pictool.runtime.rope import tables_at
 from pictool.runtime.sensitivity import Probes, cut_at_lines, fixup_tables, probes_from, probes_of, write_texts
-from pictool.world.generate import KINDS, Question, Shape, write_prompt
-from pictool.world.generate import Prompt as World
+from pictool.world.generate import KINDS, PageShape, Question, write_prompt
+from pictool.world.generate import WorldPrompt as World
 from training.score import HELD_OUT
 
 SIZES = {20: 0, 60: 6, 200: 30}  # tokens of a chunk, about → sentences of filler per page, at most
@@ -79,7 +79,7 @@ def write_world(index: int, size: int, chunks: int) -> World:
     for attempt in range(100):
         with suppress(IndexError):
             draw = random.Random(f"{HELD_OUT}-fixups-{size}-{chunks}-{index}-{attempt}")
-            return write_prompt(draw, chunks, Shape(max_filler_sentences=SIZES[size]))
+            return write_prompt(draw, chunks, PageShape(max_filler_sentences=SIZES[size]))
     raise AssertionError(f"the names of the world are too few for {chunks} chunks")
 
 
@@ -212,7 +212,7 @@ def run_prompts(
 # quality: every policy, by rows. Every model makes its tables itself.
 
 
-def policies_for(model: str) -> list[Labelled]:
+def policies_for(model: str) -> list[LabelledPolicy]:
     """Every policy, `full` first. Each embedded model is the other's speculative model."""
     spec, ratios = ":spec_model=embedded" if model == "embedded-small" else "", "0.01,0.02,0.03,0.05,0.1,0.15,0.2,0.3"
     return parse_grid([
@@ -265,7 +265,7 @@ def _quality_summary(prompts: list[dict[str, Record]], model: str) -> Record:
     }
 
 
-def rows_at_equal_kl(summaries: Mapping[str, Record], policies: Sequence[Labelled]) -> list[Record]:
+def rows_at_equal_kl(summaries: Mapping[str, Record], policies: Sequence[LabelledPolicy]) -> list[Record]:
     """For every KL that another policy reaches at least rows: the rows that fixup needs for it.
 
     Only points with fewer rows than any other one of no larger KL count. Fixup's rows are those of the smallest ratio
@@ -425,7 +425,7 @@ def make_probes(source: str, count: int, length: int) -> Probes:
     if source == "random":
         rows = [[draw.randrange(3, model.config.vocab_size) for _ in range(length - 1)] for _ in range(count)]
     elif source == "in-domain":
-        worlds = [write_prompt(random.Random(f"ablation {i}"), 12, Shape()).pages for i in range(count)]
+        worlds = [write_prompt(random.Random(f"ablation {i}"), 12, PageShape()).pages for i in range(count)]
         texts = torch.tensor([[model.bos_id or 0, *model.encode("".join(pages))][: 3 * length] for pages in worlds])
         return probes_from(model, cut_at_lines(model, texts, length))
     else:
@@ -474,7 +474,7 @@ def _by_small(page: Chunk) -> Numbers:
 
 def independent_rows(size: int, prompts: int) -> Record:
     """Share of rows that budget=auto computes where 8 documents have nothing to do with each other, by threshold."""
-    model, shape = loaded("embedded"), Shape(max_filler_sentences=SIZES[size])
+    model, shape = loaded("embedded"), PageShape(max_filler_sentences=SIZES[size])
     shares: dict[str, list[float]] = {str(threshold): [] for threshold in THRESHOLDS}
     for index in range(prompts):
         pages = [write_prompt(random.Random(f"independent {size} {index} {i}"), 1, shape).pages[0] for i in range(8)]

@@ -27,9 +27,9 @@ from pictool.bench.sync import bench_sync
 from pictool.compiler.chunking import make_chunk
 from pictool.doctor.exactness import examine_exactness
 from pictool.doctor.examine import Examination, examine
-from pictool.doctor.verdict import Report
+from pictool.doctor.verdict import DoctorReport
 from pictool.linker import loader
-from pictool.linker.grid import Labelled, parse_grid
+from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.link import link
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
@@ -85,7 +85,7 @@ def shape() -> bool:
         for verdict in examine_exactness(subject(), Store(inside)):
             print(verdict)
             verdicts.append(verdict)
-    report = Report(tuple(verdicts))
+    report = DoctorReport(tuple(verdicts))
     write("shape", report.report())
     return report.is_good
 
@@ -121,7 +121,11 @@ def context() -> bool:
 
 
 def _measure(
-    model: Model, policies: list[Labelled], tiers: Mapping[str, tuple[BenchPrompt, bool]], rates: Rates, tokens: int
+    model: Model,
+    policies: list[LabelledPolicy],
+    tiers: Mapping[str, tuple[BenchPrompt, bool]],
+    rates: Rates,
+    tokens: int,
 ) -> list[dict[str, Any]]:
     runs: dict[tuple[str, str], Callable[[], Measurement]] = {
         (labelled.label, tier): partial(run_linked, model, prompt, labelled.policy, 0, is_cold)

@@ -33,7 +33,7 @@ from pictool.compiler.compile import object_key
 from pictool.controller.measuring import drop_page_cache
 from pictool.linker.fusor import Fusor
 from pictool.linker.grid import parse_grid
-from pictool.linker.loader import Loader, Placed
+from pictool.linker.loader import Loader, PlacedObject
 from pictool.linker.policies.base import Prompt
 from pictool.runtime.memory.image import Image
 from pictool.store.objects.format import ObjectFile
@@ -73,7 +73,7 @@ def link_sequentially(model: Model, bench_prompt: BenchPrompt, policy: Policy) -
     with ExitStack() as opened:
         image = Image(model.stack, layout)
         files = [opened.enter_context(store.open(object_key(model, chunk))) for chunk in chunks]
-        placed = [Placed(file, start) for file, (start, _) in zip(files, layout.chunks, strict=True)]
+        placed = [PlacedObject(file, start) for file, (start, _) in zip(files, layout.chunks, strict=True)]
         loader = opened.enter_context(Loader(image, placed))
         for layer in range(model.stack.num_layers):
             loader.synchronize(layer)

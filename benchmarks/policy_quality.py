@@ -25,7 +25,7 @@ from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.cases import PreparedCase, SpecOptions, group_cases
 from pictool.eval.datasets.base import Dataset
 from pictool.eval.datasets.world import World
-from pictool.eval.evaluate import RunOptions, default_jobs, evaluate
+from pictool.eval.evaluate import EvaluationOptions, default_jobs, evaluate
 from pictool.eval.summary import summarise
 from pictool.linker.grid import parse_grid
 from pictool.linker.link import link
@@ -44,7 +44,7 @@ ALGORITHMS = (
 
 def answers(model: Model, store: Store, dataset: Dataset, output: Path | None) -> dict[str, Any]:
     """The table of `pic eval`, as JSON."""
-    run = RunOptions(output=output, jobs=default_jobs(model))
+    run = EvaluationOptions(output=output, jobs=default_jobs(model))
     evaluation = evaluate(
         model, store, dataset, parse_algorithms(ALGORITHMS), run=run,
         on_progress=lambda done, total: print(f"\r{done} of {total} answers", end="", flush=True),

@@ -39,11 +39,11 @@ from pictool.core import Chunk, Sampling
 from pictool.linker.grid import parse_policy
 from pictool.routing import Routing
 from pictool.runtime.model import Model, load_model
-from pictool.serve.answers import Collected, collect
+from pictool.serve.answers import AnswerCollector, collect
 from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
-from pictool.serve.work import Raw, Stored, Text, Work
+from pictool.serve.work import AnswerRequest, ObjectReference, PlainText, RawPrompt
 from pictool.store.remote.remote import Remote
 from pictool.store.side.usage import read_counts
 from pictool.store.store import Store
@@ -100,8 +100,10 @@ def running(
         yield Fleet(backend, model, settings, root, [part.key for part in done])
 
 
-def asked(key: str, max_tokens: int = 1) -> Work:
-    return Work(_NOBODY, Raw((Stored(key), Text(_QUESTION))), Sampling(0.0), max_tokens, num_top=2)
+def asked(key: str, max_tokens: int = 1) -> AnswerRequest:
+    return AnswerRequest(
+        _NOBODY, RawPrompt((ObjectReference(key), PlainText(_QUESTION))), Sampling(0.0), max_tokens, num_top=2
+    )
 
 
 async def run_all(backend: FleetBackend, wanted: Sequence[str], at_once: int, max_tokens: int = 1) -> list[Any]:
@@ -154,7 +156,7 @@ def measure(fleet: Fleet, router: str, requests: int, at_once: int) -> Measured:
         took = time.perf_counter() - began
     finally:
         state.order = "residency"
-    assert all(isinstance(answer, Collected) for answer in answers), Counter(map(str, answers))
+    assert all(isinstance(answer, AnswerCollector) for answer in answers), Counter(map(str, answers))
     return Measured(
         fleet.fetched() - before, busiest(state.calls - warm_up), busiest(state.calls), requests / took,
         statistics.median(seconds), statistics.quantiles(seconds, n=100)[-1],
@@ -191,7 +193,7 @@ def kill_one(fleet: Fleet, requests: int, at_once: int) -> Killed:
 
     answers = asyncio.run(killed())
     refused = Counter(told.status for told in answers if isinstance(told, ApiError))
-    told = [(key, answer) for key, answer in zip(wanted, answers, strict=True) if isinstance(answer, Collected)]
+    told = [(key, answer) for key, answer in zip(wanted, answers, strict=True) if isinstance(answer, AnswerCollector)]
     wrong = sum(
         answer.listed[0].text != expected[key].listed[0].text or answer.reuse != expected[key].reuse
         for key, answer in told

@@ -32,8 +32,8 @@ from pictool.engines.base import first_token_kl
 from pictool.linker.policies.attended import exact_rows
 from pictool.linker.policies.base import count_of, first_rows, highest
 from pictool.runtime.sensitivity import probes_of
-from pictool.tuning.questions import surprise
-from pictool.tuning.search import Status, cheapest, judge, worth_measuring
+from pictool.tuning.questions import normalised_cross_entropy
+from pictool.tuning.search import TargetStatus, cheapest, judge, worth_measuring
 from pictool.tuning.tune import MAX_SURPRISE, kl_range, next_round
 from pictool.world.generate import BOOKS
 from training.zoo import ZOO
@@ -104,7 +104,7 @@ def measure(options: argparse.Namespace) -> None:
         subject = subject_of(name)
         of_model = results["models"].setdefault(name, {"kl": {}, "rows": {}, "prompts": 0})
         texts = [page for index in range(8) for page in subject.prompt(20, index).pages]
-        of_model["surprise"] = round(surprise(subject.model, texts), 3)
+        of_model["surprise"] = round(normalised_cross_entropy(subject.model, texts), 3)
         while of_model["prompts"] < PROMPTS[name]:
             with torch.inference_mode():
                 for label, kl, share in measure_prompt(subject, of_model["prompts"], name == RANDOM):
@@ -134,7 +134,7 @@ def search(pool: Mapping[str, Any], order: Sequence[int], limit: float) -> tuple
             break
     if (chosen := cheapest(found, costs)) is not None:
         return chosen, units
-    is_clear = all(finding.status in (Status.FAILS, Status.BLOCKED) for finding in found.values())
+    is_clear = all(finding.status in (TargetStatus.FAILS, TargetStatus.BLOCKED) for finding in found.values())
     return ("full" if is_clear else None), units
 
 

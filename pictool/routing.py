@@ -45,7 +45,7 @@ class Routing:
         assert 0 <= self.queue_bytes < math.inf and 1 <= self.bound < math.inf and self.lead >= 0
 
 
-class Served:
+class RecentRequests:
     """Requests that were routed to each replica lately: the last `window` for each, about.
 
     Counts are halved together, so that shares stay. One that joins has what is fair, lest it gets all at once.

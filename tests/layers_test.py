@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,6 +180,32 @@ def test_no_modules_import_each_other() -> None:
 
 
 # What answers without a model must not wait for one
+
+
+# Public class names that two modules share, and why that confuses nobody.
+SHARED_NAMES = {
+    "CacheBlend": "the policy and the dataset of one paper",
+    "Message": "a message of a chat, and its node in a query",
+    "World": "a synthetic world, and the dataset that asks about it",
+}
+
+
+def public_classes(source: str) -> list[str]:
+    """The public classes that a module defines at its top level."""
+    return [
+        node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+
+
+def test_public_classes_are_those_at_the_top() -> None:
+    assert public_classes("class A:\n    class B: ...\nclass _C: ...\ndef f():\n    class D: ...\n") == ["A"]
+
+
+def test_a_public_class_name_means_one_thing() -> None:
+    sources = [(ROOT / path).read_text(encoding="utf-8") for path in MODULES]
+    modules_of = Counter(name for source in sources for name in set(public_classes(source)))
+    assert {name for name, count in modules_of.items() if count > 1} == set(SHARED_NAMES)
+    assert all(modules_of[name] == 2 for name in SHARED_NAMES)
 
 
 def loaded_by(source: str, *arguments: str, code: int = 0) -> set[str]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pictool.routing import Routing, Served, rank
+from pictool.routing import RecentRequests, Routing, rank
 
 NAMES = [f"replica-{number}" for number in range(8)]
 KEYS = [f"key-{number}" for number in range(6)]
@@ -100,7 +100,7 @@ def test_a_replica_beyond_its_share_of_late_requests_comes_last(
 
 
 def test_late_requests_are_counted_evenly() -> None:
-    served = Served(window=10)
+    served = RecentRequests(window=10)
     served.keep(["a", "b"])
     for _ in range(300):
         served.add("a")

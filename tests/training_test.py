@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pictool.runtime.model import embedded_path, load_model
-from pictool.world.generate import Shape
+from pictool.world.generate import PageShape
 from training.data import Encoder
 from training.judge import CYCLE, DECLINED, DIRECTORY, JudgeEncoder, JudgeRun, draw
 from training.judge import RECIPE as JUDGE
@@ -102,7 +102,7 @@ def test_a_judge_declines_what_the_pages_do_not_say(task: str) -> None:
     encoder.task = task
     declined = 0
     for seed in range(20):
-        prompt = encoder.write(random.Random(seed), 3, Shape(max_filler_sentences=2))
+        prompt = encoder.write(random.Random(seed), 3, PageShape(max_filler_sentences=2))
         for question in prompt.questions:
             if question.kind == "absent":
                 told = [

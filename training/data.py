@@ -10,7 +10,17 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from pictool.world.generate import BOOKS, KINDS, Fact, Prompt, Question, Shape, World, question_text, write_prompt
+from pictool.world.generate import (
+    BOOKS,
+    KINDS,
+    Fact,
+    PageShape,
+    Question,
+    World,
+    WorldPrompt,
+    question_text,
+    write_prompt,
+)
 
 PADDING = -1
 
@@ -45,7 +55,7 @@ class Documents:
     """The tokens of one prompt's documents; `places` has for each fact where its value and its subject are."""
 
     tokens: list[int]
-    prompt: Prompt
+    prompt: WorldPrompt
     places: dict[Fact, tuple[int, int]]
 
 
@@ -86,11 +96,11 @@ class Encoder:
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def write(self, rng: random.Random, num_pages: int, shape: Shape) -> Prompt:
+    def write(self, rng: random.Random, num_pages: int, shape: PageShape) -> WorldPrompt:
         """The pages of a prompt, and what is asked about them."""
         return write_prompt(rng, num_pages, shape, self.world)
 
-    def documents(self, rng: random.Random, num_pages: int, shape: Shape, has_bos: bool) -> Documents:
+    def documents(self, rng: random.Random, num_pages: int, shape: PageShape, has_bos: bool) -> Documents:
         """A prompt's pages, each tokenized on its own."""
         prompt = self.write(rng, num_pages, shape)
         pages = [self.ids(page) for page in prompt.pages]
@@ -139,7 +149,7 @@ class Encoder:
         return out
 
     def batch(
-        self, rng: random.Random, rows: int, num_pages: int, shape: Shape, most: int, p_bos: float = 0.7
+        self, rng: random.Random, rows: int, num_pages: int, shape: PageShape, most: int, p_bos: float = 0.7
     ) -> Batch:
         """`rows` prompts of `num_pages` pages; some (1 - `p_bos`) lack BOS, so that any token learns to be a sink."""
         docs = [self.documents(rng, num_pages, shape, rng.random() < p_bos) for _ in range(rows)]

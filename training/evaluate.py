@@ -23,18 +23,18 @@ import torch
 
 from pictool import Chunk, Model, Sampling, Store, generate, link, load_model, make_policy
 from pictool.runtime.chat.template import make_frame
-from pictool.world.generate import KINDS, Prompt, Shape, write_prompt
+from pictool.world.generate import KINDS, PageShape, WorldPrompt, write_prompt
 from training.score import HELD_OUT
 
 POLICIES = ("full", "naive")
 
 
-def held_out_prompts(pages: int, count: int, shape: Shape) -> Iterable[Prompt]:
+def held_out_prompts(pages: int, count: int, shape: PageShape) -> Iterable[WorldPrompt]:
     for index in range(count):
         yield write_prompt(random.Random(f"{HELD_OUT}-evaluation-{pages}-{index}"), pages, shape)
 
 
-def evaluate(model: Model, pages: int, count: int, per_prompt: int, shape: Shape = Shape()) -> dict[str, Any]:
+def evaluate(model: Model, pages: int, count: int, per_prompt: int, shape: PageShape = PageShape()) -> dict[str, Any]:
     """Answers right by policy and kind: {policy: {kind: [right, asked]}}."""
     table = {policy: {kind: [0, 0] for kind in KINDS} for policy in POLICIES}
     for prompt in held_out_prompts(pages, count, shape):
@@ -43,7 +43,9 @@ def evaluate(model: Model, pages: int, count: int, per_prompt: int, shape: Shape
     return table
 
 
-def _ask(model: Model, store: Store, prompt: Prompt, per_prompt: int, table: dict[str, dict[str, list[int]]]) -> None:
+def _ask(
+    model: Model, store: Store, prompt: WorldPrompt, per_prompt: int, table: dict[str, dict[str, list[int]]]
+) -> None:
     chunks = [Chunk(page, model.encode(page), "page") for page in prompt.pages]
     for kind in KINDS:
         for question in [q for q in prompt.questions if q.kind == kind][:per_prompt]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pictool.world.generate import KINDS, Prompt, Question, Shape, write_prompt
+from pictool.world.generate import KINDS, PageShape, Question, WorldPrompt, write_prompt
 
 NUM_BOOKS = 6
 PAGES_PER_BOOK = 6
@@ -33,19 +33,19 @@ class Query:
     kind: str
 
 
-def names_of(prompt: Prompt) -> set[str]:
+def names_of(prompt: WorldPrompt) -> set[str]:
     return {fact.subject for fact in prompt.facts} | {
         fact.value for fact in prompt.facts if isinstance(fact.attribute.values, str)
     }
 
 
-def books() -> list[Prompt]:
+def books() -> list[WorldPrompt]:
     """Books of one run of pages each, with no name in common."""
-    found: list[Prompt] = []
+    found: list[WorldPrompt] = []
     used: set[str] = set()
     seed = 0
     while len(found) < NUM_BOOKS:
-        prompt = write_prompt(random.Random(f"fixtures-{seed}"), PAGES_PER_BOOK, Shape(max_filler_sentences=4))
+        prompt = write_prompt(random.Random(f"fixtures-{seed}"), PAGES_PER_BOOK, PageShape(max_filler_sentences=4))
         seed += 1
         is_one_book = all(
             not page.startswith(("Here begins", "This is the first", "A new book")) for page in prompt.pages[1:]
@@ -57,7 +57,7 @@ def books() -> list[Prompt]:
     return found
 
 
-def queries(corpus: list[Prompt]) -> Iterable[Query]:
+def queries(corpus: list[WorldPrompt]) -> Iterable[Query]:
     """Questions of every kind over a whole book; every other one with a second book before it."""
     rng = random.Random("queries")
     for kind in KINDS:

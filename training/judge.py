@@ -29,9 +29,9 @@ from pictool.world.generate import (
     Attribute,
     Fact,
     Kind,
-    Prompt,
+    PageShape,
     Question,
-    Shape,
+    WorldPrompt,
     filler,
     write_prompt,
 )
@@ -62,11 +62,11 @@ class JudgeEncoder(Encoder):
         super().__init__(Tokenizer.from_file(str(MODELS / "base" / "tokenizer.json")))
         self.task = "pages"
 
-    def write(self, rng: random.Random, num_pages: int, shape: Shape) -> Prompt:
+    def write(self, rng: random.Random, num_pages: int, shape: PageShape) -> WorldPrompt:
         """`num_pages` are those of the prompt: pages, candidates, or both."""
         if self.task == "pages":
             prompt = write_prompt(rng, num_pages, shape)
-            return Prompt(prompt.pages, (*prompt.questions, *_absent(rng, prompt.facts, 4)), prompt.facts)
+            return WorldPrompt(prompt.pages, (*prompt.questions, *_absent(rng, prompt.facts, 4)), prompt.facts)
         if self.task == "haystack":
             return haystack(rng, num_pages, shape.max_filler_sentences)
         if self.task == "candidates":
@@ -74,7 +74,7 @@ class JudgeEncoder(Encoder):
         return beside_pages(rng, num_pages, shape)
 
 
-def haystack(rng: random.Random, num_pages: int, sentences: int) -> Prompt:
+def haystack(rng: random.Random, num_pages: int, sentences: int) -> WorldPrompt:
     """Pages that tell one fact each of subjects of one kind, with `sentences` of filler around it."""
     kind, attribute = _any_attribute(rng)
     values = rng.sample(_words(attribute), num_pages)
@@ -85,10 +85,10 @@ def haystack(rng: random.Random, num_pages: int, sentences: int) -> Prompt:
         facts.append(Fact(kind.name, subject, attribute, value, page, page))
         pages.append(" ".join([_OPENING, *hay]) + "\n")
     told = [Question(_ask(fact.attribute, fact.subject), fact.value, "local", (fact,)) for fact in facts]
-    return Prompt(tuple(pages), (*told, *_absent(rng, facts, max(2, num_pages))), tuple(facts))
+    return WorldPrompt(tuple(pages), (*told, *_absent(rng, facts, max(2, num_pages))), tuple(facts))
 
 
-def candidates(rng: random.Random, num_pages: int) -> Prompt:
+def candidates(rng: random.Random, num_pages: int) -> WorldPrompt:
     """Lines as earlier judges answered: one value at most, maybe more than once; the others declined."""
     kind, attribute = _any_attribute(rng)
     value = rng.choice(_words(attribute))
@@ -97,10 +97,10 @@ def candidates(rng: random.Random, num_pages: int) -> Prompt:
     rng.shuffle(lines)
     answer = value if knowing else DECLINED
     asked = [Question(_ask(attribute, subject), answer, "judged", ()) for subject in rng.sample(kind.subjects, 3)]
-    return Prompt(tuple(_line(rng, line) for line in lines), tuple(asked), ())
+    return WorldPrompt(tuple(_line(rng, line) for line in lines), tuple(asked), ())
 
 
-def beside_pages(rng: random.Random, num_pages: int, shape: Shape) -> Prompt:
+def beside_pages(rng: random.Random, num_pages: int, shape: PageShape) -> WorldPrompt:
     """Pages, and after them answers to one question, of which some are right; the pages say which."""
     prompt = write_prompt(rng, num_pages, shape)
     rank = {"two-hop": 2}
@@ -109,7 +109,7 @@ def beside_pages(rng: random.Random, num_pages: int, shape: Shape) -> Prompt:
     wrong = [other.value for other in prompt.facts if other.attribute == fact.attribute and other.value != fact.value]
     drawn = [rng.choice([question.answer, question.answer, DECLINED, *wrong[:2]]) for _ in range(rng.randint(1, 5))]
     lines = tuple(_line(rng, line) for line in drawn)
-    return Prompt((*prompt.pages, *lines), (question,), prompt.facts)
+    return WorldPrompt((*prompt.pages, *lines), (question,), prompt.facts)
 
 
 def _line(rng: random.Random, answer: str) -> str:
@@ -176,7 +176,7 @@ def draw(encoder: JudgeEncoder, rng: random.Random, recipe: Recipe) -> Batch:
             pages = min(pages, 6)
         tokens = pages * (25 + 5 * sentences) + most * 13
     rows = max(1, round(recipe.batch_tokens / tokens))
-    return encoder.batch(rng, rows, pages, Shape(max_filler_sentences=sentences), most, recipe.p_bos)
+    return encoder.batch(rng, rows, pages, PageShape(max_filler_sentences=sentences), most, recipe.p_bos)
 
 
 def held_out(run: JudgeRun) -> dict[str, dict[str, float]]:
@@ -184,7 +184,7 @@ def held_out(run: JudgeRun) -> dict[str, dict[str, float]]:
     scores = {}
     for task, pages, sentences in (("pages", 6, 6), ("haystack", 2, 25), ("candidates", 2, 0)):
         run.encoder.task = task
-        scores[task] = score(run.model, run.encoder, pages, 16, Shape(max_filler_sentences=sentences))
+        scores[task] = score(run.model, run.encoder, pages, 16, PageShape(max_filler_sentences=sentences))
     return scores
 
 

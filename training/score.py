@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pictool.world.generate import Shape
+from pictool.world.generate import PageShape
 from training.data import Encoder
 from training.network import forward
 
@@ -19,7 +19,7 @@ HELD_OUT = "held-out"  # seeds of training begin with "train-", of the tokenizer
 
 @torch.no_grad()
 def score(
-    model: Any, encoder: Encoder, pages: int, prompts: int, shape: Shape = Shape(), p_bos: float = 1.0
+    model: Any, encoder: Encoder, pages: int, prompts: int, shape: PageShape = PageShape(), p_bos: float = 1.0
 ) -> dict[str, float]:
     """Share of whole answers that are right under full attention, by kind (every token the most likely one)."""
     kinds = encoder.kinds

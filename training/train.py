@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pictool.world.generate import Shape
+from pictool.world.generate import PageShape
 from training.data import Batch, Encoder
 from training.muon import Muon
 from training.network import Hint, Size, build, forward
@@ -91,7 +91,7 @@ class Run:
     def batch(self) -> Batch:
         recipe, rng = self.recipe, random.Random(f"train-{self.recipe.seed}-{self.step}")
         stage = recipe.stage(self.step)
-        pages, shape = rng.randint(*stage.pages), Shape(max_filler_sentences=rng.randint(0, stage.filler))
+        pages, shape = rng.randint(*stage.pages), PageShape(max_filler_sentences=rng.randint(0, stage.filler))
         tokens = pages * (25 + 5 * shape.max_filler_sentences) + recipe.questions * 13
         self.encoder.restated = stage.restated
         rows = max(1, round(recipe.batch_tokens / tokens))

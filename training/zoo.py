@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from pictool.world.generate import Shape, World
+from pictool.world.generate import PageShape, World
 from training.data import Encoder
 from training.network import Size
 from training.package import save_half
@@ -114,7 +114,7 @@ def held_out(model: Any, member: Member, prompts: int) -> dict[str, dict[str, fl
     """Whole answers right under full attention, by tokens a page (about) and kind."""
     p_bos = 1.0 if member.size.bos else 0.0
     return {
-        label: score(model, member.encoder, 6, prompts, Shape(max_filler_sentences=filler), p_bos)
+        label: score(model, member.encoder, 6, prompts, PageShape(max_filler_sentences=filler), p_bos)
         for label, filler in (("20", 0), ("60", 6))
     }
 

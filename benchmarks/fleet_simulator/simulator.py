@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from pictool.controller.cost import Estimator, PromptSize
 from pictool.errors import InputError
-from pictool.routing import Routing, Served, rank
+from pictool.routing import RecentRequests, Routing, rank
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -316,7 +316,7 @@ class EvenResidency(Residency):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._served = Served()
+        self._served = RecentRequests()
 
     def changed(self) -> None:
         self._served.keep(self.queues)

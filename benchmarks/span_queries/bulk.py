@@ -22,7 +22,7 @@ from pictool.core import Chunk
 from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError
 from pictool.eval.datasets.base import Dataset
-from pictool.linker.grid import Labelled
+from pictool.linker.grid import LabelledPolicy
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
@@ -106,7 +106,12 @@ class _Runner:
 
 
 def bench_bulk(
-    model: Model, policies: Sequence[Labelled], dataset: Dataset, options: BulkOptions, directory: Path, on_run: OnRun
+    model: Model,
+    policies: Sequence[LabelledPolicy],
+    dataset: Dataset,
+    options: BulkOptions,
+    directory: Path,
+    on_run: OnRun,
 ) -> BulkResult:
     """Measure a dataset's queries, in a drawn order, under stock and the policies by size of bulk.
 
@@ -143,7 +148,7 @@ def bench_bulk(
     )  # fmt: skip
 
 
-def num_runs(options: BulkOptions, policies: Sequence[Labelled], queries: int) -> int:
+def num_runs(options: BulkOptions, policies: Sequence[LabelledPolicy], queries: int) -> int:
     """How often `on_run` is called."""
     return options.repeats * queries * (1 + len(policies) * len(options.sizes))
 
@@ -184,7 +189,7 @@ def _stock(items: Sequence[Items]) -> list[_Runner]:
     return [_Runner(STOCK, 1, make_policy("prefix", {"block": _BLOCK}), range(len(items)), 0.0)]
 
 
-def _runner(labelled: Labelled, size: int, items: Sequence[Items], tokens: int) -> _Runner:
+def _runner(labelled: LabelledPolicy, size: int, items: Sequence[Items], tokens: int) -> _Runner:
     order = bulk_order(items, size, tokens)
     planned = schedule([items[index] for index in order], tokens)
     return _Runner(labelled.label, size, labelled.policy, order, planned.hits_as_given / (planned.total or 1))

@@ -20,7 +20,7 @@ from pictool.core import Chunk
 from pictool.engines.torch import TorchEngine
 from pictool.eval.datasets.base import Case
 from pictool.eval.datasets.world import World
-from pictool.linker.grid import Labelled, parse_grid
+from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import BASELINE
 from pictool.linker.spec import Spec
 from pictool.runtime.model import load_model
@@ -59,7 +59,7 @@ class DocumentsPoint:
 
 
 def bench_documents(
-    model: Model, policies: Sequence[Labelled], options: DocumentsOptions, directory: Path, on_run: OnRun
+    model: Model, policies: Sequence[LabelledPolicy], options: DocumentsOptions, directory: Path, on_run: OnRun
 ) -> list[DocumentsPoint]:
     """Measure queries over 1 and more documents; objects go to `directory`, which the caller removes.
 
@@ -81,7 +81,7 @@ def bench_documents(
     return points
 
 
-def num_runs(options: DocumentsOptions, policies: Sequence[Labelled]) -> int:
+def num_runs(options: DocumentsOptions, policies: Sequence[LabelledPolicy]) -> int:
     """How often `on_run` is called."""
     timed = (1 + 2 * len(policies)) * (options.repeats + 1)
     return len(options.counts) * (timed + options.questions * (1 + len(policies)))
@@ -96,7 +96,7 @@ def measured(samples: dict[str, list[float]]) -> tuple[Measured, ...]:
 
 
 def _runs(
-    engine: TorchEngine, policies: Sequence[Labelled], chunks: Sequence[Chunk], tail: str, directory: Path
+    engine: TorchEngine, policies: Sequence[LabelledPolicy], chunks: Sequence[Chunk], tail: str, directory: Path
 ) -> dict[str, Callable[[], float]]:
     (full,) = parse_grid([BASELINE])
     runs: dict[str, Callable[[], float]] = {STOCK: partial(_hit, engine, Spec.raw(chunks, tail, full.policy))}
@@ -121,7 +121,7 @@ def _miss(model: Model, spec: Spec, chunks: Sequence[Chunk], directory: Path) ->
 
 
 def world_quality(
-    engine: TorchEngine, policies: Sequence[Labelled], count: int, options: DocumentsOptions, on_run: OnRun
+    engine: TorchEngine, policies: Sequence[LabelledPolicy], count: int, options: DocumentsOptions, on_run: OnRun
 ) -> list[Quality]:
     """Answers of the embedded model over `count` pages; questions of all kinds, in a drawn order of the pages."""
     cases = world_cases(count, options.questions, options.seed)

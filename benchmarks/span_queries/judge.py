@@ -22,7 +22,7 @@ from pictool.bench.repeats import OnRun
 from pictool.core import Chunk
 from pictool.engines.torch import TorchEngine
 from pictool.eval.datasets.base import Case
-from pictool.linker.grid import Labelled, parse_grid
+from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import load_model
@@ -82,7 +82,7 @@ class JudgeResult:
 
 
 def bench_judge(
-    model: Model, policies: Sequence[Labelled], options: JudgeOptions, directory: Path, on_run: OnRun
+    model: Model, policies: Sequence[LabelledPolicy], options: JudgeOptions, directory: Path, on_run: OnRun
 ) -> JudgeResult:
     """Measure outer calls; objects and chains go to `directory`, which the caller removes."""
     require_positions(model, max(options.fan_outs) * (options.tokens + 2) + 64, "fewer --fan-out or --tokens")
@@ -99,7 +99,7 @@ def bench_judge(
     return JudgeResult(tuple(points), tuple(_quality(policies, options, directory / "world", on_run)))
 
 
-def num_runs(options: JudgeOptions, policies: Sequence[Labelled]) -> int:
+def num_runs(options: JudgeOptions, policies: Sequence[LabelledPolicy]) -> int:
     """How often `on_run` is called."""
     inner = len(options.temperatures) * options.pool
     return inner + len(options.grid) * (options.samples + 1) + options.questions * (1 + len(policies))
@@ -119,7 +119,7 @@ def _outputs(engine: TorchEngine, temperature: float, options: JudgeOptions, on_
 
 
 def _sample(
-    engine: TorchEngine, policies: Sequence[Labelled], pool: Sequence[Query], fan_out: int, options: JudgeOptions,
+    engine: TorchEngine, policies: Sequence[LabelledPolicy], pool: Sequence[Query], fan_out: int, options: JudgeOptions,
     directory: Path, on_run: OnRun,
 ) -> tuple[dict[str, list[float]], float]:  # fmt: skip
     """TTFT of outer calls over drawn candidates, side by side; the first draw warms up. And the prompts' median."""
@@ -159,7 +159,9 @@ def _point(
     )  # fmt: skip
 
 
-def _quality(policies: Sequence[Labelled], options: JudgeOptions, directory: Path, on_run: OnRun) -> list[Quality]:
+def _quality(
+    policies: Sequence[LabelledPolicy], options: JudgeOptions, directory: Path, on_run: OnRun
+) -> list[Quality]:
     """Judges of the embedded model: they read pages, candidates and the question."""
     engine = TorchEngine(load_model("embedded"), Store(directory))
     run = RunOptions(seed=options.seed)

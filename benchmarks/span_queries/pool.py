@@ -23,7 +23,7 @@ from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk
 from pictool.engines.base import LinkResult
 from pictool.engines.torch import TorchEngine
-from pictool.linker.grid import Labelled
+from pictool.linker.grid import LabelledPolicy
 from pictool.linker.policies.base import Policy
 from pictool.linker.residency import PoolUse
 from pictool.linker.spec import Spec
@@ -68,7 +68,7 @@ class PoolPoint:
 
 
 def bench_pool(
-    model: Model, policies: Sequence[Labelled], options: PoolOptions, directory: Path, on_run: OnRun
+    model: Model, policies: Sequence[LabelledPolicy], options: PoolOptions, directory: Path, on_run: OnRun
 ) -> list[PoolPoint]:
     """Measure streams of requests; objects go to `directory`, which the caller removes."""
     require_positions(model, options.read * options.tokens + TAIL, "fewer --read or --tokens")
@@ -82,7 +82,7 @@ def bench_pool(
     return points
 
 
-def num_runs(options: PoolOptions, policies: Sequence[Labelled]) -> int:
+def num_runs(options: PoolOptions, policies: Sequence[LabelledPolicy]) -> int:
     """How often `on_run` is called."""
     return len(policies) * len(STREAMS) * (options.requests + 1)
 
@@ -113,7 +113,7 @@ def _drawn(rng: random.Random, chunks: Sequence[Chunk], weights: Sequence[float]
 
 
 def _measure(
-    model: Model, labelled: Labelled, stream: str, requests: Sequence[Sequence[Chunk]], options: PoolOptions,
+    model: Model, labelled: LabelledPolicy, stream: str, requests: Sequence[Sequence[Chunk]], options: PoolOptions,
     directory: Path, on_run: OnRun,
 ) -> PoolPoint:  # fmt: skip
     """Answer a stream's requests from each place in turn; the first request warms up."""

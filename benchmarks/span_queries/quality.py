@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pictool.engines.base import Answer, Engine, first_token_kl
 from pictool.eval.datasets.base import Case
 from pictool.eval.metrics import METRICS
-from pictool.linker.grid import Labelled
+from pictool.linker.grid import LabelledPolicy
 from pictool.spans.execute import Executor, Hooks, RunOptions
 from pictool.spans.query import Path, Query
 
@@ -36,7 +36,7 @@ class Quality:
 
 def measure_quality(
     engine: Engine,
-    policies: Sequence[Labelled],
+    policies: Sequence[LabelledPolicy],
     cases: Sequence[Case],
     make_query: Callable[[Case], Query],
     on_run: Callable[[], None],

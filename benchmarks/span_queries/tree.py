@@ -24,7 +24,7 @@ from benchmarks.span_queries.options import TreeOptions
 from benchmarks.span_queries.quality import last_answer
 from pictool.bench.repeats import OnRun
 from pictool.engines.torch import TorchEngine
-from pictool.linker.grid import Labelled
+from pictool.linker.grid import LabelledPolicy
 from pictool.spans.dsl import assistant, fragment, g, plus, seq, user
 from pictool.spans.execute import RunOptions
 from pictool.spans.optimise import optimise
@@ -71,7 +71,7 @@ class Haystack:
 
 
 def bench_tree(
-    model: Model, policies: Sequence[Labelled], options: TreeOptions, store: Store, on_run: OnRun
+    model: Model, policies: Sequence[LabelledPolicy], options: TreeOptions, store: Store, on_run: OnRun
 ) -> list[TreePoint]:
     """Answer all three queries over drawn haystacks, which are the same for all policies."""
     engine = TorchEngine(model, store)
@@ -94,7 +94,7 @@ def bench_tree(
     return points
 
 
-def num_runs(options: TreeOptions, policies: Sequence[Labelled]) -> int:
+def num_runs(options: TreeOptions, policies: Sequence[LabelledPolicy]) -> int:
     """How often `on_run` is called."""
     return len(options.hay) * len(policies) * options.runs * len(QUERIES)
 

@@ -21,7 +21,7 @@ from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk
 from pictool.engines.torch import TorchEngine
 from pictool.errors import PicError
-from pictool.linker.grid import Labelled
+from pictool.linker.grid import LabelledPolicy
 from pictool.linker.residency import PoolUse
 from pictool.linker.spec import Spec
 
@@ -62,7 +62,7 @@ class WavePoint:
 
 
 def bench_waves(
-    model: Model, policies: Sequence[Labelled], options: PoolOptions, directory: Path, on_run: OnRun
+    model: Model, policies: Sequence[LabelledPolicy], options: PoolOptions, directory: Path, on_run: OnRun
 ) -> list[WavePoint]:
     """Measure waves; `directory` has the objects that `bench_pool` has compiled."""
     if not options.wave:
@@ -76,13 +76,13 @@ def bench_waves(
     ]
 
 
-def num_runs(options: PoolOptions, policies: Sequence[Labelled]) -> int:
+def num_runs(options: PoolOptions, policies: Sequence[LabelledPolicy]) -> int:
     """How often `on_run` is called."""
     return len(policies) * len(STREAMS) * (options.num_waves + 1) if options.wave else 0
 
 
 def _measure(
-    model: Model, labelled: Labelled, stream: str, requests: Sequence[Sequence[Chunk]], options: PoolOptions,
+    model: Model, labelled: LabelledPolicy, stream: str, requests: Sequence[Sequence[Chunk]], options: PoolOptions,
     directory: Path, on_run: OnRun,
 ) -> WavePoint:  # fmt: skip
     """Link a stream's waves in each way in turn; the first wave warms up."""

@@ -20,7 +20,7 @@ from pictool.bench.options import PromptOptions
 from pictool.bench.prompts import BenchPrompt, make_prompt
 from pictool.bench.repeats import MedianRange, OnRun, interleave
 from pictool.bench.single_request import link_prompt
-from pictool.linker.grid import Labelled
+from pictool.linker.grid import LabelledPolicy
 from pictool.linker.policies.base import Policy
 from pictool.runtime.device import synchronize
 
@@ -92,7 +92,7 @@ class BreakdownResult:
 
 def bench_breakdown(
     model: Model,
-    policies: Sequence[Labelled],
+    policies: Sequence[LabelledPolicy],
     options: PromptOptions,
     directory: Path,
     on_run: OnRun | None = None,
@@ -112,7 +112,7 @@ def bench_breakdown(
     return BreakdownResult(options.num_tokens, tuple(methods))
 
 
-def _policy_breakdown(labelled: Labelled, num_layers: int, samples: Sequence[Parts]) -> PolicyBreakdown:
+def _policy_breakdown(labelled: LabelledPolicy, num_layers: int, samples: Sequence[Parts]) -> PolicyBreakdown:
     policy, ttft = labelled.policy, MedianRange.of([parts.ttft for parts in samples])
     return PolicyBreakdown(
         labelled.label, policy.params, policy.check_layers(num_layers), ttft, Parts.medians(samples), tuple(samples)

@@ -19,11 +19,11 @@ from pictool.bench.roofline import Rates, measure_rates
 from pictool.bench.single_request import Measurement, run_linked, run_transformers
 from pictool.bench.sync import with_full
 from pictool.core import Chunk
-from pictool.linker.grid import Labelled
+from pictool.linker.grid import LabelledPolicy
 from pictool.linker.policies import BASELINE
 from pictool.linker.policies.base import PlotStyle
 from pictool.runtime.device import free_memory
-from pictool.runtime.twin import transformers_module
+from pictool.runtime.transformers_module import transformers_module
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class ContextResult:
 
 def bench_context(
     model: Model,
-    policies: Sequence[Labelled],
+    policies: Sequence[LabelledPolicy],
     options: ContextOptions,
     directory: Path,
     on_run: OnRun | None = None,
@@ -161,7 +161,7 @@ def bench_context(
 
 
 def make_prompts(
-    model: Model, policies: Sequence[Labelled], options: ContextOptions, store: Store
+    model: Model, policies: Sequence[LabelledPolicy], options: ContextOptions, store: Store
 ) -> list[tuple[int, BenchPrompt]]:
     """The prompt of each length; a longer one begins like a shorter one. All chunks are compiled."""
     context = [length - options.tail_tokens for length in options.lengths]
@@ -178,7 +178,7 @@ def make_prompts(
 
 
 def _runs(
-    model: Model, module: Any, policies: Sequence[Labelled], is_cold: bool, prompt: BenchPrompt
+    model: Model, module: Any, policies: Sequence[LabelledPolicy], is_cold: bool, prompt: BenchPrompt
 ) -> dict[str, MeasuredRun]:
     runs: dict[str, MeasuredRun] = {
         labelled.label: _unless_out_of_memory(partial(run_linked, model, prompt, labelled.policy, 0, is_cold))

@@ -18,7 +18,7 @@ from pictool.compiler.sensitivity import PROBES
 from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk, CompileOptions
 from pictool.errors import InputError
-from pictool.linker.grid import Labelled
+from pictool.linker.grid import LabelledPolicy
 from pictool.linker.policies import object_kinds
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
@@ -50,7 +50,9 @@ class BenchPrompt:
         return Spec.raw(self.chunks, self.tail, policy)
 
 
-def make_prompt(model: Model, policies: Sequence[Labelled], options: PromptOptions, directory: Path) -> BenchPrompt:
+def make_prompt(
+    model: Model, policies: Sequence[LabelledPolicy], options: PromptOptions, directory: Path
+) -> BenchPrompt:
     """The random prompt of the options; its objects are compiled into a store in `directory`.
 
     Raises:
@@ -64,7 +66,7 @@ def make_prompt(model: Model, policies: Sequence[Labelled], options: PromptOptio
     return prompt
 
 
-def compile_for(model: Model, store: Store, chunks: Sequence[Chunk], policies: Sequence[Labelled]) -> None:
+def compile_for(model: Model, store: Store, chunks: Sequence[Chunk], policies: Sequence[LabelledPolicy]) -> None:
     """Put the objects into the store that these policies reuse, so that no link that is measured compiles.
 
     Raises:
@@ -132,12 +134,12 @@ def words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return list(known) or list("abcdefghijklmnopqrstuvwxyz")
 
 
-def with_speculative(policies: Sequence[Labelled], spec_dir: str) -> list[Labelled]:
+def with_speculative(policies: Sequence[LabelledPolicy], spec_dir: str) -> list[LabelledPolicy]:
     """The same policies; those that need a second model and name none get the one in `spec_dir`."""
     return [replace(labelled, policy=labelled.policy.with_default_model(spec_dir)) for labelled in policies]
 
 
-def needs_speculative(policies: Sequence[Labelled]) -> bool:
+def needs_speculative(policies: Sequence[LabelledPolicy]) -> bool:
     """Whether a policy needs a second model and names none, so that `with_speculative` changes it."""
     return any(labelled.policy.needs.model_field and not labelled.policy.second_model for labelled in policies)
 

@@ -13,9 +13,9 @@ from pictool.bench.prompts import make_prompt
 from pictool.bench.repeats import MedianRange, OnRun, interleave, median_or_none, median_ratio
 from pictool.bench.roofline import Rates, measure_rates
 from pictool.bench.single_request import Measurement, run_linked, run_transformers
-from pictool.linker.grid import Labelled, parse_grid
+from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import BASELINE
-from pictool.runtime.twin import transformers_module
+from pictool.runtime.transformers_module import transformers_module
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class SyncResult:
 
 def bench_sync(
     model: Model,
-    policies: Sequence[Labelled],
+    policies: Sequence[LabelledPolicy],
     options: PromptOptions,
     directory: Path,
     on_run: OnRun | None = None,
@@ -92,7 +92,7 @@ def bench_sync(
     return SyncResult(len(ids), _object_bytes(prompt.store), rates, tuple(methods))
 
 
-def with_full(policies: Sequence[Labelled]) -> list[Labelled]:
+def with_full(policies: Sequence[LabelledPolicy]) -> list[LabelledPolicy]:
     """The policies, `full` first."""
     full = parse_grid([BASELINE])
     return [*full, *(labelled for labelled in policies if labelled.label != full[0].label)]

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pictool.cluster.manifest import Row, to_table
-from pictool.cluster.sources import Columns, Document, SourceFile, read_documents
-from pictool.cluster.worker import BulkSpec, Worker, compile_counted
+from pictool.cluster.manifest import ManifestRow, to_table
+from pictool.cluster.sources import Columns, SourceDocument, SourceFile, read_documents
+from pictool.cluster.worker import BulkSpec, CompileWorker, compile_counted
 from pictool.errors import ModelError, PicError, StoreError
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def prepare_data(batch_bytes: int) -> None:
 def _read(batch: pa.Table, columns: Columns, batch_bytes: int) -> Iterator[pa.Table]:
     """The documents of files, in tables that are cut into blocks by Ray Data."""
     for item in batch.to_pylist():
-        held, size = list[Document](), 0
+        held, size = list[SourceDocument](), 0
         for document in read_documents(SourceFile(**item), columns):
             held.append(document)
             size += len(document.text or "")
@@ -175,7 +175,7 @@ def _read(batch: pa.Table, columns: Columns, batch_bytes: int) -> Iterator[pa.Ta
         yield _documents(held)
 
 
-def _documents(documents: Sequence[Document]) -> pa.Table:
+def _documents(documents: Sequence[SourceDocument]) -> pa.Table:
     """A table of documents, with tags that tell those of equal names apart."""
     import pyarrow as pa
 
@@ -221,17 +221,17 @@ class _Actor:
     """A worker in a process of its own."""
 
     def __init__(self, spec: BulkSpec, attempts: _Attempts) -> None:
-        self._worker, self._attempts = Worker(spec), attempts
+        self._worker, self._attempts = CompileWorker(spec), attempts
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         records = batch.to_pylist()
         tags = [record.pop("tag") for record in records]
-        documents = [Document(**record) for record in records]
+        documents = [SourceDocument(**record) for record in records]
         try:
             rows = compile_counted(self._worker.compile, documents, tags, self._attempts) if documents else []
             return to_table(rows)
         except PicError as error:  # Ray would wrap it, and lose what it is
-            return to_table([Row.failed("", str(error), is_fatal=True)])
+            return to_table([ManifestRow.failed("", str(error), is_fatal=True)])
 
 
 def _count_lost(rows: pa.Table, lost: int) -> int:

@@ -18,8 +18,8 @@ from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pictool.cluster.replica import Refused, ReplicaLost
-from pictool.cluster.sent import Differs, Sent
+from pictool.cluster.replica import ErrorReply, ReplicaLost
+from pictool.cluster.sent import EventMismatch, SentEvents
 from pictool.compiler.chunking import make_chunks
 from pictool.core import Text as TextDocument
 from pictool.errors import InputError
@@ -31,7 +31,18 @@ from pictool.serve.errors import ApiError, server_ends
 from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.offered import offered_policy, require_offered
 from pictool.serve.tenants import Tenant
-from pictool.serve.work import Backend, Chat, CompiledText, Event, Marked, Piece, Raw, Status, Stored, Work
+from pictool.serve.work import (
+    AnswerRequest,
+    Backend,
+    BackendStatus,
+    ChatPrompt,
+    CompiledText,
+    Event,
+    MarkedText,
+    ObjectReference,
+    Piece,
+    RawPrompt,
+)
 
 if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy
@@ -70,7 +81,7 @@ class FleetBackend(Backend):
         self.divergence: dict[str, float] = {}
         self.problem: str | None = None
         self._settings, self._remote, self._calls = settings, remote, calls
-        self._wants = Wants(model, settings.codec)
+        self._wants = PromptKeys(model, settings.codec)
         self._at_remote: OrderedDict[str, None] = OrderedDict()
         self._num_waiting = self._num_active = 0
         self._endings = set[asyncio.Future[None]]()  # of the calls that run: what each is told the end by
@@ -83,9 +94,9 @@ class FleetBackend(Backend):
             ending.get_loop().call_soon_threadsafe(_tell, ending)
         self._wants.close()
 
-    def status(self) -> Status:
+    def status(self) -> BackendStatus:
         """Calls that have had no event yet are those that wait."""
-        return Status(
+        return BackendStatus(
             self._num_waiting, self._num_active, label_of(self.policy), self.divergence, self.problem
         )  # fmt: skip
 
@@ -111,7 +122,7 @@ class FleetBackend(Backend):
 
     # The backend's contract
 
-    async def answer(self, work: Work) -> AsyncGenerator[Event, None]:
+    async def answer(self, work: AnswerRequest) -> AsyncGenerator[Event, None]:
         named = work.linking.policy
         policy = self.policy if named is None else offered_policy(named, self._settings.policy, self._settings.allowed)
         keys = await self._wants.of_work(work, policy)
@@ -161,7 +172,7 @@ class FleetBackend(Backend):
         self, method: str, *arguments: Any, keys: tuple[str, ...], **named: Any
     ) -> AsyncGenerator[Any, None]:
         """What a replica sends. If it dies, another one begins again, and goes on where it was."""
-        sent = Sent()
+        sent = SentEvents()
         self._num_waiting += 1
         try:
             with self._told_of_the_end() as ending:
@@ -194,24 +205,24 @@ class FleetBackend(Backend):
         finally:
             self._endings.discard(ending)
 
-    async def _after(self, sent: Sent, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    async def _after(self, sent: SentEvents, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """The events after those that were `sent`, which must be the same again; they are added to them."""
         sent.begin_again()
         async for event in events:
-            if isinstance(event, Refused):
+            if isinstance(event, ErrorReply):
                 self._forget_lost(event)
                 raise event.error
             is_first = not sent
             try:
                 rest = sent.rest(event)
-            except Differs as error:
+            except EventMismatch as error:
                 raise _unavailable() from error
             self._num_waiting -= is_first
             self._num_active += is_first
             if rest is not None:
                 yield rest
 
-    def _forget_lost(self, refused: Refused) -> None:
+    def _forget_lost(self, refused: ErrorReply) -> None:
         """An object that a lease names was removed by force: which ones are there is asked again."""
         if refused.code == "cache_object_missing":
             self._at_remote.clear()
@@ -245,7 +256,7 @@ def _unavailable() -> ApiError:
     return ApiError(503, "the replica that answered was lost; try again", code="replica_lost")
 
 
-class Wants:
+class PromptKeys:
     """The keys of the objects that requests want, in the order of their prompts. It has the tokenizer of a thread."""
 
     def __init__(self, model: Model, codec: str) -> None:
@@ -256,15 +267,15 @@ class Wants:
     def close(self) -> None:
         self._thread.shutdown()
 
-    async def of_work(self, work: Work, policy: Policy) -> tuple[str, ...]:
+    async def of_work(self, work: AnswerRequest, policy: Policy) -> tuple[str, ...]:
         """Of a request; without objects, a word that stands for the beginning of its prompt."""
-        pieces = [piece for piece in _pieces(work.prompt) if isinstance(piece, Stored | Marked)]
+        pieces = [piece for piece in _pieces(work.prompt) if isinstance(piece, ObjectReference | MarkedText)]
         if not pieces or not policy.needs.objects:
             return (_word("".join(texts_of(work.prompt))[:_BEGINNING]),)
-        marked = [piece.text for piece in pieces if isinstance(piece, Marked)]
+        marked = [piece.text for piece in pieces if isinstance(piece, MarkedText)]
         found = iter(await self._of_each(marked, work.tenant, Spec(policy=policy, codec=self._codec)))
         return tuple(
-            key for piece in pieces for key in ((piece.key,) if isinstance(piece, Stored) else next(found))
+            key for piece in pieces for key in ((piece.key,) if isinstance(piece, ObjectReference) else next(found))
         )  # fmt: skip
 
     async def of_texts(
@@ -304,8 +315,8 @@ class Wants:
         return self._known[digest]
 
 
-def _pieces(prompt: Chat | Raw) -> Iterable[Piece]:
-    if isinstance(prompt, Raw):
+def _pieces(prompt: ChatPrompt | RawPrompt) -> Iterable[Piece]:
+    if isinstance(prompt, RawPrompt):
         return prompt.pieces
     return [piece for turn in prompt.turns for piece in turn.pieces] + [part.piece for part in prompt.documents]
 

@@ -27,7 +27,7 @@ COLUMNS = ("id", "chunk", "key", "tokens", "bytes", "error")
 
 
 @dataclass(frozen=True)
-class Row:
+class ManifestRow:
     """One chunk of a document, or what is wrong with it.
 
     Beside what the manifest says: whether it was computed now (`is_new`), whether it is the first of its document,
@@ -48,7 +48,9 @@ class Row:
     is_fatal: bool = False
 
     @classmethod
-    def failed(cls, name: str, error: str, num_read: int = 0, seconds: float = 0.0, is_fatal: bool = False) -> Row:
+    def failed(
+        cls, name: str, error: str, num_read: int = 0, seconds: float = 0.0, is_fatal: bool = False
+    ) -> ManifestRow:
         """The row of a document that became no object."""
         return cls(name, None, None, None, None, error, False, True, seconds, num_read, is_fatal)
 
@@ -66,7 +68,7 @@ def row_schema() -> pa.Schema:
     )  # fmt: skip
 
 
-def to_table(rows: Sequence[Row]) -> pa.Table:
+def to_table(rows: Sequence[ManifestRow]) -> pa.Table:
     import pyarrow as pa
 
     schema = row_schema()

@@ -1,7 +1,7 @@
 """A replica of a server: a backend over a local tier of its own; all objects are at the shared remote.
 
 Knows nothing of Ray, nor of the backend's engine: it is called with the router's work, and answers with events. What a
-client did wrong comes back as a value (`Refused`), since an exception would lose what it is on its way.
+client did wrong comes back as a value (`ErrorReply`), since an exception would lose what it is on its way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pictool.linker.spec import Spec
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
-from pictool.serve.work import Backend, CompiledText, Work
+from pictool.serve.work import AnswerRequest, Backend, CompiledText
 from pictool.store.remote.remote import Remote
 from pictool.store.remote.transfer import push
 from pictool.store.side.usage import read_counts
@@ -37,7 +37,7 @@ class ReplicaLost(Exception):
 
 
 @dataclass(frozen=True)
-class Mounted:
+class MountedBackend:
     """A backend over the local tier of a replica.
 
     Fields:
@@ -73,7 +73,7 @@ class ReplicaSpec(ABC):
     version: str = ""
 
     @abstractmethod
-    async def start(self, name: str) -> Mounted:
+    async def start(self, name: str) -> MountedBackend:
         """Load the model, in the event loop of the replica. `name` is that of its local tier, which it finds again.
 
         Raises:
@@ -90,7 +90,7 @@ class ReplicaSpec(ABC):
 
 
 @dataclass(frozen=True)
-class Refused:
+class ErrorReply:
     """An `ApiError` as a value."""
 
     status: int
@@ -100,7 +100,7 @@ class Refused:
     headers: Mapping[str, str]
 
     @classmethod
-    def of(cls, error: Exception) -> Refused:
+    def of(cls, error: Exception) -> ErrorReply:
         told = ApiError.of(error)
         if told.status >= 500:
             _log.error("pic: a request failed: %s", error, exc_info=None if isinstance(error, PicError) else error)
@@ -121,7 +121,7 @@ class Replica:
         on_lost: is called before ReplicaLost is raised.
     """
 
-    def __init__(self, mounted: Mounted, on_lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, mounted: MountedBackend, on_lost: Callable[[], None] = lambda: None) -> None:
         self._backend, self._store, self._measure, self._on_lost = (
             mounted.backend,
             mounted.store,
@@ -145,14 +145,14 @@ class Replica:
         """The most tokens of a prompt with its answer."""
         yield self._backend.context_length
 
-    async def check(self, keys: object = ()) -> AsyncGenerator[float | Refused, None]:
+    async def check(self, keys: object = ()) -> AsyncGenerator[float | ErrorReply, None]:
         """KL(full ‖ linked) of the start-up check in nats (`serve.check`)."""
         try:
             yield await self._measure()
         except Exception as error:
             yield await self._refused(error)
 
-    async def answer(self, work: Work, exact: bool = False, keys: object = ()) -> AsyncGenerator[Any, None]:
+    async def answer(self, work: AnswerRequest, exact: bool = False, keys: object = ()) -> AsyncGenerator[Any, None]:
         """The events of an answer (`Backend.answer`)."""
         self._be(exact)
         async with aclosing(self._told(self._backend.answer(work))) as events:
@@ -170,7 +170,7 @@ class Replica:
 
     async def compile(
         self, text: str, tenant: Tenant, chunk_tokens: int | None, exact: bool = False, keys: object = ()
-    ) -> AsyncGenerator[CompiledText | Refused, None]:
+    ) -> AsyncGenerator[CompiledText | ErrorReply, None]:
         """Compile a text, as `Backend.compile`; each object is at the remote when it is sent here."""
         self._be(exact)
         try:
@@ -182,7 +182,7 @@ class Replica:
 
     async def execute(
         self, query: str, tenant: Tenant, exact: bool = False, keys: object = ()
-    ) -> AsyncGenerator[list[str] | Refused, None]:
+    ) -> AsyncGenerator[list[str] | ErrorReply, None]:
         """The texts of a span query's answer (`Backend.execute`)."""
         self._be(exact)
         try:
@@ -222,7 +222,7 @@ class Replica:
         finally:
             await events.aclose()
 
-    async def _refused(self, error: Exception) -> Refused:
+    async def _refused(self, error: Exception) -> ErrorReply:
         """An error as a value. Raises ReplicaLost if it is the engine's death."""
         await self.check_health()
-        return Refused.of(error)
+        return ErrorReply.of(error)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from pictool.routing import Routing, Served, rank
+from pictool.routing import RecentRequests, Routing, rank
 from pictool.store.entries import is_key
 
 MOST_HELD = 8192  # objects that a replica reports: the last used
@@ -30,7 +30,7 @@ class Residency:
         self._routing, self._clock = routing, clock
         self._held: dict[str, Mapping[str, int]] = {}
         self._sent: dict[str, dict[str, float]] = {}
-        self._served = Served()
+        self._served = RecentRequests()
         self._mean_bytes = 0.0
 
     def keep(self, names: Collection[str]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pictool.serve.work import Delta, Finished, Started, TokenInfo
+from pictool.serve.work import DeltaEvent, FinishEvent, StartEvent, TokenInfo
 
 
-class Differs(Exception):
+class EventMismatch(Exception):
     """An event is not what the client has already."""
 
 
@@ -22,12 +22,12 @@ class _Text:
     num_tokens: int = 0
 
     def rest(self, text: str, tokens: tuple[TokenInfo, ...]) -> tuple[str, tuple[TokenInfo, ...]]:
-        """What is new of the next piece. Raises Differs."""
+        """What is new of the next piece. Raises EventMismatch."""
         known, known_tokens = self.text[self.at :][: len(text)], self.tokens[self.num_tokens :][: len(tokens)]
         if not text.startswith(known) or any(
             a.text != b.text for a, b in zip(known_tokens, tokens[: len(known_tokens)], strict=True)
         ):
-            raise Differs
+            raise EventMismatch
         self.at += len(text)
         self.num_tokens += len(tokens)
         new = text[len(known) :], tokens[len(known_tokens) :]
@@ -40,7 +40,7 @@ class _Text:
         return self.at == len(self.text) and self.num_tokens == len(self.tokens)
 
 
-class Sent:
+class SentEvents:
     """The events of a call that were passed on. Another attempt gives them again; they are compared, and left out.
 
     An engine that batches joins tokens as they come, so texts are compared, however they are cut. Log-probabilities
@@ -63,25 +63,25 @@ class Sent:
             text.at = text.num_tokens = 0
 
     def rest(self, event: Any) -> Any:
-        """What is new of an event; None: nothing. Raises Differs."""
-        if isinstance(event, Delta):
+        """What is new of an event; None: nothing. Raises EventMismatch."""
+        if isinstance(event, DeltaEvent):
             text, tokens = self._texts.setdefault(event.index, _Text()).rest(event.text, event.tokens)
-            return Delta(event.index, text, tokens) if text or tokens else None
+            return DeltaEvent(event.index, text, tokens) if text or tokens else None
         if isinstance(event, dict) and event.keys() == {"text"}:
             text, _ = self._texts.setdefault("link", _Text()).rest(event["text"], ())
             return {"text": text} if text else None
-        if isinstance(event, Started):
+        if isinstance(event, StartEvent):
             return self._first("started", event, replace(event.reuse, cached=0))
-        if isinstance(event, Finished):
+        if isinstance(event, FinishEvent):
             if not self._texts.get(event.index, _Text()).is_whole:
-                raise Differs
+                raise EventMismatch
             return self._first(event.index, event, event)
         self._num_others += 1
         if self._num_others > len(self._others):
             self._others.append(event)
             return event
         if event != self._others[self._num_others - 1]:
-            raise Differs
+            raise EventMismatch
         return None
 
     def _first(self, name: object, event: Any, compared: Any) -> Any:
@@ -89,5 +89,5 @@ class Sent:
             self._once[name] = compared
             return event
         if self._once[name] != compared:
-            raise Differs
+            raise EventMismatch
         return None

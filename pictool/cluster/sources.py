@@ -45,7 +45,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True)
-class Document:
+class SourceDocument:
     """One document, or what is wrong with it; `num_bytes` is what it takes in its file, about."""
 
     id: str
@@ -106,7 +106,7 @@ def _visible(name: str, files: Any, root: str, entries: Iterable[dict[str, Any]]
         yield SourceFile(shown_name, url, int(entry.get("size") or 0))
 
 
-def read_documents(source: SourceFile, columns: Columns) -> Iterator[Document]:
+def read_documents(source: SourceFile, columns: Columns) -> Iterator[SourceDocument]:
     """The documents of a file, as they are read. What cannot be read is a document with an error."""
     try:
         if source.url.endswith(_JSONL):
@@ -114,11 +114,11 @@ def read_documents(source: SourceFile, columns: Columns) -> Iterator[Document]:
         elif source.url.endswith(_PARQUET):
             yield from _parquet(source, columns)
         else:
-            yield Document(source.name, _text(source), None, source.num_bytes)
+            yield SourceDocument(source.name, _text(source), None, source.num_bytes)
     except InputError as error:
-        yield Document(source.name, None, str(error), source.num_bytes)
+        yield SourceDocument(source.name, None, str(error), source.num_bytes)
     except Exception as error:  # whatever a file system or pyarrow raises
-        yield Document(source.name, None, f"{source.name}: cannot be read ({_why(error)})", 0)
+        yield SourceDocument(source.name, None, f"{source.name}: cannot be read ({_why(error)})", 0)
 
 
 def _text(source: SourceFile) -> str:
@@ -133,7 +133,7 @@ def _text(source: SourceFile) -> str:
     return decode_text(source.name, files.cat_file(path, end=MAX_FILE_BYTES + 1))
 
 
-def _jsonl(source: SourceFile, columns: Columns) -> Iterator[Document]:
+def _jsonl(source: SourceFile, columns: Columns) -> Iterator[SourceDocument]:
     import fsspec
 
     if "://" not in source.url and not Path(source.url).is_file():
@@ -146,43 +146,45 @@ def _jsonl(source: SourceFile, columns: Columns) -> Iterator[Document]:
             if size > MAX_FILE_BYTES:
                 while line and not line.endswith(b"\n"):
                     line = file.readline(MAX_FILE_BYTES + 1)
-                yield Document(name, None, f"{name}: has more than {MAX_FILE_BYTES >> 20} MiB", size)
+                yield SourceDocument(name, None, f"{name}: has more than {MAX_FILE_BYTES >> 20} MiB", size)
             elif line.strip():
                 yield _of_line(line, name, columns)
 
 
-def _of_line(line: bytes, name: str, columns: Columns) -> Document:
+def _of_line(line: bytes, name: str, columns: Columns) -> SourceDocument:
     try:
         record = parse_json(line)
     except (ValueError, RecursionError) as error:
-        return Document(name, None, f"{name}: is not JSON ({_why(error)})", len(line))
+        return SourceDocument(name, None, f"{name}: is not JSON ({_why(error)})", len(line))
     if not isinstance(record, dict):
-        return Document(name, None, f"{name}: must be an object with the field {columns.text!r}", len(line))
+        return SourceDocument(name, None, f"{name}: must be an object with the field {columns.text!r}", len(line))
     return _of_record(record, name, columns, len(line))
 
 
-def _of_record(record: dict[str, Any], name: str, columns: Columns, num_bytes: int) -> Document:
+def _of_record(record: dict[str, Any], name: str, columns: Columns, num_bytes: int) -> SourceDocument:
     """A record's document. An id may be a text or a number; a text that is empty is refused when it is compiled."""
     if columns.id is not None:
         value = record.get(columns.id)
         if value is None or isinstance(value, bool | list | dict):
-            return Document(
+            return SourceDocument(
                 name, None, f"{name}: {columns.id} must be a text or a number, not {shown(value)}", num_bytes
             )
         name = str(value)
     text = record.get(columns.text)
     if not isinstance(text, str):
-        return Document(name, None, f"{name}: {columns.text} must be a text, not {shown(text)}", num_bytes)
+        return SourceDocument(name, None, f"{name}: {columns.text} must be a text, not {shown(text)}", num_bytes)
     if len(text) > MAX_FILE_BYTES:
-        return Document(name, None, f"{name}: has more than {MAX_FILE_BYTES >> 20} MiB of text; split it", num_bytes)
+        return SourceDocument(
+            name, None, f"{name}: has more than {MAX_FILE_BYTES >> 20} MiB of text; split it", num_bytes
+        )
     try:
         text.encode()
     except UnicodeEncodeError:
-        return Document(name, None, f"{name}: has half of a surrogate pair, which is no text", num_bytes)
-    return Document(name, text, None, num_bytes)
+        return SourceDocument(name, None, f"{name}: has half of a surrogate pair, which is no text", num_bytes)
+    return SourceDocument(name, text, None, num_bytes)
 
 
-def _parquet(source: SourceFile, columns: Columns) -> Iterator[Document]:
+def _parquet(source: SourceFile, columns: Columns) -> Iterator[SourceDocument]:
     import fsspec
     from pyarrow.parquet import ParquetFile
 

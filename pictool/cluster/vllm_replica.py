@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pictool.cluster.loading import load_same_model
-from pictool.cluster.replica import TIERS, Mounted, ReplicaSpec
+from pictool.cluster.replica import TIERS, MountedBackend, ReplicaSpec
 from pictool.engines.vllm.client.offline import VllmEngine
 from pictool.engines.vllm.client.server import EngineOptions, start_engine
 from pictool.errors import ModelError
@@ -28,7 +28,7 @@ class VllmSpec(ReplicaSpec):
     options: tuple[str, ...] = ()
     parallel: int = 1
 
-    async def start(self, name: str) -> Mounted:
+    async def start(self, name: str) -> MountedBackend:
         VllmEngine.require_installed()
         self._set_environment()
         model, settings = load_same_model(self), self.settings
@@ -52,7 +52,7 @@ class VllmSpec(ReplicaSpec):
         async def measure() -> float:
             return await asyncio.to_thread(backend.measure, settings.policy, Path(self.root))
 
-        return Mounted(backend, tier, measure)
+        return MountedBackend(backend, tier, measure)
 
     def _fields(self, name: str) -> dict[str, Any]:
         """Of `kv_connector_extra_config`: the connector's store is the replica's local tier."""

@@ -16,8 +16,8 @@ from threading import Condition
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pictool.cluster.loading import load_same_model
-from pictool.cluster.manifest import Row
-from pictool.cluster.sources import Document
+from pictool.cluster.manifest import ManifestRow
+from pictool.cluster.sources import SourceDocument
 from pictool.compiler.chunking import make_chunks
 from pictool.compiler.compile import compute_chunks, object_key
 from pictool.core import Chunk, CompileOptions
@@ -70,9 +70,11 @@ class Attempts(Protocol):
 
 
 def compile_counted(
-    compile: Callable[[Sequence[Document]], list[Row]], documents: Sequence[Document], tags: Sequence[int],
+    compile: Callable[[Sequence[SourceDocument]], list[ManifestRow]],
+    documents: Sequence[SourceDocument],
+    tags: Sequence[int],
     attempts: Attempts,
-) -> list[Row]:  # fmt: skip
+) -> list[ManifestRow]:
     """Compile a batch; after a worker's death, its documents one by one, so that it is known which of them kills.
 
     Args:
@@ -93,19 +95,22 @@ def compile_counted(
 
 
 def _compile_one(
-    compile: Callable[[Sequence[Document]], list[Row]], document: Document, name: str, attempts: Attempts
-) -> list[Row]:
+    compile: Callable[[Sequence[SourceDocument]], list[ManifestRow]],
+    document: SourceDocument,
+    name: str,
+    attempts: Attempts,
+) -> list[ManifestRow]:
     """Compile a document whose batch has died once; one that is left out stays counted, for the next attempt at it."""
     if 1 + attempts.begin(name) >= MOST_DEATHS:
         error = f"{document.id}: {MOST_DEATHS} workers died while they compiled it, or the batch that it was in"
-        return [Row.failed(document.id, error, document.num_bytes)]
+        return [ManifestRow.failed(document.id, error, document.num_bytes)]
     try:
         return compile([document])
     finally:
         attempts.end(name)
 
 
-class Worker:
+class CompileWorker:
     """Compiles batches of documents. Creating one costs nothing; the first batch opens the model."""
 
     def __init__(self, spec: BulkSpec) -> None:
@@ -125,7 +130,7 @@ class Worker:
         """End its threads."""
         self._resources.close()
 
-    def compile(self, documents: Sequence[Document]) -> list[Row]:
+    def compile(self, documents: Sequence[SourceDocument]) -> list[ManifestRow]:
         """Compile documents; what is wrong with one is a row with its error.
 
         Raises:
@@ -142,7 +147,7 @@ class Worker:
             rows += _rows(document, parts, results, new, seconds)
         return rows
 
-    def _cut(self, model: Model, document: Document) -> list[_Part] | str:
+    def _cut(self, model: Model, document: SourceDocument) -> list[_Part] | str:
         """The chunks of a document, or what is wrong with it."""
         if document.text is None:
             return document.error or "has no text"
@@ -231,18 +236,18 @@ class _Room:
 
 
 def _rows(
-    document: Document, parts: Sequence[_Part] | str, results: Mapping[str, int | PicError], new: set[str],
+    document: SourceDocument, parts: Sequence[_Part] | str, results: Mapping[str, int | PicError], new: set[str],
     seconds: float,
-) -> list[Row]:  # fmt: skip
+) -> list[ManifestRow]:  # fmt: skip
     """The rows of a document. `new`: the keys of objects that were computed now, and have no row yet."""
     if isinstance(parts, str):
-        return [Row.failed(document.id, parts, document.num_bytes, seconds)]
+        return [ManifestRow.failed(document.id, parts, document.num_bytes, seconds)]
     rows = []
     for number, part in enumerate(parts):
         result, is_first = results[part.key], number == 0
         size, error = (None, str(result)) if isinstance(result, PicError) else (result, None)
         rows.append(
-            Row(
+            ManifestRow(
                 document.id, number, part.key, len(part.chunk), size, error, error is None and part.key in new,
                 is_first, seconds * is_first, document.num_bytes * is_first,
             )

@@ -143,7 +143,7 @@ def compile_files(
             sources = [Path(what.files[0])]
             write_depfile(target, [*sources, *model_files(model), *(model_files(measurer) if measurer else ())])
         write_output(target, compiled)
-    print_rows(model.name, [Row.of(done) for done in compiled], as_json)
+    print_rows(model.name, [ReportRow.of(done) for done in compiled], as_json)
 
 
 def read_texts(files: Sequence[str], is_recursive: bool) -> tuple[list[tuple[str, str]], list[InputError]]:
@@ -217,19 +217,19 @@ def compile_texts(
             on_done=lambda done: advance(len(done.chunk) if done.is_new else 0),
         )  # fmt: skip
     if surroundings is not None and can_remember:
-        from pictool.compiler.recall import Recalled, remember
+        from pictool.compiler.recall import RecalledChunk, remember
 
         rest, known = iter(compiled), {}
         for (name, text), of_text in zip(texts, by_text, strict=True):
             done = [next(rest) for _ in of_text]
-            known[text] = [Recalled(one.chunk.source.removeprefix(name), len(one.chunk), one.key) for one in done]
+            known[text] = [RecalledChunk(one.chunk.source.removeprefix(name), len(one.chunk), one.key) for one in done]
         remember(surroundings, known)
     return model, compiled, measurer
 
 
 def recalled_rows(
     what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, engine: str | None
-) -> list[Row] | None:
+) -> list[ReportRow] | None:
     """The rows of texts all of whose objects are known and whole in the store; None if model or tokenizer must say."""
     if what.force or what.probes or what.probe_model or engine is not None:
         return None
@@ -246,7 +246,7 @@ def recalled_rows(
         for one in chunks:
             if not store.has_whole(one.key):
                 return None
-            rows.append(Row(one.key, f"{name}{one.suffix}", one.num_tokens, False, store.path(one.key)))
+            rows.append(ReportRow(one.key, f"{name}{one.suffix}", one.num_tokens, False, store.path(one.key)))
     return rows
 
 
@@ -305,7 +305,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One object of the report: its key, its text's source, and whether it is new."""
 
     key: str
@@ -315,11 +315,11 @@ class Row:
     path: Path
 
     @classmethod
-    def of(cls, done: Compiled) -> Row:
+    def of(cls, done: Compiled) -> ReportRow:
         return cls(done.key, done.chunk.source, len(done.chunk), done.is_new, done.path)
 
 
-def print_rows(model: str, rows: Sequence[Row], as_json: bool) -> None:
+def print_rows(model: str, rows: Sequence[ReportRow], as_json: bool) -> None:
     if as_json:
         print_json({"model": model, "objects": [asdict(row) | {"path": str(row.path)} for row in rows]})
     else:

@@ -102,7 +102,7 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
     """
     from pictool.eval.algorithms import DEFAULT_ALGORITHMS, parse_algorithms
     from pictool.eval.datasets import open_dataset
-    from pictool.eval.evaluate import RunOptions, default_jobs, evaluate
+    from pictool.eval.evaluate import EvaluationOptions, default_jobs, evaluate
     from pictool.eval.summary import require_metric, summarise
 
     with of_command_line():
@@ -112,7 +112,7 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
     check_outputs(options, dataset)
     spec_options, store = make_spec_options(options), open_store(settings)
     model = open_model(settings)
-    run = RunOptions(
+    run = EvaluationOptions(
         output=None if options.output is None else Path(options.output),
         limit=options.limit, jobs=default_jobs(model) if options.jobs is None else options.jobs,
         skip_long=options.skip_long, force=options.force,

@@ -23,7 +23,7 @@ from pictool.commands.console.outputs import (
 )
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
-from pictool.commands.linking.batch import Batch, VerifyOptions, run_batch
+from pictool.commands.linking.batch import BatchOptions, VerifyOptions, run_batch
 from pictool.commands.linking.request import (
     AUTO,
     STDIN,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.controller.decision import RatioChoice
     from pictool.engines.base import Answer, Engine, Feature
-    from pictool.linker.grid import Labelled
+    from pictool.linker.grid import LabelledPolicy
     from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
     from pictool.store.store import Store
@@ -67,14 +67,14 @@ FOREIGN = 1.25  # tokens a word; the world has 1.0, other English 1.5 and more
 
 
 @dataclass(frozen=True)
-class Asked:
+class LinkCommand:
     """What the command line asks for. `policies` are those that are compared, if several are named."""
 
     request: RequestOptions
     script: LinkScript
     settings: Settings
     spec: Spec
-    policies: list[Labelled]
+    policies: list[LabelledPolicy]
     compare: bool
     is_verified: bool
     trace: str | None
@@ -88,7 +88,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Done:
+class LinkOutput:
     """What came of it: a report for each policy, and whether the embedded model does not know the documents' words."""
 
     reports: list[dict[str, Any]]
@@ -119,7 +119,7 @@ def run_link(
     if verified.batch is not None:
         refuse_of_one(compare, trace, depfile)
         path = None if output is None else output_path("-o", output, [verified.batch])
-        batch = Batch(Path(verified.batch), path, canary, verified.max_kl, as_json)
+        batch = BatchOptions(Path(verified.batch), path, canary, verified.max_kl, as_json)
         run_batch(batch, request, settings, engine)
         return
     script = read_script(Path(request.script)) if request.script else LinkScript()
@@ -130,7 +130,7 @@ def run_link(
     spec = with_stdin(make_spec(request, settings, script))
     is_quiet = as_json or output is not None or bool(policies)
     is_verified = canary.picks(json.dumps(request_json(spec, {}) | {"algo": spec.policy.params}))
-    asked = Asked(
+    asked = LinkCommand(
         request, script, settings, spec, policies, compare, is_verified, trace, engine, output is not None, is_quiet
     )
     with ExitStack() as opened:
@@ -144,7 +144,7 @@ def run_link(
             require_little_drift(done.reports, verified.max_kl)
 
 
-def show(asked: Asked, done: Done, as_json: bool) -> None:
+def show(asked: LinkCommand, done: LinkOutput, as_json: bool) -> None:
     """Print the answer, or what is known of it, where the caller wants it."""
     if as_json:
         print_json(done.reports if asked.policies else done.reports[0])
@@ -177,7 +177,7 @@ def require_little_drift(reports: Sequence[Mapping[str, Any]], max_kl: float | N
         )
 
 
-def link_here(asked: Asked, opened: ExitStack) -> Done:
+def link_here(asked: LinkCommand, opened: ExitStack) -> LinkOutput:
     """Link in this process. `opened` waits for what the store still writes."""
     settings, spec = asked.settings, asked.spec
     needed: dict[Feature, str] = {"auto_ratio": "--ratio auto"} if asked.is_auto else {}
@@ -208,10 +208,10 @@ def link_here(asked: Asked, opened: ExitStack) -> Done:
     linked = answers[0].link.linked
     texts = [] if linked is None else [part.chunk.text for part in linked.parts]
     is_embedded = settings.origin("model") == DEFAULT
-    return Done(reports, is_embedded and is_foreign(texts, reports[0]), model_files(model))
+    return LinkOutput(reports, is_embedded and is_foreign(texts, reports[0]), model_files(model))
 
 
-def link_there(asked: Asked, depfile: bool) -> Done:
+def link_there(asked: LinkCommand, depfile: bool) -> LinkOutput:
     """Have a server link."""
     from pictool.commands.linking.server import ask_server, require_possible
 
@@ -228,7 +228,7 @@ def link_there(asked: Asked, depfile: bool) -> Done:
         if stream is not None:
             print(flush=True)
         reports.append(report | {"request": request_json(spec, {"server": asked.settings.server} | origin)})
-    return Done(reports, is_foreign=False)
+    return LinkOutput(reports, is_foreign=False)
 
 
 def is_foreign(texts: Sequence[str], report: Mapping[str, Any]) -> bool:
@@ -243,7 +243,7 @@ def tell(done: Compiled) -> None:
     note(f"compiled {done.chunk.source} first ({count(len(done.chunk), 'token')})")
 
 
-def side_by_side(request: RequestOptions, trace: str | None) -> list[Labelled]:
+def side_by_side(request: RequestOptions, trace: str | None) -> list[LabelledPolicy]:
     """The policies that are compared, if more than one is named.
 
     Raises:
@@ -261,7 +261,7 @@ def side_by_side(request: RequestOptions, trace: str | None) -> list[Labelled]:
         return parse_repeatable(request.algos)
 
 
-def compare_policies(engine: Engine, spec: Spec, policies: Sequence[Labelled]) -> list[Answer]:
+def compare_policies(engine: Engine, spec: Spec, policies: Sequence[LabelledPolicy]) -> list[Answer]:
     """The answer under each policy, compared with one full recompute of the same prompt."""
     from pictool.engines.base import compare_answers
     from pictool.linker.policies import BASELINE, make_policy

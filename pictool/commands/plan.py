@@ -42,7 +42,7 @@ from pictool.reading import shown
 
 if TYPE_CHECKING:
     from pictool.controller.calibration import ProfileFacts
-    from pictool.controller.cost import Computed, Estimator, PromptSize, Speed
+    from pictool.controller.cost import ComputeMeasurement, Estimator, PromptSize, Speed
     from pictool.linker.policies.base import Policy
     from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
@@ -139,7 +139,7 @@ class PlanReport:
     model: Model
     policy: Policy
     estimator: Estimator
-    measured: Sequence[Computed]
+    measured: Sequence[ComputeMeasurement]
     plan: Plan
     check: Check | None
 
@@ -222,7 +222,7 @@ def check_options(options: PlanOptions) -> None:
         raise UsageError("nothing to plan for; name documents, or a length of context with --tokens")
 
 
-def measure_evenly(model: Model, again: bool) -> list[Computed]:
+def measure_evenly(model: Model, again: bool) -> list[ComputeMeasurement]:
     """How fast this machine computes. What was measured while it was busy is measured again.
 
     Raises:

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy
     from pictool.spans.bulk import BulkQuery, Items, Schedule
     from pictool.spans.execute import Executor, Hooks, RunOptions
-    from pictool.spans.optimise import Optimised
-    from pictool.spans.outcome import Done, QueryError, Result
+    from pictool.spans.optimise import OptimisedQuery
+    from pictool.spans.outcome import CallRecord, QueryError, Result
     from pictool.spans.query import Path as NodePath
     from pictool.spans.query import Query
 
@@ -104,7 +104,7 @@ class QueryOptions:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class QueryOutputOptions:
     """What a command line asks for: an explanation, an answer or those of a bulk, and where they go."""
 
     explain: Annotated[bool, option("--explain", None, "Print the tree before and after; run nothing.")] = False
@@ -141,7 +141,7 @@ class Wanted:
 def run_query(
     query: Annotated[str, argument("FILE", "A query as JSON or YAML; - is stdin.")],
     options: QueryOptions,
-    wanted: Wanted,
+    wanted: QueryOutputOptions,
     settings: Settings,
     engine: EngineOption = None,
 ) -> None:
@@ -215,7 +215,7 @@ def make_options(
 ) -> RunOptions:
     """How the queries are run."""
     from pictool.linker.spec import MAX_NEW_TOKENS
-    from pictool.spans.execute import Budget, RunOptions
+    from pictool.spans.execute import QueryBudget, RunOptions
 
     return RunOptions(
         policy=policy,
@@ -228,7 +228,7 @@ def make_options(
         sorts_plus=options.sort_plus,
         has_rules=not options.no_optimise,
         keeps_outputs=keeps_outputs,
-        budget=Budget(options.max_tokens, options.max_seconds),
+        budget=QueryBudget(options.max_tokens, options.max_seconds),
     )
 
 
@@ -257,7 +257,7 @@ class Engines:
         return model_name(model)
 
 
-def run_one(engines: Engines, options: RunOptions, wanted: Wanted, query: Query) -> None:
+def run_one(engines: Engines, options: RunOptions, wanted: QueryOutputOptions, query: Query) -> None:
     """Run, or explain, a query. Of one that fails, JSON has the calls that were done."""
     from pictool.spans.execute import Executor
     from pictool.spans.outcome import QueryError
@@ -309,7 +309,7 @@ def is_call(query: Query) -> bool:
     return isinstance(query, Generate | Chat)
 
 
-def explain_report(optimised: Optimised) -> dict[str, Any]:
+def explain_report(optimised: OptimisedQuery) -> dict[str, Any]:
     """The trees, the rules that fired and the calls that run once, for JSON."""
     from pictool.spans.query import path_text, shape
     from pictool.spans.reading import to_data
@@ -339,7 +339,7 @@ def count_tokens(executor: Executor, query: Query) -> int:
     return sum(items_of(query, base, lambda text: len(model.encode(text))).values())
 
 
-def write_plot(path: str, optimised: Optimised) -> None:
+def write_plot(path: str, optimised: OptimisedQuery) -> None:
     from pictool.spans.draw import draw
     from pictool.store.store import atomic_write
 
@@ -367,20 +367,20 @@ class TraceWriter:
         if path in self._names:
             note(f"{self._folder / self._names[path]}: {path_text(path)}")
 
-    def write_run(self, query: Query, done: Sequence[Done], more: Mapping[str, Any]) -> None:
+    def write_run(self, query: Query, done: Sequence[CallRecord], more: Mapping[str, Any]) -> None:
         """Write what `pic inspect` and `pic tui` open."""
         from pictool.spans.runs import write_run
 
         note(f"{write_run(self._folder, query, done, self._names, more)}: the run; pic inspect {self._folder}")
 
 
-def make_hooks(wanted: Wanted, traces: TraceWriter | None) -> Hooks:
+def make_hooks(wanted: QueryOutputOptions, traces: TraceWriter | None) -> Hooks:
     from pictool.spans.execute import Hooks
 
     is_quiet = wanted.as_json
     more: dict[str, Any] = {} if traces is None else {"on_answer": traces}
 
-    def tell(done: Done) -> None:
+    def tell(done: CallRecord) -> None:
         print_call(done, is_streamed=not is_quiet and not done.path)
         if traces is not None:
             traces.tell(done.path)
@@ -411,7 +411,7 @@ def ask(text: str) -> str:
     return sys.stdin.readline().rstrip("\n")
 
 
-def print_call(done: Done, is_streamed: bool) -> None:
+def print_call(done: CallRecord, is_streamed: bool) -> None:
     """A line on stderr for a call that has ended, after the line of its text on stdout."""
     from pictool.spans.query import path_text
 
@@ -429,11 +429,12 @@ def print_call(done: Done, is_streamed: bool) -> None:
 
 
 def run_bulk(
-    engines: Engines, options: RunOptions, wanted: Wanted, queries: Sequence[BulkQuery], name: str, memory: int
+    engines: Engines, options: RunOptions, wanted: QueryOutputOptions, queries: Sequence[BulkQuery], name: str,
+    memory: int,
 ) -> None:  # fmt: skip
     """Run the queries of a file, in the order that lets shared texts meet; or print that order."""
     from pictool.engines.answer_file import AnswerFile
-    from pictool.spans.bulk import TOGETHER, MadeOf
+    from pictool.spans.bulk import TOGETHER, AnswerDigests
     from pictool.spans.execute import Executor
 
     executor = Executor(engines, options)
@@ -444,7 +445,7 @@ def run_bulk(
         output, results = wanted.output, dict[int, Mapping[str, Any]]()
         answers = None if output is None else opened.enter_context(AnswerFile(Path(output), queries))
         if answers is not None:
-            results |= answered(answers, MadeOf(executor))
+            results |= answered(answers, AnswerDigests(executor))
         show = opened.enter_context(answers_bar(name))
 
         def keep(query: BulkQuery, result: Mapping[str, Any]) -> None:

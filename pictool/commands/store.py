@@ -28,10 +28,10 @@ from pictool.escapes import visible
 
 if TYPE_CHECKING:
     from pictool.store.entries import Entry
-    from pictool.store.remote.transfer import Transferred
+    from pictool.store.remote.transfer import TransferResult
     from pictool.store.side.sources import Source
     from pictool.store.store import Store, StoredObject
-    from pictool.store.upkeep import StoreStats, Verified
+    from pictool.store.upkeep import StoreStats, VerifyResult
 
 ALL = "all"  # in place of keys
 DryRunOption = Annotated[bool, option("--dry-run", None, "Print what would be removed; remove nothing.")]
@@ -238,7 +238,7 @@ def run_verify(
         raise ObjectError(f"{store.root}: {left} of {result.objects} objects are damaged; {remedy}")
 
 
-def _print_problems(result: Verified) -> None:
+def _print_problems(result: VerifyResult) -> None:
     for key, problem in result.problems.items():
         print(visible(problem) + ("  (taken out)" if key in result.repaired else ""))
     if not result.problems:
@@ -480,7 +480,7 @@ def run_pull(
     _print_transferred(done, "fetched", "here", as_json)
 
 
-def _print_transferred(done: Transferred, verb: str, where: str, as_json: bool) -> None:
+def _print_transferred(done: TransferResult, verb: str, where: str, as_json: bool) -> None:
     if as_json:
         print_json(asdict(done))
     else:

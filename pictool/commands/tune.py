@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
     from pictool.store.store import Store
     from pictool.tuning.questions import Questions
-    from pictool.tuning.tune import Target, Tuned
+    from pictool.tuning.tune import TuningResult, TuningTarget
 
 DEFAULT_KL = 0.05
 COSTS = ("rows", "ttft")
@@ -91,7 +91,7 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
       pic tune docs/*.txt --target-loss 1% --plot frontier.svg
     """
     from pictool.eval.algorithms import parse_algorithms
-    from pictool.tuning.tune import DEFAULT_POLICIES, Tuned, tune
+    from pictool.tuning.tune import DEFAULT_POLICIES, TuningResult, tune
 
     target = target_of(options)
     check_options(options)
@@ -105,7 +105,7 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
     questions = make_questions(model, store, options)
     if options.skip_long:
         questions = without_long(model, questions, spec_options)
-    rounds = list[Tuned]()
+    rounds = list[TuningResult]()
     try:
         with answers_bar(f"{count(questions.num_units, 'question')}, {model.name}") as bar:
             tuned = tune(
@@ -136,15 +136,15 @@ def keep_prompts(store: Store, questions: Questions, options: SpecOptions) -> No
     ))  # fmt: skip
 
 
-def target_of(options: TuneOptions) -> Target:
+def target_of(options: TuneOptions) -> TuningTarget:
     """What the user wants. Raises UsageError: both targets, or no share."""
-    from pictool.tuning.tune import Target
+    from pictool.tuning.tune import TuningTarget
 
     if options.target_loss is None:
         limit = DEFAULT_KL if options.target_kl is None else options.target_kl
         if not limit > 0:
             raise UsageError("--target-kl: must be above 0; at 0 only full and prefix do")
-        return Target("kl", limit)
+        return TuningTarget("kl", limit)
     if options.target_kl is not None:
         raise UsageError("--target-kl and --target-loss: name one of the two")
     text = options.target_loss
@@ -154,7 +154,7 @@ def target_of(options: TuneOptions) -> Target:
         share = -1.0
     if not 0 < share < 1:
         raise UsageError(f"--target-loss {text}: must be a share above 0 and below 1, as 1% or 0.01")
-    return Target("loss", share)
+    return TuningTarget("loss", share)
 
 
 def check_options(options: TuneOptions) -> None:
@@ -229,7 +229,7 @@ def without_long(model: Model, questions: Questions, spec_options: SpecOptions) 
     return kept
 
 
-def show(tuned: Tuned, model: Model, options: TuneOptions) -> None:
+def show(tuned: TuningResult, model: Model, options: TuneOptions) -> None:
     """Print what is known, where the caller wants it, and draw it."""
     if options.plot is not None:
         from pictool.tuning.plot import write_frontier
@@ -242,7 +242,7 @@ def show(tuned: Tuned, model: Model, options: TuneOptions) -> None:
         print_tuned(tuned, model)
 
 
-def print_tuned(tuned: Tuned, model: Model) -> None:
+def print_tuned(tuned: TuningResult, model: Model) -> None:
     """The frontier as a table, and what it says of answers."""
     from pictool.commands.console.terminal import LabelledTable, open_screen
     from pictool.commands.eval import ms, number, percent
@@ -269,22 +269,22 @@ def print_tuned(tuned: Tuned, model: Model) -> None:
         console.print(f"No claim on answers is possible: {tuned.no_answers}.", soft_wrap=True)
 
 
-def finish(tuned: Tuned, options: TuneOptions) -> None:
+def finish(tuned: TuningResult, options: TuneOptions) -> None:
     """Write the policy, or say why there is none.
 
     Raises:
         InputError: too few questions to say, or no claim is possible.
     """
-    from pictool.tuning.tune import Outcome
+    from pictool.tuning.tune import TuneOutcome
 
-    if tuned.outcome is Outcome.NO_CLAIM:
+    if tuned.outcome is TuneOutcome.NO_CLAIM:
         raise InputError(
             f"no claim on answers is possible: {tuned.no_answers}; nothing is written. --target-kl asks for less"
         )
-    if tuned.outcome is Outcome.UNCLEAR:
+    if tuned.outcome is TuneOutcome.UNCLEAR:
         raise InputError(f"{unclear(tuned)}; nothing is written")
     assert tuned.chosen is not None
-    if tuned.outcome is Outcome.ONLY_FULL:
+    if tuned.outcome is TuneOutcome.ONLY_FULL:
         note("no policy but full meets the target")
     else:
         cost = "computes the fewest rows" if tuned.by == "rows" else "is the soonest with the first token"
@@ -298,7 +298,7 @@ def finish(tuned: Tuned, options: TuneOptions) -> None:
     note(f"wrote algo: {tuned.chosen} to {path}")
 
 
-def unclear(tuned: Tuned) -> str:
+def unclear(tuned: TuningResult) -> str:
     """Why nothing is known, and how many questions it may take."""
     needed = [line.finding.needed for line in tuned.lines if line.finding.needed is not None]
     text = f"{count(tuned.units, 'question')} are too few to say which policy meets the target"

@@ -34,7 +34,7 @@ _KEY = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Recalled:
+class RecalledChunk:
     """One chunk of a text: what its source's name is followed by, its tokens, its key."""
 
     suffix: str
@@ -86,7 +86,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def recall(surroundings: Surroundings, texts: Sequence[str]) -> list[list[Recalled]] | None:
+def recall(surroundings: Surroundings, texts: Sequence[str]) -> list[list[RecalledChunk]] | None:
     """The chunks of every text; None if one of them is not remembered."""
     try:
         names = [surroundings.name(text) for text in texts]
@@ -101,7 +101,7 @@ def recall(surroundings: Surroundings, texts: Sequence[str]) -> list[list[Recall
         return None
 
 
-def _pack(name: bytes, chunks: Sequence[Recalled]) -> str:
+def _pack(name: bytes, chunks: Sequence[RecalledChunk]) -> str:
     """The chunks as they are kept: as JSON, behind a checksum that also covers the name."""
     listed = json.dumps([[one.suffix, one.num_tokens, one.key] for one in chunks])
     return _checksum(name, listed) + listed
@@ -111,17 +111,17 @@ def _checksum(name: bytes, listed: str) -> str:
     return hashlib.sha256(name + listed.encode()).hexdigest()
 
 
-def _parse(name: bytes, packed: str) -> list[Recalled]:
+def _parse(name: bytes, packed: str) -> list[RecalledChunk]:
     checksum, listed = packed[:64], packed[64:]
     if checksum != _checksum(name, listed):
         raise ValueError(packed)
-    parsed = [Recalled(str(suffix), int(tokens), str(key)) for suffix, tokens, key in json.loads(listed)]
+    parsed = [RecalledChunk(str(suffix), int(tokens), str(key)) for suffix, tokens, key in json.loads(listed)]
     if not parsed or not all(_KEY.fullmatch(one.key) for one in parsed):
         raise ValueError(listed)
     return parsed
 
 
-def remember(surroundings: Surroundings, compiled: Mapping[str, Sequence[Recalled]]) -> None:
+def remember(surroundings: Surroundings, compiled: Mapping[str, Sequence[RecalledChunk]]) -> None:
     """Keep the chunks of texts. Where that is not possible, nothing is kept, and nothing raised.
 
     Nor is it where the files of the model are others than they were before it was loaded.

@@ -13,7 +13,7 @@ import numpy as np
 
 from pictool.core import Chunk, FixupTable
 from pictool.errors import InputError
-from pictool.runtime.align import Tokenized, map_scores, tokenize
+from pictool.runtime.align import TokenizedParts, map_scores, tokenize
 from pictool.runtime.speculative import open_speculative, speculative_name
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class TableMaker:
         tables = fixup_tables(self.measurer, probes, [texts[key][0] for key in keys], alone)
         return {keys[index]: _mapped(table, texts[keys[index]][1]) for index, table in tables}
 
-    def _tokenize(self, chunk: Chunk) -> tuple[list[int], tuple[Tokenized, Tokenized] | None]:
+    def _tokenize(self, chunk: Chunk) -> tuple[list[int], tuple[TokenizedParts, TokenizedParts] | None]:
         """The chunk's tokens for the measurer, and how both models tokenize its text, unless they do so alike."""
         if self.measurer.target.tokenizer == self.target.target.tokenizer:
             sides, tokens = None, list(chunk.tokens)
@@ -114,6 +114,6 @@ def _fingerprints(model: Model) -> tuple[str, str]:
     return model.target.model, model.target.tokenizer
 
 
-def _mapped(table: FixupTable, sides: tuple[Tokenized, Tokenized] | None) -> FixupTable:
+def _mapped(table: FixupTable, sides: tuple[TokenizedParts, TokenizedParts] | None) -> FixupTable:
     """For every token of the target the highest score of the measurer's tokens that share a character with it."""
     return table if sides is None else map_scores(table.astype(np.float32), *sides).astype("<f2")

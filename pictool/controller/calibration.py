@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pictool.compiler.compile import CODEC
-from pictool.controller.cost import Computed, Decoding, PromptSize, Speed
+from pictool.controller.cost import ComputeMeasurement, Decoding, PromptSize, Speed
 from pictool.controller.measuring import (
     Measured,
     Measurements,
@@ -69,12 +69,12 @@ class LoadProfile:
     warm: Speed
 
 
-def compute_profile(model: Model, again: bool = False, on_measure: OnMeasure | None = None) -> list[Computed]:
+def compute_profile(model: Model, again: bool = False, on_measure: OnMeasure | None = None) -> list[ComputeMeasurement]:
     """Full prefills of several lengths, ascending, and a recompute of scattered rows."""
     rows = _kept(machine(model), 3, 4, lambda: measure_compute(model), "prefill", again, on_measure)
     size = token_bytes(model)
     return [
-        Computed(PromptSize(int(context), int(tail), 1, size), int(runs), seconds)
+        ComputeMeasurement(PromptSize(int(context), int(tail), 1, size), int(runs), seconds)
         for context, tail, runs, seconds in rows
     ]
 

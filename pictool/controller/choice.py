@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pictool.controller.calibration import OnMeasure, compute_profile, load_profile
-from pictool.controller.cost import Computed, Estimator, layer_work
+from pictool.controller.cost import ComputeMeasurement, Estimator, layer_work
 from pictool.controller.decision import STORE_TIER, RatioChoice, choose_ratio
 from pictool.controller.prompt_size import measure_size
 from pictool.linker.policies import make_policy
@@ -47,7 +47,7 @@ def with_ratio(policy: Policy, ratio: float) -> Policy:
     return make_policy(policy.name, policy.params | {field: ratio})
 
 
-def make_estimator(model: Model, policy: Policy, measured: Sequence[Computed]) -> Estimator:
+def make_estimator(model: Model, policy: Policy, measured: Sequence[ComputeMeasurement]) -> Estimator:
     """The delays of a policy, from what was measured of the model."""
     layers = model.geometry.layers
     return Estimator.fit(measured, layer_work(layers, policy.check_layers(layers), projection_share(model)))

@@ -114,7 +114,7 @@ def layer_work(num_layers: int, checked: Sequence[int] = (), projection: float =
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputeMeasurement:
     """One measured computation of a prompt: of all rows (`runs` 1), or of the tail and `runs` scattered rows."""
 
     size: PromptSize
@@ -136,7 +136,7 @@ class Estimator:
     work: tuple[Work, ...]  # [layers]
 
     @classmethod
-    def fit(cls, measured: Sequence[Computed], work: tuple[Work, ...]) -> Estimator:
+    def fit(cls, measured: Sequence[ComputeMeasurement], work: tuple[Work, ...]) -> Estimator:
         """The least relative error over the prefills; what they leave unexplained of the others is that of the runs."""
         prefills = [run for run in measured if run.runs == 1]
         lengths = [run.size.num_tokens for run in prefills]

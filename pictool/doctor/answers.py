@@ -6,24 +6,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from pictool.doctor.verdict import Status, Verdict
+from pictool.doctor.verdict import Verdict, VerdictStatus
 from pictool.engines.base import Engine, first_token_kl
 from pictool.fidelity.divergence import MAX_KL, Divergence, measure_divergence
-from pictool.linker.grid import Labelled
+from pictool.linker.grid import LabelledPolicy
 
 MAX_APART = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}  # nats between two engines, by dtype
 
 
 @dataclass(frozen=True)
-class Question:
+class AnswerCheck:
     """Whose answers are compared with full recompute, and which policy fails beyond `MAX_KL`: of others it is told."""
 
-    policies: tuple[Labelled, ...]
+    policies: tuple[LabelledPolicy, ...]
     judged: str
 
 
 def examine_answers(
-    engine: Engine, question: Question, measured: list[Divergence], reference: Sequence[Divergence] = ()
+    engine: Engine, question: AnswerCheck, measured: list[Divergence], reference: Sequence[Divergence] = ()
 ) -> Iterator[Verdict]:
     """Compare linked answers with those of full recompute, and with those of another engine.
 
@@ -45,9 +45,9 @@ def examine_answers(
 def _verdict(section: str, label: str, divergence: Divergence, is_judged: bool) -> Verdict:
     kl, ttft_s, full_s = divergence.mean_kl, median(divergence.ttft_s), median(divergence.full_ttft_s)
     if not kl < float("inf") or (is_judged and kl > MAX_KL):
-        status = Status.FAILED
+        status = VerdictStatus.FAILED
     else:
-        status = Status.OK if is_judged else Status.NOTE
+        status = VerdictStatus.OK if is_judged else VerdictStatus.NOTE
     limit = f" (limit {MAX_KL:g})" if is_judged else ""
     text = (
         f"KL to full recompute {kl:.2g} nats{limit}, TTFT {ttft_s * 1e3:.1f} ms ({full_s * 1e3:.1f} in full, "
@@ -61,6 +61,6 @@ def _agreement(section: str, label: str, ours: Divergence, theirs: Divergence, d
     """Rule 10: two engines give the same answer for the same spec, to the noise of the dtype."""
     limit = MAX_APART[dtype]
     kl = fmean(first_token_kl(a, b) for a, b in zip(ours.logits, theirs.logits, strict=True))
-    status = Status.OK if kl <= limit else Status.FAILED
+    status = VerdictStatus.OK if kl <= limit else VerdictStatus.FAILED
     text = f"KL between the torch engine's answers and these {kl:.2g} nats (limit {limit:g})"
     return Verdict(section, f"{label} as on torch", status, text, {"kl": kl, "limit": limit})

@@ -17,10 +17,10 @@ from transformers import DynamicCache
 from pictool.compiler.compile import compile_chunks
 from pictool.core import Chunk, CompileOptions, Layout
 from pictool.doctor import reference
-from pictool.doctor.verdict import Status, Verdict, guarded, within
+from pictool.doctor.verdict import Verdict, VerdictStatus, guarded, within
 from pictool.errors import InputError, ObjectError
 from pictool.linker.link import Linked, link
-from pictool.linker.loader import Loader, Placed
+from pictool.linker.loader import Loader, PlacedObject
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.spec import Spec
@@ -28,7 +28,7 @@ from pictool.runtime.memory.image import Image
 from pictool.runtime.rope import tables_at
 from pictool.runtime.support import depends_on_length
 from pictool.runtime.tensors import from_bytes
-from pictool.runtime.twin import transformers_module
+from pictool.runtime.transformers_module import transformers_module
 from pictool.store.memory import LayerMemory
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
@@ -60,7 +60,7 @@ class _Scattered(Policy):
         return Selection(np.arange(prompt.layout.num_context) % 3 == 1)
 
 
-class Patient:
+class ExactnessSubject:
     """A model, a prompt of chunks, and what `transformers` computes of it."""
 
     def __init__(self, model: Model, store: Store) -> None:
@@ -116,9 +116,9 @@ def examine_exactness(model: Model, store: Store) -> Iterator[Verdict]:
     Raises:
         InputError: a model that has no room for two chunks. PicError: one that cannot be loaded.
     """
-    patient = Patient(model, store)
+    subject = ExactnessSubject(model, store)
     for check, run in CHECKS.items():
-        yield from guarded(SECTION, check, lambda run=run, check=check: run(patient, check))  # type: ignore[misc]
+        yield from guarded(SECTION, check, lambda run=run, check=check: run(subject, check))  # type: ignore[misc]
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
@@ -142,72 +142,72 @@ def dense(linked: Linked) -> reference.Dense:
     return reference.Dense(image.logits, [(image.key(i), image.value(i)) for i in range(image.stack.num_layers)])
 
 
-def check_full(patient: Patient, check: str) -> Verdict:
+def check_full(subject: ExactnessSubject, check: str) -> Verdict:
     """Rule 2: `full` is the model's own forward."""
-    return _judge(patient, check, patient.full)
+    return _judge(subject, check, subject.full)
 
 
-def check_layer_0(patient: Patient, check: str) -> Verdict:
+def check_layer_0(subject: ExactnessSubject, check: str) -> Verdict:
     """Rule 3: relocated keys and values of layer 0 are those of the model's own forward."""
-    image = patient.link(make_policy("naive")).image
-    pairs = zip((image.key(0), image.value(0)), patient.exact.kv[0], strict=True)
+    image = subject.link(make_policy("naive")).image
+    pairs = zip((image.key(0), image.value(0)), subject.exact.kv[0], strict=True)
     apart = max(difference(ours, theirs) for ours, theirs in pairs)
-    limit = 1e-5 if patient.model.dtype == "float32" else 4 * torch.finfo(patient.model.torch_dtype).eps
+    limit = 1e-5 if subject.model.dtype == "float32" else 4 * torch.finfo(subject.model.torch_dtype).eps
     return within(SECTION, check, apart, limit, "K and V of relocated chunks and of transformers are")
 
 
-def check_everything(patient: Patient, check: str) -> Verdict:
+def check_everything(subject: ExactnessSubject, check: str) -> Verdict:
     """Rule 4: policies that recompute everything are `full`."""
     policies = [make_policy("legolink", {"k": 1 << 20}), make_policy("cacheblend", {"ratio": 1})]
-    apart = max(largest_difference(dense(patient.link(policy)), patient.exact) for policy in policies)
-    return within(SECTION, check, apart, patient.limit, "legolink and cacheblend with all rows are")
+    apart = max(largest_difference(dense(subject.link(policy)), subject.exact) for policy in policies)
+    return within(SECTION, check, apart, subject.limit, "legolink and cacheblend with all rows are")
 
 
-def check_scattered(patient: Patient, check: str) -> Verdict:
+def check_scattered(subject: ExactnessSubject, check: str) -> Verdict:
     """Rule 5: recomputed rows attend to every earlier position and to no later one."""
-    if depends_on_length(patient.model.config):
+    if depends_on_length(subject.model.config):
         text = "its RoPE depends on the prompt's length: a chunk alone has other keys than in the prompt"
-        return Verdict(SECTION, check, Status.SKIPPED, text)
-    linked = patient.link(_Scattered())
-    exact = reference.link(patient.plain(), patient.parts, torch.from_numpy(linked.rows[0]))
+        return Verdict(SECTION, check, VerdictStatus.SKIPPED, text)
+    linked = subject.link(_Scattered())
+    exact = reference.link(subject.plain(), subject.parts, torch.from_numpy(linked.rows[0]))
     apart = largest_difference(dense(linked), exact)
-    limit = max(patient.limit, _SHIFTED)
+    limit = max(subject.limit, _SHIFTED)
     return within(SECTION, check, apart, limit, "every third row, and transformers over spliced KV, are")
 
 
-def check_again(patient: Patient, check: str) -> Verdict:
+def check_again(subject: ExactnessSubject, check: str) -> Verdict:
     """Rule 6: a second link gives the same, and no object has changed."""
     policy = make_policy("legolink", {"k": 4})
-    first = patient.link(policy)
-    before = _contents(patient.store)
-    again = patient.link(policy)
+    first = subject.link(policy)
+    before = _contents(subject.store)
+    again = subject.link(policy)
     assert first.image.logits is not None and again.image.logits is not None
-    if before != _contents(patient.store):
-        return Verdict(SECTION, check, Status.FAILED, "linking wrote to an object")
+    if before != _contents(subject.store):
+        return Verdict(SECTION, check, VerdictStatus.FAILED, "linking wrote to an object")
     apart = difference(again.image.logits, first.image.logits)
-    return within(SECTION, check, apart, patient.limit, "objects are unchanged; two links are")
+    return within(SECTION, check, apart, subject.limit, "objects are unchanged; two links are")
 
 
-def check_damage(patient: Patient, check: str) -> Verdict:
+def check_damage(subject: ExactnessSubject, check: str) -> Verdict:
     """Rule 7: an object with one flipped bit is refused."""
-    (done,) = compile_chunks(patient.model, patient.store, patient.chunks[2:3])
-    whole, damaged = bytearray(done.path.read_bytes()), patient.store.root / "damaged.kvo"
+    (done,) = compile_chunks(subject.model, subject.store, subject.chunks[2:3])
+    whole, damaged = bytearray(done.path.read_bytes()), subject.store.root / "damaged.kvo"
     whole[len(whole) * 9 // 10] ^= 1
     damaged.write_bytes(whole)
     try:
-        patient.link(make_policy("naive"), [damaged])
+        subject.link(make_policy("naive"), [damaged])
     except ObjectError:
-        return Verdict(SECTION, check, Status.OK, "an object with one flipped bit is refused")
+        return Verdict(SECTION, check, VerdictStatus.OK, "an object with one flipped bit is refused")
     finally:
         damaged.unlink()
-    return Verdict(SECTION, check, Status.FAILED, "an object with one flipped bit was linked")
+    return Verdict(SECTION, check, VerdictStatus.FAILED, "an object with one flipped bit was linked")
 
 
-def check_loader(patient: Patient, check: str) -> Verdict:
+def check_loader(subject: ExactnessSubject, check: str) -> Verdict:
     """The pipelined loader puts the same bits into an image as a plain copy."""
-    model, wrong, count = patient.model, [], 0
+    model, wrong, count = subject.model, [], 0
     for codec in ("none", "int8"):
-        done = compile_chunks(model, patient.store, patient.chunks, CompileOptions(codec=codec))
+        done = compile_chunks(model, subject.store, subject.chunks, CompileOptions(codec=codec))
         paths = [compiled.path for compiled in done]
         copied = _copied(model, paths)
         for memory in (None, LayerMemory(_MEMORY_BYTES)):
@@ -216,24 +216,26 @@ def check_loader(patient: Patient, check: str) -> Verdict:
                 count += 1
     if wrong:
         text = f"{wrong[0]}: loaded KV differs from a plain copy ({len(wrong)} layers of {count} loads)"
-        return Verdict(SECTION, check, Status.FAILED, text, {"layers": len(wrong)})
-    return Verdict(SECTION, check, Status.OK, f"{count} loads, from files and memory, equal a plain copy bit for bit")
+        return Verdict(SECTION, check, VerdictStatus.FAILED, text, {"layers": len(wrong)})
+    return Verdict(
+        SECTION, check, VerdictStatus.OK, f"{count} loads, from files and memory, equal a plain copy bit for bit"
+    )
 
 
-def check_decode(patient: Patient, check: str) -> Verdict:
+def check_decode(subject: ExactnessSubject, check: str) -> Verdict:
     """Rule 2: logits of the tokens that follow are those of the model's own steps."""
-    image, module = patient.link(make_policy(BASELINE)).image, patient.plain()
+    image, module = subject.link(make_policy(BASELINE)).image, subject.plain()
     assert image.logits is not None
     cache, token, apart = DynamicCache(config=module.config), int(image.logits.argmax()), 0.0
-    _step(module, patient.tokens, cache)
-    for _ in range(min(_STEPS, patient.model.max_positions - image.num_tokens)):
+    _step(module, subject.tokens, cache)
+    for _ in range(min(_STEPS, subject.model.max_positions - image.num_tokens)):
         logits = image.append(token)
         apart = max(apart, difference(logits, _step(module, [token], cache)))
         token = int(logits.argmax())
-    return within(SECTION, check, apart, patient.limit, f"logits of {_STEPS} decoded tokens are")
+    return within(SECTION, check, apart, subject.limit, f"logits of {_STEPS} decoded tokens are")
 
 
-Check = Callable[[Patient, str], Verdict]
+Check = Callable[[ExactnessSubject, str], Verdict]
 CHECKS: Mapping[str, Check] = {
     "full recompute is the model's own forward": check_full,
     "layer 0 is exact": check_layer_0,
@@ -246,9 +248,9 @@ CHECKS: Mapping[str, Check] = {
 }
 
 
-def _judge(patient: Patient, check: str, linked: Linked) -> Verdict:
-    apart = largest_difference(dense(linked), patient.exact)
-    return within(SECTION, check, apart, patient.limit, "logits, K and V of all layers, and those of transformers, are")
+def _judge(subject: ExactnessSubject, check: str, linked: Linked) -> Verdict:
+    apart = largest_difference(dense(linked), subject.exact)
+    return within(SECTION, check, apart, subject.limit, "logits, K and V of all layers, and those of transformers, are")
 
 
 def _make_chunks(model: Model) -> list[Chunk]:
@@ -306,7 +308,7 @@ def _load_and_compare(
     """The layers in which an image that the loader filled differs from the copies."""
     layout, starts = _layout(paths)
     image = Image(model.stack, layout)
-    placed = [Placed(ObjectFile(path), start) for path, start in zip(paths, starts, strict=True)]
+    placed = [PlacedObject(ObjectFile(path), start) for path, start in zip(paths, starts, strict=True)]
     with Loader(image, placed, overlaps=True, memory=memory) as loader:
         for layer in range(model.stack.num_layers):
             loader.synchronize(layer)

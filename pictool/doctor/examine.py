@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pictool.doctor.answers import Question, examine_answers
+from pictool.doctor.answers import AnswerCheck, examine_answers
 from pictool.doctor.exactness import examine_exactness
 from pictool.doctor.surroundings import examine_surroundings
-from pictool.doctor.verdict import OnVerdict, Report, Status, Verdict, guarded
+from pictool.doctor.verdict import DoctorReport, OnVerdict, Verdict, VerdictStatus, guarded
 from pictool.engines import DEFAULT, engine_class
 from pictool.engines.base import Engine
 from pictool.engines.torch import TorchEngine
@@ -45,7 +45,7 @@ class Examination:
     judged: str = label_of(make_policy("legolink"))
 
 
-def examine(examination: Examination, on_verdict: OnVerdict = lambda _: None) -> Report:
+def examine(examination: Examination, on_verdict: OnVerdict = lambda _: None) -> DoctorReport:
     """Examine a machine, a model on its device in its dtype, and an engine. What goes wrong is a verdict.
 
     Args:
@@ -55,15 +55,15 @@ def examine(examination: Examination, on_verdict: OnVerdict = lambda _: None) ->
         InputError: no such engine or policy.
     """
     engine = engine_class(examination.engine)
-    question = Question(tuple(parse_repeatable(examination.policies)), examination.judged)
+    question = AnswerCheck(tuple(parse_repeatable(examination.policies)), examination.judged)
     verdicts: list[Verdict] = []
     for verdict in _verdicts(examination, engine, question):
         verdicts.append(verdict)
         on_verdict(verdict)
-    return Report(tuple(verdicts))
+    return DoctorReport(tuple(verdicts))
 
 
-def _verdicts(examination: Examination, engine: type[Engine], question: Question) -> Iterator[Verdict]:
+def _verdicts(examination: Examination, engine: type[Engine], question: AnswerCheck) -> Iterator[Verdict]:
     yield from examine_surroundings(Store(examination.store), examination.device, examination.dtype)
     opened: list[Model] = []
     yield from guarded("model", "model", lambda: _open(examination, opened))
@@ -95,17 +95,17 @@ def _open(examination: Examination, opened: list[Model]) -> Verdict:
         "name": model.name, "architecture": model.config.model_type, "dtype": model.dtype, "device": model.device,
         "rope": model.config.rope_parameters, "load_s": seconds,
     }  # fmt: skip
-    return Verdict("model", "model", Status.OK, text, values)
+    return Verdict("model", "model", VerdictStatus.OK, text, values)
 
 
-def _on_torch(model: Model, objects: Path, question: Question, measured: list[Divergence]) -> Iterable[Verdict]:
+def _on_torch(model: Model, objects: Path, question: AnswerCheck, measured: list[Divergence]) -> Iterable[Verdict]:
     yield from guarded("exactness", "exactness", lambda: examine_exactness(model, Store(objects / "exactness")))
     engine = TorchEngine(model, Store(objects / "torch"))
     yield from guarded("answers of the torch engine", "answers", lambda: examine_answers(engine, question, measured))
 
 
 def _on_engine(
-    examination: Examination, kind: type[Engine], objects: Path, question: Question, measured: list[Divergence]
+    examination: Examination, kind: type[Engine], objects: Path, question: AnswerCheck, measured: list[Divergence]
 ) -> Iterator[Verdict]:
     """The answers of another engine, which has the device for itself."""
     kind.require_installed()

@@ -17,7 +17,7 @@ from pictool.bench.disk_io import read_direct, read_file, write_file
 from pictool.bench.roofline import measure_matmul, measure_rates
 from pictool.controller.calibration import nearest_directory
 from pictool.controller.measuring import drop_page_cache
-from pictool.doctor.verdict import Status, Verdict, guarded
+from pictool.doctor.verdict import Verdict, VerdictStatus, guarded
 from pictool.engines.vllm.client.setup import VERSION
 from pictool.runtime import device as devices
 from pictool.runtime.machine import machine
@@ -55,7 +55,7 @@ def _versions() -> Verdict:
     return Verdict(
         SECTION,
         "versions",
-        Status.OK,
+        VerdictStatus.OK,
         f"pictool {facts['pictool'] or 'from its sources'}, {text}, {facts['system']}",
         facts,
     )
@@ -66,7 +66,7 @@ def _processor() -> Verdict:
     known = facts["memory_bytes"]
     memory = "" if known is None else f", {_gb(known)} of memory"
     text = f"{facts['cpu']}: {facts['cores']} cores, {facts['threads']} threads, {facts['cpu_capability']}{memory}"
-    return Verdict(SECTION, "processor", Status.OK, text)
+    return Verdict(SECTION, "processor", VerdictStatus.OK, text)
 
 
 def _accelerator(device: str) -> Verdict:
@@ -74,14 +74,14 @@ def _accelerator(device: str) -> Verdict:
     kind = devices.accelerator()
     if kind is None:
         text = f"none that this torch ({torch.__version__}) uses: all runs on the CPU"
-        return Verdict(SECTION, "accelerator", Status.NOTE, text)
+        return Verdict(SECTION, "accelerator", VerdictStatus.NOTE, text)
     found = []
     for index in range(devices.device_count()):
         name = kind if kind == "mps" else f"{kind}:{index}"
         memory = devices.device_memory(name)
         free = "" if memory is None else f", {_gb(memory[0])} of {_gb(memory[1])} free"
         found.append(f"{name} {devices.device_name(name)}{free}")
-    return Verdict(SECTION, "accelerator", Status.OK, "; ".join(found), {"devices": found})
+    return Verdict(SECTION, "accelerator", VerdictStatus.OK, "; ".join(found), {"devices": found})
 
 
 def _rates(device: str, dtype: str) -> Verdict:
@@ -101,15 +101,15 @@ def _rates(device: str, dtype: str) -> Verdict:
         values["bfloat16_flops_s"] = measure_matmul(device, "bfloat16")
         compared = "this torch has no oneDNN" if gain is None else f"oneDNN is {gain:.2f} times as fast as the BLAS"
         text += f", by {values['products']} ({compared}); in bfloat16 {values['bfloat16_flops_s'] / 1e12:.3g}"
-    return Verdict(SECTION, "rates", Status.OK, text, values)
+    return Verdict(SECTION, "rates", VerdictStatus.OK, text, values)
 
 
 def _store(store: Store) -> Verdict:
     if not store.root.exists():
-        return Verdict(SECTION, "store", Status.NOTE, f"{store.root}: does not exist yet")
+        return Verdict(SECTION, "store", VerdictStatus.NOTE, f"{store.root}: does not exist yet")
     sizes = [entry.num_bytes for entry in store.files().values()]
     values = {"objects": len(sizes), "bytes": sum(sizes)}
-    return Verdict(SECTION, "store", Status.OK, f"{store.root}: {len(sizes)} objects, {_gb(sum(sizes))}", values)
+    return Verdict(SECTION, "store", VerdictStatus.OK, f"{store.root}: {len(sizes)} objects, {_gb(sum(sizes))}", values)
 
 
 def _disk(store: Store) -> Verdict:
@@ -117,17 +117,19 @@ def _disk(store: Store) -> Verdict:
     directory = nearest_directory(store.root)
     free = shutil.disk_usage(directory).free
     if not os.access(directory, os.W_OK):
-        return Verdict(SECTION, "disk", Status.FAILED, f"{directory}: cannot be written; name another with --store")
+        return Verdict(
+            SECTION, "disk", VerdictStatus.FAILED, f"{directory}: cannot be written; name another with --store"
+        )
     if free < 2 * _FILE_BYTES:
         text = f"{directory}: {_gb(free)} free, too few to measure; name another disk with --store"
-        return Verdict(SECTION, "disk", Status.FAILED, text)
+        return Verdict(SECTION, "disk", VerdictStatus.FAILED, text)
     with scratch_directory(directory) as inside:
         seconds = _disk_seconds(inside / "measured")
     rates = {name: _FILE_BYTES / took for name, took in seconds.items() if took is not None}
     listed = ", ".join(f"{name} {_gb(rate)}/s" for name, rate in rates.items())
     text = f"{directory}: {_gb(free)} free; {listed}"
     values = {f"{name.replace(' ', '_')}_bytes_s": rate for name, rate in rates.items()}
-    return Verdict(SECTION, "disk", Status.OK, text, {"free_bytes": free, **values})
+    return Verdict(SECTION, "disk", VerdictStatus.OK, text, {"free_bytes": free, **values})
 
 
 def _disk_seconds(path: Path) -> dict[str, float | None]:
@@ -153,17 +155,17 @@ def _packages() -> Iterator[Verdict]:
         known = [Requirement(text) for text in requires("pictool") or ()]
     except PackageNotFoundError:
         text = "pictool runs from its sources; what its extras need is in pyproject.toml"
-        yield Verdict(SECTION, "packages", Status.NOTE, text)
+        yield Verdict(SECTION, "packages", VerdictStatus.NOTE, text)
         return
     lacking = [problem for each in known if _is_of(each, "") and (problem := _problem(each))]
     if lacking:
         text = f"{', '.join(lacking)}; pip install --upgrade pictool"
-        yield Verdict(SECTION, "packages", Status.FAILED, text, {"missing": lacking})
+        yield Verdict(SECTION, "packages", VerdictStatus.FAILED, text, {"missing": lacking})
     else:
-        yield Verdict(SECTION, "packages", Status.OK, "all that pictool needs is installed")
+        yield Verdict(SECTION, "packages", VerdictStatus.OK, "all that pictool needs is installed")
     for extra, feature in _FEATURES.items():
         lacking = [problem for each in known if _is_of(each, extra) and (problem := _problem(each))]
-        status = Status.NOTE if lacking else Status.OK
+        status = VerdictStatus.NOTE if lacking else VerdictStatus.OK
         text = f"{', '.join(lacking)}; pip install 'pictool[{extra}]'" if lacking else f"[{extra}] is installed"
         yield Verdict(SECTION, feature, status, text, {"missing": lacking})
     yield _vllm()
@@ -196,11 +198,11 @@ def _vllm() -> Verdict:
         found = version("vllm")
     except PackageNotFoundError:
         text = f"vllm is not installed; pip install 'vllm=={VERSION}*', in an environment of its own"
-        return Verdict(SECTION, feature, Status.NOTE, text, {"missing": ["vllm"]})
+        return Verdict(SECTION, feature, VerdictStatus.NOTE, text, {"missing": ["vllm"]})
     if not found.startswith(VERSION):
         text = f"vllm {found} is installed; the connector works with {VERSION}* alone: pip install 'vllm=={VERSION}*'"
-        return Verdict(SECTION, feature, Status.NOTE, text)
-    return Verdict(SECTION, feature, Status.OK, f"vllm {found} is installed")
+        return Verdict(SECTION, feature, VerdictStatus.NOTE, text)
+    return Verdict(SECTION, feature, VerdictStatus.OK, f"vllm {found} is installed")
 
 
 def _gb(num_bytes: float) -> str:

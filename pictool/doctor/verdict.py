@@ -12,7 +12,7 @@ from pictool.errors import PicError
 _MAX_REASON = 500  # characters of an error that nobody foresaw
 
 
-class Status(StrEnum):
+class VerdictStatus(StrEnum):
     """`FAILED` alone makes a report bad. `NOTE`: a fact, or a package for a feature that is missing."""
 
     OK = "ok"
@@ -32,7 +32,7 @@ class Verdict:
 
     section: str
     check: str
-    status: Status
+    status: VerdictStatus
     text: str
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -41,14 +41,14 @@ OnVerdict = Callable[[Verdict], None]
 
 
 @dataclass(frozen=True)
-class Report:
+class DoctorReport:
     """All verdicts, in their order."""
 
     verdicts: tuple[Verdict, ...]
 
     @property
     def is_good(self) -> bool:
-        return all(verdict.status is not Status.FAILED for verdict in self.verdicts)
+        return all(verdict.status is not VerdictStatus.FAILED for verdict in self.verdicts)
 
     def of(self, check: str) -> Verdict:
         """The verdict of a check. Raises KeyError if it was not made."""
@@ -61,7 +61,7 @@ class Report:
 
 def within(section: str, check: str, difference: float, limit: float, what: str) -> Verdict:
     """A verdict on a difference, which is not allowed to be above a limit, or nan."""
-    status = Status.OK if difference <= limit else Status.FAILED
+    status = VerdictStatus.OK if difference <= limit else VerdictStatus.FAILED
     text = f"{what} {difference:.1e} apart (limit {limit:.0e})"
     return Verdict(section, check, status, text, {"difference": difference, "limit": limit})
 
@@ -72,7 +72,7 @@ def guarded(section: str, check: str, run: Callable[[], Verdict | Iterable[Verdi
         made = run()
         yield from [made] if isinstance(made, Verdict) else made
     except PicError as error:
-        yield Verdict(section, check, Status.FAILED, str(error))
+        yield Verdict(section, check, VerdictStatus.FAILED, str(error))
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:_MAX_REASON]}"
-        yield Verdict(section, check, Status.FAILED, reason, {"error": type(error).__name__})
+        yield Verdict(section, check, VerdictStatus.FAILED, reason, {"error": type(error).__name__})

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _OF_RECORD = ("line", "query", "made_of")
 
 
-class Asked(Protocol):
+class LineRequest(Protocol):
     """What is asked on a line of a file; `digest` is the same only for the same."""
 
     @property
@@ -45,7 +45,7 @@ class Asked(Protocol):
     def digest(self) -> str: ...
 
 
-Request = TypeVar("Request", bound=Asked)
+Request = TypeVar("Request", bound=LineRequest)
 
 
 class Contents:

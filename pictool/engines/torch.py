@@ -62,16 +62,16 @@ class TorchEngine(Engine):
         return _result(link(self.model, self.store, spec, stage=stage, on_compile=on_compile, residents=self.residents))
 
     def link_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, LinkResult | PicError]]:
-        """See `Engine.link_all`. From a pool they are linked in waves."""
+        """See `Engine.link_all`. From a pool they are linked in batches."""
         if self.residents is None:
             return super().link_all(specs)
-        from pictool.linker.wave import link_waves
+        from pictool.linker.batch import link_batches
 
         def result(linked: tuple[int, Linked | PicError]) -> tuple[int, LinkResult | PicError]:
             index, outcome = linked
             return index, outcome if isinstance(outcome, PicError) else _result(outcome)
 
-        return map(result, link_waves(self.model, self.store, specs, self.residents))  # map holds no image
+        return map(result, link_batches(self.model, self.store, specs, self.residents))  # map holds no image
 
     def run(
         self, spec: Spec, *, on_text: Callable[[str], None] | None = None,

@@ -26,8 +26,8 @@ from pictool.eval import require_extra
 from pictool.eval.algorithms import FULL, Algorithm
 from pictool.eval.cases import CaseGroup, CaseGroups, SpecOptions, group_cases
 from pictool.eval.datasets.base import Dataset
-from pictool.eval.results import CaseResult, Header, ResultsFile, make_header, open_results
-from pictool.eval.runner import Runner, Task, object_store
+from pictool.eval.results import CaseResult, ResultsFile, ResultsHeader, make_header, open_results
+from pictool.eval.runner import GroupTask, Runner, object_store
 from pictool.eval.workers import make_job, run_here, run_in_processes
 from pictool.runtime.machine import usable_cores
 from pictool.store.directory import claim_within
@@ -40,7 +40,7 @@ SMALL_MODEL_BYTES = 200_000_000  # 50 M parameters in float32: below, a process 
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class EvaluationOptions:
     """How an evaluation is carried out; none of it changes a number.
 
     Fields:
@@ -74,7 +74,7 @@ class Evaluation:
     """
 
     path: Path
-    header: Header
+    header: ResultsHeader
     algorithms: tuple[Algorithm, ...]
     groups: tuple[tuple[str, ...], ...]
     results: tuple[CaseResult, ...]
@@ -83,7 +83,7 @@ class Evaluation:
 
 def evaluate(
     model: Model, store: Store, dataset: Dataset, algorithms: Sequence[Algorithm],
-    options: SpecOptions = SpecOptions(), run: RunOptions = RunOptions(), *,
+    options: SpecOptions = SpecOptions(), run: EvaluationOptions = EvaluationOptions(), *,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> Evaluation:  # fmt: skip
@@ -119,7 +119,7 @@ def evaluate(
 
 
 def _fill(
-    file: ResultsFile, model: Model, store: Store, algorithms: Sequence[Algorithm], tasks: Sequence[Task],
+    file: ResultsFile, model: Model, store: Store, algorithms: Sequence[Algorithm], tasks: Sequence[GroupTask],
     total: int, jobs: int, on_progress: Callable[[int, int], None],
 ) -> None:  # fmt: skip
     """Answer what the file lacks, of `total` answers; each group's results are written as soon as they are there."""
@@ -142,7 +142,7 @@ def _collect(file: ResultsFile, algorithms: Sequence[Algorithm], grouped: CaseGr
 def missing_tasks(
     groups: Sequence[CaseGroup], algorithms: Sequence[Algorithm], done: Container[tuple[str, str]],
     verifies: Callable[[str], bool] = lambda case_id: True,
-) -> list[Task]:  # fmt: skip
+) -> list[GroupTask]:  # fmt: skip
     """What is still to be answered; `done` are the ids and labels of results.
 
     Args:
@@ -159,7 +159,7 @@ def missing_tasks(
         }  # fmt: skip
         missing = {case_id: some for case_id, some in labels.items() if some}
         if missing:
-            tasks.append(Task(group, missing, frozenset(filter(verifies, missing))))
+            tasks.append(GroupTask(group, missing, frozenset(filter(verifies, missing))))
     return tasks
 
 
@@ -188,7 +188,12 @@ def _is_small(model: Model) -> bool:
 
 
 def _run(
-    model: Model, store: Store, algorithms: Sequence[Algorithm], tasks: Sequence[Task], header: Header, jobs: int
+    model: Model,
+    store: Store,
+    algorithms: Sequence[Algorithm],
+    tasks: Sequence[GroupTask],
+    header: ResultsHeader,
+    jobs: int,
 ) -> Generator[list[CaseResult], None, None]:
     """Here, or in processes that have together at most as many threads as there are cores."""
     if not tasks:

@@ -37,7 +37,7 @@ _BEGINNING = f'{{"format": "{FORMAT}"'.encode()
 
 
 @dataclass(frozen=True)
-class Header:
+class ResultsHeader:
     """The first line of a results file. Fields are the keys of its JSON, in this order.
 
     Fields:
@@ -92,11 +92,11 @@ class Header:
         path = self.dataset["params"].get("path")
         return str(self.dataset["name"]) if path is None else Path(path).name
 
-    def is_of_machine(self, other: Header) -> bool:
+    def is_of_machine(self, other: ResultsHeader) -> bool:
         """Whether the times of both can be compared, as far as the system tells."""
         return all(self.machine.get(name) == other.machine.get(name) for name in ("cpu", "cores", "gpu"))
 
-    def require_same(self, other: Header, path: Path) -> None:
+    def require_same(self, other: ResultsHeader, path: Path) -> None:
         """Refuse to continue this header's file with another experiment.
 
         Raises:
@@ -112,7 +112,7 @@ class Header:
             )
 
     @classmethod
-    def from_json(cls, values: Any) -> Header:
+    def from_json(cls, values: Any) -> ResultsHeader:
         """The header of a JSON object.
 
         Raises:
@@ -131,11 +131,13 @@ class Header:
         return header
 
 
-def make_header(model: Model, dataset: Dataset, cases: Sequence[Case], options: SpecOptions, threads: int) -> Header:
+def make_header(
+    model: Model, dataset: Dataset, cases: Sequence[Case], options: SpecOptions, threads: int
+) -> ResultsHeader:
     """The header of a new experiment. Loads no weights."""
     import torch
 
-    return Header(
+    return ResultsHeader(
         FORMAT, VERSION, installed("pictool"), torch.__version__,
         dataset={
             "name": dataset.name, "params": json.loads(json.dumps(dataset.params)), "cases": len(cases),
@@ -251,7 +253,7 @@ class ResultsFile:
     """An open results file, locked. `results` are those that it holds, by case and label."""
 
     def __init__(
-        self, path: Path, file: BinaryIO, header: Header, results: Mapping[tuple[str, str], CaseResult]
+        self, path: Path, file: BinaryIO, header: ResultsHeader, results: Mapping[tuple[str, str], CaseResult]
     ) -> None:
         self.path, self.header = path, header
         self.results = dict(results)
@@ -269,7 +271,7 @@ class ResultsFile:
 
 @contextmanager
 def open_results(
-    path: Path, header: Header, force: bool = False, on_note: Callable[[str], None] = lambda _: None
+    path: Path, header: ResultsHeader, force: bool = False, on_note: Callable[[str], None] = lambda _: None
 ) -> Iterator[ResultsFile]:
     """Continue the results file of the experiment that `header` describes, or begin it.
 
@@ -310,9 +312,9 @@ def _is_results_file(data: bytes) -> bool:
     return data[: len(_BEGINNING)] == _BEGINNING[: len(data)]
 
 
-def _read_header(path: Path, line: bytes) -> Header:
+def _read_header(path: Path, line: bytes) -> ResultsHeader:
     try:
-        return Header.from_json(_parse(line))
+        return ResultsHeader.from_json(_parse(line))
     except InputError as error:
         raise InputError(
             f"{path}: line 1: {error}; name another file with -o, or begin this one anew with --force"

@@ -31,7 +31,7 @@ WARM_UP = "Once upon a time.\n"
 
 
 @dataclass(frozen=True)
-class Task:
+class GroupTask:
     """A group of cases, and by each case's id the labels of the algorithms that are still to answer it.
 
     `verified` are the ids of those that are compared with `full`; None: all.
@@ -58,7 +58,7 @@ class Runner:
         self._other_models = {algorithm.label: algorithm.other_model(model) for algorithm in algorithms}
         self._warm: set[str] = set()
 
-    def run(self, task: Task) -> list[CaseResult]:
+    def run(self, task: GroupTask) -> list[CaseResult]:
         """Answer a task.
 
         Raises:
@@ -98,7 +98,7 @@ class Runner:
             named = [head for head in encoded if head.tokens]
             compile_chunks(self._model, self._store, named, options, alone=True, check=False)
 
-    def _results(self, case: PreparedCase, task: Task) -> Iterator[CaseResult]:
+    def _results(self, case: PreparedCase, task: GroupTask) -> Iterator[CaseResult]:
         full, full_peak = self._answer(case, FULL) if task.is_verified(case.id) else (None, None)
         for label in task.labels[case.id]:
             algorithm = self._algorithms[label]

@@ -20,7 +20,7 @@ from pictool.errors import InputError, PicError
 from pictool.escapes import guard_streams
 from pictool.eval.algorithms import Algorithm
 from pictool.eval.results import CaseResult
-from pictool.eval.runner import Runner, Task
+from pictool.eval.runner import GroupTask, Runner
 from pictool.store.remote.remote import Remote
 from pictool.store.store import Store
 
@@ -31,7 +31,7 @@ _Workers = dict[Connection, SpawnProcess]
 
 
 @dataclass(frozen=True)
-class Job:
+class WorkerConfig:
     """What each process needs to begin. `fingerprint` is that of the model that is evaluated."""
 
     name: str
@@ -70,7 +70,9 @@ class Crash:
     trace: str
 
 
-def make_job(model: Model, store: Store, algorithms: Sequence[Algorithm], threads: int, codec: str = CODEC) -> Job:
+def make_job(
+    model: Model, store: Store, algorithms: Sequence[Algorithm], threads: int, codec: str = CODEC
+) -> WorkerConfig:
     """The job of a model on disk.
 
     Raises:
@@ -78,13 +80,13 @@ def make_job(model: Model, store: Store, algorithms: Sequence[Algorithm], thread
     """
     if model.directory is None:
         raise InputError(f"{model.name}: is in memory, and other processes cannot open it; use one job")
-    return Job(
+    return WorkerConfig(
         model.name, model.directory.absolute(), model.device, model.dtype, model.fingerprint, store.root.absolute(),
         store.remote, tuple(algorithms), threads, codec, model.salt,
     )  # fmt: skip
 
 
-def run_here(runner: Runner, tasks: Sequence[Task], threads: int) -> Iterator[list[CaseResult]]:
+def run_here(runner: Runner, tasks: Sequence[GroupTask], threads: int) -> Iterator[list[CaseResult]]:
     """Run tasks in this process, with so many threads."""
     import torch
 
@@ -97,7 +99,7 @@ def run_here(runner: Runner, tasks: Sequence[Task], threads: int) -> Iterator[li
         torch.set_num_threads(before)
 
 
-def run_in_processes(job: Job, tasks: Sequence[Task], count: int) -> Iterator[list[CaseResult]]:
+def run_in_processes(job: WorkerConfig, tasks: Sequence[GroupTask], count: int) -> Iterator[list[CaseResult]]:
     """Run tasks in `count` processes. However this ends, the processes end too.
 
     Raises:
@@ -115,7 +117,7 @@ def run_in_processes(job: Job, tasks: Sequence[Task], count: int) -> Iterator[li
                 yield results
 
 
-def _send_next(connection: Connection, queue: Iterator[Task]) -> bool:
+def _send_next(connection: Connection, queue: Iterator[GroupTask]) -> bool:
     """Send the next task to a worker; False if there is none. A dead worker is noticed when it is read from."""
     task = next(queue, None)
     if task is not None:
@@ -145,7 +147,7 @@ def _receive(connection: Connection, process: SpawnProcess) -> list[CaseResult]:
 
 
 @contextmanager
-def _start_workers(job: Job, count: int) -> Iterator[_Workers]:
+def _start_workers(job: WorkerConfig, count: int) -> Iterator[_Workers]:
     context = multiprocessing.get_context("spawn")
     workers: _Workers = {}
     try:
@@ -192,7 +194,7 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _work(connection: Connection, job: Job) -> None:
+def _work(connection: Connection, job: WorkerConfig) -> None:
     """The main function of a worker: receives tasks and sends results, until its parent ends it, or is gone."""
     guard_streams()
     threading.Thread(target=_end_with_parent, daemon=True).start()

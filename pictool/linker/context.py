@@ -12,7 +12,7 @@ import numpy as np
 
 from pictool.core import FixupTable, Identity, Layout, RowMask
 from pictool.errors import NotFiniteError, ObjectError, PicError, RemoteError, StoreError, UnwritableStoreError
-from pictool.linker.loader import Placed
+from pictool.linker.loader import PlacedObject
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.resolve import OnCompile, Part, open_objects
 from pictool.runtime.memory.image import Image
@@ -30,13 +30,13 @@ _CHAIN_CODEC = "none"  # chains are exact
 
 
 @dataclass(frozen=True)
-class Reused:
+class ReusePlan:
     """What a link reuses: open objects where they are in the prompt, and the prompt with what only these tell.
 
     `compile_s` is what compiling took of the time.
     """
 
-    placed: list[Placed]
+    placed: list[PlacedObject]
     prompt: Prompt
     compile_s: float = 0.0
 
@@ -46,7 +46,7 @@ class Context(Protocol):
 
     def open(
         self, prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None, opened: ExitStack
-    ) -> Reused:
+    ) -> ReusePlan:
         """Open what is reused, until `opened` is closed. `parts` are head and chunks; `selection` may come later."""
         ...
 
@@ -97,7 +97,7 @@ class ObjectContext:
 
     def open(
         self, prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None, opened: ExitStack
-    ) -> Reused:
+    ) -> ReusePlan:
         """Open the objects of those parts of which something is, or may be, reused or compared."""
         needed = reused_parts(prompt, parts, policy, selection)
         objects = [part for part, _ in needed]
@@ -105,11 +105,12 @@ class ObjectContext:
         self._files = [part.file.path for part in objects if part.file is not None]
         files, compile_s = open_objects(prompt.model, self._store, objects, opened, self._on_compile, self._stuck)
         placed = [
-            Placed(file, start, part.offset, len(part.chunk)) for file, (part, start) in zip(files, needed, strict=True)
+            PlacedObject(file, start, part.offset, len(part.chunk))
+            for file, (part, start) in zip(files, needed, strict=True)
         ]
         if policy.needs.tables:
             prompt = replace(prompt, tables=_tables(placed, prompt.layout))
-        return Reused(placed, prompt, compile_s)
+        return ReusePlan(placed, prompt, compile_s)
 
     def prepare(self, image: Image) -> None:
         pass
@@ -160,13 +161,13 @@ class ObjectContext:
         return True
 
 
-def _tables(placed: Sequence[Placed], layout: Layout) -> tuple[FixupTable | None, ...]:
+def _tables(placed: Sequence[PlacedObject], layout: Layout) -> tuple[FixupTable | None, ...]:
     """The table of every chunk's object, in prompt order; 0 for tokens that have none, since they are computed."""
     objects = {part.start: part for part in placed}
     return tuple(_table(objects.get(start), end - start) for start, end in layout.chunks if start < end)
 
 
-def _table(part: Placed | None, length: int) -> FixupTable | None:
+def _table(part: PlacedObject | None, length: int) -> FixupTable | None:
     if part is None:
         return np.zeros(length, dtype=np.float16)
     table = part.file.fixups()
@@ -193,7 +194,7 @@ class ChainContext:
 
     def open(
         self, prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None, opened: ExitStack
-    ) -> Reused:
+    ) -> ReusePlan:
         """Open the longest stored beginning: whole blocks of the context only, since the tail is always computed."""
         model, layout = prompt.model, prompt.layout
         self._rotation = model.stack.rotation_id(layout.num_tokens)
@@ -205,8 +206,8 @@ class ChainContext:
             self._limit = allow_open_files(layout.num_context // self._block)
         files = [opened.enter_context(file) for file in self._chain.open(self._limit)]
         self._count = next((i for i, file in enumerate(files) if not self._is_own(i, file)), len(files))
-        placed = [Placed(file, i * self._block) for i, file in enumerate(files[: self._count])]
-        return Reused(placed, replace(prompt, cached=self._count * self._block))
+        placed = [PlacedObject(file, i * self._block) for i, file in enumerate(files[: self._count])]
+        return ReusePlan(placed, replace(prompt, cached=self._count * self._block))
 
     def prepare(self, image: Image) -> None:
         """Keep keys before their rotation: those are stored."""

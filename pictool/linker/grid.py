@@ -20,14 +20,14 @@ UNION = "union"  # the policy that several make
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledPolicy:
     """A policy, and what tables call it: its name, its main field, then every field that is not the default."""
 
     label: str
     policy: Policy
 
 
-def parse_grid(specs: Sequence[str]) -> list[Labelled]:
+def parse_grid(specs: Sequence[str]) -> list[LabelledPolicy]:
     """The policies that specifications name, in their order, each once.
 
     A specification is a policy's name; NAME-NUMBER, where the number is the policy's knob (a share in per cent); or
@@ -38,7 +38,7 @@ def parse_grid(specs: Sequence[str]) -> list[Labelled]:
         InputError: no such policy or field, or a value that does not fit.
     """
     labelled = {label_of(policy): policy for spec in specs for policy in _expand(spec)}
-    return [Labelled(label, policy) for label, policy in labelled.items()]
+    return [LabelledPolicy(label, policy) for label, policy in labelled.items()]
 
 
 def parse_policy(spec: str) -> Policy:
@@ -81,7 +81,7 @@ def parse_parts(text: str) -> tuple[Policy, ...]:
     return tuple(parse_policy(part) for part in parts)
 
 
-def parse_repeatable(specs: Sequence[str]) -> list[Labelled]:
+def parse_repeatable(specs: Sequence[str]) -> list[LabelledPolicy]:
     """As `parse_grid`, for measurements that must not depend on earlier requests.
 
     Raises:

@@ -1,6 +1,7 @@
-"""`link()`: resolve → lay out → select → open → claim → each layer: load, relocate, compute, narrow → logits.
+"""`link()`: resolve → lay out → select → open → reserve → each layer: load, relocate, compute, narrow → logits.
 
-`prepare` ends before the claim, `compute` begins after it; so several prompts can be claimed together (`wave.py`).
+`prepare` ends before the reservation and `compute` begins after it, so several prompts can reserve images together
+(`batch.py`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING
 from pictool.compiler.chunking import encode_within
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError, NotFiniteError, ObjectError
-from pictool.linker.context import Context, Reused, context_of
+from pictool.linker.context import Context, ReusePlan, context_of
 from pictool.linker.fusor import Fusor, measure_attention
 from pictool.linker.loader import Loader
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stage, no_stage
-from pictool.linker.residency import Claim, PoolUse, ResidentObjects
+from pictool.linker.residency import PoolUse, Reservation, ResidentObjects
 from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents, resolve_plan
 from pictool.linker.spec import Spec
 from pictool.runtime.device import synchronize
@@ -94,33 +95,33 @@ def link(
         try:
             with ExitStack() as opened:
                 prepared = prepare(model, store, spec, context, clock, stage, opened)
-                return compute(prepared, claim_alone(prepared, residents))
+                return compute(prepared, reserve_alone(prepared, residents))
         except (ObjectError, NotFiniteError) as error:  # something turned out damaged, or lost, while it was read
             if not context.recover(error):
                 raise
             clock.load_s += clock.lap()
 
 
-def start_clock(model: Model, spec: Spec) -> Clock:
+def start_clock(model: Model, spec: Spec) -> LinkTimer:
     """Load what is loaded but once, and see that it is still the same; then the clock of a link starts."""
     _ = model.stack, model.target, model.eos_ids
     model.require_unchanged()
     spec.policy.prepare(model)
-    return Clock()
+    return LinkTimer()
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedLink:
     """A link whose objects are open, before it has an image."""
 
     store: Store
     policy: Policy
-    laid: Laid
+    laid: PromptParts
     prompt: Prompt
     selection: Selection | None
-    reused: Reused
+    reused: ReusePlan
     context: Context
-    clock: Clock
+    clock: LinkTimer
 
     @property
     def wants_pool(self) -> bool:
@@ -129,8 +130,8 @@ class Prepared:
 
 
 def prepare(
-    model: Model, store: Store, spec: Spec, context: Context, clock: Clock, stage: Stage, opened: ExitStack
-) -> Prepared:  # fmt: skip
+    model: Model, store: Store, spec: Spec, context: Context, clock: LinkTimer, stage: Stage, opened: ExitStack
+) -> PreparedLink:  # fmt: skip
     """The passes of a link before it has an image. Objects are open until `opened` is closed."""
     policy = spec.policy
     # Resolve: every document is parts with tokens; objects that documents name are open from here on.
@@ -147,26 +148,28 @@ def prepare(
     reused = context.open(prompt, laid.parts, policy, selection, opened)
     clock.exclude(reused.compile_s)
     clock.load_s += clock.lap()
-    return Prepared(store, policy, laid, prompt, selection, reused, context, clock)
+    return PreparedLink(store, policy, laid, prompt, selection, reused, context, clock)
 
 
-def claim_alone(prepared: Prepared, residents: ResidentObjects | None) -> Claim:
-    """Claim: the image, a region of the pool if there is one, in which resident objects are in their places."""
+def reserve_alone(prepared: PreparedLink, residents: ResidentObjects | None) -> Reservation:
+    """Reserve the image, a region of the pool if there is one, in which resident objects are in their places."""
     layout, placed = prepared.laid.layout, prepared.reused.placed
     if residents is None:
-        return Claim(Image(prepared.prompt.model.stack, layout), list(placed))
-    return residents.claim([(layout, placed)])[0] if prepared.wants_pool else residents.claim_outside(layout, placed)
+        return Reservation(Image(prepared.prompt.model.stack, layout), list(placed))
+    return (
+        residents.reserve([(layout, placed)])[0] if prepared.wants_pool else residents.reserve_outside(layout, placed)
+    )
 
 
-def compute(prepared: Prepared, claim: Claim) -> Linked:
+def compute(prepared: PreparedLink, reservation: Reservation) -> Linked:
     """The passes of a link over its image."""
     policy, selection, prompt, clock = prepared.policy, prepared.selection, prepared.prompt, prepared.clock
     laid, reused, context = prepared.laid, prepared.reused, prepared.context
-    stack, image, memory = prompt.model.stack, claim.image, prepared.store.memory
-    clock.resume(claim.seconds)
+    stack, image, memory = prompt.model.stack, reservation.image, prepared.store.memory
+    clock.resume(reservation.seconds)
     context.prepare(image)
-    first = 0 if claim.region else _first_layer(policy, stack.num_layers, selection)
-    with Loader(image, claim.missing, first, policy.needs.runs_model, memory, claim.copies) as loader:
+    first = 0 if reservation.region else _first_layer(policy, stack.num_layers, selection)
+    with Loader(image, reservation.missing, first, policy.needs.runs_model, memory, reservation.copies) as loader:
         clock.load_s += clock.lap()
         seen = reused.prompt
         if policy.needs.attention:  # every layer is loaded for it
@@ -187,17 +190,17 @@ def compute(prepared: Prepared, claim: Claim) -> Linked:
             fusor.finish()
         synchronize(stack.device)
         timing = clock.timing(loader.busy_s)
-    claim.finish()
+    reservation.finish()
     context.keep(image, fusor.rows)
     linked = {part.file.meta.key for part in reused.placed}
     return Linked(
         image, policy, tuple(part.after(linked) for part in laid.parts[1:]), prompt.texts, fusor.rows, fusor.scores,
-        timing, loader.bytes_read, claim.use if claim.on_finish else None,
+        timing, loader.bytes_read, reservation.use if reservation.on_finish else None,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Laid:
+class PromptParts:
     """A prompt that is laid out. `parts` are head and chunks; `required` [N] are the rows that no object has."""
 
     layout: Layout
@@ -206,31 +209,31 @@ class Laid:
     required: RowMask | None = None
 
 
-def lay_out_spec(model: Model, store: Store, spec: Spec, opened: ExitStack) -> Laid:
+def lay_out_spec(model: Model, store: Store, spec: Spec, opened: ExitStack) -> PromptParts:
     """Resolve a spec's documents, and lay out its prompt. Objects that documents name are open until `opened` is."""
     if spec.plan is not None:
         return _lay_out_plan(model, store, spec.plan, opened)
     return _lay_out_texts(model, store, spec, opened)
 
 
-def _lay_out_texts(model: Model, store: Store, spec: Spec, opened: ExitStack) -> Laid:
+def _lay_out_texts(model: Model, store: Store, spec: Spec, opened: ExitStack) -> PromptParts:
     frame = spec.frame(model)
     parts = resolve_documents(model, store, spec, opened)
     head = head_part(model, spec, frame.head)
     tail = encode_within(model, frame.tail, "the query")
     layout = lay_out(model, head.chunk, [part.chunk for part in parts], tail)
-    return Laid(layout, (frame.head, *(part.chunk.text for part in parts), frame.tail), (head, *parts))
+    return PromptParts(layout, (frame.head, *(part.chunk.text for part in parts), frame.tail), (head, *parts))
 
 
-def _lay_out_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) -> Laid:
+def _lay_out_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) -> PromptParts:
     require_room(model, plan.layout.num_tokens)
     parts, tail = resolve_plan(model, store, plan, opened), plan.layout.tokens[plan.layout.tail[0] :]
     last = str(model.tokenizer.decode(tail.tolist())) if plan.policy.needs.runs_model else ""
     required = None if plan.policy.needs.chain_block else plan.required  # a chain says itself what it has
-    return Laid(plan.layout, (*(part.chunk.text for part in parts), last), tuple(parts), required)
+    return PromptParts(plan.layout, (*(part.chunk.text for part in parts), last), tuple(parts), required)
 
 
-class Clock:
+class LinkTimer:
     """Seconds of the parts of one link."""
 
     def __init__(self) -> None:

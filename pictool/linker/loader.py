@@ -30,7 +30,7 @@ PATIENCE_S = 0.002
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedObject:
     """An object file that is linked at position `start`: `length` of its tokens from `offset` on, or all (-1)."""
 
     file: ObjectFile
@@ -53,7 +53,7 @@ class Placed:
 class Copy:
     """Another place for a part that a loader loads: position `start` of an image, its own or one that waits for it."""
 
-    part: Placed
+    part: PlacedObject
     image: Image
     start: int
 
@@ -71,7 +71,7 @@ class Loader:
     """
 
     def __init__(
-        self, image: Image, placed: Sequence[Placed], first: int = 0, overlaps: bool = False,
+        self, image: Image, placed: Sequence[PlacedObject], first: int = 0, overlaps: bool = False,
         memory: LayerMemory | None = None, copies: Sequence[Copy] = (),
     ) -> None:  # fmt: skip
         self._image, self._placed, self._first, self._memory = image, placed, first, memory
@@ -213,7 +213,7 @@ class Loader:
         return buffer
 
 
-def _runs(placed: Sequence[Placed]) -> list[tuple[int, int]]:
+def _runs(placed: Sequence[PlacedObject]) -> list[tuple[int, int]]:
     """`[start, end)` of what is placed, neighbours as one."""
     runs: list[tuple[int, int]] = []
     for part in placed:

@@ -1,9 +1,9 @@
 """Objects that are resident in a pool of KV on the device, and how the next prompts are made of them.
 
-A link's image is a region of the pool. Objects that the pool has are moved to their places in the regions of several
-prompts, a wave, by one plan of CIDRA's (Span queries §5.5): an object that two of them want is duplicated, objects that
-change places are a cycle. What they displace is parked beside. What the pool does not have is loaded as ever, once for
-all prompts of the wave. After the answer, what the policy wrote over documents is restored, so that every resident
+A link's image is a region of the pool. Objects in the pool are moved to their places in the regions of a batch of
+prompts by one plan of CIDRA's (Span queries §5.5): an object that two prompts reuse is duplicated, and objects that
+change places are a cycle. Objects that they displace are moved aside. Objects that the pool lacks are loaded once for
+all prompts of the batch. After the answer, what the policy wrote over documents is restored, so that every resident
 object is as it was compiled, and stays.
 
 A region is in use as long as its image exists: several requests may be under way, and what a caller still holds is
@@ -23,10 +23,18 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.core import Layout
 from pictool.errors import InputError
-from pictool.linker.loader import Copy, Placed
+from pictool.linker.loader import Copy, PlacedObject
 from pictool.runtime.memory.cidra import Move
 from pictool.runtime.memory.image import GROWTH, Image
-from pictool.runtime.memory.pool import Pool, PooledImage, Repositioning, Saved, require_movable, restore, slot_bytes
+from pictool.runtime.memory.pool import (
+    Pool,
+    PooledImage,
+    Repositioning,
+    SavedRows,
+    require_movable,
+    restore,
+    slot_bytes,
+)
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -39,8 +47,8 @@ class PoolUse:
     Fields:
         resident: whose KV was in the pool; stayed: of these, those that were in their places; loaded: that came from
             the host; shared: all others that were reused, copied from what was loaded for another place or prompt.
-        moved: the moves of the wave's one plan, those of displaced objects among them.
-        requests: prompts of the wave.
+        moved: the moves of the batch's one plan, those of displaced objects among them.
+        requests: prompts of the batch.
         has_room: False if the pool has no room for the image.
     """
 
@@ -85,7 +93,7 @@ class Resident:
     start: int
     length: int
     position: int | None
-    used: int  # the number of the wave that used it last
+    used: int  # the number of the batch that used it last
 
     @property
     def end(self) -> int:
@@ -100,27 +108,27 @@ class _Region:
     end: int
     resident: list[Resident] = field(default_factory=list)
     loaded: list[Resident] = field(default_factory=list)
-    saved: list[Saved] = field(default_factory=list)
+    saved: list[SavedRows] = field(default_factory=list)
     is_linked: bool = False
 
 
 @dataclass(eq=False)
-class Claim:
+class Reservation:
     """An image, and what is still to be loaded into it. `finish` is to be called when it is linked.
 
-    Claims of a wave are to be linked in their order, and at any time: what one loads, the later ones get as copies.
+    Link the reservations of a batch in their order, at any time: what one loads, the later ones get as copies.
 
     Fields:
         own: what it has to load. copies: where else that goes.
         awaited: what another one loads, whose region it is; if that fails, this one has to.
-        reused: tokens that are reused. stayed: as of `PoolUse`. seconds: that making the claims of the wave took.
+        reused: tokens that are reused. stayed: as of `PoolUse`. seconds: what reserving the batch took.
     """
 
     image: Image
-    own: list[Placed] = field(default_factory=list)
+    own: list[PlacedObject] = field(default_factory=list)
     region: _Region | None = None
     copies: list[Copy] = field(default_factory=list)
-    awaited: list[tuple[Placed, _Region]] = field(default_factory=list)
+    awaited: list[tuple[PlacedObject, _Region]] = field(default_factory=list)
     reused: int = 0
     stayed: int = 0
     seconds: float = 0.0
@@ -130,7 +138,7 @@ class Claim:
     on_finish: Callable[[PoolUse], None] | None = None
 
     @property
-    def missing(self) -> list[Placed]:
+    def missing(self) -> list[PlacedObject]:
         """What is to be loaded, as long as it is not linked."""
         return [*self.own, *(part for part, leader in self.awaited if not leader.is_linked)]
 
@@ -148,7 +156,7 @@ class Claim:
             self.on_finish(self.use)
 
 
-Wanted = tuple[Layout, Sequence[Placed]]  # a prompt, and what is reused in it
+PlacedPrompt = tuple[Layout, Sequence[PlacedObject]]  # a prompt, and what is reused in it
 
 
 class ResidentObjects:
@@ -176,11 +184,11 @@ class ResidentObjects:
         self._residents: list[Resident] = []
         self._regions: list[_Region] = []
         self._ended: deque[_Region] = deque()  # whose images exist no more
-        self._waves = 0
+        self._batches = 0
         self._lock = threading.Lock()
 
-    def claim(self, wanted: Sequence[Wanted]) -> list[Claim]:
-        """Images of the first prompts of several, a wave, in which the objects that are resident are in their places.
+    def reserve(self, wanted: Sequence[PlacedPrompt]) -> list[Reservation]:
+        """Reserve a batch: images of the first prompts of several, with the resident objects in their places.
 
         As many prompts as there is room for at once, one at least, up to one that reuses the same at the same places as
         one before it: that finds everything in place when its turn comes. If there is no room for the first, its image
@@ -192,43 +200,43 @@ class ResidentObjects:
             found = self._found()
             regions = self._allot(wanted, found)
             if regions:
-                claims = self._claim_regions(regions, wanted, found)
+                reservations = self._reserve_regions(regions, wanted, found)
             else:
-                claims = [self.claim_outside(*wanted[0], has_room=False)]
+                reservations = [self.reserve_outside(*wanted[0], has_room=False)]
         seconds = time.perf_counter() - started
-        for claim in claims:
-            claim.seconds = seconds
-        return claims
+        for reservation in reservations:
+            reservation.seconds = seconds
+        return reservations
 
-    def claim_outside(self, layout: Layout, placed: Sequence[Placed], has_room: bool = True) -> Claim:
+    def reserve_outside(self, layout: Layout, placed: Sequence[PlacedObject], has_room: bool = True) -> Reservation:
         """An image that is not in the pool; `has_room` says whether it could be."""
-        return Claim(
+        return Reservation(
             Image(self._model.stack, layout), list(placed), reused=sum(map(_length, placed)), has_room=has_room,
             on_finish=self._finished,
         )  # fmt: skip
 
-    def _claim_regions(
-        self, regions: Sequence[_Region], wanted: Sequence[Wanted], found: Mapping[Hashable, Sequence[Resident]]
-    ) -> list[Claim]:
+    def _reserve_regions(
+        self, regions: Sequence[_Region], wanted: Sequence[PlacedPrompt], found: Mapping[Hashable, Sequence[Resident]]
+    ) -> list[Reservation]:
         self._pool = pool = self._pool or Pool(self._model, self.num_slots)
-        self._waves += 1
+        self._batches += 1
         images = [
             PooledImage(pool, layout, region.start, region.saved)
             for region, (layout, _) in zip(regions, wanted, strict=False)
         ]
-        claims = [
-            Claim(image, region=region, requests=len(regions), on_finish=self._finished)
+        reservations = [
+            Reservation(image, region=region, requests=len(regions), on_finish=self._finished)
             for image, region in zip(images, regions, strict=True)
         ]
-        moves = self._arrange(claims, [placed for _, placed in wanted[: len(claims)]], found)
+        moves = self._arrange(reservations, [placed for _, placed in wanted[: len(reservations)]], found)
         moves += self._park(regions, found)
         moved = self._reposition(pool, moves, max(images, key=lambda image: image.num_tokens))
-        for claim, image, region in zip(claims, images, regions, strict=True):
-            claim.moved = moved
+        for reservation, image, region in zip(reservations, images, regions, strict=True):
+            reservation.moved = moved
             weakref.finalize(image, self._ended.append, region).atexit = False
         self._regions += regions
         self._count(moves=moved.moves)
-        return claims
+        return reservations
 
     def _reposition(self, pool: Pool, moves: list[Move], longest: PooledImage) -> Repositioning:
         try:
@@ -253,8 +261,8 @@ class ResidentObjects:
             found.setdefault(resident.content, []).append(resident)
         return found
 
-    def _allot(self, wanted: Sequence[Wanted], found: Mapping[Hashable, Sequence[Resident]]) -> list[_Region]:
-        """The regions of a wave."""
+    def _allot(self, wanted: Sequence[PlacedPrompt], found: Mapping[Hashable, Sequence[Resident]]) -> list[_Region]:
+        """The regions of a batch."""
         regions: list[_Region] = []
         contexts: set[Hashable] = set()
         for layout, placed in wanted:
@@ -268,7 +276,7 @@ class ResidentObjects:
         return regions
 
     def _room(
-        self, length: int, placed: Sequence[Placed], found: Mapping[Hashable, Sequence[Resident]],
+        self, length: int, placed: Sequence[PlacedObject], found: Mapping[Hashable, Sequence[Resident]],
         regions: Sequence[_Region],
     ) -> int | None:  # fmt: skip
         """The first of `length` slots that no image uses: where most can stay, or else the first there are."""
@@ -284,38 +292,38 @@ class ResidentObjects:
         return _gap(used, length, self.num_slots)
 
     def _arrange(
-        self, claims: Sequence[Claim], wanted: Sequence[Sequence[Placed]],
+        self, reservations: Sequence[Reservation], wanted: Sequence[Sequence[PlacedObject]],
         found: Mapping[Hashable, Sequence[Resident]],
     ) -> list[Move]:  # fmt: skip
-        """The moves that bring residents to the claims' regions. Fills in what of the claims is to be loaded."""
+        """The moves that bring residents to the reserved regions. Notes in the reservations what is to be loaded."""
         moves: list[Move] = []
-        leaders: dict[Hashable, tuple[Claim, Placed]] = {}  # who loads what
-        for claim, placed in zip(claims, wanted, strict=True):
-            assert claim.region is not None
+        leaders: dict[Hashable, tuple[Reservation, PlacedObject]] = {}  # who loads what
+        for reservation, placed in zip(reservations, wanted, strict=True):
+            assert reservation.region is not None
             for part in placed:
-                start, content = claim.region.start + part.start, _content(part)
-                here = Resident(content, start, _length(part), part.start, self._waves)
-                claim.reused += here.length
+                start, content = reservation.region.start + part.start, _content(part)
+                here = Resident(content, start, _length(part), part.start, self._batches)
+                reservation.reused += here.length
                 if sources := found.get(content):
                     source = next((resident for resident in sources if resident.start == start), sources[0])
-                    claim.region.resident.append(here)
+                    reservation.region.resident.append(here)
                     stays = source.start == start and source.position == part.start
-                    claim.stayed += here.length if stays else 0
+                    reservation.stayed += here.length if stays else 0
                     moves.append(Move(source.start, start, None if stays else part.start, here.length))
                     continue
-                claim.region.loaded.append(here)
-                leader, loaded = leaders.setdefault(content, (claim, part))
+                reservation.region.loaded.append(here)
+                leader, loaded = leaders.setdefault(content, (reservation, part))
                 if loaded is part:
-                    claim.own.append(part)
+                    reservation.own.append(part)
                     continue
-                leader.copies.append(Copy(loaded, claim.image, part.start))
-                if leader is not claim:
+                leader.copies.append(Copy(loaded, reservation.image, part.start))
+                if leader is not reservation:
                     assert leader.region is not None
-                    claim.awaited.append((part, leader.region))
+                    reservation.awaited.append((part, leader.region))
         return moves
 
     def _park(self, regions: Sequence[_Region], found: Mapping[Hashable, Sequence[Resident]]) -> list[Move]:
-        """Keep the residents that a wave's images do not use out of its regions: the moves of those that are displaced
+        """Keep the residents that a batch's images do not use out of its regions: the moves of those that are displaced
         to where there is room, the latest first. Of an object that is elsewhere, too, a copy is kept while there is."""
         used = [(each.start, each.end) for each in (*self._regions, *regions)]
         latest = sorted(itertools.chain(*found.values()), key=lambda resident: -resident.used)
@@ -357,7 +365,7 @@ class ResidentObjects:
         )  # fmt: skip
 
 
-def _length(part: Placed) -> int:
+def _length(part: PlacedObject) -> int:
     return part.end - part.start
 
 
@@ -369,7 +377,7 @@ def _overlaps(start: int, end: int, spans: Sequence[tuple[int, int]]) -> bool:
     return any(span[0] < end and start < span[1] for span in spans)
 
 
-def _content(part: Placed) -> Hashable:
+def _content(part: PlacedObject) -> Hashable:
     """What a resident is of: checksums, so that a file that is replaced or damaged later changes nothing; and its key,
     which holds the tenant's salt."""
     file, tokens = part.file, part.tokens

@@ -36,7 +36,7 @@ Scores = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Tokenized:
+class TokenizedParts:
     """Token ids of the parts of a prompt, and the characters of each token in their joined text.
 
     Attributes:
@@ -51,7 +51,7 @@ class Tokenized:
     starts: tuple[int, ...]
 
 
-def tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokenized:
+def tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> TokenizedParts:
     """Tokens and spans of parts, each tokenized on its own, without special tokens (docs/design.md §2 rule 1).
 
     Every token has text but the special ones. The unknown token has text, unless the text names it; a special token
@@ -70,14 +70,14 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokeni
     ends = np.cumsum([len(text) for text in texts])
     starts = np.cumsum([0, *(len(tokens) for tokens, _ in parts)])[:-1]
     spans = [part + end - len(text) for (_, part), end, text in zip(parts, ends, texts, strict=True)]
-    return Tokenized(
+    return TokenizedParts(
         np.concatenate([np.zeros(0, np.int32), *(tokens for tokens, _ in parts)]),
         np.concatenate([np.zeros((0, 2), np.int64), *spans]),
         tuple(starts.tolist()),
     )
 
 
-def map_selection(selected: Mask, source: Tokenized, target: Tokenized) -> Mask:
+def map_selection(selected: Mask, source: TokenizedParts, target: TokenizedParts) -> Mask:
     """The target's tokens [n] that share a character with a selected source token [m] (SpecCache eq. 7)."""
     assert len(selected) == len(source.tokens)
     spans = source.spans[selected]
@@ -90,7 +90,7 @@ def map_selection(selected: Mask, source: Tokenized, target: Tokenized) -> Mask:
     return result
 
 
-def map_scores(scores: Scores, source: Tokenized, target: Tokenized) -> Scores:
+def map_scores(scores: Scores, source: TokenizedParts, target: TokenizedParts) -> Scores:
     """For every target token [n] the highest score of the source tokens [m] that share a character with it, else 0."""
     assert len(scores) == len(source.tokens)
     widths = source.spans[:, 1] - source.spans[:, 0]
@@ -102,7 +102,7 @@ def map_scores(scores: Scores, source: Tokenized, target: Tokenized) -> Scores:
     return np.where(is_aligned, result, np.float32(0))
 
 
-def _num_characters(*sides: Tokenized) -> int:
+def _num_characters(*sides: TokenizedParts) -> int:
     return max(int(side.spans.max(initial=0)) for side in sides)
 
 

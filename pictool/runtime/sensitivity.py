@@ -141,8 +141,8 @@ def _improbability(stack: LayerStack, hidden: Tensor, tokens: Tensor) -> Tensor:
     """1 - p of every token but the first, by the row before it, float32 [rows - 1]; p is the mean over the probes."""
     rows, targets = hidden[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
     parts = zip(torch.split(rows, _LOGIT_ROWS), torch.split(targets, _LOGIT_ROWS), strict=True)
-    surprise = [cross_entropy(stack.logits(part), target, reduction="none") for part, target in parts]
-    return 1 - torch.exp(-torch.cat(surprise)).view(len(tokens), -1).mean(0)
+    entropies = [cross_entropy(stack.logits(part), target, reduction="none") for part, target in parts]
+    return 1 - torch.exp(-torch.cat(entropies)).view(len(tokens), -1).mean(0)
 
 
 def make_probes(model: Model, count: int, length: int) -> Probes:

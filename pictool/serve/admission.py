@@ -1,4 +1,4 @@
-"""Places in an engine that batches: so many requests run, the others wait in a bounded queue that is fair."""
+"""Admission control of an engine that batches: so many requests run, others wait in a fair, bounded queue."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pictool.serve.backends.torch.engine_thread import FairQueue, QueueFullError
 from pictool.serve.errors import queue_full
 
 
-class Place:
+class Admission:
     """What a request holds while it runs, or waits to.
 
     `size` is how many answers it asks for at once. `has_begun` if it is a part of a request that was let in before.
     """
 
-    def __init__(self, places: Places, tenant: str, size: int, has_begun: bool = False) -> None:
+    def __init__(self, control: AdmissionControl, tenant: str, size: int, has_begun: bool = False) -> None:
         self.tenant, self.size, self.has_begun = tenant, size, has_begun
-        self._places, self._is_held = places, True
+        self._control, self._is_held = control, True
         self._given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> None:
@@ -39,11 +39,11 @@ class Place:
         """The request is over, or does not want it any more. May be called twice."""
         if self._is_held:
             self._is_held = False
-            self._places.end(self)
+            self._control.end(self)
 
 
-class Places:
-    """The places of one event loop.
+class AdmissionControl:
+    """Which requests of one event loop run, and which wait.
 
     Requests run while their answers are fewer than `most`: the next one is begun once there are fewer, so that the last
     may go beyond by its own answers. Who is next, and who loses a turn where `limit` wait, is the queue's rule. Of
@@ -54,9 +54,9 @@ class Places:
     """
 
     def __init__(self, limit: int, most: int, num_tenants: int = 1) -> None:
-        self._queue, self._most, self._num_tenants = FairQueue[Place](limit), most, num_tenants
+        self._queue, self._most, self._num_tenants = FairQueue[Admission](limit), most, num_tenants
         self._running = Counter[str]()  # answers by tenant
-        self._active: set[Place] = set()
+        self._active: set[Admission] = set()
 
     @property
     def num_waiting(self) -> int:
@@ -66,7 +66,7 @@ class Places:
     def num_active(self) -> int:
         return len(self._active)
 
-    async def take(self, tenant: str, size: int = 1, *, has_begun: bool = False) -> Place:
+    async def take(self, tenant: str, size: int = 1, *, has_begun: bool = False) -> Admission:
         """Wait for a place.
 
         Args:
@@ -76,7 +76,7 @@ class Places:
         Raises:
             ApiError: 429, at once or while it waits: there is no room in the queue.
         """
-        place = Place(self, tenant, size, has_begun)
+        place = Admission(self, tenant, size, has_begun)
         try:
             self._admit(place)
             await place.wait()
@@ -88,13 +88,13 @@ class Places:
         return place
 
     @asynccontextmanager
-    async def place(self, tenant: str, size: int = 1, *, has_begun: bool = False) -> AsyncGenerator[Place, None]:
+    async def place(self, tenant: str, size: int = 1, *, has_begun: bool = False) -> AsyncGenerator[Admission, None]:
         """A place while the context lasts. Raises as `take`."""
         place = await self.take(tenant, size, has_begun=has_begun)
         with held(place):
             yield place
 
-    def end(self, place: Place) -> None:
+    def end(self, place: Admission) -> None:
         """A place is given back, or not waited for any more."""
         if place in self._active:
             self._active.remove(place)
@@ -110,7 +110,7 @@ class Places:
         kept = max(0, min(num_idle, self._most // 4)) if self._running[tenant] else 0
         return self._running.total() < self._most - kept
 
-    def _admit(self, place: Place) -> None:
+    def _admit(self, place: Admission) -> None:
         """Begin with a request, or let it wait. Raises QueueFullError."""
         if self._has_room(place.tenant):
             self._begin(place)
@@ -119,14 +119,14 @@ class Places:
         elif (loser := self._queue.push(place)) is not None:
             loser.give(QueueFullError())
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: Admission) -> None:
         self._active.add(place)
         self._running[place.tenant] += place.size
         place.give()
 
 
 @contextmanager
-def held(place: Place) -> Iterator[None]:
+def held(place: Admission) -> Iterator[None]:
     """Gives a place back at the end of the context."""
     try:
         yield

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pictool.serve.errors import ApiError
-from pictool.serve.work import Delta, Event, Finished, Reuse, Started, TokenInfo, Verified
+from pictool.serve.work import DeltaEvent, Event, FinishEvent, Reuse, StartEvent, TokenInfo, VerificationEvent
 
 DONE = b"data: [DONE]\n\n"
 
 
 @dataclass
-class Answer:
+class PartialAnswer:
     """One answer as far as it is known."""
 
     text: str = ""
@@ -25,28 +25,28 @@ class Answer:
 
 
 @dataclass
-class Collected:
+class AnswerCollector:
     """The events of one work, taken together."""
 
     reuse: Reuse = Reuse("full")
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, PartialAnswer] = field(default_factory=dict)
     verified: Mapping[str, Any] | None = None
 
     def add(self, event: Event) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, StartEvent):
             self.reuse = event.reuse
-        elif isinstance(event, Verified):
+        elif isinstance(event, VerificationEvent):
             self.verified = event.report
         else:
-            answer = self.answers.setdefault(event.index, Answer())
-            if isinstance(event, Delta):
+            answer = self.answers.setdefault(event.index, PartialAnswer())
+            if isinstance(event, DeltaEvent):
                 answer.text += event.text
                 answer.tokens += event.tokens
             else:
                 answer.reason, answer.num_tokens = event.reason, event.num_tokens
 
     @property
-    def listed(self) -> list[Answer]:
+    def listed(self) -> list[PartialAnswer]:
         """The answers in order."""
         return [self.answers[index] for index in sorted(self.answers)]
 
@@ -56,15 +56,15 @@ class Collected:
         return self.reuse.report() | verified
 
 
-async def collect(events: AsyncIterator[Event]) -> Collected:
+async def collect(events: AsyncIterator[Event]) -> AnswerCollector:
     """All events of a work."""
-    collected = Collected()
+    collected = AnswerCollector()
     async for event in events:
         collected.add(event)
     return collected
 
 
-def usage_of(works: Sequence[Collected]) -> dict[str, Any]:
+def usage_of(works: Sequence[AnswerCollector]) -> dict[str, Any]:
     """The usage of a response that is made of these works."""
     prompt = sum(work.reuse.num_tokens for work in works)
     generated = sum(answer.num_tokens for work in works for answer in work.listed)
@@ -85,7 +85,7 @@ class Form:
     has_logprobs: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, works: Sequence[Collected]) -> dict[str, Any]:
+    def whole(self, works: Sequence[AnswerCollector]) -> dict[str, Any]:
         """The response of works; choices are numbered through."""
         answers = [answer for work in works for answer in work.listed]
         name = "chat.completion" if self.is_chat else "text_completion"
@@ -94,7 +94,7 @@ class Form:
             "usage": usage_of(works), "pic": _reports(works),
         }  # fmt: skip
 
-    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+    def _choice(self, index: int, answer: PartialAnswer) -> dict[str, Any]:
         more = {"index": index, "finish_reason": answer.reason}
         logprobs = self._logprobs(answer.tokens)
         if self.is_chat:
@@ -103,21 +103,21 @@ class Form:
             }  # fmt: skip
         return more | {"text": answer.text, "logprobs": logprobs}
 
-    def chunk(self, index: int, delta: Delta | Finished | None) -> dict[str, Any]:
+    def chunk(self, index: int, delta: DeltaEvent | FinishEvent | None) -> dict[str, Any]:
         """An event of a stream: more text, the end of a choice, or (None) the beginning of a chat's."""
-        text = delta.text if isinstance(delta, Delta) else ""
-        tokens = delta.tokens if isinstance(delta, Delta) else ()
+        text = delta.text if isinstance(delta, DeltaEvent) else ""
+        tokens = delta.tokens if isinstance(delta, DeltaEvent) else ()
         choice: dict[str, Any] = {"index": index, "logprobs": self._logprobs(tokens)}
-        choice["finish_reason"] = delta.reason if isinstance(delta, Finished) else None
+        choice["finish_reason"] = delta.reason if isinstance(delta, FinishEvent) else None
         if not self.is_chat:
             choice["text"] = text
         elif delta is None:
             choice["delta"] = {"role": "assistant", "content": ""}
         else:
-            choice["delta"] = {"content": text} if isinstance(delta, Delta) else {}
+            choice["delta"] = {"content": text} if isinstance(delta, DeltaEvent) else {}
         return self.head("chat.completion.chunk" if self.is_chat else "text_completion") | {"choices": [choice]}
 
-    def last_chunk(self, works: Sequence[Collected]) -> dict[str, Any]:
+    def last_chunk(self, works: Sequence[AnswerCollector]) -> dict[str, Any]:
         """The event with the usage."""
         return self.head("chat.completion.chunk" if self.is_chat else "text_completion") | {
             "choices": [], "usage": usage_of(works)
@@ -149,7 +149,7 @@ def _token(token: TokenInfo) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _reports(works: Sequence[Collected]) -> Any:
+def _reports(works: Sequence[AnswerCollector]) -> Any:
     reports = [work.report() for work in works]
     return reports[0] if len(reports) == 1 else reports
 
@@ -159,14 +159,14 @@ def sse(value: object) -> bytes:
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
 
 
-class Begun:
+class StartedStream:
     """Events whose first one is known, so that what is wrong with a request is told before its stream begins."""
 
     def __init__(self, first: Event, events: AsyncGenerator[Event, None]) -> None:
         self._first: Event | None = first
         self._events = events
 
-    def __aiter__(self) -> Begun:
+    def __aiter__(self) -> StartedStream:
         return self
 
     async def __anext__(self) -> Event:
@@ -178,22 +178,22 @@ class Begun:
         await self._events.aclose()
 
 
-async def stream(form: Form, works: Sequence[Begun], n: int, has_usage: bool) -> AsyncGenerator[bytes, None]:
+async def stream(form: Form, works: Sequence[StartedStream], n: int, has_usage: bool) -> AsyncGenerator[bytes, None]:
     """The events of works, one after another, as OpenAI's clients read them. An error ends the stream with one."""
-    done: list[Collected] = []
+    done: list[AnswerCollector] = []
     try:
         for number, events in enumerate(works):
-            collected, begun = Collected(), set[int]()
-            ended: list[Finished] = []
+            collected, begun = AnswerCollector(), set[int]()
+            ended: list[FinishEvent] = []
             async for event in events:
                 collected.add(event)
-                if not isinstance(event, Delta | Finished):
+                if not isinstance(event, DeltaEvent | FinishEvent):
                     continue
                 index = number * n + event.index
                 if form.is_chat and index not in begun:
                     begun.add(index)
                     yield sse(form.chunk(index, None))
-                if isinstance(event, Finished) and event.index == n - 1:
+                if isinstance(event, FinishEvent) and event.index == n - 1:
                     ended.append(event)  # with what was done, which may need the verification first
                 else:
                     yield sse(form.chunk(index, event))

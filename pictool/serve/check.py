@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """KL(full ‖ linked) of the first token in nats, the mean over prompts, by which a policy is judged."""
 
     kl: float
@@ -30,7 +30,7 @@ class Checked:
         return self.kl <= self.limit
 
 
-def check_linking(model: Model, policy: Policy, limit: float = MAX_KL, tuned: Path | None = None) -> Checked:
+def check_linking(model: Model, policy: Policy, limit: float = MAX_KL, tuned: Path | None = None) -> CheckResult:
     """Link a few short prompts under a policy, and under full recompute.
 
     Objects of the check are in a store of its own, which is removed.
@@ -47,4 +47,4 @@ def check_linking(model: Model, policy: Policy, limit: float = MAX_KL, tuned: Pa
             (divergence,) = measure_divergence(TorchEngine(model, Store(root)), [policy], sample=sample)
         except InputError as error:
             raise InputError(f"the start-up check cannot run: {error}; turn it off with --check off") from error
-    return Checked(divergence.mean_kl, limit)
+    return CheckResult(divergence.mean_kl, limit)

@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pictool.errors import StoreError
-from pictool.serve.work import Reuse, Status
+from pictool.serve.work import BackendStatus, Reuse
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -24,7 +24,10 @@ class Metrics:
     """
 
     def __init__(
-        self, status: Callable[[], Status], num_leases: Callable[[], int], registry: CollectorRegistry | None = None
+        self,
+        status: Callable[[], BackendStatus],
+        num_leases: Callable[[], int],
+        registry: CollectorRegistry | None = None,
     ) -> None:
         self._registry = registry or CollectorRegistry()
         self._status = status
@@ -79,7 +82,7 @@ def _read(value: Callable[[], float]) -> float:
         return math.nan
 
 
-def _pool_gauges(status: Callable[[], Status]) -> dict[str, tuple[str, Callable[[], float]]]:
+def _pool_gauges(status: Callable[[], BackendStatus]) -> dict[str, tuple[str, Callable[[], float]]]:
     """Of a pool on the device; 0 without one."""
 
     def count(name: str) -> Callable[[], float]:

@@ -31,18 +31,18 @@ Ids = Annotated[list[str], Field(max_length=1024, fail_fast=True)]
 _SEED = Field(default=None, ge=-(1 << 63), le=(1 << 64) - 1)
 
 
-class Body(BaseModel):
+class StrictModel(BaseModel):
     """What of a request has fields. Strict: a number is no text and no truth value, and a text is no number."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=(), strict=True)
 
 
-class CacheControl(Body):
+class CacheControl(StrictModel):
     type: str = "ephemeral"
     ttl: str | None = None
 
 
-class TextPart(Body):
+class TextPart(StrictModel):
     """A text. With a marker, all texts of the message up to here, since the last marker, are one chunk."""
 
     type: Literal["text", "input_text"]
@@ -51,40 +51,40 @@ class TextPart(Body):
     prompt_cache_breakpoint: Any = None
 
 
-class CachePart(Body):
+class CachePart(StrictModel):
     """The objects of a cache, in this place."""
 
     type: Literal["cache"]
     cache_id: str
 
 
-class FileId(Body):
+class FileId(StrictModel):
     file_id: str | None = None
 
 
-class FilePart(Body):
+class FilePart(StrictModel):
     """The text of an uploaded file, in this place; it is compiled."""
 
     type: Literal["file"]
     file: FileId
 
 
-class Source(Body):
+class TextSource(StrictModel):
     """The text of a document, as Anthropic's API has it."""
 
     type: Literal["text"] = "text"
     data: str
 
 
-class DocumentPart(Body):
+class DocumentPart(StrictModel):
     """A document, in this place; it is compiled."""
 
     type: Literal["document"]
     text: str | None = None
-    source: Source | None = None
+    source: TextSource | None = None
 
 
-class OtherPart(Body):
+class OtherPart(StrictModel):
     """A part that is refused by its name: image_url, input_audio, …"""
 
     type: str
@@ -107,7 +107,7 @@ Part = Annotated[
 Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
-class Message(Body):
+class ChatMessage(StrictModel):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -116,10 +116,10 @@ class Message(Body):
     prompt_cache_breakpoint: Any = None
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 
 
-class DocumentText(Body):
+class DocumentText(StrictModel):
     """A document beside the messages, as vLLM's API has it. A template may print its other fields."""
 
     model_config = ConfigDict(extra="allow")
@@ -130,7 +130,7 @@ class DocumentText(Body):
 Documents = Annotated[list[DocumentText], Field(max_length=1024, fail_fast=True)]
 
 
-class PicOptions(Body):
+class PicOptions(StrictModel):
     """How a request is linked."""
 
     model_config = ConfigDict(extra="forbid")
@@ -140,11 +140,11 @@ class PicOptions(Body):
     verify: bool = False
 
 
-class StreamOptions(Body):
+class StreamOptions(StrictModel):
     include_usage: bool = False
 
 
-class Generation(Body):
+class GenerationRequest(StrictModel):
     """What requests for answers have in common."""
 
     model: str
@@ -164,7 +164,7 @@ class Generation(Body):
     cache_ids: Ids | None = None
 
 
-class ChatRequest(Generation):
+class ChatRequest(GenerationRequest):
     messages: Messages
     documents: Documents | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1, le=1 << 31)
@@ -175,7 +175,7 @@ class ChatRequest(Generation):
     response_format: dict[str, Any] | None = None
 
 
-class CompletionRequest(Generation):
+class CompletionRequest(GenerationRequest):
     prompt: str | Texts | Annotated[list[Token], _First] | Annotated[list[Annotated[list[Token], _First]], _First]
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
@@ -186,14 +186,14 @@ class CompletionRequest(Generation):
 Ttl = Annotated[float, Field(gt=0, le=MAX_TTL_S)] | Annotated[str, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?s$")]
 
 
-class CacheRequest(Body):
+class CacheRequest(StrictModel):
     """A cache of a text, of messages, or of an uploaded file."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: str
     text: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
     file_id: str | None = None
     ttl: Ttl | None = None
     expires_at: float | None = Field(default=None, ge=0, le=1e11)
@@ -202,14 +202,14 @@ class CacheRequest(Body):
     chunk_tokens: int | None = Field(default=None, ge=16, le=1 << 20)
 
 
-class CacheChange(Body):
+class CacheChange(StrictModel):
     model_config = ConfigDict(extra="forbid")
 
     ttl: Ttl | None = None
     expires_at: float | None = Field(default=None, ge=0, le=1e11)
 
 
-class LinkDocument(Body):
+class LinkDocument(StrictModel):
     """A document: a text, and what to call it, or the key of an object (as in git, abbreviated)."""
 
     model_config = ConfigDict(extra="forbid")
@@ -219,7 +219,7 @@ class LinkDocument(Body):
     key: Annotated[str, Field(pattern="^[0-9a-f]{4,64}$")] | None = None
 
 
-class LinkRequest(Body):
+class LinkRequest(StrictModel):
     """What `pic link` asks. `policy` is a mapping with algo and the policy's fields."""
 
     model_config = ConfigDict(extra="forbid")
@@ -240,12 +240,12 @@ class LinkRequest(Body):
     compare: bool = False
 
 
-class ErrorDetail(Body):
+class ErrorDetail(StrictModel):
     message: str
     type: str
     param: str | None
     code: str | int | None
 
 
-class ErrorBody(Body):
+class ErrorBody(StrictModel):
     error: ErrorDetail

@@ -19,7 +19,7 @@ from pictool.serve.metrics import Metrics
 from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.reading import hint_of
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.work import Backend, Delta, Event, Finished, Started, Work
+from pictool.serve.work import AnswerRequest, Backend, DeltaEvent, Event, FinishEvent, StartEvent
 from pictool.store.leases import Lease, Leases, Share, leased_keys
 
 T = TypeVar("T")
@@ -107,19 +107,19 @@ class Service:
 
         return find
 
-    async def events(self, work: Work, started: float) -> AsyncGenerator[Event, None]:
+    async def events(self, work: AnswerRequest, started: float) -> AsyncGenerator[Event, None]:
         """The events of an answer, counted. `started` is when the request came, by time.perf_counter."""
         is_first = True
         answer = self.backend.answer(work)
         try:
             async for event in answer:
-                if isinstance(event, Started):
+                if isinstance(event, StartEvent):
                     self.metrics.count_prompt(event.reuse)
-                    event = Started(replace(event.reuse, hint=hint_of(work.linking, texts_of(work.prompt))))
-                elif isinstance(event, Delta) and is_first:
+                    event = StartEvent(replace(event.reuse, hint=hint_of(work.linking, texts_of(work.prompt))))
+                elif isinstance(event, DeltaEvent) and is_first:
                     self.metrics.ttft.observe(time.perf_counter() - started)
                     is_first = False
-                elif isinstance(event, Finished):
+                elif isinstance(event, FinishEvent):
                     self.metrics.count_generated(event.num_tokens)
                 yield event
         finally:

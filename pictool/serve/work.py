@@ -1,7 +1,7 @@
 """The contract between the router and the backend that it is mounted in: what a request asks for, and what it gives.
 
 The router knows HTTP, tenants, leases and the forms of several APIs. A backend knows one engine. The router builds a
-`Work` from a request; the backend answers with events. No module of the router imports an engine.
+`AnswerRequest` from a request; the backend answers with events. No module of the router imports an engine.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Text:
+class PlainText:
     """Text as it is; stored documents in it may be recognised."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class TokenText:
+class TokenizedText:
     """Text as token ids."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Stored:
+class ObjectReference:
     """An object of the tenant that the request names by a lease."""
 
     key: str
 
 
 @dataclass(frozen=True)
-class Marked:
+class MarkedText:
     """A text whose borders the client marked: it is compiled, and linked."""
 
     text: str
 
 
-Piece = Text | TokenText | Stored | Marked
+Piece = PlainText | TokenizedText | ObjectReference | MarkedText
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Document:
+class TemplateDocument:
     """A document beside a chat's messages, for templates that print some. `more` has its other fields (title, …)."""
 
     piece: Piece
@@ -72,25 +72,25 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Chat:
+class ChatPrompt:
     """A chat to be laid out by the model's template."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    documents: tuple[Document, ...] = ()
+    documents: tuple[TemplateDocument, ...] = ()
 
-    def without_documents(self) -> Chat:
+    def without_documents(self) -> ChatPrompt:
         """The same chat with its documents before the text of its last user, for a template that prints none."""
         last = max((i for i, turn in enumerate(self.turns) if turn.role == "user"), default=None)
         if last is None or not self.documents:
             return replace(self, documents=())
         turns, before = list(self.turns), tuple(document.piece for document in self.documents)
         turns[last] = replace(turns[last], pieces=(*before, *turns[last].pieces))
-        return Chat(tuple(turns), self.tools)
+        return ChatPrompt(tuple(turns), self.tools)
 
 
 @dataclass(frozen=True)
-class Raw:
+class RawPrompt:
     """A prompt as it is."""
 
     pieces: tuple[Piece, ...]
@@ -112,14 +112,14 @@ class Linking:
 
 
 @dataclass(frozen=True)
-class Work:
+class AnswerRequest:
     """A request for answers. `sampling.seed` is that of the first of the `n` answers; the others have the next ones.
 
     `num_top` is how many likely tokens are reported for each token; None: no log-probabilities are.
     """
 
     tenant: Tenant
-    prompt: Chat | Raw
+    prompt: ChatPrompt | RawPrompt
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
     n: int = 1
@@ -177,14 +177,14 @@ class TokenInfo:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartEvent:
     """The prompt is laid out and linked; the answers come next."""
 
     reuse: Reuse
 
 
 @dataclass(frozen=True)
-class Delta:
+class DeltaEvent:
     """More of answer `index`."""
 
     index: int
@@ -193,7 +193,7 @@ class Delta:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishEvent:
     """The end of answer `index`: "stop" or "length", and how many tokens it has."""
 
     index: int
@@ -202,13 +202,13 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerificationEvent:
     """The first answer against full recompute of the same prompt."""
 
     report: Mapping[str, Any]
 
 
-Event = Started | Delta | Finished | Verified
+Event = StartEvent | DeltaEvent | FinishEvent | VerificationEvent
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class CompiledText:
 
 
 @dataclass(frozen=True)
-class Status:
+class BackendStatus:
     """How a backend is.
 
     Fields:
@@ -249,8 +249,8 @@ class Backend(ABC):
     policy: Policy  # of requests that name none
 
     @abstractmethod
-    def answer(self, work: Work) -> AsyncGenerator[Event, None]:
-        """Answer a request; `Started` comes before its first `Finished`, and first where the engine knows it by then.
+    def answer(self, work: AnswerRequest) -> AsyncGenerator[Event, None]:
+        """Answer a request. `StartEvent` precedes every `FinishEvent`; it is the first event if reuse is already known.
 
         A caller that goes no further gives its place back.
 
@@ -280,7 +280,7 @@ class Backend(ABC):
         raise ApiError(501, "this server's engine takes no requests of pic link; link without --server")
 
     @abstractmethod
-    def status(self) -> Status:
+    def status(self) -> BackendStatus:
         """How it is now."""
 
     async def lives(self) -> bool:

@@ -63,7 +63,7 @@ def read_bulk(text: str, name: str) -> list[BulkQuery]:
     return [BulkQuery(number, read_query(line, f"{name}:{number}", is_yaml=False)) for number, line in lines]
 
 
-class MadeOf:
+class AnswerDigests:
     """Digests of what answers to queries follow from, by an executor that reads the files of now."""
 
     def __init__(self, executor: Executor) -> None:

@@ -1,7 +1,7 @@
 """Running a query on an engine: every call from the bottom up; its answer is what the outer call reads.
 
 Calls that are ready at once, of one query or of several, reach the engine together: it runs them side by side if it can
-(`Engine.answer_all`), or links them in waves from its pool (`Engine.link_all`).
+(`Engine.answer_all`), or links them in batches from its pool (`Engine.link_all`).
 
 The children of a + are linked as objects under the policy. A node that fails names its path, and what was done before
 is kept. Sampling is seeded by the path in the query as it was written, so that a query gives the same tree again,
@@ -27,9 +27,9 @@ from pictool.linker.policies.base import Policy
 from pictool.linker.spec import MAX_NEW_TOKENS, Spec
 from pictool.spans import query as nodes
 from pictool.spans.generated import answer_all_and_keep, answer_and_keep, keep_output
-from pictool.spans.optimise import Optimised, optimise
-from pictool.spans.outcome import Done, QueryError, Result
-from pictool.spans.prompt import FileText, Output, Span, make_prompt, seam_after, span_text, spans_of
+from pictool.spans.optimise import OptimisedQuery, optimise
+from pictool.spans.outcome import CallRecord, QueryError, Result
+from pictool.spans.prompt import FileText, MessageSpan, Output, make_prompt, seam_after, span_text, spans_of
 from pictool.spans.query import (
     DEFAULT_MODEL,
     Checkpoint,
@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Budget:
+class QueryBudget:
     """What a query may use. `tokens`: generated in all; `seconds`: none begins later. None: no limit."""
 
     tokens: int | None = None
@@ -85,7 +85,7 @@ class Hooks:
         checkpoint: at every node that is optimised or evaluated, and before every call.
     """
 
-    on_done: Callable[[Done], None] = _quiet
+    on_done: Callable[[CallRecord], None] = _quiet
     on_answer: Callable[[Path, Answer], None] = _quiet
     on_text: Callable[[str], None] | None = None
     on_print: Callable[[str], None] = _quiet
@@ -122,7 +122,7 @@ class RunOptions:
     arity: int | None = None
     sorts_plus: bool = False
     has_rules: bool = True
-    budget: Budget = Budget()
+    budget: QueryBudget = QueryBudget()
     keeps_outputs: bool = True
     retriever: Retriever = bm25
     side_by_side: bool = True
@@ -137,12 +137,12 @@ class Executor:
         self.engine_of, self.options, self._hooks = engine_of, options, hooks
         self._files = FileFragments()
 
-    def optimise(self, query: Query) -> Optimised:
+    def optimise(self, query: Query) -> OptimisedQuery:
         """A query as it is to be run. Reads the files that it retrieves from; raises InputError if it cannot."""
         own, checkpoint = self.options, self._hooks.checkpoint
         query = with_origins(query, checkpoint=checkpoint)
         if not own.has_rules:
-            return Optimised(query, query, ())
+            return OptimisedQuery(query, query, ())
         options = Options(own.sorts_plus, arity=own.arity, retrieve=cache(self._retrieve_flat))
         return optimise(query, options, checkpoint=checkpoint)
 
@@ -193,7 +193,7 @@ class _Asked:
     at: Path
 
 
-_Task = Task["_Asked", "Done | PicError", _T]
+_Task = Task["_Asked", "CallRecord | PicError", _T]
 
 
 class _Run:
@@ -202,8 +202,8 @@ class _Run:
     def __init__(self, executor: Executor, query: Query, hooks: Hooks, seed: int) -> None:
         self._executor, self._options, self._query, self._hooks = executor, executor.options, query, hooks
         self._seed = seed
-        self.done: list[Done] = []
-        self._known: dict[Query, Done] = {}
+        self.done: list[CallRecord] = []
+        self._known: dict[Query, CallRecord] = {}
         self._asked: set[Query] = set()  # calls whose answers are to come, and others wait for
         self._started, self._tokens = time.monotonic(), 0
 
@@ -277,7 +277,7 @@ class _Run:
 
     def _prepare(self, node: nodes.Monad, path: Path) -> _Task[None]:
         """Run for what it leaves in the store: the texts of its G¹ are compiled together."""
-        texts: dict[str, list[Span]] = {}
+        texts: dict[str, list[MessageSpan]] = {}
         for call, below in _leaves(node.input, (*path, "monad")):
             if isinstance(call, Generate) and call.call.max_tokens == 1 and not has_calls(call.input):
                 found = spans_of((yield from self._evaluate(call.input, (*below, "g", "input"))))
@@ -364,7 +364,7 @@ class _Run:
         except QueryError as error:
             return error
 
-    def answer(self, asked: _Asked) -> Done | QueryError:
+    def answer(self, asked: _Asked) -> CallRecord | QueryError:
         """Run one call."""
         engine, started = asked.engine, time.monotonic()
         on_text = self._hooks.on_text if asked.node is self._query else None
@@ -378,7 +378,7 @@ class _Run:
         except PicError as error:
             return QueryError(asked.at, str(error))
 
-    def record(self, asked: _Asked, answer: Answer | PicError, started: float) -> Done | QueryError:
+    def record(self, asked: _Asked, answer: Answer | PicError, started: float) -> CallRecord | QueryError:
         """The record of a call that ran, or why it failed. Its output's KV is kept, if an outer call can link it."""
         if isinstance(answer, PicError):
             return QueryError(asked.at, str(answer))
@@ -388,10 +388,10 @@ class _Run:
         except QueryError as error:
             return error
 
-    def _ended(self, asked: _Asked, answer: Answer, started: float) -> Done:
+    def _ended(self, asked: _Asked, answer: Answer, started: float) -> CallRecord:
         self._tokens += len(answer.generated.tokens)
         self._hooks.on_answer(asked.path, answer)
-        done = Done.of(asked.path, answer)
+        done = CallRecord.of(asked.path, answer)
         if self.keeps and asked.path:
             engine, text = asked.engine, done.text + seam_after(done.text)
             seam = engine.model.encode(seam_after(done.text))
@@ -401,7 +401,7 @@ class _Run:
         self._finish(done)
         return done
 
-    def _finish(self, done: Done) -> None:
+    def _finish(self, done: CallRecord) -> None:
         self.done.append(done)
         self._hooks.on_done(done)
 
@@ -415,7 +415,7 @@ class _Run:
         spec = Spec.raw(prompt.documents, prompt.tail, options.policy, prompt.head)
         return replace(spec, max_new_tokens=limit, sampling=sampling, codec=options.codec)
 
-    def _output(self, done: Done) -> Output:
+    def _output(self, done: CallRecord) -> Output:
         tokens = done.tokens if self._options.keeps_outputs else ()
         return Output("assistant", done.text, tokens, path_text(done.path), done.object)
 
@@ -430,31 +430,31 @@ class _Run:
         return _Failing(_written(node, path))
 
 
-def _perform(wave: Sequence[_Asked]) -> list[Done | QueryError]:
+def _perform(batch: Sequence[_Asked]) -> list[CallRecord | QueryError]:
     """Run calls that are ready, of one query or of several, side by side where the engine can."""
-    outcomes: dict[int, Done | QueryError] = {}
-    if len(wave) == 1 or any(asked.run.is_serial for asked in wave):
+    outcomes: dict[int, CallRecord | QueryError] = {}
+    if len(batch) == 1 or any(asked.run.is_serial for asked in batch):
         failed: dict[_Run, QueryError] = {}
-        for index, asked in enumerate(wave):
+        for index, asked in enumerate(batch):
             outcome = failed.get(asked.run) or asked.run.answer(asked)
             outcomes[index] = outcome
             if isinstance(outcome, QueryError):
                 failed[asked.run] = outcome
     else:
-        for engine in dict.fromkeys(asked.engine for asked in wave):
-            indices = [index for index, asked in enumerate(wave) if asked.engine is engine]
-            outcomes |= zip(indices, _perform_together(engine, [wave[index] for index in indices]), strict=True)
-    return [outcomes[index] for index in range(len(wave))]
+        for engine in dict.fromkeys(asked.engine for asked in batch):
+            indices = [index for index, asked in enumerate(batch) if asked.engine is engine]
+            outcomes |= zip(indices, _perform_together(engine, [batch[index] for index in indices]), strict=True)
+    return [outcomes[index] for index in range(len(batch))]
 
 
-def _perform_together(engine: Engine, wave: Sequence[_Asked]) -> list[Done | QueryError]:
+def _perform_together(engine: Engine, batch: Sequence[_Asked]) -> list[CallRecord | QueryError]:
     """Run calls on one engine. Where outputs are kept, one that fails ends those of its query that come after it."""
     started = time.monotonic()
-    keeps = wave[0].run.keeps
-    ended: dict[int, Done | QueryError] = {}
+    keeps = batch[0].run.keeps
+    ended: dict[int, CallRecord | QueryError] = {}
     failed: dict[_Run, QueryError] = {}
     begun: dict[int, Spec] = {}
-    for index, asked in enumerate(wave):
+    for index, asked in enumerate(batch):
         spec = failed.get(asked.run) or asked.run.begin(asked)
         if isinstance(spec, Spec):
             begun[index] = spec
@@ -464,18 +464,18 @@ def _perform_together(engine: Engine, wave: Sequence[_Asked]) -> list[Done | Que
             failed[asked.run] = spec
     ready, specs = list(begun), list(begun.values())
     if not specs:
-        return [ended[index] for index in range(len(wave))]
+        return [ended[index] for index in range(len(batch))]
     failed = {}  # those before such a call run
     for number, answer in answer_all_and_keep(engine, specs) if keeps else engine.answer_all(specs):
-        index, asked = ready[number], wave[ready[number]]
+        index, asked = ready[number], batch[ready[number]]
         outcome = failed.get(asked.run) or asked.run.record(asked, answer, started)
         del answer  # its image goes back to the pool
         ended[index] = outcome
         if keeps and isinstance(outcome, QueryError):
             failed[asked.run] = outcome
-        if failed and all(wave[later].run in failed for later in ready[number + 1 :]):
+        if failed and all(batch[later].run in failed for later in ready[number + 1 :]):
             break
-    return [ended.get(index) or failed[asked.run] for index, asked in enumerate(wave)]
+    return [ended.get(index) or failed[asked.run] for index, asked in enumerate(batch)]
 
 
 class _Failing:

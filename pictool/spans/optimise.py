@@ -30,7 +30,7 @@ _SHOWN = 60  # characters of a text, in trees
 
 
 @dataclass(frozen=True)
-class Step:
+class AppliedRule:
     """A rule that fired. `path` is that of the node as the tree was then; `before` and `after` are what it was."""
 
     rule: str
@@ -46,12 +46,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Optimised:
+class OptimisedQuery:
     """A query before and after, and every step between. `shared` leads from calls to the equal one that is run."""
 
     before: Query
     after: Query
-    steps: tuple[Step, ...]
+    steps: tuple[AppliedRule, ...]
 
     @property
     def shared(self) -> dict[Path, Path]:
@@ -90,7 +90,7 @@ class Optimised:
 
 def optimise(
     query: Query, options: Options = Options(), rules: Sequence[Rule] = RULES, checkpoint: Checkpoint = no_checkpoint
-) -> Optimised:
+) -> OptimisedQuery:
     """Apply rules until none matches. The rules decide by `options` what they may change.
 
     Args:
@@ -99,9 +99,9 @@ def optimise(
     Raises:
         InputError: a tree that becomes too deep, or fragments that cannot be read.
     """
-    steps: list[Step] = []
+    steps: list[AppliedRule] = []
     after = _Rewriting(rules, steps, checkpoint).fixpoint(query, (), Site(options))
-    return Optimised(query, after, tuple(steps))
+    return OptimisedQuery(query, after, tuple(steps))
 
 
 def shared_calls(query: Query) -> dict[Path, Path]:
@@ -174,7 +174,7 @@ class _Rewriting:
     """Rules that are applied to a tree, and the steps so far."""
 
     rules: Sequence[Rule]
-    steps: list[Step]
+    steps: list[AppliedRule]
     checkpoint: Checkpoint
 
     def fixpoint(self, node: Query, path: Path, site: Site) -> Query:
@@ -208,7 +208,7 @@ class _Rewriting:
                 raise InputError(f"{path_text(path if node.origin is None else node.origin)}: {error}") from error
             if new is not None:
                 assert new != node, f"{rule.name} gives back what it is given"
-                self.steps.append(Step(rule.name, rule.effect, path, node, new))
+                self.steps.append(AppliedRule(rule.name, rule.effect, path, node, new))
                 return new
         return None
 

@@ -20,11 +20,11 @@ class QueryError(PicError):
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"{path_text(path)}: {problem}")
         self.path = path
-        self.done: tuple[Done, ...] = ()
+        self.done: tuple[CallRecord, ...] = ()
 
 
 @dataclass(frozen=True)
-class Done:
+class CallRecord:
     """What one call did.
 
     Fields:
@@ -48,7 +48,7 @@ class Done:
     is_exact: bool = True
 
     @classmethod
-    def of(cls, path: Path, answer: Answer) -> Done:
+    def of(cls, path: Path, answer: Answer) -> CallRecord:
         """The record of an answer. It holds no KV."""
         model, generated, layout = answer.loaded, answer.generated, answer.link.layout
         tokens = generated.tokens
@@ -79,7 +79,7 @@ class Result:
     """What a query gave: messages and joins, and what every call did, in the order in which they ended."""
 
     query: Query
-    done: tuple[Done, ...]
+    done: tuple[CallRecord, ...]
 
     @property
     def text(self) -> str:

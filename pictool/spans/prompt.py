@@ -52,7 +52,7 @@ class FileText(Message):
 
 
 @dataclass(frozen=True)
-class Span:
+class MessageSpan:
     """A run of messages that is one piece of a prompt. `is_object` if it is a child of a +."""
 
     messages: tuple[Message, ...]
@@ -61,7 +61,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class CallPrompt:
     """Head, documents and tail, each tokenized on its own."""
 
     head: str
@@ -69,20 +69,20 @@ class Prompt:
     tail: str
 
 
-def spans_of(query: Query) -> list[Span]:
+def spans_of(query: Query) -> list[MessageSpan]:
     """The spans of messages and joins; neighbours that are no objects are one span, and empty ones are left out."""
-    spans: list[Span] = []
+    spans: list[MessageSpan] = []
     for is_object, group in groupby(_walk(query), key=lambda span: span.is_object):
         found = [span for span in group if span.messages]
         if is_object:
             spans += found
         elif found:
             messages = chain.from_iterable(span.messages for span in found)
-            spans.append(Span(tuple(messages), False, found[0].source))
+            spans.append(MessageSpan(tuple(messages), False, found[0].source))
     return spans
 
 
-def make_prompt(model: Model, query: Query) -> Prompt:
+def make_prompt(model: Model, query: Query) -> CallPrompt:
     """The prompt of a call's input.
 
     With a chat template, messages are rendered by it as one chat, in which spans are part of the user's message that
@@ -113,10 +113,10 @@ def make_prompt(model: Model, query: Query) -> Prompt:
             )
     if not tail and documents:  # the last span is what is answered
         tail = documents.pop().text
-    return Prompt(head, tuple(documents), tail)
+    return CallPrompt(head, tuple(documents), tail)
 
 
-def span_text(span: Span) -> str:
+def span_text(span: MessageSpan) -> str:
     """A span's text as it is in the prompt."""
     text = "".join(message.text for message in span.messages)
     return text + seam_after(text) if isinstance(span.messages[-1], Output) else text
@@ -127,15 +127,15 @@ def seam_after(output: str) -> str:
     return "" if output.endswith(SEAM) else SEAM
 
 
-def _walk(query: Query) -> Iterator[Span]:
+def _walk(query: Query) -> Iterator[MessageSpan]:
     match query:
         case Message():
-            yield Span((query,) if query.text else (), False, query.role)
+            yield MessageSpan((query,) if query.text else (), False, query.role)
         case Plus():
             for child in _children(query):
                 messages = tuple(message for span in _walk(child) for message in span.messages)
                 if messages:
-                    yield Span(messages, True, _source(messages))
+                    yield MessageSpan(messages, True, _source(messages))
         case Join(parts):
             for part in parts:
                 yield from _walk(part)
@@ -157,7 +157,7 @@ def _source(messages: Sequence[Message]) -> str:
     return first.source if isinstance(first, Output | FileText) else first.role
 
 
-def _chunk(model: Model, span: Span) -> Chunk:
+def _chunk(model: Model, span: MessageSpan) -> Chunk:
     """A span as a chunk; of a single output the tokens are those that were generated."""
     text = span_text(span)
     first = span.messages[0]
@@ -167,7 +167,7 @@ def _chunk(model: Model, span: Span) -> Chunk:
     return GeneratedChunk(text, tokens, span.source, first.object)
 
 
-def _render_plain(model: Model, spans: Sequence[Span]) -> tuple[str, list[str], str]:
+def _render_plain(model: Model, spans: Sequence[MessageSpan]) -> tuple[str, list[str], str]:
     """Head, what is between the objects, and tail, of a model without a chat template."""
     *rest, last = spans
     texts = [span_text(span) for span in spans]
@@ -181,7 +181,7 @@ def _render_plain(model: Model, spans: Sequence[Span]) -> tuple[str, list[str], 
     return _split(model.tokenizer.bos_token or "", spans, texts)
 
 
-def _split(head: str, spans: Sequence[Span], texts: Sequence[str]) -> tuple[str, list[str], str]:
+def _split(head: str, spans: Sequence[MessageSpan], texts: Sequence[str]) -> tuple[str, list[str], str]:
     between = [""]
     for span, text in zip(spans, texts, strict=True):
         if span.is_object:
@@ -193,7 +193,7 @@ def _split(head: str, spans: Sequence[Span], texts: Sequence[str]) -> tuple[str,
     return head + between[0], between[1:-1], between[-1]
 
 
-def _render_chat(model: Model, spans: Sequence[Span]) -> tuple[str, list[str], str]:
+def _render_chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[str, list[str], str]:
     """As `_render_plain`, of a model with one."""
     from jinja2 import TemplateError
 
@@ -224,7 +224,7 @@ def _split_question(model: Model, chat: Sequence[dict[str, str]], text: str) -> 
     return (head, [], found + tail) if found and tail else ("", [], text)
 
 
-def _chat(spans: Sequence[Span]) -> tuple[list[dict[str, str]], int]:
+def _chat(spans: Sequence[MessageSpan]) -> tuple[list[dict[str, str]], int]:
     """Messages for a chat template, with marks for objects, and the number of these.
 
     Neighbours of one role are one message, since templates want roles in turn.

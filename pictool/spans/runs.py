@@ -24,7 +24,7 @@ from pictool.spans.query import Query
 from pictool.store.files import atomic_write
 
 if TYPE_CHECKING:
-    from pictool.spans.outcome import Done
+    from pictool.spans.outcome import CallRecord
 
 FORMAT, VERSION, FILE = "pic query run", 1, "run.json"
 MAX_BYTES = 256 << 20
@@ -85,7 +85,7 @@ def is_run(path: Path) -> bool:
 
 
 def write_run(
-    folder: Path, query: Query, done: Sequence[Done], traces: Mapping[NodePath, str], more: Mapping[str, Any]
+    folder: Path, query: Query, done: Sequence[CallRecord], traces: Mapping[NodePath, str], more: Mapping[str, Any]
 ) -> Path:
     """Write the file of a run.
 

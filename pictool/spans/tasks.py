@@ -1,7 +1,7 @@
 """Tasks that run side by side without threads: each yields what it waits for, and goes on with what came of it.
 
-A task is a generator of waves: it yields requests, is sent as many outcomes, and returns its result. `together` makes
-one task of many, whose wave is all that they wait for; so what is independent in a tree reaches an engine at once.
+A task is a generator of batches: it yields requests, is sent as many outcomes, and returns its result. `together` makes
+one task of many, whose batch is all that they wait for; so what is independent in a tree reaches an engine at once.
 Requests keep the order in which the tasks would have made them `one_by_one`.
 """
 
@@ -42,9 +42,9 @@ def together(tasks: Sequence[Task[Request, Outcome, Result]]) -> Task[Request, O
     for index, task in enumerate(tasks):
         advance(index, lambda task=task: next(task))  # type: ignore[misc]
     while waiting:
-        wave, waiting = waiting, {}
-        outcomes = iter((yield [request for requests in wave.values() for request in requests]))
-        for index, requests in wave.items():
+        batch, waiting = waiting, {}
+        outcomes = iter((yield [request for requests in batch.values() for request in requests]))
+        for index, requests in batch.items():
             own = list(islice(outcomes, len(requests)))
             advance(index, lambda index=index, own=own: tasks[index].send(own))  # type: ignore[misc]
     if failed is not None:
@@ -64,7 +64,7 @@ def run(task: Task[Request, Outcome, Result], perform: Callable[[Sequence[Reques
     """Run a task to its end.
 
     Args:
-        perform: has a wave of requests done, which may be empty; returns their outcomes in the same order.
+        perform: has a batch of requests done, which may be empty; returns their outcomes in the same order.
     """
     outcomes: Sequence[Outcome] = ()
     try:

@@ -95,7 +95,7 @@ def entries(root: Path) -> Iterator[Entry]:
         yield from entries_of(root, shard)
 
 
-def litter_candidates(root: Path) -> list[Path]:
+def temp_candidates(root: Path) -> list[Path]:
     """Temp files: of live writers, and of those that were killed. What has another name than they have is not ours."""
     with suppress(FileNotFoundError, NotADirectoryError):
         temps = sorted(filter(is_temp, (root / "tmp").iterdir()))

@@ -41,7 +41,7 @@ def atomic_write(
     """Write a file that becomes visible only when complete: temp file, fsync, rename, fsync of the directory.
 
     A symbolic link stays one: the file it names is replaced. A device or pipe (/dev/null) is written directly.
-    The temp file is locked while its writer lives: an unlocked one is litter (`remove_litter`). Without `durable`
+    The temp file is locked while its writer lives: an unlocked one is litter (`remove_stale_temp`). Without `durable`
     nothing waits for the disk, and a power failure may leave a file that is damaged.
 
     `temp_dir` is that of a store: the file is then in the store, where links are not followed, and has its permissions.
@@ -92,7 +92,7 @@ def _output_file(target: Path) -> Iterator[BinaryIO]:
         return
     name = f"{target.name[:16]}.{_digest(target)}"
     for left in filter(is_temp, target.parent.glob(f".{glob.escape(name)}.*.tmp")):
-        remove_litter(left)
+        remove_stale_temp(left)
     with _temp_file(target.parent, name, None) as file:
         yield file
 
@@ -112,7 +112,7 @@ def _give_name(fd: int, target: Path) -> None:
         with suppress(FileExistsError):
             _link(fd, temp)
             break
-        if remove_litter(temp) is None:  # another process writes this target: it renames at once
+        if remove_stale_temp(temp) is None:  # another process writes this target: it renames at once
             time.sleep(0.001)
     else:
         temp = temp.with_suffix(f".{secrets.token_hex(8)}.tmp")
@@ -148,7 +148,7 @@ def _temp_file(directory: Path, name: str, store: Path | None) -> Iterator[Binar
                 if store is not None:
                     _inherit_mode(file.fileno(), directory)
                 fcntl.flock(file, fcntl.LOCK_EX)
-                if os.fstat(file.fileno()).st_nlink:  # else a gc removed it as litter before it was locked
+                if os.fstat(file.fileno()).st_nlink:  # else a gc removed it before it was locked
                     yield file
                     return
         finally:
@@ -161,7 +161,7 @@ def is_temp(path: Path) -> bool:
     return _TEMP.fullmatch(path.name) is not None
 
 
-def remove_litter(temp: Path) -> int | None:
+def remove_stale_temp(temp: Path) -> int | None:
     """Remove a temp file if its writer is gone; its size, or None if it stays. The lock is held meanwhile.
 
     What is no regular file has no writer. Another user's file that may not be opened stays.
@@ -187,8 +187,8 @@ def remove_litter(temp: Path) -> int | None:
         os.close(fd)
 
 
-def is_litter(temp: Path) -> bool:
-    """Whether `remove_litter` would remove it."""
+def is_stale_temp(temp: Path) -> bool:
+    """Whether `remove_stale_temp` would remove it."""
     try:
         fd = open_regular(temp, os.O_NOFOLLOW)
     except NotRegularError:

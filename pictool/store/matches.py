@@ -17,7 +17,7 @@ import numpy as np
 
 from pictool.core import TokenIds
 from pictool.errors import InputError
-from pictool.store.side.search import MAX_EDGE, HashedTokens, Run, SearchTable, edge_of, run_at
+from pictool.store.side.search import MAX_EDGE, HashedTokens, SearchTable, TokenRun, edge_of, run_at
 
 Decode = Callable[[Sequence[int]], str]
 _MAX_TRIES = 64  # places of a named object that turn out to be none
@@ -39,14 +39,14 @@ class Match:
         return self.start + len(self.tokens)
 
     @classmethod
-    def of(cls, key: str, tokens: TokenIds, run: Run) -> Match:
+    def of(cls, key: str, tokens: TokenIds, run: TokenRun) -> Match:
         """An object of `tokens`, of which a run is in a prompt."""
         return cls(key, run.start, tokens[run.offset : run.offset + run.end - run.start], run.offset)
 
 
 def find_run(
     prompt: TokenIds, tokens: TokenIds, shift: int, low: int, high: int, decode: Decode, which: int = 0
-) -> Run | None:
+) -> TokenRun | None:
     """The run within [low, high) of an object whose token 0 would be at `shift`; None if it must not be linked there.
 
     The interior must be the same tokens, and the dropped edges the same text.
@@ -57,7 +57,7 @@ def find_run(
     return run
 
 
-def _has_beginning(prompt: TokenIds, tokens: TokenIds, run: Run, decode: Decode) -> bool:
+def _has_beginning(prompt: TokenIds, tokens: TokenIds, run: TokenRun, decode: Decode) -> bool:
     """Whether the text of the tokens before a run is in the prompt before it."""
     if run.offset == 0:
         return True
@@ -67,7 +67,7 @@ def _has_beginning(prompt: TokenIds, tokens: TokenIds, run: Run, decode: Decode)
     return decode(prompt[before : run.start + shared].tolist()).endswith(text)
 
 
-def _has_end(prompt: TokenIds, tokens: TokenIds, run: Run, decode: Decode) -> bool:
+def _has_end(prompt: TokenIds, tokens: TokenIds, run: TokenRun, decode: Decode) -> bool:
     """Whether the text of the tokens after a run is in the prompt after it."""
     end = run.offset + run.end - run.start  # in the object
     if end == len(tokens):

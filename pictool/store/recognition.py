@@ -19,7 +19,7 @@ from pictool.store.codecs import codecs
 from pictool.store.entries import keys_of, shards
 from pictool.store.matches import Decode, Match, find_run
 from pictool.store.objects.format import ObjectFile
-from pictool.store.side.search import HashedTokens, Run, SearchTable, choose_runs
+from pictool.store.side.search import HashedTokens, SearchTable, TokenRun, choose_runs
 from pictool.store.store import Store
 
 _LEAST_PAUSE_S = 1.0  # between two readings of the store, however often one is asked for
@@ -102,14 +102,14 @@ class ContentIndex:
         keys = {which: self._key_of(listing.documents[which], salt, codec) for which in np.flatnonzero(is_own).tolist()}
         is_own[[which for which, key in keys.items() if key is None]] = False
 
-        def place(which: int, shift: int, low: int, high: int) -> Run | None:
+        def place(which: int, shift: int, low: int, high: int) -> TokenRun | None:
             run = find_run(tokens, listing.documents[which].tokens, shift, low, high, self._decode, which)
             return run if run is not None and run.end - run.start >= self._min_tokens else None
 
         runs = choose_runs(candidates.of(is_own[candidates.which]), len(tokens), place)
         return [Match.of(str(keys[run.which]), listing.documents[run.which].tokens, run) for run in runs]
 
-    def doubt(self, key: str) -> None:
+    def mark_suspect(self, key: str) -> None:
         """Recognise an object no more until `refresh` has read all of it and found it whole. Returns at once."""
         with self._changing:
             if self._known.get(key) is not None:
@@ -119,13 +119,13 @@ class ContentIndex:
     def refresh(self) -> None:
         """Read what is new in the store, and drop what was removed from it. May run in a thread beside the others.
 
-        An object that was damaged, or is in doubt, is read as a whole, once its file is another.
+        An object that was damaged, or is suspect, is read as a whole, once its file is another.
 
         Raises:
             StoreError: a directory that cannot be read. Its objects stay as they are; all others have been read.
         """
         with self._refreshing:
-            with self._changing:  # `doubt` makes known objects unsound, and nothing else changes meanwhile
+            with self._changing:  # `mark_suspect` makes known objects unsound, and nothing else changes meanwhile
                 known, unsound = {*self._known, *self._unsound}, dict(self._unsound)
             present, problems = self._list_keys(known)
             again = {key for key in unsound.keys() & present if self._is_other(key, unsound[key])}

@@ -47,7 +47,7 @@ def scratch_directory(parent: str | os.PathLike[str]) -> Iterator[Path]:
                 yield path
                 return
         finally:
-            shutil.rmtree(path, ignore_errors=True)  # what stays is litter
+            shutil.rmtree(path, ignore_errors=True)  # what stays is removed by a gc
             if fd >= 0:
                 os.close(fd)
 

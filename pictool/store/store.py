@@ -32,7 +32,7 @@ from pictool.store.remote.fetching import Destination, Fetcher, PartialObjectFil
 from pictool.store.remote.remote import Remote
 from pictool.store.side.index import StoredObject as StoredObject
 from pictool.store.side.index import describe, list_shard, open_index
-from pictool.store.side.usage import Counters, Counts, hits_stamp, read_hits
+from pictool.store.side.usage import Counters, UsageCounts, hits_stamp, read_hits
 
 _log = logging.getLogger(__name__)
 _MIN_PREFIX = 4
@@ -99,7 +99,7 @@ class Store:
                 self.skip_remote(error)
             elif isinstance(error, ObjectError):
                 self.warn_of_damage(error)
-            self.counters.add(Counts(misses=1))
+            self.counters.add(UsageCounts(misses=1))
             return False
         return True
 
@@ -139,7 +139,7 @@ class Store:
             self._is_in_use = True
             with suppress(StoreError):  # nothing is counted then
                 self.claim()
-        counts = Counts(misses=1) if is_miss else Counts(hits=1, hit_bytes=file.num_bytes)
+        counts = UsageCounts(misses=1) if is_miss else UsageCounts(hits=1, hit_bytes=file.num_bytes)
         self.counters.add(counts, None if is_miss else file.meta.key)
         file.touch()
 
@@ -187,7 +187,7 @@ class Store:
             return False
         self._fetcher.fetch(key)
         is_here = os.path.exists(self.path(key))
-        self.counters.add(Counts(misses=int(is_here)))
+        self.counters.add(UsageCounts(misses=int(is_here)))
         return is_here
 
     def skip_remote(self, error: RemoteError) -> None:
@@ -259,7 +259,7 @@ class Store:
         if evicted is None:
             return
         self.counters.add(
-            Counts(writes=1, written_bytes=size, evictions=evicted.count, evicted_bytes=evicted.num_bytes)
+            UsageCounts(writes=1, written_bytes=size, evictions=evicted.count, evicted_bytes=evicted.num_bytes)
         )
 
     # Names and listings

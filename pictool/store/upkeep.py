@@ -20,23 +20,23 @@ from pictool.errors import (
 )
 from pictool.store import eviction
 from pictool.store.directory import claim, is_store, require_store
-from pictool.store.entries import Entry, entries, inner_stores, litter_candidates
+from pictool.store.entries import Entry, entries, inner_stores, temp_candidates
 from pictool.store.eviction import Tally
-from pictool.store.files import is_litter, make_directory, remove_litter, require_no_links
+from pictool.store.files import is_stale_temp, make_directory, remove_stale_temp, require_no_links
 from pictool.store.leases import leased_keys
 from pictool.store.objects.format import ObjectFile
 from pictool.store.scratch import abandoned_scratch, remove_scratch
 from pictool.store.side.databases import roll_back
 from pictool.store.side.index import INDEX_FILE
 from pictool.store.side.sources import SOURCES_FILE, forget_sources
-from pictool.store.side.usage import HITS_FILE, Counts, forget_hits, read_counts
+from pictool.store.side.usage import HITS_FILE, UsageCounts, forget_hits, read_counts
 from pictool.store.store import Store
 
 Check = Callable[[ObjectFile], None]
 
 
 @dataclass(frozen=True)
-class Collected:
+class GcResult:
     """What a gc removed: temp files of killed writers, and evicted objects; `num_bytes` are those of the others."""
 
     litter: Tally
@@ -44,7 +44,7 @@ class Collected:
     num_bytes: int
 
 
-def gc(store: Store, max_bytes: int | None = None) -> Collected:
+def gc(store: Store, max_bytes: int | None = None) -> GcResult:
     """Remove temp files of killed writers, and evict the least recently used objects down to `max_bytes`.
 
     Raises:
@@ -57,10 +57,10 @@ def gc(store: Store, max_bytes: int | None = None) -> Collected:
         num_bytes, evicted = eviction.shrink(store.root, max_bytes)
     except OSError as error:
         raise _cannot_change(store, error) from error
-    store.counters.add(Counts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
+    store.counters.add(UsageCounts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
     forget_hits(store.root, store.keys)
     forget_sources(store.root, store.keys)
-    return Collected(Tally(len(litter), sum(litter)), evicted, num_bytes)
+    return GcResult(Tally(len(litter), sum(litter)), evicted, num_bytes)
 
 
 def would_collect(store: Store, max_bytes: int | None = None) -> tuple[list[Path], list[Entry]]:
@@ -73,7 +73,7 @@ def would_collect(store: Store, max_bytes: int | None = None) -> tuple[list[Path
     litter = [
         path
         for root in _roots(store)
-        for path in (*filter(is_litter, litter_candidates(root)), *abandoned_scratch(root))
+        for path in (*filter(is_stale_temp, temp_candidates(root)), *abandoned_scratch(root))
     ]
     return litter, eviction.would_shrink(store.root, store.max_bytes if max_bytes is None else max_bytes)
 
@@ -89,7 +89,7 @@ def _collect(root: Path, outer: Path) -> list[int]:
     """
     claim(root, outer)
     require_no_links(root / "tmp", root)
-    files = [size for path in litter_candidates(root) if (size := remove_litter(path)) is not None]
+    files = [size for path in temp_candidates(root) if (size := remove_stale_temp(path)) is not None]
     for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE):  # that of the leases keeps its room
         roll_back(root / name)
     return files + remove_scratch(root)
@@ -183,7 +183,7 @@ class StoreStats:
     chains: Tally
     by_model: dict[str, Tally]
     by_codec: dict[str, Tally]
-    counts: Counts
+    counts: UsageCounts
 
 
 def stats(store: Store) -> StoreStats:
@@ -214,7 +214,7 @@ def _tally_by(sizes: Iterable[tuple[str, int]]) -> dict[str, Tally]:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifyResult:
     """What was read. `problems` are by key; the objects in `repaired` are gone, or have the name that is theirs."""
 
     objects: int
@@ -225,7 +225,7 @@ class Verified:
 
 def verify(
     store: Store, repair: bool = False, on_object: Callable[[Entry], None] | None = None, check: Check | None = None
-) -> Verified:
+) -> VerifyResult:
     """Read and check every object.
 
     `repair` removes damaged objects, so that they are compiled again when they are next needed. An object under the
@@ -250,7 +250,7 @@ def verify(
     if repaired:
         with suppress(OSError):
             (store.root / INDEX_FILE).unlink()
-    return Verified(count, num_bytes, problems, repaired)
+    return VerifyResult(count, num_bytes, problems, repaired)
 
 
 def _take_out_all(store: Store, problems: dict[str, str], check: Check | None) -> tuple[str, ...]:

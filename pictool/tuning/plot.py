@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from pictool.eval.algorithms import plot_style
 from pictool.eval.plot import write_picture
 from pictool.trace.labels import picture_text
-from pictool.tuning.search import Status
-from pictool.tuning.tune import Tuned, TuneLine
+from pictool.tuning.search import TargetStatus
+from pictool.tuning.tune import TuneLine, TuningResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ SIZE = (7.5, 4.5)  # inches
 MEASURES = {"kl": "KL of the first token to full, nats", "loss": "loss of answers"}
 
 
-def write_frontier(tuned: Tuned, title: str, path: Path) -> list[Path]:
+def write_frontier(tuned: TuningResult, title: str, path: Path) -> list[Path]:
     """Draw `path` as SVG and as PNG.
 
     Raises:
@@ -28,7 +28,7 @@ def write_frontier(tuned: Tuned, title: str, path: Path) -> list[Path]:
     return write_picture(path, lambda: draw(tuned, title))
 
 
-def draw(tuned: Tuned, title: str) -> Figure:
+def draw(tuned: TuningResult, title: str) -> Figure:
     """A line for every policy over its ratios; what meets the target is filled, and what is chosen has a ring."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def _draw_lines(axes: Axes, algo: str, lines: list[TuneLine], chosen: str | None
     ]
     axes.errorbar(xs, ys, yerr=spans, color=color, linewidth=1.0, elinewidth=0.6, capsize=2, label=picture_text(algo))
     for x, y, line in zip(xs, ys, lines, strict=True):
-        is_met = line.finding.status is Status.MEETS
+        is_met = line.finding.status is TargetStatus.MEETS
         axes.plot(x, y, style.marker, color=color, markersize=5, markerfacecolor=color if is_met else "white")
         if line.label == chosen:
             axes.plot(x, y, "o", color="black", markersize=12, fillstyle="none")

@@ -292,7 +292,7 @@ def _tuples(values: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def surprise(model: Model, texts: Sequence[str], tokens: int = 512) -> float:
+def normalised_cross_entropy(model: Model, texts: Sequence[str], tokens: int = 512) -> float:
     """How surprising documents are to the model: the mean of -log p over about so many tokens, as a share of log V.
 
     1 is a model that knows nothing, as one with random weights.

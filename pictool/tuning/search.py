@@ -21,7 +21,7 @@ LEVEL = 0.1  # chance that the policy that is chosen does not meet the target
 MIN_UNITS = 32  # no claim from fewer
 
 
-class Status(StrEnum):
+class TargetStatus(StrEnum):
     """What the sample says of a policy: it meets the target, it does not, or neither is clear.
 
     BLOCKED: a dearer one of its chain does not meet the target, so it is not tested.
@@ -50,7 +50,7 @@ class Finding:
         needed: as many units as would settle that it meets the target if the others are like these; None: no number.
     """
 
-    status: Status
+    status: TargetStatus
     units: int
     mean: float
     low: float
@@ -89,19 +89,19 @@ def judge(
         has_failed = False
         for label in chain:
             status = _status(values[label], limit, bounds, each)
-            if status is Status.MEETS and not is_open:
-                status = Status.OPEN
-            if status is not Status.FAILS and has_failed:
-                status = Status.BLOCKED
-            is_open = is_open and status is Status.MEETS
-            has_failed = has_failed or status is Status.FAILS
+            if status is TargetStatus.MEETS and not is_open:
+                status = TargetStatus.OPEN
+            if status is not TargetStatus.FAILS and has_failed:
+                status = TargetStatus.BLOCKED
+            is_open = is_open and status is TargetStatus.MEETS
+            has_failed = has_failed or status is TargetStatus.FAILS
             found[label] = _finding(status, values[label], limit, bounds, each)
     return found
 
 
 def cheapest(found: Mapping[str, Finding], costs: Mapping[str, float]) -> str | None:
     """The label of the policy of least cost that meets the target; of equal ones the first."""
-    meeting = [label for label, finding in found.items() if finding.status is Status.MEETS]
+    meeting = [label for label, finding in found.items() if finding.status is TargetStatus.MEETS]
     return min(meeting, key=lambda label: costs[label], default=None)
 
 
@@ -116,26 +116,26 @@ def worth_measuring(
     limit = math.inf if chosen is None else costs[chosen]
     labels = list[str]()
     for chain in chains:
-        still_open = [label for label in chain if found[label].status is Status.OPEN]
+        still_open = [label for label in chain if found[label].status is TargetStatus.OPEN]
         last = max((i for i, label in enumerate(still_open) if costs[label] < limit), default=-1)
         labels += still_open[: last + 1]
     return labels
 
 
-def _status(values: Values, limit: float, bounds: Range, level: float) -> Status:
+def _status(values: Values, limit: float, bounds: Range, level: float) -> TargetStatus:
     if len(values) < MIN_UNITS:
-        return Status.OPEN
+        return TargetStatus.OPEN
     odds = -math.log(level)
     if log_capital_below(values, limit, bounds.low, bounds.high) >= odds:
-        return Status.MEETS
+        return TargetStatus.MEETS
     if log_capital_above(values, limit, bounds.low, bounds.high) >= odds:
-        return Status.FAILS
-    return Status.OPEN
+        return TargetStatus.FAILS
+    return TargetStatus.OPEN
 
 
-def _finding(status: Status, values: Values, limit: float, bounds: Range, level: float) -> Finding:
+def _finding(status: TargetStatus, values: Values, limit: float, bounds: Range, level: float) -> Finding:
     needed = None
-    if status is Status.OPEN and (won := log_capital_below(values, limit, bounds.low, bounds.high)) > 0:
+    if status is TargetStatus.OPEN and (won := log_capital_below(values, limit, bounds.low, bounds.high)) > 0:
         needed = math.ceil(max(MIN_UNITS, len(values) * max(1.0, -math.log(level) / won)))
     low, high = (bound(values, level, bounds.low, bounds.high) for bound in (lower_bound, upper_bound))
     return Finding(status, len(values), float(np.mean(values)), low, high, needed)

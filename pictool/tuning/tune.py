@@ -12,13 +12,13 @@ import numpy as np
 
 from pictool.eval.algorithms import FULL, Algorithm
 from pictool.eval.cases import SpecOptions
-from pictool.eval.evaluate import Evaluation, RunOptions, evaluate
+from pictool.eval.evaluate import Evaluation, EvaluationOptions, evaluate
 from pictool.eval.metrics import METRICS
 from pictool.eval.results import CaseResult
 from pictool.store.store import Store
 from pictool.tuning.bounds import Values, lower_bound
-from pictool.tuning.questions import Questions, surprise
-from pictool.tuning.search import LEVEL, Finding, Range, Status, cheapest, judge, make_chains, worth_measuring
+from pictool.tuning.questions import Questions, normalised_cross_entropy
+from pictool.tuning.search import LEVEL, Finding, Range, TargetStatus, cheapest, judge, make_chains, worth_measuring
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -33,7 +33,7 @@ Measure = Literal["kl", "loss"]
 
 
 @dataclass(frozen=True)
-class Target:
+class TuningTarget:
     """What the mean must be at most: KL(full ‖ policy) of the first token in nats, or the loss of answers.
 
     The loss of a question is full's score less the policy's, by the question's metric; where no right answer is known,
@@ -44,7 +44,7 @@ class Target:
     limit: float
 
 
-class Outcome(StrEnum):
+class TuneOutcome(StrEnum):
     """What came of it: a policy meets the target; only `full` does; too few questions to say; no claim is possible."""
 
     FOUND = "found"
@@ -74,7 +74,7 @@ class TuneLine:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """What is known after a round. Fields are the keys of the JSON.
 
     Fields:
@@ -86,7 +86,7 @@ class Tuned:
         chosen: the label of the policy that is chosen; None: none is.
     """
 
-    target: Target
+    target: TuningTarget
     by: str
     level: float
     questions: str
@@ -96,7 +96,7 @@ class Tuned:
     full_score: float | None
     full_ttft_s: float
     no_answers: str
-    outcome: Outcome
+    outcome: TuneOutcome
     chosen: str | None
     lines: Sequence[TuneLine]
     results: str
@@ -145,13 +145,13 @@ class Sample:
 
 
 def loss_of(result: CaseResult, full: CaseResult, has_answers: bool) -> float:
-    """How much of full's answer is lost, see `Target`."""
+    """How much of full's answer is lost, see `TuningTarget`."""
     if has_answers:
         return full.scores[full.metric] - result.scores[result.metric]
     return 1 - METRICS["f1"](result.answer, [full.answer])
 
 
-def range_of(sample: Sample, target: Target) -> Range:
+def range_of(sample: Sample, target: TuningTarget) -> Range:
     """The values that a question can have: losses by what they are, KL by the highest that any policy showed.
 
     KL has no bound of its own. That no policy does worse on a question than the worst of all did on any so far (among
@@ -168,12 +168,12 @@ def kl_range(values: Iterable[Values], limit: float) -> Range:
 
 
 def tune(
-    model: Model, store: Store, questions: Questions, algorithms: Sequence[Algorithm], target: Target,
+    model: Model, store: Store, questions: Questions, algorithms: Sequence[Algorithm], target: TuningTarget,
     by: str = "rows", jobs: int = 1, options: SpecOptions = SpecOptions(), *, level: float = LEVEL,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_note: Callable[[str], None] = lambda text: None,
-    on_round: Callable[[Tuned], None] = lambda tuned: None,
-) -> Tuned:  # fmt: skip
+    on_round: Callable[[TuningResult], None] = lambda tuned: None,
+) -> TuningResult:  # fmt: skip
     """Measure policies against `full` on more and more questions, until the cheapest that meets the target is clear.
 
     What was measured is in a results file of `pic eval`, so the same call goes on where one was stopped.
@@ -190,14 +190,14 @@ def tune(
     wanted, units = [label for chain in chains for label in chain], 0
     while True:
         units = next_round(units, questions.num_units)
-        run = RunOptions(limit=questions.cases_of(units), jobs=jobs)
+        run = EvaluationOptions(limit=questions.cases_of(units), jobs=jobs)
         chosen = [algorithm for algorithm in algorithms if algorithm.is_full or algorithm.label in wanted]
         sample.take(evaluate(model, store, questions, chosen, options, run, on_progress=on_progress, on_note=on_note))
         tuned = conclude(sample, chains, algorithms, target, by, units, no_language, level)
         on_round(tuned)
         found = {line.label: line.finding for line in tuned.lines}
         wanted = worth_measuring(chains, found, {line.label: _cost(line, by) for line in tuned.lines})
-        if not wanted or units == questions.num_units or tuned.outcome is Outcome.NO_CLAIM:
+        if not wanted or units == questions.num_units or tuned.outcome is TuneOutcome.NO_CLAIM:
             return tuned
 
 
@@ -207,9 +207,9 @@ def next_round(units: int, available: int) -> int:
 
 
 def conclude(
-    sample: Sample, chains: Sequence[Sequence[str]], algorithms: Sequence[Algorithm], target: Target, by: str,
+    sample: Sample, chains: Sequence[Sequence[str]], algorithms: Sequence[Algorithm], target: TuningTarget, by: str,
     units: int, no_language: str, level: float = LEVEL,
-) -> Tuned:  # fmt: skip
+) -> TuningResult:  # fmt: skip
     """What a sample says."""
     bounds, full = range_of(sample, target), sample.results[FULL.label]
     values = {label: sample.units(label, target.measure) for chain in chains for label in chain}
@@ -219,14 +219,14 @@ def conclude(
     chosen = cheapest(found, {line.label: _cost(line, by) for line in lines})
     no_answers = no_language or _no_score(sample, level)
     if no_answers and target.measure == "loss":
-        outcome, chosen = Outcome.NO_CLAIM, None
+        outcome, chosen = TuneOutcome.NO_CLAIM, None
     elif chosen is not None:
-        outcome = Outcome.FOUND
-    elif all(finding.status in (Status.FAILS, Status.BLOCKED) for finding in found.values()):
-        outcome, chosen = Outcome.ONLY_FULL, FULL.label
+        outcome = TuneOutcome.FOUND
+    elif all(finding.status in (TargetStatus.FAILS, TargetStatus.BLOCKED) for finding in found.values()):
+        outcome, chosen = TuneOutcome.ONLY_FULL, FULL.label
     else:
-        outcome = Outcome.UNCLEAR
-    return Tuned(
+        outcome = TuneOutcome.UNCLEAR
+    return TuningResult(
         target, by, level, sample.questions.origin, units, sample.questions.num_units, bounds,
         fmean(result.scores[result.metric] for result in full) if sample.questions.has_answers else None,
         median(result.timing.ttft_s for result in full), no_answers, outcome, chosen, lines, sample.path,
@@ -260,7 +260,9 @@ def _kl(result: CaseResult) -> float:
 
 def _no_language(model: Model, questions: Questions) -> str:
     """Why answers of this model mean nothing, whatever the questions; empty if they may."""
-    share = surprise(model, list(dict.fromkeys(text for case in questions.listed[:64] for text in case.documents)))
+    share = normalised_cross_entropy(
+        model, list(dict.fromkeys(text for case in questions.listed[:64] for text in case.documents))
+    )
     if share < MAX_SURPRISE:
         return ""
     return (

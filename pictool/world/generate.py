@@ -156,7 +156,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class WorldPrompt:
     """Pages (one chunk each, each ends with a newline) and every question that can be asked about them."""
 
     pages: tuple[str, ...]
@@ -165,7 +165,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Shape:
+class PageShape:
     """How large the pages are: filler words per page, subjects named in a page, facts told per subject."""
 
     max_filler_sentences: int = 6
@@ -198,7 +198,7 @@ def _book_lengths(rng: random.Random, num_pages: int) -> list[int]:
 class _Writer:
     """Writes one prompt: hands out unused names and values, and keeps the facts told so far."""
 
-    def __init__(self, rng: random.Random, shape: Shape, world: World) -> None:
+    def __init__(self, rng: random.Random, shape: PageShape, world: World) -> None:
         self.rng, self.shape, self.world = rng, shape, world
         self.facts: list[Fact] = []
         self.kinds = rng.choice(world.casts)
@@ -273,7 +273,9 @@ def _two_hops(facts: Sequence[Fact], world: World) -> Iterator[Question]:
             yield Question(_sentence(text), f"{first.value}, {second.value}", "two-hop", (first, second))
 
 
-def write_prompt(rng: random.Random, num_pages: int, shape: Shape = Shape(), world: World = BOOKS) -> Prompt:
+def write_prompt(
+    rng: random.Random, num_pages: int, shape: PageShape = PageShape(), world: World = BOOKS
+) -> WorldPrompt:
     """One prompt of `num_pages` pages with all its questions; a deterministic function of the state of `rng`."""
     writer = _Writer(rng, shape, world)
     pages: list[str] = []
@@ -281,4 +283,4 @@ def write_prompt(rng: random.Random, num_pages: int, shape: Shape = Shape(), wor
         pages.extend(writer.book(len(pages), length))
     questions = [*_single_hops(writer.facts), *_two_hops(writer.facts, world)]
     rng.shuffle(questions)
-    return Prompt(tuple(pages), tuple(questions), tuple(writer.facts))
+    return WorldPrompt(tuple(pages), tuple(questions), tuple(writer.facts))

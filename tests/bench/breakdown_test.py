@@ -16,7 +16,7 @@ from pictool.bench.options import PromptOptions
 from pictool.bench.prompts import BenchPrompt, make_prompt, with_speculative
 from pictool.bench.shapes import save_speculative
 from pictool.bench.single_request import link_prompt
-from pictool.linker.grid import Labelled, parse_grid
+from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.link import Linked
 from pictool.runtime.model import Model
 
@@ -24,18 +24,18 @@ OPTIONS = PromptOptions(chunks=3, chunk_tokens=40, tail_tokens=8, repeats=2)
 
 
 @pytest.fixture
-def policies(tmp_path: Path) -> list[Labelled]:
+def policies(tmp_path: Path) -> list[LabelledPolicy]:
     grid = parse_grid(["full", "naive", "legolink-16", "cacheblend-50", "speccache-25"])
     return with_speculative(grid, save_speculative("tiny", str(tmp_path / "small")))
 
 
 @pytest.fixture
-def prompt(model: Model, policies: list[Labelled], tmp_path: Path) -> BenchPrompt:
+def prompt(model: Model, policies: list[LabelledPolicy], tmp_path: Path) -> BenchPrompt:
     return make_prompt(model, policies, OPTIONS, tmp_path)
 
 
 def test_parts_add_up_to_the_ttft_of_the_link(
-    model: Model, policies: list[Labelled], prompt: BenchPrompt, monkeypatch: pytest.MonkeyPatch
+    model: Model, policies: list[LabelledPolicy], prompt: BenchPrompt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links: list[Linked] = []
 
@@ -52,7 +52,7 @@ def test_parts_add_up_to_the_ttft_of_the_link(
 
 
 def test_only_checked_layers_check_and_only_speccache_scores(
-    model: Model, policies: list[Labelled], prompt: BenchPrompt
+    model: Model, policies: list[LabelledPolicy], prompt: BenchPrompt
 ) -> None:
     for labelled in policies:
         parts = link_in_parts(model, prompt, labelled.policy)
@@ -62,14 +62,16 @@ def test_only_checked_layers_check_and_only_speccache_scores(
         assert (parts.scoring > 0) == (labelled.policy.name == "speccache")
 
 
-def test_timing_changes_no_result(model: Model, policies: list[Labelled], prompt: BenchPrompt) -> None:
+def test_timing_changes_no_result(model: Model, policies: list[LabelledPolicy], prompt: BenchPrompt) -> None:
     for labelled in policies:
         timed = link_prompt(model, prompt, labelled.policy, False, Stopwatch(model).stage).image.logits
         plain = link_prompt(model, prompt, labelled.policy, False).image.logits
         assert timed is not None and plain is not None and torch.equal(timed, plain)
 
 
-def test_every_layer_is_timed_once_and_the_logits(model: Model, policies: list[Labelled], prompt: BenchPrompt) -> None:
+def test_every_layer_is_timed_once_and_the_logits(
+    model: Model, policies: list[LabelledPolicy], prompt: BenchPrompt
+) -> None:
     for labelled in policies:
         watch, layers = Stopwatch(model), model.geometry.layers
         link_prompt(model, prompt, labelled.policy, False, watch.stage)
@@ -80,7 +82,7 @@ def test_every_layer_is_timed_once_and_the_logits(model: Model, policies: list[L
 
 
 def test_a_link_that_is_interrupted_while_it_is_timed_leaves_nothing_behind(
-    model: Model, policies: list[Labelled], prompt: BenchPrompt
+    model: Model, policies: list[LabelledPolicy], prompt: BenchPrompt
 ) -> None:
     @contextmanager
     def interrupt(name: str) -> Iterator[None]:
@@ -100,7 +102,7 @@ def test_medians_are_part_by_part() -> None:
     assert Parts(1, 2, 4, (8, 16), (32, 64), 128, 256).ttft == 511
 
 
-def test_a_run_has_all_policies_and_raw_samples(model: Model, policies: list[Labelled], tmp_path: Path) -> None:
+def test_a_run_has_all_policies_and_raw_samples(model: Model, policies: list[LabelledPolicy], tmp_path: Path) -> None:
     steps: list[None] = []
     result = bench_breakdown(model, policies, OPTIONS, tmp_path, lambda: steps.append(None))
     assert [method.label for method in result.methods] == [labelled.label for labelled in policies]

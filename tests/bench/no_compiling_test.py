@@ -13,7 +13,7 @@ from pictool.bench.prompts import with_speculative
 from pictool.bench.roofline import Rates
 from pictool.bench.shapes import save_speculative
 from pictool.bench.sync import bench_sync
-from pictool.linker.grid import Labelled, parse_grid
+from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import policies as all_policies
 from pictool.runtime.model import Model
 
@@ -31,17 +31,17 @@ def _refuse_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=[["fixup"], REPEATABLE], ids=["fixup", "all"])
-def policies(request: pytest.FixtureRequest, tmp_path: Path) -> list[Labelled]:
+def policies(request: pytest.FixtureRequest, tmp_path: Path) -> list[LabelledPolicy]:
     return with_speculative(parse_grid(request.param), save_speculative("tiny", str(tmp_path / "small")))
 
 
-def test_sync(model: Model, rates: Rates, policies: list[Labelled], tmp_path: Path) -> None:
+def test_sync(model: Model, rates: Rates, policies: list[LabelledPolicy], tmp_path: Path) -> None:
     bench_sync(model, policies, PROMPT, tmp_path)
 
 
-def test_context(model: Model, rates: Rates, policies: list[Labelled], tmp_path: Path) -> None:
+def test_context(model: Model, rates: Rates, policies: list[LabelledPolicy], tmp_path: Path) -> None:
     bench_context(model, policies, LENGTHS, tmp_path)
 
 
-def test_breakdown(model: Model, policies: list[Labelled], tmp_path: Path) -> None:
+def test_breakdown(model: Model, policies: list[LabelledPolicy], tmp_path: Path) -> None:
     bench_breakdown(model, policies, PROMPT, tmp_path)

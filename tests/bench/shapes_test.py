@@ -16,7 +16,7 @@ from pictool.controller.measuring import token_bytes
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import load_model, wrap_model
-from pictool.runtime.twin import transformers_module
+from pictool.runtime.transformers_module import transformers_module
 from pictool.store.store import Store
 
 # Parameters and bytes of KV per token in bfloat16, as published.

@@ -20,10 +20,10 @@ from pictool.bench.single_request import run_linked, run_transformers
 from pictool.bench.sync import SyncResult, bench_sync
 from pictool.controller.measuring import token_bytes
 from pictool.errors import InputError
-from pictool.linker.grid import Labelled, parse_grid
+from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model
-from pictool.runtime.twin import transformers_module
+from pictool.runtime.transformers_module import transformers_module
 from pictool.store.store import Store
 
 OPTIONS = PromptOptions(chunks=3, chunk_tokens=40, tail_tokens=8, new_tokens=4, repeats=2)
@@ -149,5 +149,5 @@ def test_what_does_not_fit_is_refused_before_it_runs(
 
 
 def test_full_alone_needs_no_object(model: Model, rates: Rates, tmp_path: Path) -> None:
-    policies: list[Labelled] = parse_grid(["full"])
+    policies: list[LabelledPolicy] = parse_grid(["full"])
     assert bench_sync(model, policies, OPTIONS, tmp_path).object_bytes == 0

@@ -15,7 +15,7 @@ import pytest
 from serve.live import serving_backend, until
 
 from pictool.cluster.fleet import FleetBackend
-from pictool.cluster.replica import Refused, Replica, ReplicaLost
+from pictool.cluster.replica import ErrorReply, Replica, ReplicaLost
 from pictool.cluster.residency import report_of
 from pictool.cluster.torch_replica import TorchSpec
 from pictool.core import Sampling
@@ -27,7 +27,16 @@ from pictool.runtime.model import Model, load_model
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
-from pictool.serve.work import Chat, Delta, Marked, Raw, Stored, Text, Turn, Work
+from pictool.serve.work import (
+    AnswerRequest,
+    ChatPrompt,
+    DeltaEvent,
+    MarkedText,
+    ObjectReference,
+    PlainText,
+    RawPrompt,
+    Turn,
+)
 from pictool.store.remote.remote import Remote
 from pictool.store.store import Store
 
@@ -83,22 +92,22 @@ def backend(model: Model, tmp_path: Path, calls: Calls) -> Iterator[FleetBackend
         yield backend
 
 
-async def events_of(backend: FleetBackend, work: Work) -> list[Any]:
+async def events_of(backend: FleetBackend, work: AnswerRequest) -> list[Any]:
     return [event async for event in backend.answer(work)]
 
 
-def ask(*pieces: Any, tenant: Tenant = NOBODY, tokens: int = 6) -> Work:
-    return Work(tenant, Raw((*pieces, Text("Really?"))), Sampling(0.0), tokens, num_top=1)
+def ask(*pieces: Any, tenant: Tenant = NOBODY, tokens: int = 6) -> AnswerRequest:
+    return AnswerRequest(tenant, RawPrompt((*pieces, PlainText("Really?"))), Sampling(0.0), tokens, num_top=1)
 
 
 @pytest.mark.parametrize("dies_after", [0, 1, 3])
 def test_another_replica_goes_on_where_one_died(backend: FleetBackend, calls: Calls, dies_after: int) -> None:
-    expected = asyncio.run(events_of(backend, ask(Marked(TEXT))))
+    expected = asyncio.run(events_of(backend, ask(MarkedText(TEXT))))
     calls.deaths, calls.dies_after = 2, dies_after
-    assert asyncio.run(events_of(backend, ask(Marked(TEXT)))) == expected and len(calls.keys) == 4
+    assert asyncio.run(events_of(backend, ask(MarkedText(TEXT)))) == expected and len(calls.keys) == 4
     calls.deaths = 3
     with pytest.raises(ApiError, match="try again") as refused:
-        asyncio.run(events_of(backend, ask(Marked(TEXT))))
+        asyncio.run(events_of(backend, ask(MarkedText(TEXT))))
     assert refused.value.status == 503 and (backend.status().waiting, backend.status().active) == (0, 0)
 
 
@@ -106,10 +115,10 @@ def test_another_answer_than_what_was_sent_is_none() -> None:
     class Fickle:
         answers = 0
 
-        async def answer(self, work: Work, exact: bool) -> AsyncGenerator[Any, None]:
+        async def answer(self, work: AnswerRequest, exact: bool) -> AsyncGenerator[Any, None]:
             Fickle.answers += 1
-            yield Delta(0, f"answer {Fickle.answers}")
-            yield Delta(0, "more")
+            yield DeltaEvent(0, f"answer {Fickle.answers}")
+            yield DeltaEvent(0, "more")
 
     calls = Calls(Fickle())
     calls.deaths, calls.dies_after = 1, 1
@@ -129,12 +138,12 @@ def test_another_answer_than_what_was_sent_is_none() -> None:
                 seen.append(event)  # noqa: PERF401 (what came before the error)
         return [*seen, refused.value.status]
 
-    assert asyncio.run(told()) == [Delta(0, "answer 1"), 503]
+    assert asyncio.run(told()) == [DeltaEvent(0, "answer 1"), 503]
 
 
 def test_a_client_that_goes_ends_the_call(backend: FleetBackend, calls: Calls) -> None:
     async def leave() -> tuple[int, int]:
-        events = backend.answer(ask(Text("Long"), tokens=200))
+        events = backend.answer(ask(PlainText("Long"), tokens=200))
         await anext(events)
         during = backend.status().active
         await events.aclose()
@@ -150,11 +159,11 @@ class Silent:
     def __init__(self, num_first: int) -> None:
         self.num_first, self.num_open = num_first, 0
 
-    async def answer(self, work: Work, exact: bool) -> AsyncGenerator[Any, None]:
+    async def answer(self, work: AnswerRequest, exact: bool) -> AsyncGenerator[Any, None]:
         self.num_open += 1
         try:
             for number in range(self.num_first):
-                yield Delta(0, f"{number} ")
+                yield DeltaEvent(0, f"{number} ")
             await asyncio.Event().wait()
         finally:
             self.num_open -= 1
@@ -201,14 +210,14 @@ def test_a_request_is_routed_by_the_objects_that_it_wants(backend: FleetBackend,
     (done,) = asyncio.run(backend.compile(TEXT, ALICE))
     assert backend.has(done.key) and Store(tmp_path / "remote").keys() == [done.key]
     assert calls.keys.pop() == (done.key,)
-    asyncio.run(events_of(backend, ask(Stored(done.key), Marked(TEXT), tenant=ALICE)))
+    asyncio.run(events_of(backend, ask(ObjectReference(done.key), MarkedText(TEXT), tenant=ALICE)))
     assert calls.keys.pop() == (done.key, done.key)
-    asyncio.run(events_of(backend, ask(Marked(TEXT))))
+    asyncio.run(events_of(backend, ask(MarkedText(TEXT))))
     assert calls.keys.pop() not in ((done.key,), ())  # without Alice's salt
-    chat = Chat((Turn("user", (Marked(TEXT), Text("\n\nReally?"))),))
+    chat = ChatPrompt((Turn("user", (MarkedText(TEXT), PlainText("\n\nReally?"))),))
     asyncio.run(events_of(backend, replace(ask(tenant=ALICE), prompt=chat)))
     assert calls.keys.pop() == (done.key,)
-    asyncio.run(events_of(backend, ask(Text("Plain."))))
+    asyncio.run(events_of(backend, ask(PlainText("Plain."))))
     (word,) = calls.keys.pop()
     assert len(word) < 64
     spec = Spec("Really?", [done.key, TextDocument(TEXT, "a")], parse_policy("legolink-4"))
@@ -221,7 +230,7 @@ def test_a_request_is_routed_by_the_objects_that_it_wants(backend: FleetBackend,
 
 
 def test_a_sink_kind_has_its_own_objects(backend: FleetBackend, calls: Calls) -> None:
-    work = ask(Marked(TEXT))
+    work = ask(MarkedText(TEXT))
     asyncio.run(events_of(backend, work))
     asyncio.run(events_of(backend, replace(work, linking=replace(work.linking, policy="legolink-0"))))
     assert calls.keys[0] != calls.keys[1]
@@ -231,7 +240,7 @@ def test_an_object_of_another_tenant_does_not_exist(backend: FleetBackend) -> No
     (done,) = asyncio.run(backend.compile(TEXT, ALICE))
     for key in (done.key, "a" * 64):
         with pytest.raises(ApiError, match="no such thing here") as refused:
-            asyncio.run(events_of(backend, ask(Stored(key))))
+            asyncio.run(events_of(backend, ask(ObjectReference(key))))
         assert (refused.value.status, refused.value.code) == (404, "cache_object_missing")
 
 
@@ -243,14 +252,14 @@ def test_an_object_that_was_removed_by_force_is_asked_for_again(
         store.path(done.key).unlink()
     assert backend.has(done.key)
     with pytest.raises(ApiError):
-        asyncio.run(events_of(backend, ask(Stored(done.key))))
+        asyncio.run(events_of(backend, ask(ObjectReference(done.key))))
     assert not backend.has(done.key)
 
 
 def test_a_failed_check_answers_exactly(backend: FleetBackend, calls: Calls) -> None:
     kl = asyncio.run(backend.check(0.0))
     assert kl > 0 and backend.status().policy == "full" and backend.status().problem is not None
-    started = asyncio.run(events_of(backend, ask(Marked(TEXT))))[0]
+    started = asyncio.run(events_of(backend, ask(MarkedText(TEXT))))[0]
     assert started.reuse.policy == "full"
     assert calls.replica._backend.policy.name == "full"  # of queries, too
 
@@ -274,9 +283,9 @@ def test_a_remote_that_cannot_be_written_makes_no_cache(backend: FleetBackend, t
 
 def test_a_refusal_keeps_what_it_says() -> None:
     error = ApiError(429, "full", code="queue_full", headers={"Retry-After": "1"})
-    again = Refused.of(error).error
+    again = ErrorReply.of(error).error
     assert (again.status, again.message, again.code, again.headers) == (429, "full", "queue_full", error.headers)
     assert (
-        Refused.of(StoreError("/a/path: is gone")).message
+        ErrorReply.of(StoreError("/a/path: is gone")).message
         == "the store cannot be used as it is; the server's log says why"
     )

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from pyarrow.parquet import write_table
 
-from pictool.cluster.sources import Columns, Document, find_sources, read_documents
+from pictool.cluster.sources import Columns, SourceDocument, find_sources, read_documents
 from pictool.errors import InputError
 
 
-def read(*names: str, columns: Columns = Columns()) -> list[Document]:
+def read(*names: str, columns: Columns = Columns()) -> list[SourceDocument]:
     return [document for source in find_sources(names) for document in read_documents(source, columns)]
 
 
@@ -66,7 +66,7 @@ def test_no_name_and_no_error_shows_the_password_of_a_url() -> None:
         there = f"127.0.0.1:{server.server_port}/c.md"
         (document,) = read(f"http://user:secret@{there}")
         server.shutdown()
-    assert document == Document(f"http://{there}", "text of c.md", None, len("text of c.md"))
+    assert document == SourceDocument(f"http://{there}", "text of c.md", None, len("text of c.md"))
     for name in ("memory://user:secret@none", "none://user:secret@far", "http://user:secret@127.0.0.1:1/x.txt"):
         with pytest.raises(InputError) as error:
             find_sources([name])

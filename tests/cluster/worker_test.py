@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pictool.cluster.manifest import Row
-from pictool.cluster.sources import Document
-from pictool.cluster.worker import BulkSpec, Worker, compile_counted
+from pictool.cluster.manifest import ManifestRow
+from pictool.cluster.sources import SourceDocument
+from pictool.cluster.worker import BulkSpec, CompileWorker, compile_counted
 from pictool.compiler.chunking import make_chunks
 from pictool.compiler.compile import compile_chunks
 from pictool.core import CompileOptions
@@ -27,7 +27,7 @@ from pictool.store.remote.remote import Remote, Retry
 from pictool.store.store import Store
 
 QUICK = Retry(attempts=2, first_s=0.001, most_s=0.002)
-DOCUMENTS = [Document(f"d{number}", f"text of document {number}. It is short. " * (1 + number % 3), None, 40)
+DOCUMENTS = [SourceDocument(f"d{number}", f"text of document {number}. It is short. " * (1 + number % 3), None, 40)
              for number in range(12)]  # fmt: skip
 
 
@@ -53,8 +53,8 @@ def spec(model_dir: Path, remote: Remote) -> BulkSpec:
     return BulkSpec(remote, str(model_dir), "cpu", chunk_tokens=24)
 
 
-def run(spec: BulkSpec, documents: list[Document] = DOCUMENTS) -> list[Row]:
-    worker = Worker(spec)
+def run(spec: BulkSpec, documents: list[SourceDocument] = DOCUMENTS) -> list[ManifestRow]:
+    worker = CompileWorker(spec)
     try:
         return worker.compile(documents)
     finally:
@@ -114,8 +114,8 @@ def test_a_truncated_object_at_the_remote_is_computed_again(spec: BulkSpec, tmp_
 
 
 def test_a_bad_document_is_a_row_and_stops_no_other(spec: BulkSpec) -> None:
-    long = Document("long", "word " * 2000, None, 10_000)
-    bad = [Document("unread", None, "unread: cannot be read"), Document("empty", "", None), *DOCUMENTS[:2]]
+    long = SourceDocument("long", "word " * 2000, None, 10_000)
+    bad = [SourceDocument("unread", None, "unread: cannot be read"), SourceDocument("empty", "", None), *DOCUMENTS[:2]]
     whole = BulkSpec(spec.remote, spec.model, "cpu")
     rows = run(whole, [*bad, long])
     assert {row.id: row.error is None for row in rows} == {
@@ -144,7 +144,7 @@ def test_a_chunk_that_cannot_be_computed_is_a_row_and_stops_no_other(
 
 def test_equal_documents_are_computed_once(spec: BulkSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     computed = count_computed(monkeypatch)
-    rows = run(spec, [Document(f"copy-{number}", "the same text", None) for number in range(5)])
+    rows = run(spec, [SourceDocument(f"copy-{number}", "the same text", None) for number in range(5)])
     assert computed == [1] and len({row.key for row in rows}) == 1 and len(rows) == 5
 
 
@@ -265,13 +265,13 @@ class Deaths:
         if not isinstance(sys.exception(), KeyboardInterrupt):  # which is the death here
             del self.open[name]
 
-    def compile(self, documents: Sequence[Document]) -> list[Row]:
+    def compile(self, documents: Sequence[SourceDocument]) -> list[ManifestRow]:
         self.calls.append([document.id for document in documents])
         if self.deadly & set(self.calls[-1]):
             raise KeyboardInterrupt
-        return [Row(document.id, 0, "key", 1, 1, None, True, True, 0.0, 1) for document in documents]
+        return [ManifestRow(document.id, 0, "key", 1, 1, None, True, True, 0.0, 1) for document in documents]
 
-    def until_done(self, documents: Sequence[Document]) -> tuple[list[Row], int]:
+    def until_done(self, documents: Sequence[SourceDocument]) -> tuple[list[ManifestRow], int]:
         """The rows, and how many workers died."""
         for died in range(20):
             with suppress(KeyboardInterrupt):
@@ -291,7 +291,7 @@ def test_a_document_that_kills_workers_is_left_out_after_three(deadly: set[str],
 def test_attempts_that_fail_without_a_death_do_not_count() -> None:
     deaths = Deaths(set())
 
-    def fails(_: object) -> list[Row]:
+    def fails(_: object) -> list[ManifestRow]:
         raise ModelError("no model")
 
     for _ in range(4):

@@ -11,8 +11,8 @@ import pytest
 
 from commands.run import Outcome, pic, write
 from pictool.cluster.bulk import BulkResult, Progress, compile_bulk
-from pictool.cluster.manifest import Row, read_manifest, to_table
-from pictool.cluster.worker import Worker
+from pictool.cluster.manifest import ManifestRow, read_manifest, to_table
+from pictool.cluster.worker import CompileWorker
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def compiling(sources: Any, columns: Any, spec: Any, workers: Any, on_progress: Any) -> BulkResult:
         seen.update(sources=sources, columns=columns, spec=spec, workers=workers)
         documents = [document for source in sources for document in read_documents(source, columns)]
-        worker = Worker(spec)
+        worker = CompileWorker(spec)
         table = to_table(worker.compile(documents))
         worker.close()
         done = Progress(to_read=1).plus(table, 2.0)
@@ -120,9 +120,9 @@ def test_a_remote_that_refuses_all_objects_ends_the_job(monkeypatch: pytest.Monk
     from pictool.cluster import bulk as module
     from pictool.errors import StoreError
 
-    def rows(count: int, size: int | None, is_new: bool) -> list[Row]:
+    def rows(count: int, size: int | None, is_new: bool) -> list[ManifestRow]:
         error = None if size else "k: cannot be written (No space left on device)"
-        return [Row(f"d{i}", 0, "k", 5, size, error, is_new, True, 0.0, 1) for i in range(count)]
+        return [ManifestRow(f"d{i}", 0, "k", 5, size, error, is_new, True, 0.0, 1) for i in range(count)]
 
     tables = [to_table(rows(150, None, False)), to_table(rows(1, 7, True)), to_table(rows(150, None, False))]
     monkeypatch.setattr(module, "_rows", lambda *_: iter(tables))

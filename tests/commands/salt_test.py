@@ -16,7 +16,7 @@ from commands.run import pic, write
 from pictool.commands.benches.common import BenchOptions, command_line, open_bench_model
 from pictool.commands.settings.salt import is_weak, most_bits
 from pictool.commands.settings.settings import Settings, read_settings
-from pictool.commands.tui_process.worker import Worker
+from pictool.commands.tui_process.worker import TuiWorker
 from pictool.errors import InputError, TraceError
 from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.workers import make_job
@@ -172,9 +172,9 @@ def test_a_salted_trace_is_replayed_with_its_salt_only(salted_trace: Path) -> No
 
 def test_the_screens_model_has_the_salt(salted_trace: Path) -> None:
     trace, settings = read_trace(salted_trace), Settings().override(store="st", device="cpu")
-    assert Worker(lambda *_: None, settings.override(salt=SALT)).analyse(trace, "t", 0).deviation is not None
+    assert TuiWorker(lambda *_: None, settings.override(salt=SALT)).analyse(trace, "t", 0).deviation is not None
     with pytest.raises(TraceError, match="give the salt"):
-        Worker(lambda *_: None, settings).analyse(trace, "t", 0)
+        TuiWorker(lambda *_: None, settings).analyse(trace, "t", 0)
 
 
 def test_processes_of_evaluations_have_the_salt(model: Path, store: Store) -> None:

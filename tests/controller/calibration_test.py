@@ -18,7 +18,7 @@ from pictool.controller import calibration as profile
 from pictool.controller import measuring as measure
 from pictool.controller.calibration import compute_facts, compute_profile, forget_compute, load_profile
 from pictool.controller.choice import auto_ratio, make_estimator, projection_share
-from pictool.controller.cost import Computed, Decoding, Estimator, PromptSize, layer_work
+from pictool.controller.cost import ComputeMeasurement, Decoding, Estimator, PromptSize, layer_work
 from pictool.controller.decision import MIN_RATIO
 from pictool.controller.measuring import Measured
 from pictool.controller.prompt_size import measure_size
@@ -31,7 +31,9 @@ from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 
 COMPUTE = [[62.0, 2.0, 1.0, 0.064], [510.0, 2.0, 1.0, 0.512], [510.0, 2.0, 64.0, 0.066]]  # a millisecond a token
-POINTS = [Computed(PromptSize(int(context), int(tail), 1, 384), int(runs), s) for context, tail, runs, s in COMPUTE]
+POINTS = [
+    ComputeMeasurement(PromptSize(int(context), int(tail), 1, 384), int(runs), s) for context, tail, runs, s in COMPUTE
+]
 LOADS = [[2e6, 1.0, 0.3, 0.03, 0.1, 0.01], [2e6, 2.0, 0.4, 0.06, 0.1, 0.02]]
 TEXTS = [Chunk("", tuple(range(3, 103)), "a"), Chunk("", tuple(range(7, 57)), "b")]
 TAIL, HEAD = "Who knows why?", "<s>"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pictool.controller.cost import Computed, Estimator, PromptSize, Speed, Work, fit_nonnegative, layer_work
+from pictool.controller.cost import ComputeMeasurement, Estimator, PromptSize, Speed, Work, fit_nonnegative, layer_work
 from pictool.controller.decision import MIN_RATIO, Tier, choose_ratio, choose_tier, make_plan
 
 CONTEXT = 4096
@@ -164,8 +164,8 @@ def test_a_least_ratio_of_one_s_own_is_kept() -> None:
 # Fits
 
 
-def prefilled(*points: tuple[int, float]) -> list[Computed]:
-    return [Computed(PromptSize(tokens - 2, 2, 1, 1000), 1, seconds) for tokens, seconds in points]
+def prefilled(*points: tuple[int, float]) -> list[ComputeMeasurement]:
+    return [ComputeMeasurement(PromptSize(tokens - 2, 2, 1, 1000), 1, seconds) for tokens, seconds in points]
 
 
 def test_a_fit_finds_the_coefficients() -> None:
@@ -173,7 +173,7 @@ def test_a_fit_finds_the_coefficients() -> None:
     prefills = prefilled(*((length, truth.prefill_s(length)) for length in (64, 256, 1024, 4096)))
     scattered = PromptSize(1022, 2, 1, 1000)
     seconds = replace(truth, run_s=0.0).recompute_s(128 / 1022, scattered) + 128 * 1e-4
-    fitted = Estimator.fit([*prefills, Computed(scattered, 128, seconds)], layer_work(4, (1,)))
+    fitted = Estimator.fit([*prefills, ComputeMeasurement(scattered, 128, seconds)], layer_work(4, (1,)))
     coefficients = (fitted.token_s, fitted.constant_s, fitted.pair_s, fitted.run_s)
     assert coefficients == pytest.approx((2e-5, 0.004, 3e-9, 1e-4), rel=1e-6)
     assert fitted.work == layer_work(4, (1,))
@@ -193,7 +193,7 @@ def test_a_fit_of_few_points_is_a_rate() -> None:
 
 
 def test_rows_that_stand_apart_and_cost_no_more_have_no_cost_of_their_own() -> None:
-    scattered = Computed(PromptSize(100, 0, 1, 1000), 50, 0.01)
+    scattered = ComputeMeasurement(PromptSize(100, 0, 1, 1000), 50, 0.01)
     assert Estimator.fit([*prefilled((100, 0.25)), scattered], REUSE).run_s == 0
 
 
@@ -259,7 +259,7 @@ def test_a_larger_ratio_never_needs_a_dearer_tier(
 
 @given(st.lists(st.tuples(st.integers(3, 10**5), seconds), max_size=6), st.lists(seconds, max_size=2))
 def test_any_measurement_gives_a_usable_fit(points: list[tuple[int, float]], scattered: list[float]) -> None:
-    apart = [Computed(PromptSize(100, 2, 1, 1000), 10, one) for one in scattered]
+    apart = [ComputeMeasurement(PromptSize(100, 2, 1, 1000), 10, one) for one in scattered]
     fitted = Estimator.fit([*prefilled(*points), *apart], REUSE)
     assert all(0 <= value < 1e9 for value in (fitted.token_s, fitted.constant_s, fitted.pair_s, fitted.run_s))
     assert not points or fitted.prefill_s(max(length for length, _ in points)) > 0

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from pictool.doctor.exactness import CHECKS, examine_exactness
-from pictool.doctor.verdict import Status, Verdict
+from pictool.doctor.verdict import Verdict, VerdictStatus
 from pictool.errors import InputError
 from pictool.linker.loader import Loader
 from pictool.runtime import attention
@@ -32,14 +32,14 @@ def examined(model: Model, store: Store) -> dict[str, Verdict]:
 
 
 def failed(verdicts: dict[str, Verdict]) -> set[str]:
-    return {check for check, verdict in verdicts.items() if verdict.status is Status.FAILED}
+    return {check for check, verdict in verdicts.items() if verdict.status is VerdictStatus.FAILED}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_all_is_well_on_every_architecture(architecture: str, store: Store) -> None:
     verdicts = examined(subject(architecture).model, store)
     assert failed(verdicts) == set() and list(verdicts) == list(CHECKS)
-    is_skipped = verdicts[SCATTERED].status is Status.SKIPPED
+    is_skipped = verdicts[SCATTERED].status is VerdictStatus.SKIPPED
     assert is_skipped == (architecture in LENGTH_DEPENDENT)
 
 

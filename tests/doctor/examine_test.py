@@ -15,9 +15,9 @@ from commands.run import pic
 from subjects import subject
 
 from pictool.doctor import surroundings
-from pictool.doctor.answers import Question, examine_answers
+from pictool.doctor.answers import AnswerCheck, examine_answers
 from pictool.doctor.surroundings import examine_surroundings
-from pictool.doctor.verdict import Report, Status, Verdict
+from pictool.doctor.verdict import DoctorReport, Verdict, VerdictStatus
 from pictool.engines import divergence
 from pictool.engines.torch import TorchEngine
 from pictool.fidelity.divergence import Divergence
@@ -32,8 +32,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pictool.bench.roofline._COPY_BYTES", 1 << 20)
 
 
-def look(store: Store, device: str = "cpu") -> Report:
-    return Report(tuple(examine_surroundings(store, device, "auto")))
+def look(store: Store, device: str = "cpu") -> DoctorReport:
+    return DoctorReport(tuple(examine_surroundings(store, device, "auto")))
 
 
 def test_what_is_found(store: Store) -> None:
@@ -42,8 +42,8 @@ def test_what_is_found(store: Store) -> None:
     assert report.of("versions").values["torch"] == torch.__version__
     assert report.of("rates").values["flops_s"] > 0
     assert report.of("disk").values["write_bytes_s"] > 0
-    assert report.of("store").status is Status.NOTE and "does not exist yet" in report.of("store").text
-    assert report.of("pic serve").status is Status.OK
+    assert report.of("store").status is VerdictStatus.NOTE and "does not exist yet" in report.of("store").text
+    assert report.of("pic serve").status is VerdictStatus.OK
     store.root.mkdir(parents=True)
     assert report != look(store) and look(store).of("store").values == {"objects": 0, "bytes": 0}
 
@@ -66,8 +66,10 @@ def test_what_is_missing_is_told_with_what_installs_it(store: Store, monkeypatch
 
     monkeypatch.setattr(surroundings, "version", version)
     report = look(store)
-    assert report.of("packages").status is Status.FAILED and "blake3 is not installed" in report.of("packages").text
-    assert report.of("pic serve").status is Status.NOTE
+    assert (
+        report.of("packages").status is VerdictStatus.FAILED and "blake3 is not installed" in report.of("packages").text
+    )
+    assert report.of("pic serve").status is VerdictStatus.NOTE
     assert report.of("pic serve").text == "fastapi is not installed; pip install 'pictool[serve]'"
     assert report.of("pic tui").text == "textual 0.1 is installed, <9,>=8 is needed; pip install 'pictool[tui]'"
     assert "pip install 'vllm==0.32.*'" in report.of("vLLM (--engine vllm)").text
@@ -76,9 +78,9 @@ def test_what_is_missing_is_told_with_what_installs_it(store: Store, monkeypatch
 def test_what_is_asked_for_and_not_there_fails(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pictool.runtime.device.accelerator", lambda: None)
     report = look(store, "cuda")
-    assert report.of("accelerator").status is Status.FAILED
+    assert report.of("accelerator").status is VerdictStatus.FAILED
     monkeypatch.setattr("os.access", lambda *_: False)
-    assert look(store).of("disk").status is Status.FAILED
+    assert look(store).of("disk").status is VerdictStatus.FAILED
     monkeypatch.undo()
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1))
     assert "too few to measure" in look(store).of("disk").text
@@ -99,32 +101,32 @@ def test_an_accelerator_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) 
 
 
 def answers(store: Store, judged: str, reference: tuple[Divergence, ...] = ()) -> list[Verdict]:
-    question = Question(tuple(parse_grid(["naive", "legolink:k=999"])), judged)
+    question = AnswerCheck(tuple(parse_grid(["naive", "legolink:k=999"])), judged)
     return list(examine_answers(TorchEngine(subject("llama").model, store), question, [], reference))
 
 
 def test_a_policy_is_judged_by_its_divergence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     naive, everything = answers(store, "legolink-999")
-    assert (naive.status, everything.status) == (Status.NOTE, Status.OK)
+    assert (naive.status, everything.status) == (VerdictStatus.NOTE, VerdictStatus.OK)
     assert everything.values["kl"] < 1e-6 < naive.values["kl"]
     monkeypatch.setattr("pictool.doctor.answers.MAX_KL", naive.values["kl"] / 2)
-    assert [verdict.status for verdict in answers(store, "naive")] == [Status.FAILED, Status.NOTE]
+    assert [verdict.status for verdict in answers(store, "naive")] == [VerdictStatus.FAILED, VerdictStatus.NOTE]
 
 
 def test_two_engines_have_to_agree(store: Store) -> None:
     measured: list[Divergence] = []
-    question = Question(tuple(parse_grid(["naive", "legolink:k=999"])), "")
+    question = AnswerCheck(tuple(parse_grid(["naive", "legolink:k=999"])), "")
     engine = TorchEngine(subject("llama").model, store)
     list(examine_answers(engine, question, measured))
     same = answers(store, "", tuple(measured))[2:]
-    assert [verdict.status for verdict in same] == [Status.OK] * 2 and same[0].check == "naive as on torch"
+    assert [verdict.status for verdict in same] == [VerdictStatus.OK] * 2 and same[0].check == "naive as on torch"
     other = answers(store, "", tuple(measured[::-1]))[2:]
-    assert [verdict.status for verdict in other] == [Status.FAILED] * 2
+    assert [verdict.status for verdict in other] == [VerdictStatus.FAILED] * 2
 
 
 def test_answers_that_are_not_finite_fail(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(divergence, "first_token_kl", lambda *_: float("nan"))
-    assert {verdict.status for verdict in answers(store, "")} == {Status.FAILED}
+    assert {verdict.status for verdict in answers(store, "")} == {VerdictStatus.FAILED}
 
 
 # The command

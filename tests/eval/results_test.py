@@ -15,7 +15,7 @@ from eval.shared import CASES, CaseList, case, model
 from pictool.errors import InputError
 from pictool.eval.cases import SpecOptions
 from pictool.eval.methods import Times
-from pictool.eval.results import MEASURED, CaseResult, Header, make_header, open_results, settings_of
+from pictool.eval.results import MEASURED, CaseResult, ResultsHeader, make_header, open_results, settings_of
 from pictool.runtime.machine import installed
 
 PATH = Path("out/results.jsonl")
@@ -44,12 +44,12 @@ GOLDEN = [  # of a header and two rows
 
 
 @pytest.fixture(scope="module")
-def header() -> Header:
+def header() -> ResultsHeader:
     return make_header(model(), CaseList(), CASES, SpecOptions(), 1)
 
 
 @pytest.fixture
-def written(header: Header) -> bytes:
+def written(header: ResultsHeader) -> bytes:
     """The bytes of a file of two appends."""
     with open_results(PATH, header) as file:
         file.append(ROWS[:2])
@@ -57,24 +57,24 @@ def written(header: Header) -> bytes:
     return PATH.read_bytes()
 
 
-def reopen(header: Header, **options: Any) -> tuple[list[CaseResult], list[str]]:
+def reopen(header: ResultsHeader, **options: Any) -> tuple[list[CaseResult], list[str]]:
     notes: list[str] = []
     with open_results(PATH, header, on_note=notes.append, **options) as file:
         return list(file.results.values()), notes
 
 
-def refusal(header: Header, **options: Any) -> str:
+def refusal(header: ResultsHeader, **options: Any) -> str:
     with pytest.raises(InputError) as caught:
         reopen(header, **options)
     return str(caught.value)
 
 
-def test_rows_come_back_as_they_were_written(header: Header, written: bytes) -> None:
+def test_rows_come_back_as_they_were_written(header: ResultsHeader, written: bytes) -> None:
     assert reopen(header) == (ROWS, [])
     assert PATH.read_bytes() == written
 
 
-def test_it_is_jsonl_with_a_header(header: Header, written: bytes) -> None:
+def test_it_is_jsonl_with_a_header(header: ResultsHeader, written: bytes) -> None:
     first, *others = [json.loads(line) for line in written.decode().rstrip("\n").split("\n")]
     assert (first["format"], first["version"], first["threads"]) == ("pictool-eval", 1, 1)
     assert [line["label"] for line in others] == ["naive", "mapreduce", "naive"]
@@ -83,7 +83,7 @@ def test_it_is_jsonl_with_a_header(header: Header, written: bytes) -> None:
 
 def test_the_format_is_fixed_byte_by_byte() -> None:
     """Version 1: keys and their order, and what names an experiment. Files of former versions are continued."""
-    fixed = Header(
+    fixed = ResultsHeader(
         "pictool-eval", 1, "0.1.0", "2.13.0", {"name": "world", "params": {"seed": 0}, "cases": 4, "sha256": "ab"},
         {"name": "embedded", "fingerprint": "cd", "tokenizer": "ef", "prompts": "01", "dtype": "float32",
          "device": "cpu"},
@@ -96,7 +96,7 @@ def test_the_format_is_fixed_byte_by_byte() -> None:
 
 
 def test_wherever_it_is_cut_off_whole_lines_are_kept_and_the_rest_can_be_done_again(
-    header: Header, written: bytes
+    header: ResultsHeader, written: bytes
 ) -> None:
     ends = [i + 1 for i, byte in enumerate(written) if byte == ord("\n")]
     for size in [*range(0, len(written), 37), *ends, *(end - 1 for end in ends)]:
@@ -108,7 +108,7 @@ def test_wherever_it_is_cut_off_whole_lines_are_kept_and_the_rest_can_be_done_ag
         assert PATH.read_bytes() == written
 
 
-def test_a_dropped_line_is_told(header: Header, written: bytes) -> None:
+def test_a_dropped_line_is_told(header: ResultsHeader, written: bytes) -> None:
     PATH.write_bytes(written[:-9])
     rows, (note,) = reopen(header)
     assert rows == ROWS[:2] and "the last line is not whole; it is dropped" in note
@@ -132,7 +132,7 @@ def test_a_dropped_line_is_told(header: Header, written: bytes) -> None:
     ],
 )
 def test_a_line_that_is_damaged_in_the_middle_is_refused(
-    header: Header, written: bytes, old: bytes, new: bytes, message: str
+    header: ResultsHeader, written: bytes, old: bytes, new: bytes, message: str
 ) -> None:
     PATH.write_bytes(written.replace(old, new, 1))
     assert f"{PATH}: {message}" in refusal(header)
@@ -147,13 +147,15 @@ def test_a_line_that_is_damaged_in_the_middle_is_refused(
         ({"settings": {**vars(SpecOptions()), "head": "Hey."}}, 'head null there, "Hey." here'),
     ],
 )
-def test_another_experiment_is_refused(header: Header, written: bytes, change: dict[str, Any], message: str) -> None:
+def test_another_experiment_is_refused(
+    header: ResultsHeader, written: bytes, change: dict[str, Any], message: str
+) -> None:
     found = refusal(replace(header, **change))
     assert message in found and found.endswith("Name another file with -o, or begin it anew with --force")
     assert PATH.read_bytes() == written
 
 
-def test_other_cases_and_other_models_are_told_apart_by_content(header: Header, written: bytes) -> None:
+def test_other_cases_and_other_models_are_told_apart_by_content(header: ResultsHeader, written: bytes) -> None:
     cases = [*CASES[:-1], replace(CASES[-1], answers=("he",))]
     assert "dataset given (cases=4; content " in refusal(make_header(model(), CaseList(), cases, SpecOptions(), 1))
     other = model()
@@ -164,26 +166,26 @@ def test_other_cases_and_other_models_are_told_apart_by_content(header: Header, 
     assert "model " in refusal(make_header(ends, CaseList(), CASES, SpecOptions(), 1))
 
 
-def test_names_threads_and_machines_are_no_part_of_an_experiment(header: Header, written: bytes) -> None:
+def test_names_threads_and_machines_are_no_part_of_an_experiment(header: ResultsHeader, written: bytes) -> None:
     other = replace(header, threads=8, machine={}, model={**header.model, "name": "x"})
     with open_results(PATH, other) as file:
         assert file.header == header and len(file.results) == 3
     assert header.digest == other.digest != make_header(model(), CaseList(), [case("1")], SpecOptions(), 1).digest
 
 
-def test_results_from_before_codecs_are_those_of_none(header: Header) -> None:
+def test_results_from_before_codecs_are_those_of_none(header: ResultsHeader) -> None:
     old = {name: value for name, value in header.settings.items() if name != "codec"}
     assert replace(header, settings=old).digest == header.digest
     assert replace(header, settings={**old, "codec": "int4"}).digest != header.digest
 
 
-def test_force_begins_anew(header: Header, written: bytes) -> None:
+def test_force_begins_anew(header: ResultsHeader, written: bytes) -> None:
     assert reopen(replace(header, pictool="0.0"), force=True) == ([], [])
     assert json.loads(PATH.read_bytes())["pictool"] == "0.0"
 
 
 @pytest.mark.parametrize("content", [b"\n", b'{"query": "mine"}\n', b"text", b'{"format": "other", "version": 1}\n'])
-def test_a_file_of_somebody_else_is_never_written(header: Header, content: bytes) -> None:
+def test_a_file_of_somebody_else_is_never_written(header: ResultsHeader, content: bytes) -> None:
     PATH.parent.mkdir()
     PATH.write_bytes(content)
     for force in (False, True):
@@ -191,7 +193,7 @@ def test_a_file_of_somebody_else_is_never_written(header: Header, content: bytes
         assert PATH.read_bytes() == content
 
 
-def test_a_header_that_cannot_be_read_is_refused_and_can_be_forced(header: Header, written: bytes) -> None:
+def test_a_header_that_cannot_be_read_is_refused_and_can_be_forced(header: ResultsHeader, written: bytes) -> None:
     for damaged in (
         written.replace(b"1", b"2", 1),
         written.replace(b"sha256", b"sha", 1),
@@ -204,7 +206,7 @@ def test_a_header_that_cannot_be_read_is_refused_and_can_be_forced(header: Heade
     assert reopen(header, force=True) == ([], [])
 
 
-def test_a_second_process_is_refused(header: Header, written: bytes) -> None:
+def test_a_second_process_is_refused(header: ResultsHeader, written: bytes) -> None:
     with PATH.open("rb") as file:  # flock is of the open file: another one is as another process
         fcntl.flock(file, fcntl.LOCK_EX)
         assert f"{PATH}: another process is writing it" in refusal(header)
@@ -212,6 +214,6 @@ def test_a_second_process_is_refused(header: Header, written: bytes) -> None:
     assert reopen(header) == (ROWS, [])
 
 
-def test_no_device_is_a_results_file(header: Header) -> None:
+def test_no_device_is_a_results_file(header: ResultsHeader) -> None:
     with pytest.raises(InputError, match="/dev/null: is no regular file"), open_results(Path("/dev/null"), header):
         pass

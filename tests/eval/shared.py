@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.cases import SpecOptions
 from pictool.eval.datasets.base import Case, Dataset
-from pictool.eval.evaluate import Evaluation, RunOptions, evaluate
+from pictool.eval.evaluate import Evaluation, EvaluationOptions, evaluate
 from pictool.eval.summary import summarise
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
@@ -80,7 +80,7 @@ def run(
     options: SpecOptions = SpecOptions(),
     **run_options: Any,
 ) -> Evaluation:
-    return evaluate(model(), store, dataset, parse_algorithms(specs), options, RunOptions(**run_options))
+    return evaluate(model(), store, dataset, parse_algorithms(specs), options, EvaluationOptions(**run_options))
 
 
 def numbers(evaluation: Evaluation) -> list[dict[str, Any]]:

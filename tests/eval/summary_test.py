@@ -13,11 +13,11 @@ from pictool.errors import InputError
 from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.evaluate import Evaluation
 from pictool.eval.methods import Times
-from pictool.eval.results import CaseResult, Header
+from pictool.eval.results import CaseResult, ResultsHeader
 from pictool.eval.statistics import clustered_mean
 from pictool.eval.summary import Summary, summarise
 
-HEADER = Header("pictool-eval", 1, "0", "0", {"name": "given", "params": {}}, {"name": "tiny"}, {}, 1, {})
+HEADER = ResultsHeader("pictool-eval", 1, "0", "0", {"name": "given", "params": {}}, {"name": "tiny"}, {}, 1, {})
 ALGORITHMS = tuple(parse_algorithms(["naive", "maprerank"]))
 GROUPS = (("a", "b"), ("c",))
 

@@ -20,21 +20,21 @@ from pictool.errors import InputError, PicError
 from pictool.eval import workers
 from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.cases import SpecOptions, group_cases
-from pictool.eval.runner import Task
-from pictool.eval.workers import Job, make_job, run_in_processes
+from pictool.eval.runner import GroupTask
+from pictool.eval.workers import WorkerConfig, make_job, run_in_processes
 from pictool.runtime.model import wrap_model
 from pictool.store.store import Store
 
 ROOT = Path(__file__).parents[2]
 
 
-def job_of(store: Store, specs: list[str]) -> Job:
+def job_of(store: Store, specs: list[str]) -> WorkerConfig:
     return make_job(model(), store, parse_algorithms(specs), 1)
 
 
-def tasks_of(*cases: Any, labels: tuple[str, ...]) -> list[Task]:
+def tasks_of(*cases: Any, labels: tuple[str, ...]) -> list[GroupTask]:
     groups = group_cases(model(), cases, SpecOptions()).groups
-    return [Task(group, {prepared.id: labels for prepared in group.cases}) for group in groups]
+    return [GroupTask(group, {prepared.id: labels for prepared in group.cases}) for group in groups]
 
 
 def children() -> list[psutil.Process]:
@@ -64,7 +64,7 @@ def worked(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lives a worker's life here until its first task fails; gives what its parent then takes."""
     monkeypatch.setattr(workers, "_end_with_parent", lambda: None)
 
-    def work(job: Job, task: Task) -> Any:
+    def work(job: WorkerConfig, task: GroupTask) -> Any:
         connection, worker_end = multiprocessing.Pipe()
         connection.send(task)
         workers._work(worker_end, job)
@@ -96,7 +96,7 @@ def test_a_process_that_is_killed_is_told(store: Store) -> None:
 
 
 def test_a_model_that_was_replaced_is_refused(store: Store) -> None:
-    job = Job(**{**vars(job_of(store, ["naive"])), "directory": model_directory(7)})
+    job = WorkerConfig(**{**vars(job_of(store, ["naive"])), "directory": model_directory(7)})
     with pytest.raises(InputError, match="was replaced while it was being evaluated"):
         job.runner()
 

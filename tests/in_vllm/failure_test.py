@@ -249,7 +249,7 @@ def test_a_client_is_not_told_what_exists(pair: tuple[rig.World, rig.Engine]) ->
 FAULTS: dict[str, tuple[str, str]] = {
     "planning": ("pictool.engines.vllm.scheduler.planning.Planner.plan", "naive"),
     "selecting": ("pictool.engines.vllm.scheduler.planning.Planner.select", "naive"),
-    "salting": ("pictool.engines.vllm.scheduler.scheduler.Salter.salt_of", "naive"),
+    "salting": ("pictool.engines.vllm.scheduler.scheduler.SaltFactory.salt_of", "naive"),
     "making the job": ("pictool.engines.vllm.scheduler.scheduler.SchedulerSide._make_job", "naive"),
     "loading": ("pictool.engines.vllm.worker.kv.ObjectReader.read", "naive"),
     "rows": ("pictool.engines.vllm.worker.forward.RowForward.run", "legolink-4"),

@@ -15,7 +15,7 @@ from pictool.engines.base import Answer, Engine
 from pictool.engines.torch import TorchEngine
 from pictool.engines.vllm.client.offline import VllmEngine
 from pictool.spans.dsl import fragment, g, par, plus, repeat, system
-from pictool.spans.execute import Budget, Executor, Hooks, RunOptions
+from pictool.spans.execute import Executor, Hooks, QueryBudget, RunOptions
 from pictool.spans.outcome import QueryError
 from pictool.spans.query import Path as NodePath
 
@@ -63,7 +63,7 @@ def test_calls_that_are_ready_at_once_run_in_one_batch(engine: VllmEngine, monke
     query = par(*(g(plus(*TEXTS), text, temperature=0.8, max_tokens=4 + index) for index, text in enumerate(texts)))
     together = Executor(lambda name: engine, options).run(query)
     assert running == [3]
-    alone = Executor(lambda name: engine, replace(options, budget=Budget(tokens=99))).run(query)
+    alone = Executor(lambda name: engine, replace(options, budget=QueryBudget(tokens=99))).run(query)
     assert running == [3, 1, 1, 1]
     assert sorted((done.path, done.tokens) for done in together.done) == [(d.path, d.tokens) for d in alone.done]
     with pytest.raises(QueryError, match=r"^par\[1\]: the prompt has") as error:

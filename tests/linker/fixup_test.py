@@ -21,7 +21,7 @@ from pictool.runtime.decode import generate
 from pictool.runtime.model import load_model
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
-from pictool.world.generate import Shape, write_prompt
+from pictool.world.generate import PageShape, write_prompt
 
 A, B = np.asarray([0.5, 3.0, 0.1, 0.0], np.float16), np.asarray([2.0, 0.2, 1.0], np.float16)
 
@@ -152,7 +152,7 @@ def test_it_answers_what_naive_loses(store: Store) -> None:
     model = load_model("embedded", device="cpu")
     right = dict.fromkeys(("full", "naive", "fixup"), 0)
     for index in range(3):
-        prompt = write_prompt(random.Random(f"fixup-test-{index}"), 6, Shape())
+        prompt = write_prompt(random.Random(f"fixup-test-{index}"), 6, PageShape())
         chunks = [Chunk(page, model.encode(page), "page") for page in prompt.pages]
         for question in [one for one in prompt.questions if one.kind == "carried"][:5]:
             frame = make_frame(model, question.text)

@@ -15,13 +15,13 @@ from subjects import HEAD, LENGTH_DEPENDENT, TAIL, default_policy, make_chunks, 
 from pictool.core import Chunk, CompileOptions
 from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError, ModelError, ObjectError, PicError
-from pictool.linker import wave
+from pictool.linker import batch
+from pictool.linker.batch import link_batches
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy, policies
 from pictool.linker.policies.base import Policy
 from pictool.linker.residency import PoolUse, ResidentObjects, _gap
 from pictool.linker.spec import Spec
-from pictool.linker.wave import link_waves
 from pictool.runtime.decode import generate
 from pictool.runtime.memory.image import GROWTH
 from pictool.runtime.memory.pool import slot_bytes
@@ -57,7 +57,7 @@ def drawn(rng: random.Random, chunks: list[Chunk]) -> list[Chunk]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_any_stream_of_waves_is_linked_as_without_a_pool(architecture: str, store: Store) -> None:
+def test_any_stream_of_batches_is_linked_as_without_a_pool(architecture: str, store: Store) -> None:
     """Moves, duplicates, cycles and parts that are loaded for several, under all kinds of policies."""
     model, chunks, rng = subject(architecture).model, make_chunks(LENGTHS), random.Random(5)
     pool = residents(model, 2 * (170 + GROWTH))
@@ -65,7 +65,7 @@ def test_any_stream_of_waves_is_linked_as_without_a_pool(architecture: str, stor
     uses: list[PoolUse] = []
     for size in (1, 1, 3, 1, 2, 4, 3, 1, 2):
         specs = [spec(drawn(rng, chunks), rng.choice(kinds)) for _ in range(size)]
-        outcomes = link_waves(model, store, specs, pool)
+        outcomes = link_batches(model, store, specs, pool)
         for wanted in specs:
             index, own = next(outcomes)
             assert isinstance(own, Linked) and wanted is specs[index] and own.pool is not None
@@ -80,10 +80,10 @@ def test_any_stream_of_waves_is_linked_as_without_a_pool(architecture: str, stor
     assert any(use.moved.duplicates and use.requests > 1 for use in uses)
 
 
-def waves(model: Model, store: Store, specs: list[Spec], pool: ResidentObjects) -> list[tuple[PoolUse, int]]:
-    """What each link of a wave got of the pool, and read; it is the ordinary link."""
+def batches(model: Model, store: Store, specs: list[Spec], pool: ResidentObjects) -> list[tuple[PoolUse, int]]:
+    """What each link of a batch got of the pool, and read; it is the ordinary link."""
     got = []
-    for index, linked in link_waves(model, store, specs, pool):
+    for index, linked in link_batches(model, store, specs, pool):
         assert isinstance(linked, Linked) and linked.pool is not None
         assert same(linked, link(model, store, specs[index]))
         got.append((linked.pool, linked.bytes_read))
@@ -91,27 +91,27 @@ def waves(model: Model, store: Store, specs: list[Spec], pool: ResidentObjects) 
     return got
 
 
-def test_a_wave_has_one_plan_of_duplicates_and_cycles(store: Store) -> None:
+def test_a_batch_has_one_plan_of_duplicates_and_cycles(store: Store) -> None:
     model, lego = subject("llama").model, make_policy("legolink", {"k": 3})
     one, two = make_chunks((29, 17))
     pool, head = residents(model, 3 * (100 + GROWTH)), len(model.encode(HEAD))
-    waves(model, store, [spec([one, two], lego)], pool)
-    (first, _), (second, read) = waves(model, store, [spec([one, two], lego), spec([two, one], lego)], pool)
+    batches(model, store, [spec([one, two], lego)], pool)
+    (first, _), (second, read) = batches(model, store, [spec([one, two], lego), spec([two, one], lego)], pool)
     assert first.requests == second.requests == 2 and first.moved == second.moved and read == 0
     assert first.stayed == first.resident == second.resident == 46 + head and second.stayed == 0
     assert (first.moved.moves, first.moved.tokens, first.moved.duplicates) == (3, 46 + head, 3)
     assert 0 < first.moved.scratch_bytes < (46 + head) * slot_bytes(model) and first.moved.tokens_per_ms > 0
     # Both orders are there, so both stay; and a swap of the two in their regions is one plan, too.
     assert all(
-        use.moved.moves == 0 for use, _ in waves(model, store, [spec([two, one], lego), spec([one, two], lego)], pool)
+        use.moved.moves == 0 for use, _ in batches(model, store, [spec([two, one], lego), spec([one, two], lego)], pool)
     )
 
 
-def test_what_several_of_a_wave_want_is_loaded_once(store: Store) -> None:
+def test_what_several_of_a_batch_want_is_loaded_once(store: Store) -> None:
     model, naive = subject("qwen3").model, make_policy("naive")
     one, two = make_chunks((29, 17))
     head = len(model.encode(HEAD))
-    (first, read), (second, again) = waves(
+    (first, read), (second, again) = batches(
         model, store, [spec([one, two], naive), spec([two, one, two], naive)], residents(model, 3 * (100 + GROWTH))
     )
     assert (first.loaded, first.shared, first.resident) == (46 + head, 0, 0) and read > 0
@@ -121,33 +121,33 @@ def test_what_several_of_a_wave_want_is_loaded_once(store: Store) -> None:
 def test_prompts_with_the_same_documents_in_the_same_places_take_turns_there(store: Store) -> None:
     model, chunks, lego = subject("llama").model, make_chunks((29, 17)), make_policy("legolink", {"k": 3})
     specs = [spec(chunks, lego, f" {word}?") for word in ("why", "who", "where")]
-    uses = [use for use, _ in waves(model, store, specs, residents(model, 3 * (100 + GROWTH)))]
+    uses = [use for use, _ in batches(model, store, specs, residents(model, 3 * (100 + GROWTH)))]
     assert [use.requests for use in uses] == [1, 1, 1] and [use.moved.moves for use in uses] == [0, 0, 0]
     assert uses[1].stayed == uses[2].stayed == uses[0].loaded == 46 + len(model.encode(HEAD))
 
 
 @pytest.mark.parametrize(("tokens", "requests", "has_room"), [(400, 1, True), (800, 2, True), (260, 1, False)])
-def test_a_wave_is_as_large_as_the_pool_has_room_for(store: Store, tokens: int, requests: int, has_room: bool) -> None:
+def test_a_batch_is_as_large_as_the_pool_has_room_for(store: Store, tokens: int, requests: int, has_room: bool) -> None:
     model, chunks, naive = subject("llama").model, make_chunks((29, 17)), make_policy("naive")
     specs = [spec(order, naive) for order in (chunks, chunks[::-1], chunks[:1], chunks[1:])]
     pool = residents(model, tokens)
-    uses = [use for use, _ in waves(model, store, specs, pool)]
+    uses = [use for use, _ in batches(model, store, specs, pool)]
     assert {(use.requests, use.has_room) for use in uses} == {(requests, has_room)}
     assert (pool.counts.resident_bytes > 0) == has_room and pool.counts.loaded_bytes > 0
 
 
-def test_a_wave_is_as_large_as_files_may_be_open(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_as_large_as_files_may_be_open(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     model, chunks, naive = subject("llama").model, make_chunks((29, 17)), make_policy("naive")
     specs = [spec(order, naive) for order in (chunks, chunks[::-1], chunks[:1], chunks[1:])]
-    monkeypatch.setattr(wave, "_OPEN_FILES", 5)  # a head and two documents, and some of the next
-    uses = [use for use, _ in waves(model, store, specs, residents(model, 4 * (100 + GROWTH)))]
+    monkeypatch.setattr(batch, "_OPEN_FILES", 5)  # a head and two documents, and some of the next
+    uses = [use for use, _ in batches(model, store, specs, residents(model, 4 * (100 + GROWTH)))]
     assert [use.requests for use in uses] == [2, 2, 2, 2]
 
 
-def test_an_image_that_is_held_over_a_wave_is_never_touched(store: Store) -> None:
+def test_an_image_that_is_held_over_a_batch_is_never_touched(store: Store) -> None:
     model, chunks, policy = subject("llama").model, make_chunks(LENGTHS), make_policy("legolink", {"k": 4})
     pool, specs = residents(model, 3 * (150 + GROWTH)), [spec(chunks[at:], policy) for at in range(5)]
-    held = [linked for _, linked in link_waves(model, store, specs, pool)]
+    held = [linked for _, linked in link_batches(model, store, specs, pool)]
     for wanted, linked in zip(specs, held, strict=True):
         assert isinstance(linked, Linked) and same(linked, link(model, store, wanted))
     assert [linked.pool.has_room for linked in held if isinstance(linked, Linked) and linked.pool] == [
@@ -155,7 +155,7 @@ def test_an_image_that_is_held_over_a_wave_is_never_touched(store: Store) -> Non
     ]  # fmt: skip
 
 
-def test_what_one_of_a_wave_cannot_load_the_others_do_themselves(store: Store) -> None:
+def test_what_one_of_a_batch_cannot_load_the_others_do_themselves(store: Store) -> None:
     model, chunks, naive = subject("llama").model, make_chunks((29, 17, 40)), make_policy("naive")
     pool = residents(model, 4 * (150 + GROWTH))
     good, other, bad = (done.path for done in TorchEngine(model, store).compile(chunks, CompileOptions()))
@@ -163,7 +163,7 @@ def test_what_one_of_a_wave_cannot_load_the_others_do_themselves(store: Store) -
     flip(bad, len(whole) - 3)  # in the last layer's values
     specs = [Spec.raw([str(path) for path in paths], TAIL, naive, HEAD)
              for paths in ((good, bad), (other, good), (good, Path("no.kvo")), (good, other))]  # fmt: skip
-    outcomes = dict(link_waves(model, store, specs, pool))
+    outcomes = dict(link_batches(model, store, specs, pool))
     assert isinstance(outcomes[0], ObjectError) and isinstance(outcomes[2], PicError)
     for index in (1, 3):
         own = outcomes[index]
@@ -173,13 +173,13 @@ def test_what_one_of_a_wave_cannot_load_the_others_do_themselves(store: Store) -
     assert same(link(model, store, specs[1], residents=pool), link(model, store, specs[1]))
 
 
-def test_a_wave_that_nobody_wants_any_more_ends(store: Store) -> None:
+def test_a_batch_that_nobody_wants_any_more_ends(store: Store) -> None:
     model, chunks, naive = subject("llama").model, make_chunks((29, 17)), make_policy("naive")
     pool, specs = residents(model, 3 * (100 + GROWTH)), [spec(order, naive) for order in (chunks, chunks[::-1])]
-    outcomes = link_waves(model, store, specs, pool)
+    outcomes = link_batches(model, store, specs, pool)
     next(outcomes)
     outcomes.close()
-    (use, read), _ = waves(model, store, specs, pool)
+    (use, read), _ = batches(model, store, specs, pool)
     assert use.requests == 2 and use.stayed == use.resident == 46 + len(model.encode(HEAD)) and read == 0
 
 
@@ -188,8 +188,8 @@ def test_streams_that_take_turns_stay_where_they_are(store: Store) -> None:
     model, naive = subject("llama").model, make_policy("naive")
     one, two = make_chunks((29, 17, 23, 40)), make_chunks((31, 19, 8), seed=1)
     pool = residents(model, 2 * (150 + GROWTH))
-    waves(model, store, [spec(one, naive), spec(two, naive)], pool)
-    uses = [waves(model, store, [spec(chunks, naive)], pool)[0][0] for chunks in (one, two, one, two)]
+    batches(model, store, [spec(one, naive), spec(two, naive)], pool)
+    uses = [batches(model, store, [spec(chunks, naive)], pool)[0][0] for chunks in (one, two, one, two)]
     assert all(use.stayed == use.resident and not use.loaded for use in uses)
 
 

@@ -11,11 +11,11 @@ from emulated import Race
 from subjects import HEAD, LENGTHS, TAIL, make_chunks, subject
 
 from pictool.linker import loader
+from pictool.linker.batch import link_batches
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy
 from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Spec
-from pictool.linker.wave import link_waves
 from pictool.runtime.memory import streams
 from pictool.runtime.memory.image import GROWTH
 from pictool.runtime.memory.pool import slot_bytes
@@ -55,7 +55,7 @@ def test_no_race_and_the_same_bits(
 
 
 @pytest.mark.usefixtures("_threads")
-def test_a_wave_has_no_race_and_the_same_bits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_has_no_race_and_the_same_bits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one link loads for the others is in their images before these are computed."""
     model, chunks = subject("llama").model, make_chunks((3, 29, 17, 40))
     orders = (chunks, chunks[::-1], [*chunks[2:], *chunks[:2]])
@@ -63,10 +63,10 @@ def test_a_wave_has_no_race_and_the_same_bits(store: Store, monkeypatch: pytest.
     plain = [link(model, store, spec) for spec in specs]
     with monkeypatch.context() as patch, emulated.emulated(patch):
         pool = ResidentObjects(model, 3 * (200 + GROWTH) * slot_bytes(model))
-        for wave in (specs, specs[1:] + specs[:1]):  # all is loaded, then all is moved
-            for index, ours in link_waves(model, store, wave, pool):
+        for batch in (specs, specs[1:] + specs[:1]):  # all is loaded, then all is moved
+            for index, ours in link_batches(model, store, batch, pool):
                 assert isinstance(ours, Linked) and ours.pool is not None and ours.pool.requests == 3
-                expected = plain[specs.index(wave[index])].image
+                expected = plain[specs.index(batch[index])].image
                 assert torch.equal(ours.image.logits, expected.logits)  # type: ignore[arg-type]
                 for layer in range(3):
                     assert torch.equal(ours.image.key(layer), expected.key(layer))

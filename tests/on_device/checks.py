@@ -17,7 +17,7 @@ from subjects import ARCHITECTURES, LENGTHS, default_policy, make_chunks, run, s
 from pictool.bench.shapes import random_model
 from pictool.core import Chunk
 from pictool.doctor.exactness import dense, difference, examine_exactness, largest_difference
-from pictool.doctor.verdict import Status
+from pictool.doctor.verdict import VerdictStatus
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy, policies
 from pictool.linker.spec import Spec
@@ -48,7 +48,7 @@ def on_device(architecture: str, dtype: str = "float32") -> Model:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_exactness_rules_hold(architecture: str, dtype: str, store: Store) -> None:
     verdicts = list(examine_exactness(on_device(architecture, dtype), store))
-    assert [verdict for verdict in verdicts if verdict.status is Status.FAILED] == []
+    assert [verdict for verdict in verdicts if verdict.status is VerdictStatus.FAILED] == []
 
 
 def as_on_the_cpu(architecture: str, policy: str, store: Store) -> tuple[Linked, Linked]:

@@ -24,7 +24,7 @@ from pictool.core import Sampling
 from pictool.serve.errors import ApiError, queue_full
 from pictool.serve.schema import MAX_N
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.work import Raw, Stored, Text, Work
+from pictool.serve.work import AnswerRequest, ObjectReference, PlainText, RawPrompt
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def test_a_lease_is_good_on_every_replica_and_for_its_tenant_alone(fleet: Fleet,
 
     async def answers(tenant: Tenant) -> list[list[Any]]:
         """As routed by other words than the object's key, so by every replica."""
-        work = Work(tenant, Raw((Stored(key), Text(QUESTION))), Sampling(0.0), 4)
+        work = AnswerRequest(tenant, RawPrompt((ObjectReference(key), PlainText(QUESTION))), Sampling(0.0), 4)
         return [
             [event async for event in fleet.backend._calls("answer", work, keys=(f"text {number}",))]
             for number in range(40)

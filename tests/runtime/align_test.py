@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pictool.errors import InputError
-from pictool.runtime.align import Tokenized, map_scores, map_selection, tokenize
+from pictool.runtime.align import TokenizedParts, map_scores, map_selection, tokenize
 from pictool.runtime.model import embedded_path
 
 # The tokenizer kinds
@@ -140,11 +140,11 @@ def kind(name: str) -> PreTrainedTokenizerBase:
     return KINDS[name]()
 
 
-def read(name: str, *texts: str) -> Tokenized:
+def read(name: str, *texts: str) -> TokenizedParts:
     return tokenize(kind(name), texts)
 
 
-def pieces_of(name: str, side: Tokenized) -> list[str]:
+def pieces_of(name: str, side: TokenizedParts) -> list[str]:
     pieces: list[str] = kind(name).convert_ids_to_tokens(side.tokens.tolist())
     return pieces
 
@@ -169,16 +169,16 @@ def aligned(source: str, target: str, text: str) -> dict[str, list[str]]:
 # The reference: sets of characters, token by token
 
 
-def characters(side: Tokenized) -> list[set[int]]:
+def characters(side: TokenizedParts) -> list[set[int]]:
     return [set(range(start, end)) for start, end in side.spans.tolist()]
 
 
-def naive_scores(scores: Sequence[float], source: Tokenized, target: Tokenized) -> list[float]:
+def naive_scores(scores: Sequence[float], source: TokenizedParts, target: TokenizedParts) -> list[float]:
     rows = list(zip(scores, characters(source), strict=True))
     return [max((score for score, here in rows if here & there), default=0.0) for there in characters(target)]
 
 
-def naive_selection(selected: NDArray[np.bool_], source: Tokenized, target: Tokenized) -> list[bool]:
+def naive_selection(selected: NDArray[np.bool_], source: TokenizedParts, target: TokenizedParts) -> list[bool]:
     rows = [here for here, is_selected in zip(characters(source), selected, strict=True) if is_selected]
     return [any(here & there for here in rows) for there in characters(target)]
 
@@ -327,7 +327,7 @@ def twin(prefix: bool, regex: bool, compose: bool, trim: bool) -> PreTrainedToke
 # Cases by hand
 
 
-def touching(side: Tokenized, start: int, end: int) -> NDArray[np.bool_]:
+def touching(side: TokenizedParts, start: int, end: int) -> NDArray[np.bool_]:
     """The tokens that have a character of [start, end)."""
     result: NDArray[np.bool_] = (side.spans[:, 0] < end) & (side.spans[:, 1] > start)
     return result
@@ -470,8 +470,10 @@ def test_whitespace_is_never_lost(source: str, target: str) -> None:
 
 
 def test_scores_are_the_highest_of_those_that_overlap() -> None:
-    source_side = Tokenized(np.arange(4, dtype=np.int32), np.asarray([[0, 2], [2, 3], [3, 3], [3, 6]]), (0,))
-    target_side = Tokenized(np.arange(5, dtype=np.int32), np.asarray([[0, 1], [1, 4], [4, 4], [4, 6], [8, 9]]), (0,))
+    source_side = TokenizedParts(np.arange(4, dtype=np.int32), np.asarray([[0, 2], [2, 3], [3, 3], [3, 6]]), (0,))
+    target_side = TokenizedParts(
+        np.arange(5, dtype=np.int32), np.asarray([[0, 1], [1, 4], [4, 4], [4, 6], [8, 9]]), (0,)
+    )
     assert map_scores(np.asarray([1, 3, 9, 2], np.float32), source_side, target_side).tolist() == [1, 3, 0, 2, 0]
     assert map_scores(np.asarray([-1, -3, 9, -2], np.float32), source_side, target_side).tolist() == [-1, -1, 0, -2, 0]
     assert map_selection(np.asarray([False, True, True, False]), source_side, target_side).tolist() == [0, 1, 0, 0, 0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pictool.runtime.memory.cidra import SCRATCH, Move, Plan, moves_of_range, plan
+from pictool.runtime.memory.cidra import SCRATCH, Move, MovePlan, moves_of_range, plan
 
 Pool = NDArray[np.uint32]
 
@@ -30,7 +30,7 @@ def naive(pool: Pool, moves: list[Move]) -> Pool:
     return after
 
 
-def run(pool: Pool, made: Plan) -> Pool:
+def run(pool: Pool, made: MovePlan) -> Pool:
     """As an executor does it: each batch reads all its sources, then writes. The last row is scratch."""
     beside = len(pool)
     held = np.concatenate([pool, np.zeros((made.scratch, pool.shape[1]), dtype=np.uint32)])

@@ -17,10 +17,10 @@ from pictool.core import Text as TextDocument
 from pictool.linker.grid import parse_policy
 from pictool.linker.spec import Spec
 from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
-from pictool.serve.backends.torch.engine_thread import Task
+from pictool.serve.backends.torch.engine_thread import EngineTask
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
-from pictool.serve.work import Linking, Marked, Raw, Text, Work
+from pictool.serve.work import AnswerRequest, Linking, MarkedText, PlainText, RawPrompt
 from pictool.store.store import Store
 from serve.live import DOCS, QUESTION, tiny_model, until
 
@@ -29,8 +29,8 @@ Ask = Callable[[TorchBackend], Awaitable[object]]
 
 
 async def chat(backend: TorchBackend) -> object:
-    prompt = Raw((*map(Marked, DOCS), Text(QUESTION)))
-    work = Work(TENANT, prompt, Sampling(0.0), 2, linking=Linking(verifies=True))
+    prompt = RawPrompt((*map(MarkedText, DOCS), PlainText(QUESTION)))
+    work = AnswerRequest(TENANT, prompt, Sampling(0.0), 2, linking=Linking(verifies=True))
     return [event async for event in backend.answer(work)]
 
 
@@ -73,19 +73,19 @@ def backends(tmp_path: Path) -> Iterator[Callable[[], TorchBackend]]:
         backend.close()
 
 
-def at_checkpoint(monkeypatch: pytest.MonkeyPatch, index: int, event: Callable[[Task], None]) -> None:
+def at_checkpoint(monkeypatch: pytest.MonkeyPatch, index: int, event: Callable[[EngineTask], None]) -> None:
     """Calls `event` on the engine's thread at the checkpoint of this number."""
     count, checkpoint = itertools.count(), ORIGINAL
 
-    def counted(task: Task, ends_turn: bool = False) -> None:
+    def counted(task: EngineTask, ends_turn: bool = False) -> None:
         if next(count) == index:
             event(task)
         checkpoint(task, ends_turn)
 
-    monkeypatch.setattr(Task, "checkpoint", counted)
+    monkeypatch.setattr(EngineTask, "checkpoint", counted)
 
 
-ORIGINAL = Task.checkpoint
+ORIGINAL = EngineTask.checkpoint
 
 
 async def asked(backend: TorchBackend, ask: Ask) -> list[str]:
@@ -103,7 +103,7 @@ def test_a_client_goes_away(backends: Callable[[], TorchBackend], ask: Ask, monk
     async def vanish(backend: TorchBackend, index: int) -> bool:
         loop, running = asyncio.get_running_loop(), asyncio.ensure_future(ask(backend))
 
-        def leave(task: Task) -> None:
+        def leave(task: EngineTask) -> None:
             loop.call_soon_threadsafe(running.cancel)
             until(lambda: task.is_cancelled)
 
@@ -127,7 +127,7 @@ def test_the_server_ends(backends: Callable[[], TorchBackend], ask: Ask, monkeyp
     async def both(backend: TorchBackend) -> list[Any]:
         return list(await asyncio.gather(ask(backend), ask(backend), return_exceptions=True))
 
-    def end(task: Task, backend: TorchBackend) -> None:
+    def end(task: EngineTask, backend: TorchBackend) -> None:
         backend._thread._is_closing = True
 
     for index in itertools.count():

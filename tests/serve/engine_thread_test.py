@@ -10,22 +10,29 @@ from collections.abc import Callable, Iterator
 import pytest
 from greenlet import greenlet
 
-from pictool.serve.backends.torch.engine_thread import ClosedError, EngineThread, FairQueue, Gone, QueueFullError, Task
+from pictool.serve.backends.torch.engine_thread import (
+    ClosedError,
+    EngineTask,
+    EngineThread,
+    FairQueue,
+    QueueFullError,
+    TaskCancelled,
+)
 
 
-def task(tenant: str) -> Task:
-    return Task(tenant, lambda _: None, lambda _: None)
+def task(tenant: str) -> EngineTask:
+    return EngineTask(tenant, lambda _: None, lambda _: None)
 
 
 def test_tenants_take_turns_whoever_came_first() -> None:
-    queue, running = FairQueue[Task](100), Counter[str]()
+    queue, running = FairQueue[EngineTask](100), Counter[str]()
     for tenant in "aaaaaabc":
         queue.push(task(tenant))
     assert [queue.pop(running).tenant for _ in range(8)] == [*"abcaaaaa"]
 
 
 def test_who_runs_least_is_next() -> None:
-    queue = FairQueue[Task](100)
+    queue = FairQueue[EngineTask](100)
     for tenant in "aab":
         queue.push(task(tenant))
     assert queue.pop(Counter({"a": 2, "b": 1})).tenant == "b"
@@ -33,7 +40,7 @@ def test_who_runs_least_is_next() -> None:
 
 
 def test_a_full_queue_gives_a_place_to_whom_has_fewer() -> None:
-    queue = FairQueue[Task](4)
+    queue = FairQueue[EngineTask](4)
     tasks = [task("a") for _ in range(4)]
     for entry in tasks:
         assert queue.push(entry) is None
@@ -48,7 +55,7 @@ def test_a_full_queue_gives_a_place_to_whom_has_fewer() -> None:
 
 
 def test_what_is_removed_has_no_place() -> None:
-    queue, one = FairQueue[Task](1), task("a")
+    queue, one = FairQueue[EngineTask](1), task("a")
     queue.push(one)
     assert queue.remove(one) and not queue.remove(one) and len(queue) == 0
     queue.push(task("b"))
@@ -61,8 +68,8 @@ class Recorder:
         self.turns, self.seen, self.ended = turns, list[str](), dict[str, BaseException | None]()
         self.gate, self.all_ended = threading.Event(), threading.Semaphore(0)
 
-    def submit(self, name: str, count: int, fails: bool = False) -> Task:
-        def work(own: Task) -> None:
+    def submit(self, name: str, count: int, fails: bool = False) -> EngineTask:
+        def work(own: EngineTask) -> None:
             self.gate.wait()
             for index in range(count):
                 self.seen.append(f"{name}{index}")
@@ -74,7 +81,7 @@ class Recorder:
             self.ended[name] = error
             self.all_ended.release()
 
-        entry = Task(name[0], work, end)
+        entry = EngineTask(name[0], work, end)
         self.turns.submit(entry)
         return entry
 
@@ -146,7 +153,7 @@ def test_a_tenant_s_first_task_takes_nobody_s_place_in_a_full_queue(recorder: Re
         recorder.turns.cancel(entry)
 
 
-def begun(tenant: str) -> Task:
+def begun(tenant: str) -> EngineTask:
     """A task that waits for another turn."""
     entry = task(tenant)
     entry._running = greenlet(lambda _: None)
@@ -154,7 +161,7 @@ def begun(tenant: str) -> Task:
 
 
 def test_a_task_that_has_begun_loses_its_place_last() -> None:
-    queue = FairQueue[Task](3)
+    queue = FairQueue[EngineTask](3)
     new, old = task("a"), begun("a")
     for entry in (begun("a"), new, old):
         queue.push(entry)
@@ -162,17 +169,17 @@ def test_a_task_that_has_begun_loses_its_place_last() -> None:
     assert queue.push(task("c")) is old, "nobody is kept out for ever"
 
 
-def in_turns(name: str, seen: list[str], turns: int, gate: threading.Event) -> Callable[[Task], None]:
+def in_turns(name: str, seen: list[str], turns: int, gate: threading.Event) -> Callable[[EngineTask], None]:
     """The work of a task with several turns, each of two steps."""
 
-    def work(own: Task) -> None:
+    def work(own: EngineTask) -> None:
         gate.wait()
         try:
             for turn in range(turns):
                 seen.append(f"{name}{turn}")
                 own.checkpoint()
                 own.checkpoint(ends_turn=True)
-        except Gone:
+        except TaskCancelled:
             seen.append(f"{name} is gone")
             raise
         finally:
@@ -189,16 +196,16 @@ def test_a_long_task_lets_others_in_between_its_turns_and_keeps_its_place(monkey
         assert error is None
         ended.release()
 
-    def watched(name: str, count: int) -> Task:
-        return Task("t", in_turns(name, seen, count, gate), end)
+    def watched(name: str, count: int) -> EngineTask:
+        return EngineTask("t", in_turns(name, seen, count, gate), end)
 
-    def counted(own: Task, ends_turn: bool = False) -> None:
+    def counted(own: EngineTask, ends_turn: bool = False) -> None:
         nonlocal most_waiting
         most_waiting = max(most_waiting, turns.num_waiting)
         checkpoint(own, ends_turn)
 
-    checkpoint = Task.checkpoint
-    monkeypatch.setattr(Task, "checkpoint", counted)
+    checkpoint = EngineTask.checkpoint
+    monkeypatch.setattr(EngineTask, "checkpoint", counted)
     turns.submit(watched("a", 4))
     while turns.num_waiting:
         time.sleep(0.001)
@@ -216,10 +223,10 @@ def test_a_long_task_lets_others_in_between_its_turns_and_keeps_its_place(monkey
 
 def test_a_task_that_vanishes_between_two_turns_is_ended_on_the_thread() -> None:
     turns, gate, seen, ended = EngineThread(4, 1), threading.Event(), list[str](), threading.Semaphore(0)
-    long = Task("a", in_turns("a", seen, 9, gate), lambda _: seen.append("told"))
+    long = EngineTask("a", in_turns("a", seen, 9, gate), lambda _: seen.append("told"))
 
     turns.submit(long)
-    turns.submit(Task("b", lambda _: turns.cancel(long), lambda _: ended.release()))
+    turns.submit(EngineTask("b", lambda _: turns.cancel(long), lambda _: ended.release()))
     gate.set()
     assert ended.acquire(timeout=60)
     turns.close()
@@ -229,13 +236,13 @@ def test_a_task_that_vanishes_between_two_turns_is_ended_on_the_thread() -> None
 def test_at_the_end_all_are_told() -> None:
     turns, told, inside, gate = EngineThread(4, 1), list[BaseException | None](), threading.Event(), threading.Event()
 
-    def work(own: Task) -> None:
+    def work(own: EngineTask) -> None:
         inside.set()
         gate.wait()
         own.checkpoint()
 
     for tenant in "ab":
-        turns.submit(Task(tenant, work, told.append))
+        turns.submit(EngineTask(tenant, work, told.append))
     assert inside.wait(60)
     closing = threading.Thread(target=turns.close)
     closing.start()

@@ -24,13 +24,13 @@ from pictool.linker.spec import Spec
 from pictool.reading import require_shape
 from pictool.runtime.model import Model
 from pictool.serve import app, bodies, running
-from pictool.serve.admission import Places
-from pictool.serve.answers import Answer, Collected, Form
+from pictool.serve.admission import AdmissionControl
+from pictool.serve.answers import AnswerCollector, Form, PartialAnswer
 from pictool.serve.app import Gate, add_errors
 from pictool.serve.backends.query import MAX_CALLS
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.backends.vllm.backend import VllmBackend
-from pictool.serve.backends.vllm.routes import Held, vllm_routes
+from pictool.serve.backends.vllm.routes import AdmittedResponse, vllm_routes
 from pictool.serve.errors import ApiError
 from pictool.serve.routes.openai import EventStream
 from pictool.serve.running import loading, run
@@ -167,7 +167,7 @@ def test_a_deep_schema_is_refused_where_requests_are_read_in_both_backends(
     backend.serving = SimpleNamespace(chat=None, complete=None)  # type: ignore[assignment]
     inside.include_router(vllm_routes(Service(backend, tmp_path, Keys(default=Tenant("x"))), backend))
     add_errors(inside)
-    monkeypatch.setattr(backend.places, "take", lambda *_, **__: reached())
+    monkeypatch.setattr(backend.admission, "take", lambda *_, **__: reached())
     messages = [{"role": "user", "content": "Really?"}]
 
     async def reached() -> None:
@@ -434,11 +434,11 @@ def test_a_place_is_not_held_for_a_client_that_does_not_read(live: Live, monkeyp
     source = Endless()
 
     async def run() -> int:
-        places = Places(4, 1)
-        place = await places.take("a")
+        admission = AdmissionControl(4, 1)
+        place = await admission.take("a")
 
         async def answer(scope: Any, receive: Any, send: Any) -> None:
-            await Held(EventStream(source.events()), place)(scope, receive, send)
+            await AdmittedResponse(EventStream(source.events()), place)(scope, receive, send)
 
         async def stuck(message: Any) -> None:
             if message["type"] == "http.response.body":
@@ -446,7 +446,7 @@ def test_a_place_is_not_held_for_a_client_that_does_not_read(live: Live, monkeyp
 
         scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"", "app": FastAPI()}
         await Gate(answer, live.service)(scope, asyncio.Event().wait, stuck)  # type: ignore[arg-type]
-        return places.num_active
+        return admission.num_active
 
     assert asyncio.run(asyncio.wait_for(run(), 60)) == 0
     assert source.is_over.is_set() and source.num_bytes == 1 << 14
@@ -473,7 +473,9 @@ def test_a_text_may_end_in_blank_lines(live: Live) -> None:
 def test_logprobs_of_an_empty_answer_are_an_empty_list() -> None:
     for is_chat, field in ((True, "content"), (False, "tokens")):
         for has_logprobs in (True, False):
-            whole = Form("x", NAME, is_chat, has_logprobs).whole([Collected(answers={0: Answer(reason="stop")})])
+            whole = Form("x", NAME, is_chat, has_logprobs).whole(
+                [AnswerCollector(answers={0: PartialAnswer(reason="stop")})]
+            )
             logprobs = whole["choices"][0]["logprobs"]
             assert logprobs[field] == [] if has_logprobs else logprobs is None
 

@@ -20,7 +20,7 @@ from pictool.runtime.model import Model
 from pictool.serve.backends import query as served
 from pictool.serve.backends.query import STEP_NODES
 from pictool.serve.backends.torch.backend import BackendSettings
-from pictool.serve.backends.torch.engine_thread import Gone, Task
+from pictool.serve.backends.torch.engine_thread import EngineTask, TaskCancelled
 from pictool.serve.routes import query as query_routes
 from pictool.serve.tenants import Keys, Tenant
 from pictool.spans import query as nodes
@@ -212,7 +212,7 @@ def test_a_large_query_is_read_in_pieces(model: Model, store: Store, monkeypatch
         counts.append(made)
         made = 0
         if len(counts) == stops_at:
-            raise Gone
+            raise TaskCancelled
 
     monkeypatch.setattr(nodes.Query, "__post_init__", counted)
     calls = [
@@ -225,16 +225,16 @@ def test_a_large_query_is_read_in_pieces(model: Model, store: Store, monkeypatch
         read()
         assert sum(counts) > 5000 and len(counts) > 15 and max(counts) < 4 * STEP_NODES
         counts, stops_at = [], 3
-        with pytest.raises(Gone):
+        with pytest.raises(TaskCancelled):
             read()
     assert len(counts) == 3
 
 
 def test_each_object_of_a_request_is_a_turn_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `pic link --server`, of a call, of marked parts, and of caches; what is stored already is none."""
-    turns, checkpoint = 0, Task.checkpoint
+    turns, checkpoint = 0, EngineTask.checkpoint
 
-    def counted(task: Task, ends_turn: bool = False) -> None:
+    def counted(task: EngineTask, ends_turn: bool = False) -> None:
         nonlocal turns
         turns += ends_turn
         checkpoint(task, ends_turn)
@@ -262,7 +262,7 @@ def test_each_object_of_a_request_is_a_turn_of_its_own(tmp_path: Path, monkeypat
         marked = [{"type": "document", "text": text} for text in documents("Chat, and a long one at that. ")]
         return text_of(live.chat([*marked, {"type": "text", "text": QUESTION}])) is not None
 
-    monkeypatch.setattr(Task, "checkpoint", counted)
+    monkeypatch.setattr(EngineTask, "checkpoint", counted)
     with narrow(tmp_path) as live:
         assert turns_of(link) == 4  # with the head's
         assert turns_of(link) == 0

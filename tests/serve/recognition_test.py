@@ -14,11 +14,11 @@ from pictool.fidelity.sample import SamplePrompt, keep_sample
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
 from pictool.serve.backends.torch.backend import BackendSettings
-from pictool.serve.backends.torch.engine_thread import Task
+from pictool.serve.backends.torch.engine_thread import EngineTask
 from pictool.serve.check import check_linking
 from pictool.serve.start import start_backend
 from pictool.serve.tenants import Tenant
-from pictool.serve.work import Marked, Raw, Started, Text, Work
+from pictool.serve.work import AnswerRequest, MarkedText, PlainText, RawPrompt, StartEvent
 from pictool.store.store import Store
 from serve.live import DOCS, NAME, QUESTION, TEMPLATE, Live, serving, text_of, tiny_model
 
@@ -126,15 +126,15 @@ def test_markers_are_borders_of_chunks(live: Live, marker: dict[str, object]) ->
 
 
 def test_marked_texts_are_compiled_a_step_each_so_that_others_come_between(live: Live) -> None:
-    texts = tuple(Marked(f"{doc}It is marked, and it is new.") for doc in DOCS)
+    texts = tuple(MarkedText(f"{doc}It is marked, and it is new.") for doc in DOCS)
     sent = list[object]()
-    work = Work(Tenant("default"), Raw((*texts, Text(QUESTION))), Sampling(0.0), 2)
-    task = Task("default", lambda own: live.backend._answer(work, own, sent.append), lambda _: None)
+    work = AnswerRequest(Tenant("default"), RawPrompt((*texts, PlainText(QUESTION))), Sampling(0.0), 2)
+    task = EngineTask("default", lambda own: live.backend._answer(work, own, sent.append), lambda _: None)
     before, sizes = set(live.store.keys()), []
     while not sent:
         task.advance()
         sizes.append(len(set(live.store.keys()) - before))
-    assert sizes == [1, 2, 3, 3] and isinstance(sent[0], Started) and sent[0].reuse.chunks == 3
+    assert sizes == [1, 2, 3, 3] and isinstance(sent[0], StartEvent) and sent[0].reuse.chunks == 3
 
 
 def test_with_a_chat_template_markers_stand_in_system_text_too(tmp_path: Path) -> None:

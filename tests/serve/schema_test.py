@@ -21,7 +21,7 @@ from pictool.serve.app import make_app
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.work import Backend, CompiledText, Event, Status, Work
+from pictool.serve.work import AnswerRequest, Backend, BackendStatus, CompiledText, Event
 from pictool.store.store import Store
 from serve.live import Live, serving, tiny_model
 
@@ -34,7 +34,7 @@ class Nobody(Backend):
 
     model, created, context_length = "tiny", 0, 0
 
-    def answer(self, work: Work) -> AsyncGenerator[Event, None]:
+    def answer(self, work: AnswerRequest) -> AsyncGenerator[Event, None]:
         raise NotImplementedError
 
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
@@ -46,7 +46,7 @@ class Nobody(Backend):
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
         raise NotImplementedError
 
-    def status(self) -> Status:
+    def status(self) -> BackendStatus:
         raise NotImplementedError
 
 

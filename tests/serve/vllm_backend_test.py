@@ -19,7 +19,7 @@ from fastapi.responses import PlainTextResponse
 from pictool.engines.vllm import plugin
 from pictool.engines.vllm.client import serving
 from pictool.engines.vllm.client.online import coarse_kl
-from pictool.engines.vllm.request import LinkRequest, RequestError, parse_request
+from pictool.engines.vllm.request import LinkParams, RequestError, parse_request
 from pictool.errors import InputError
 from pictool.linker.grid import label_of, parse_policy
 from pictool.serve.backends.vllm.backend import VllmBackend
@@ -122,9 +122,9 @@ def test_a_model_that_does_not_take_linking_answers_exactly(monkeypatch: pytest.
 def test_documents_are_recognised_beside_named_ones() -> None:
     named = {"keys": ["ab"]}
     parsed = parse_request({"pic": {**named, "recognise": True}}, POLICY, False)
-    assert isinstance(parsed, LinkRequest) and parsed.recognises and parsed.objects is not None
+    assert isinstance(parsed, LinkParams) and parsed.recognises and parsed.objects is not None
     parsed = parse_request({"pic": {**named, "recognise": False}}, POLICY, True)
-    assert isinstance(parsed, LinkRequest) and not parsed.recognises
+    assert isinstance(parsed, LinkParams) and not parsed.recognises
     for fields in ({**named, "recognise": 1}, {**named, "chunks": []}, {"compile": {}, "recognise": True}):
         with pytest.raises(RequestError):
             parse_request({"pic": fields}, POLICY, False)

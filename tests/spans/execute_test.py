@@ -22,7 +22,7 @@ from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
 from pictool.spans import query as nodes
 from pictool.spans.dsl import assistant, chat, cross, file, g, monad, par, plus, repeat, retrieve, seq, system, user
-from pictool.spans.execute import Budget, Executor, Hooks, RunOptions, node_seed
+from pictool.spans.execute import Executor, Hooks, QueryBudget, RunOptions, node_seed
 from pictool.spans.optimise import optimise
 from pictool.spans.outcome import QueryError, Result
 from pictool.spans.prompt import spans_of
@@ -247,23 +247,23 @@ def test_equal_calls_at_temperature_0_run_once(run: Callable[..., Result]) -> No
 def test_calls_that_are_ready_at_once_reach_the_engine_together(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waves: list[int] = []
+    batches: list[int] = []
     answer_all = engine.answer_all
 
     def watched(specs: Sequence[Spec]) -> Any:
-        waves.append(len(specs))
+        batches.append(len(specs))
         return answer_all(specs)
 
     monkeypatch.setattr(engine, "answer_all", watched)
     inner = repeat(2, g0(plus(g0("a"), g0("b")), "c"))
     query = g0(plus(inner, g0(plus(g0("d"), g0("a")), "e"), g0("f")), seq(g0("g"), g0("h")))
     result = Executor(lambda name: engine, SHORT).run(query)
-    assert waves == [5, 3]  # a b d f g; c e h; then one is left, whose text streams
+    assert batches == [5, 3]  # a b d f g; c e h; then one is left, whose text streams
     by_path = {path_text(done.path): done for done in result.done}
     assert sum(done.is_shared for done in result.done) == 2 and len(by_path) == 11
-    alone = Executor(lambda name: engine, replace(SHORT, budget=Budget(tokens=999))).run(query)
+    alone = Executor(lambda name: engine, replace(SHORT, budget=QueryBudget(tokens=999))).run(query)
     assert {path_text(done.path): done.text for done in alone.done} == {path: by_path[path].text for path in by_path}
-    assert waves == [5, 3]
+    assert batches == [5, 3]
 
 
 @pytest.mark.parametrize("policy", [FULL, LEGO], ids=["full", "legolink"])
@@ -345,11 +345,11 @@ def test_calls_that_are_ready_at_once_link_from_one_plan(model: Model, store: St
 def test_queries_of_a_bulk_reach_the_engine_together_and_fail_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waves: list[int] = []
+    batches: list[int] = []
     link_all = engine.link_all
 
     def watched(specs: Sequence[Spec]) -> Any:
-        waves.append(len(specs))
+        batches.append(len(specs))
         return link_all(specs)
 
     monkeypatch.setattr(engine, "link_all", watched)
@@ -361,7 +361,7 @@ def test_queries_of_a_bulk_reach_the_engine_together_and_fail_alone(
     ended: list[int] = []
     executor = Executor(lambda name: engine, replace(SHORT, policy=LEGO))
     outcomes = executor.run_all(queries, lambda index, _: ended.append(index))
-    assert waves == [6, 2] and ended == [1, 0, 2]
+    assert batches == [6, 2] and ended == [1, 0, 2]
     failed = outcomes[1]
     assert isinstance(failed, QueryError) and str(failed).startswith("par[1]: the prompt has") and len(failed.done) == 1
     for index in (0, 2):
@@ -509,10 +509,10 @@ def test_a_node_that_fails_names_its_path_and_keeps_what_was_done(
 def test_budgets_of_tokens_and_time(run: Callable[..., Result]) -> None:
     query = par(g0("a", max_tokens=4), g0("b", max_tokens=4), g0("c"))
     with pytest.raises(QueryError, match=r"^par\[2\]: the budget of 6 tokens is used up; allow more$") as error:
-        run(query, replace(SHORT, budget=Budget(tokens=6)))
+        run(query, replace(SHORT, budget=QueryBudget(tokens=6)))
     assert [len(done.tokens) for done in error.value.done] == [4, 2]
     with pytest.raises(QueryError, match=r"^par\[0\]: the budget of 0 s is used up; allow more$"):
-        run(query, replace(SHORT, budget=Budget(seconds=0)))
+        run(query, replace(SHORT, budget=QueryBudget(seconds=0)))
 
 
 def test_the_text_of_a_query_of_one_call_streams(run: Callable[..., Result]) -> None:

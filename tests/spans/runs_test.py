@@ -11,7 +11,7 @@ import pytest
 
 from pictool.errors import InputError
 from pictool.spans.dsl import g, par, plus, repeat
-from pictool.spans.outcome import Done
+from pictool.spans.outcome import CallRecord
 from pictool.spans.query import Call, Map
 from pictool.spans.runs import FILE, is_run, read_run, write_run
 
@@ -25,11 +25,11 @@ INNER = ("g", "input", "cross", 0, "plus", 0, "repeat")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    first = Done((*INNER, 0), "yes", (4,), dict(OWN), ((0, 1),))
+    first = CallRecord((*INNER, 0), "yes", (4,), dict(OWN), ((0, 1),))
     done = [
         first,
-        Done((*INNER, 1), "yes", (4,), first.own, ((0, 1),), is_shared=True),
-        Done((), "yes", (4,), dict(OWN), (), is_exact=False),
+        CallRecord((*INNER, 1), "yes", (4,), first.own, ((0, 1),), is_shared=True),
+        CallRecord((), "yes", (4,), dict(OWN), (), is_exact=False),
     ]
     traces = {done[0].path: "0001.trace", (): "0002.trace"}
     return write_run(tmp_path / "run", QUERY, done, traces, {"answer": "yes", "error": None})

@@ -1,4 +1,4 @@
-"""Tasks side by side: waves, order, and what a failure leaves."""
+"""Tasks side by side: batches, order, and what a failure leaves."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def make_tree(rng: random.Random, depth: int = 4) -> Tree:
 
 
 def test_what_is_ready_is_asked_for_at_once() -> None:
-    waves: list[list[int]] = []
+    batches: list[list[int]] = []
 
-    def perform(wave: Sequence[int]) -> Sequence[int]:
-        waves.append(list(wave))
-        return wave
+    def perform(batch: Sequence[int]) -> Sequence[int]:
+        batches.append(list(batch))
+        return batch
 
     assert run(total([[1, 2], 8, [[3], 4]], []), perform) == 18
-    assert waves == [[1, 2, 8, 3, 4], [3, 3], [7], [18]]
-    assert run(together([]), perform) == [] and len(waves) == 4
+    assert batches == [[1, 2, 8, 3, 4], [3, 3], [7], [18]]
+    assert run(together([]), perform) == [] and len(batches) == 4
     trees: list[Tree] = [[1, 2], 8]
     assert run(tasks.one_by_one(total(tree, []) for tree in trees), perform) == [3, 8]
-    assert waves[4:] == [[1, 2], [3], [8]]
+    assert batches[4:] == [[1, 2], [3], [8]]
 
 
 def test_failures_are_those_of_one_after_the_other() -> None:
@@ -63,9 +63,9 @@ def test_failures_are_those_of_one_after_the_other() -> None:
         except ValueError as error:
             failed += 1
             with pytest.raises(ValueError, match=f"^{error}$"):
-                run(total(tree, got), lambda wave: wave)
+                run(total(tree, got), lambda batch: batch)
             assert not [value for value in want if want.count(value) > got.count(value)]
         else:
-            assert run(total(tree, got), lambda wave: wave) == result
+            assert run(total(tree, got), lambda batch: batch) == result
             assert sorted(got) == sorted(want)
     assert 50 < failed < 450

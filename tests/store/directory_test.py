@@ -144,7 +144,7 @@ def test_a_directory_with_other_files_is_left_as_it_is(tmp_path: Path, make: Cal
         assert tree(tmp_path) == before, name
     store = Store(tmp_path)
     assert list(store.objects(chains=True)) == [] and store.hits() in ({}, None) and read_sources(tmp_path) == {}
-    assert store.has("c" * 64) is False and Remote(str(tmp_path)).remove_litter() == 0
+    assert store.has("c" * 64) is False and Remote(str(tmp_path)).remove_stale_temps() == 0
     store.counters.flush()
     add_sources(tmp_path, {"c" * 64: Source("a.txt", "m")})
     assert upkeep.stats(store).objects == 0 and tree(tmp_path) == before

@@ -17,7 +17,7 @@ from chunks import content, flip, litter, make_chunk, put_many
 from served import QUICK, Server
 
 from pictool.errors import RemoteError, StoreError
-from pictool.store.entries import litter_candidates
+from pictool.store.entries import temp_candidates
 from pictool.store.remote.fetching import BLOCK, Destination, ObjectFetch
 from pictool.store.remote.remote import Remote, Retry
 from pictool.store.store import Store
@@ -253,12 +253,12 @@ def test_a_process_killed_while_it_fetches_leaves_no_half_object(far: Store, ser
     server.always, server.spared = "hang", 2 * BLOCK
     process = start(near.root, server, path.stem, OPEN + "file.layer(1)")
     assert process.stdout and process.stdout.readline() == "open\n"
-    (temp,) = litter_candidates(near.root)
+    (temp,) = temp_candidates(near.root)
     assert gc(near).litter.count == 0  # its writer lives
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert near.keys() == [] and temp.exists()
-    assert gc(near).litter.count == 1 and not litter_candidates(near.root)
+    assert gc(near).litter.count == 1 and not temp_candidates(near.root)
 
 
 @pytest.mark.parametrize("after", [0.0, 0.005, 0.01, 0.02, 0.04])
@@ -275,7 +275,7 @@ def test_a_process_killed_at_any_time_leaves_no_half_object(
     process.kill()
     process.communicate()
     gc(near)
-    assert not verify(near).problems and not litter_candidates(near.root)
+    assert not verify(near).problems and not temp_candidates(near.root)
     assert near.keys() in ([], [path.stem])
 
 
@@ -285,13 +285,13 @@ def test_processes_that_open_one_object_at_once(far: Store, server: Server, tmp_
     for process in [start(near.root, server, path.stem, work) for _ in range(4)]:
         end(process)
     assert near.keys() == [path.stem] and near.path(path.stem).read_bytes() == path.read_bytes()
-    assert not litter_candidates(near.root)
+    assert not temp_candidates(near.root)
 
 
 def test_a_process_ends_when_all_is_fetched(far: Store, server: Server, tmp_path: Path) -> None:
     path, near = far.put(make_chunk(1, 3 * BLOCK // 64)), Store(tmp_path / "near")
     end(start(near.root, server, path.stem, OPEN + "file.close()"))
-    assert near.path(path.stem).read_bytes() == path.read_bytes() and not litter_candidates(near.root)
+    assert near.path(path.stem).read_bytes() == path.read_bytes() and not temp_candidates(near.root)
 
 
 def test_an_interrupted_process_does_not_wait(far: Store, server: Server, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_an_interrupted_process_does_not_wait(far: Store, server: Server, tmp_pa
     server.always, server.spared = "503", 2 * BLOCK
     work = "file = store.open(key); store.cancel(); file.close()"
     end(start(near.root, server, path.stem, work))
-    assert near.keys() == [] and not litter_candidates(near.root)
+    assert near.keys() == [] and not temp_candidates(near.root)
     assert len(server.asked) < 1 + 15 * Retry().attempts  # what it would have tried
 
 

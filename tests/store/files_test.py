@@ -1,4 +1,4 @@
-"""What a power failure leaves: the order in which things reach the disk. And whose temp files are litter."""
+"""What a power failure leaves: the order in which things reach the disk. And whose temp files are stale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from chunks import files, make_chunk
 
 from pictool.errors import StoreError
-from pictool.store.files import allow_open_files, atomic_write, remove_litter
+from pictool.store.files import allow_open_files, atomic_write, remove_stale_temp
 from pictool.store.store import Store
 
 
@@ -120,12 +120,12 @@ def test_a_writer_that_fails_leaves_the_old_file_and_no_temp_file(tmp_path: Path
 def test_a_temp_file_that_is_being_written_is_no_litter(tmp_path: Path) -> None:
     with atomic_write(tmp_path / "out", tmp_path / "tmp") as file:
         temp = Path(file.name)
-        assert remove_litter(temp) is None and temp.exists()
+        assert remove_stale_temp(temp) is None and temp.exists()
         file.write(b"x")
     assert (tmp_path / "out").read_bytes() == b"x"
-    assert remove_litter(temp) is None
+    assert remove_stale_temp(temp) is None
     temp.write_bytes(b"123")
-    assert remove_litter(temp) == 3 and not temp.exists()
+    assert remove_stale_temp(temp) == 3 and not temp.exists()
 
 
 def test_a_file_that_a_gc_took_before_it_was_locked_is_begun_anew(

@@ -26,7 +26,7 @@ from pictool.store.matches import Match
 from pictool.store.objects.format import ObjectFile
 from pictool.store.recognition import ContentIndex, IndexThread
 from pictool.store.store import Store
-from pictool.world.generate import Shape, write_prompt
+from pictool.world.generate import PageShape, write_prompt
 
 DOCS = [path.read_text() for path in sorted((Path(__file__).parents[2] / "fixtures/docs").glob("*.txt"))[:30]]
 ASKED = "Which colour is the flag of Palex?"
@@ -108,7 +108,7 @@ def test_documents_are_recognised_in_every_layout(world: World, layout: str) -> 
 @cache
 def other_text() -> str:
     """Pages of other books by the generator of the sample corpus, which draws from few sentences."""
-    shape = Shape(max_filler_sentences=4)
+    shape = PageShape(max_filler_sentences=4)
     prompts = (write_prompt(random.Random(f"other-{seed}"), 6, shape) for seed in range(540))
     return "\n".join(page for prompt in prompts for page in prompt.pages)
 
@@ -241,7 +241,7 @@ def test_a_damaged_object_stays_forgotten_until_its_file_changes(store: Store, r
     flip(path, len(data) - 40)
     index = index_of(store)
     assert places(index, *range(20)) == [(0, 20)]
-    index.doubt(path.stem)
+    index.mark_suspect(path.stem)
     assert places(index, *range(20)) == []
     for _ in range(3):
         index.refresh()
@@ -258,8 +258,8 @@ def test_a_damaged_object_stays_forgotten_until_its_file_changes(store: Store, r
 def test_a_sound_object_that_was_in_doubt_is_recognised_again(store: Store) -> None:
     key = put_tokens(store, range(20))
     index = index_of(store)
-    index.doubt(key)
-    index.doubt("0" * 64)
+    index.mark_suspect(key)
+    index.mark_suspect("0" * 64)
     assert places(index, *range(20)) == []
     index.refresh()
     assert places(index, *range(20)) == [(0, 20)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pictool.core import TokenIds
 from pictool.store.side import search
-from pictool.store.side.search import HashedTokens, Run, SearchTable, choose_runs, edge_of, run_at
+from pictool.store.side.search import HashedTokens, SearchTable, TokenRun, choose_runs, edge_of, run_at
 
 
 def ids(*tokens: int) -> TokenIds:
@@ -93,7 +93,7 @@ def test_a_run_goes_from_the_first_to_the_last_token_that_is_the_same(
 
 
 def choose(sequences: list[TokenIds], prompt: TokenIds) -> list[tuple[int, int, int, int]]:
-    def place(which: int, shift: int, low: int, high: int) -> Run | None:
+    def place(which: int, shift: int, low: int, high: int) -> TokenRun | None:
         return run_at(prompt, sequences[which], shift, low, high, which)
 
     found = SearchTable.of(sequences).candidates(HashedTokens(prompt))
@@ -142,7 +142,7 @@ def test_work_is_bounded_whatever_the_texts_are(step: int) -> None:
     assert len(found.which) <= widths * (2 * length + 4096)
     calls = 0
 
-    def place(which: int, shift: int, low: int, high: int) -> Run | None:
+    def place(which: int, shift: int, low: int, high: int) -> TokenRun | None:
         nonlocal calls
         calls += 1
         return run_at(prompt, sequences[which], shift, low, high) if step == 1 else None

@@ -16,7 +16,7 @@ from pictool.store import eviction, upkeep
 from pictool.store.files import atomic_write
 from pictool.store.objects.format import ObjectFile
 from pictool.store.side.index import INDEX_FILE
-from pictool.store.side.usage import Counts
+from pictool.store.side.usage import UsageCounts
 from pictool.store.store import Store
 from pictool.store.upkeep import verify
 
@@ -114,7 +114,7 @@ def test_stats(store: Store) -> None:
     stats = upkeep.stats(store)
     assert (stats.objects, stats.damaged, stats.num_bytes, stats.pinned) == (3, 1, 3 * size, 0)
     assert stats.by_codec == {"none": eviction.Tally(2, 2 * size)} and list(stats.by_model) == ["a" * 64]
-    assert stats.counts == Counts(hits=1, misses=1, hit_bytes=size, writes=3, written_bytes=3 * size)
+    assert stats.counts == UsageCounts(hits=1, misses=1, hit_bytes=size, writes=3, written_bytes=3 * size)
     assert stats.counts.hit_rate == 0.5
 
 

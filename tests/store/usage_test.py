@@ -22,7 +22,7 @@ from pictool.store.side import usage
 from pictool.store.side.usage import (
     HITS_FILE,
     Counters,
-    Counts,
+    UsageCounts,
     add_hits,
     forget_hits,
     read_counts,
@@ -49,11 +49,11 @@ def directory(tmp_path: Path) -> Path:
 
 def test_counts_are_written_when_the_counter_is_let_go(directory: Path) -> None:
     counters = Counters(directory)
-    counters.add(Counts(hits=2, hit_bytes=10))
-    counters.add(Counts(misses=1))
-    assert read_counts(directory) == Counts()
+    counters.add(UsageCounts(hits=2, hit_bytes=10))
+    counters.add(UsageCounts(misses=1))
+    assert read_counts(directory) == UsageCounts()
     del counters
-    assert read_counts(directory) == Counts(hits=2, misses=1, hit_bytes=10)
+    assert read_counts(directory) == UsageCounts(hits=2, misses=1, hit_bytes=10)
 
 
 def test_counts_go_to_the_store_that_they_are_of_wherever_the_process_is_by_then(
@@ -63,10 +63,10 @@ def test_counts_go_to_the_store_that_they_are_of_wherever_the_process_is_by_then
         claim(tmp_path / name / ".pic")
     monkeypatch.chdir(tmp_path / "here")
     counters = Counters(Path(".pic/stats"))
-    counters.add(Counts(hits=1))
+    counters.add(UsageCounts(hits=1))
     monkeypatch.chdir(tmp_path / "there")
     counters.flush()
-    assert read_counts(tmp_path / "here/.pic/stats") == Counts(hits=1)
+    assert read_counts(tmp_path / "here/.pic/stats") == UsageCounts(hits=1)
     assert not (tmp_path / "there/.pic/stats").exists()
 
 
@@ -75,7 +75,7 @@ def test_a_file_system_that_is_gone_is_no_traceback_at_the_end(
 ) -> None:
     """`Path.is_dir` raises what `os.path.isdir` takes for a no: a stale handle of NFS, a broken disk."""
     counters = Counters(directory)
-    counters.add(Counts(hits=1))
+    counters.add(UsageCounts(hits=1))
 
     def stat(*_: object, **__: object) -> os.stat_result:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -90,7 +90,7 @@ def test_an_interrupt_while_the_last_counts_are_written_is_not_lost(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     counters = Counters(directory)
-    counters.add(Counts(hits=1))
+    counters.add(UsageCounts(hits=1))
 
     def interrupted(*_: object, **__: object) -> bool:
         raise KeyboardInterrupt
@@ -111,7 +111,7 @@ def test_threads_lose_no_counts(directory: Path) -> None:
 
     def count() -> None:
         for _ in range(500):
-            counters.add(Counts(hits=1))
+            counters.add(UsageCounts(hits=1))
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
@@ -123,8 +123,8 @@ def test_threads_lose_no_counts(directory: Path) -> None:
     assert read_counts(directory).hits == 2000
 
 
-ADD_COUNTS = "import sys; from pathlib import Path; from pictool.store.side.usage import Counters, Counts\n"
-ADD_COUNTS += "c = Counters(Path(sys.argv[1]))\nfor _ in range(100): c.add(Counts(writes=1)); c.flush()"
+ADD_COUNTS = "import sys; from pathlib import Path; from pictool.store.side.usage import Counters, UsageCounts\n"
+ADD_COUNTS += "c = Counters(Path(sys.argv[1]))\nfor _ in range(100): c.add(UsageCounts(writes=1)); c.flush()"
 
 
 def test_processes_lose_no_counts(directory: Path) -> None:
@@ -133,21 +133,21 @@ def test_processes_lose_no_counts(directory: Path) -> None:
     assert read_counts(directory).writes == 400
 
 
-FORK = "import os, sys; from pathlib import Path; from pictool.store.side.usage import Counters, Counts\n"
-FORK += "c = Counters(Path(sys.argv[1])); c.add(Counts(hits=1))\n"
-FORK += "if os.fork() == 0: c.add(Counts(misses=1)); c.flush(); os._exit(0)\nos.wait()"
+FORK = "import os, sys; from pathlib import Path; from pictool.store.side.usage import Counters, UsageCounts\n"
+FORK += "c = Counters(Path(sys.argv[1])); c.add(UsageCounts(hits=1))\n"
+FORK += "if os.fork() == 0: c.add(UsageCounts(misses=1)); c.flush(); os._exit(0)\nos.wait()"
 
 
 def test_a_fork_does_not_count_again_what_its_parent_counted(directory: Path) -> None:
     subprocess.run([sys.executable, "-c", FORK, str(directory)], check=True, timeout=60)
-    assert read_counts(directory) == Counts(hits=1, misses=1)
+    assert read_counts(directory) == UsageCounts(hits=1, misses=1)
 
 
 def test_what_cannot_be_written_is_not_counted(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for directory in (tmp_path / "absent" / "stats", tmp_path / "file" / "stats", tmp_path / "file"):
         counters = Counters(directory)
-        counters.add(Counts(hits=1))
+        counters.add(UsageCounts(hits=1))
         counters.flush()
     assert set(os.listdir(tmp_path)) == {"file", "tmp", MARK}
 
@@ -155,12 +155,12 @@ def test_what_cannot_be_written_is_not_counted(tmp_path: Path) -> None:
 def test_a_torn_file_counts_as_nothing_and_reset_forgets(directory: Path) -> None:
     directory.mkdir()
     (directory / "00").write_bytes(b"torn")
-    assert read_counts(directory) == Counts()
+    assert read_counts(directory) == UsageCounts()
     counters = Counters(directory)
-    counters.add(Counts(hits=1))
+    counters.add(UsageCounts(hits=1))
     counters.flush()
     reset_counts(directory)
-    assert read_counts(directory) == Counts()
+    assert read_counts(directory) == UsageCounts()
 
 
 # Hits of each object
@@ -185,9 +185,9 @@ def test_what_is_opened_to_be_used_is_counted_and_what_is_looked_at_is_not(store
     assert read_counts(store.root / "stats").hits == 4
 
 
-ADD_HITS = "import sys; from pathlib import Path; from pictool.store.side.usage import Counters, Counts\n"
+ADD_HITS = "import sys; from pathlib import Path; from pictool.store.side.usage import Counters, UsageCounts\n"
 ADD_HITS += "c = Counters(Path(sys.argv[1]) / 'stats')\n"
-ADD_HITS += "for i in range(100): c.add(Counts(hits=1), hit='ab'[i % 2] * 64); c.flush()"
+ADD_HITS += "for i in range(100): c.add(UsageCounts(hits=1), hit='ab'[i % 2] * 64); c.flush()"
 
 
 def test_processes_lose_no_hits(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_file_that_another_holds_is_waited_for_at_the_end_only(tmp_path: Path)
     other = sqlite3.connect(tmp_path / HITS_FILE, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     counters = Counters(tmp_path / "stats")
-    counters.add(Counts(hits=1), hit=A)
+    counters.add(UsageCounts(hits=1), hit=A)
     counters._pending.flush(0.01)
     assert read_hits(tmp_path) == {A: 1} and read_counts(tmp_path / "stats").hits == 1
     other.execute("ROLLBACK")

@@ -13,7 +13,7 @@ from commands.run import write
 
 from pictool.commands.settings.settings import Settings
 from pictool.commands.tui_process.job import WorkerJob
-from pictool.commands.tui_process.worker import Worker
+from pictool.commands.tui_process.worker import TuiWorker
 from pictool.errors import ForeignObjectError, PicError, TraceError
 from pictool.runtime.model import load_model
 from pictool.store.store import Store
@@ -100,7 +100,7 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
 def test_an_object_of_another_tokenizer_is_not_cut_into_its_tokens() -> None:
     key = put_object(Store("st"), "text", 3)
     with pytest.raises(ForeignObjectError, match="another tokenizer's"):
-        Worker(lambda *_: None, Settings().override(store="st", device="cpu")).pieces(key)
+        TuiWorker(lambda *_: None, Settings().override(store="st", device="cpu")).pieces(key)
 
 
 def test_a_run_is_cancelled_or_dies_and_the_next_one_works() -> None:

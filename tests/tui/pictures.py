@@ -20,7 +20,7 @@ from textual.pilot import Pilot
 from pictool.commands.settings.settings import Settings
 from pictool.commands.tui import make_exports
 from pictool.commands.tui_process.job import WorkerJob
-from pictool.commands.tui_process.worker import Worker
+from pictool.commands.tui_process.worker import TuiWorker
 from pictool.runtime.model import load_model
 from pictool.store.store import Store
 from pictool.tui.app import PicApp
@@ -51,7 +51,7 @@ PICTURES: dict[str, tuple[tuple[int, int], Sequence[str], Sequence[str]]] = {
 
 def link_all(settings: Settings) -> None:
     """Link the pages of a book by every policy, into traces in the working directory."""
-    worker = Worker(lambda *_: None, settings)
+    worker = TuiWorker(lambda *_: None, settings)
     documents = tuple(sorted(str(path) for path in Path("docs").glob("book-3-page-*.txt")))
     for name, (algo, *fields) in LINKS.items():
         worker.link(LinkForm(documents, QUERY, algo, tuple(fields), f"{name}.trace"))

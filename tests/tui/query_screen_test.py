@@ -14,7 +14,7 @@ from pictool.commands.settings.settings import Settings
 from pictool.commands.tui import named_store, open_app
 from pictool.errors import InputError
 from pictool.spans.dsl import g, plus, repeat
-from pictool.spans.outcome import Done
+from pictool.spans.outcome import CallRecord
 from pictool.spans.runs import write_run
 from pictool.trace.format import write_trace
 from pictool.tui.app import PicApp
@@ -38,11 +38,11 @@ def run(tmp_path: Path) -> Path:
 
 def write_example(folder: Path) -> Path:
     """The run of a query of three calls, one of them shared."""
-    first = Done((*INNER, 0), "it does", (), dict(OWN), ())
+    first = CallRecord((*INNER, 0), "it does", (), dict(OWN), ())
     calls = [
         first,
-        Done((*INNER, 1), "it does", (), first.own, (), is_shared=True),
-        Done((), "no\x1b[2J", (), dict(OWN), ()),
+        CallRecord((*INNER, 1), "it does", (), first.own, (), is_shared=True),
+        CallRecord((), "no\x1b[2J", (), dict(OWN), ()),
     ]
     query = g(plus(repeat(2, g("Does it?", temperature=0))), "Which one?")
     folder.mkdir()

@@ -15,7 +15,7 @@ from pictool.commands.settings.settings import Settings
 from pictool.commands.tui import open_app
 from pictool.errors import InputError
 from pictool.serve.metrics import Metrics
-from pictool.serve.work import Reuse, Status
+from pictool.serve.work import BackendStatus, Reuse
 from pictool.store.store import Store
 from pictool.tui.app import PicApp
 from pictool.tui.server_screen import ServerScreen
@@ -105,7 +105,7 @@ def test_a_real_server_is_read(tmp_path: Path) -> None:
 
 
 def test_the_names_of_metrics_are_the_server_s() -> None:
-    metrics = Metrics(lambda: Status(0, 0, "naive"), lambda: 0)
+    metrics = Metrics(lambda: BackendStatus(0, 0, "naive"), lambda: 0)
     metrics.count_prompt(Reuse("naive", 2, 5, 6, 7, 8, "marker"))
     metrics.requests.labels("/v1/chat/completions", 200).inc()
     metrics.ttft.observe(0.02)

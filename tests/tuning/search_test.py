@@ -11,14 +11,14 @@ import pytest
 from pictool.eval.algorithms import Algorithm, parse_algorithms
 from pictool.linker.grid import label_of
 from pictool.linker.policies.base import Knob, Policy, Prompt, Selection, first_rows
-from pictool.tuning.search import LEVEL, Range, Status, cheapest, judge, make_chains, worth_measuring
+from pictool.tuning.search import LEVEL, Range, TargetStatus, cheapest, judge, make_chains, worth_measuring
 
 CHAINS = [["a-40", "a-10", "a-5"], ["b-20", "b-0"]]
 COSTS = {"a-40": 0.4, "a-10": 0.1, "a-5": 0.05, "b-20": 0.2, "b-0": 0.0}
 GOOD, BAD, HARD = np.full(400, 0.001), np.full(400, 0.5), np.tile([0.0, 0.0, 0.0, 0.19], 100)
 
 
-def found(**values: np.ndarray) -> dict[str, Status]:
+def found(**values: np.ndarray) -> dict[str, TargetStatus]:
     named = {label.replace("_", "-"): each for label, each in values.items()}
     return {label: one.status for label, one in judge(CHAINS, named, 0.05, Range(0, 1)).items()}
 
@@ -53,15 +53,15 @@ def test_policies_that_differ_in_their_knob_are_a_chain_whatever_it_is_called() 
 
 def test_a_policy_counts_only_if_all_dearer_ones_of_its_chain_do() -> None:
     assert found(a_40=GOOD, a_10=GOOD, a_5=BAD, b_20=BAD, b_0=GOOD) == {
-        "a-40": Status.MEETS, "a-10": Status.MEETS, "a-5": Status.FAILS,
-        "b-20": Status.FAILS, "b-0": Status.BLOCKED,
+        "a-40": TargetStatus.MEETS, "a-10": TargetStatus.MEETS, "a-5": TargetStatus.FAILS,
+        "b-20": TargetStatus.FAILS, "b-0": TargetStatus.BLOCKED,
     }  # fmt: skip
-    assert found(a_40=HARD, a_10=GOOD, a_5=GOOD, b_20=GOOD, b_0=GOOD)["a-10"] is Status.OPEN
+    assert found(a_40=HARD, a_10=GOOD, a_5=GOOD, b_20=GOOD, b_0=GOOD)["a-10"] is TargetStatus.OPEN
 
 
 def test_few_units_say_nothing() -> None:
     few = np.zeros(31)
-    assert set(found(a_40=few, a_10=few, a_5=few, b_20=few, b_0=few).values()) == {Status.OPEN}
+    assert set(found(a_40=few, a_10=few, a_5=few, b_20=few, b_0=few).values()) == {TargetStatus.OPEN}
 
 
 def test_what_is_measured_further_could_still_be_the_cheapest() -> None:
@@ -88,6 +88,6 @@ def test_what_is_chosen_meets_the_target_as_often_as_said() -> None:
 
 def test_how_many_units_it_may_take() -> None:
     (one,) = judge([["a"]], {"a": np.zeros(64)}, 0.05, Range(0, 5)).values()
-    assert one.status is Status.OPEN and one.needed is not None
+    assert one.status is TargetStatus.OPEN and one.needed is not None
     (more,) = judge([["a"]], {"a": np.zeros(one.needed)}, 0.05, Range(0, 5)).values()
-    assert more.status is Status.MEETS and more.low == pytest.approx(0, abs=1e-6)
+    assert more.status is TargetStatus.MEETS and more.low == pytest.approx(0, abs=1e-6)

@@ -18,8 +18,17 @@ from pictool.eval.datasets.base import Case
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
 from pictool.tuning import questions as making
-from pictool.tuning.questions import Corpus, continued, draw, fitting, questions_of_file, read_corpus, surprise, written
-from pictool.tuning.tune import Outcome, Target, Tuned, tune
+from pictool.tuning.questions import (
+    Corpus,
+    continued,
+    draw,
+    fitting,
+    normalised_cross_entropy,
+    questions_of_file,
+    read_corpus,
+    written,
+)
+from pictool.tuning.tune import TuneOutcome, TuningResult, TuningTarget, tune
 
 TEXTS = [tiny.TEXT * 2, "Nobody asked why the harbour holds numbers; words stand here in the spring. " * 3]
 POLICIES = parse_algorithms(["naive", "legolink-400"])
@@ -123,47 +132,50 @@ def test_a_random_model_knows_no_language_and_the_embedded_one_its_own() -> None
     world = open_dataset("world", {"prompts": "2"})
     texts = list(next(world.cases()).documents)
     embedded = load_model("embedded", "cpu")
-    assert surprise(embedded, texts) < 0.6
-    assert surprise(embedded, ["Lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod."]) > 0.8
+    assert normalised_cross_entropy(embedded, texts) < 0.6
+    assert (
+        normalised_cross_entropy(embedded, ["Lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod."])
+        > 0.8
+    )
 
 
 def test_of_a_random_model_kl_can_be_claimed_and_answers_cannot(store: Store, model: Model) -> None:
     made = continued(model, TEXTS, 2, 40, 0)
-    exact = tune(model, store, made, POLICIES, Target("kl", 0.05), options=SHORT)
+    exact = tune(model, store, made, POLICIES, TuningTarget("kl", 0.05), options=SHORT)
     assert "does not know the language" in exact.no_answers
     status = {line.label: line.finding.status for line in exact.lines}
     assert exact.chosen == "naive", status
-    loss = tune(model, store, made, POLICIES, Target("loss", 0.01), options=SHORT)
-    assert (loss.outcome, loss.chosen) == (Outcome.NO_CLAIM, None)
+    loss = tune(model, store, made, POLICIES, TuningTarget("loss", 0.01), options=SHORT)
+    assert (loss.outcome, loss.chosen) == (TuneOutcome.NO_CLAIM, None)
 
 
 def test_rounds_grow_until_it_is_clear_and_a_second_run_measures_nothing(store: Store, model: Model) -> None:
-    rounds: list[Tuned] = []
+    rounds: list[TuningResult] = []
     made = continued(model, TEXTS, 2, 200, 0)
-    tuned = tune(model, store, made, POLICIES, Target("kl", 0.05), options=SHORT, on_round=rounds.append)
+    tuned = tune(model, store, made, POLICIES, TuningTarget("kl", 0.05), options=SHORT, on_round=rounds.append)
     assert [each.units for each in rounds] == [32 * 2**i for i in range(len(rounds))] and tuned.units < 200
     progress: list[tuple[int, int]] = []
     again = tune(
-        model, store, made, POLICIES, Target("kl", 0.05), options=SHORT,
+        model, store, made, POLICIES, TuningTarget("kl", 0.05), options=SHORT,
         on_progress=lambda done, total: progress.append((done, total)),
     )  # fmt: skip
     assert again == tuned and all(done == total for done, total in progress)
 
 
 def test_too_few_questions_are_said_to_be_too_few(store: Store, model: Model) -> None:
-    tuned = tune(model, store, continued(model, TEXTS, 2, 20, 0), POLICIES, Target("kl", 0.05), options=SHORT)
-    assert (tuned.outcome, tuned.chosen) == (Outcome.UNCLEAR, None)
+    tuned = tune(model, store, continued(model, TEXTS, 2, 20, 0), POLICIES, TuningTarget("kl", 0.05), options=SHORT)
+    assert (tuned.outcome, tuned.chosen) == (TuneOutcome.UNCLEAR, None)
 
 
 def test_where_every_policy_fails_full_is_chosen(store: Store, model: Model) -> None:
     made = continued(model, TEXTS, 2, 64, 0)
-    tuned = tune(model, store, made, parse_algorithms(["naive"]), Target("kl", 1e-6), options=SHORT)
-    assert (tuned.outcome, tuned.chosen) == (Outcome.ONLY_FULL, "full")
+    tuned = tune(model, store, made, parse_algorithms(["naive"]), TuningTarget("kl", 1e-6), options=SHORT)
+    assert (tuned.outcome, tuned.chosen) == (TuneOutcome.ONLY_FULL, "full")
 
 
 def test_answers_of_full_are_what_is_lost_where_no_right_ones_are_known(store: Store, model: Model) -> None:
     made = continued(model, TEXTS, 2, 32, 0)
     unknown = replace(made, listed=tuple(replace(case, answers=()) for case in made.listed))
-    tuned = tune(model, store, unknown, POLICIES, Target("kl", 0.05), options=SHORT)
+    tuned = tune(model, store, unknown, POLICIES, TuningTarget("kl", 0.05), options=SHORT)
     exact = next(line for line in tuned.lines if line.label == "legolink-400")
     assert (exact.loss, exact.same_answer, tuned.full_score) == (0.0, 1.0, None)

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from pictool.world.generate import ALL_KINDS, KINDS, Fact, Prompt, Shape, question_text, write_prompt
+from pictool.world.generate import ALL_KINDS, KINDS, Fact, PageShape, WorldPrompt, question_text, write_prompt
 
 
-def prompts(count: int = 60, pages: int = 8) -> list[Prompt]:
+def prompts(count: int = 60, pages: int = 8) -> list[WorldPrompt]:
     return [write_prompt(random.Random(seed), pages) for seed in range(count)]
 
 
@@ -70,7 +70,7 @@ def test_attributes_are_shared_so_that_matching_them_alone_is_a_guess() -> None:
 @pytest.mark.parametrize("sentences", [0, 6])
 def test_filler_is_bounded(sentences: int) -> None:
     for seed in range(20):
-        for page in write_prompt(random.Random(seed), 6, Shape(max_filler_sentences=sentences)).pages:
+        for page in write_prompt(random.Random(seed), 6, PageShape(max_filler_sentences=sentences)).pages:
             assert page.endswith(".\n")
             assert page.count(".") <= sentences + 8
 

@@ -20,7 +20,7 @@ from pictool.commands.settings.salt import without_salts
 from pictool.commands.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from pictool.linker.grid import Labelled
+    from pictool.linker.grid import LabelledPolicy
     from pictool.runtime.model import Model
 
 DEFAULT_SHAPE = "qwen2.5-0.5b"
@@ -49,7 +49,7 @@ class Subject:
     """What is measured, and a directory for its objects that is removed afterwards."""
 
     model: Model
-    policies: list[Labelled]
+    policies: list[LabelledPolicy]
     directory: Path
 
     def num_links(self, repeats: int, num_baselines: int) -> int:

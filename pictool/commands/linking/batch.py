@@ -73,7 +73,7 @@ class VerifyOptions:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchOptions:
     """What the command line asks for. `max_kl`: of the verified answers in the mean; None: it is only reported."""
 
     path: Path
@@ -109,7 +109,7 @@ def answered(answers: AnswerFile[Any], made_of: Callable[[Any], str | None]) -> 
     return found
 
 
-def run_batch(batch: Batch, request: RequestOptions, settings: Settings, engine: str | None) -> None:
+def run_batch(batch: BatchOptions, request: RequestOptions, settings: Settings, engine: str | None) -> None:
     """Answer every request of the file; those that fail are told at the end.
 
     Raises:
@@ -149,7 +149,7 @@ def run_batch(batch: Batch, request: RequestOptions, settings: Settings, engine:
     raise_failures(batch, results, drift.kl_mean)
 
 
-def check_batch(batch: Batch, request: RequestOptions, settings: Settings) -> None:
+def check_batch(batch: BatchOptions, request: RequestOptions, settings: Settings) -> None:
     """Refuse what is of one request."""
     for name in _OF_ONE:
         if getattr(request, name):
@@ -219,7 +219,7 @@ def compared_of(results: Sequence[Mapping[str, Any]]) -> list[Comparison]:
     return [Comparison.of(result["compare"]) for result in results if result.get("compare")]
 
 
-def raise_failures(batch: Batch, results: Mapping[int, Mapping[str, Any]], kl: float | None) -> None:
+def raise_failures(batch: BatchOptions, results: Mapping[int, Mapping[str, Any]], kl: float | None) -> None:
     """Raise InputError for requests that failed, or answers that are too far from those of full recompute."""
     failed = [line for line, result in sorted(results.items()) if "error" in result]
     if failed:

@@ -106,7 +106,7 @@ def make_spec(what: Compilation, model: Model, settings: Settings) -> BulkSpec:
     from pictool.store.remote.remote import Retry
 
     remote = shared_remote(settings, Retry(_ATTEMPTS))
-    remote.remove_litter()
+    remote.remove_stale_temps()
     return BulkSpec(
         remote, shared_model(settings),
         settings.device.partition(":")[0], settings.dtype, settings.salt, CompileOptions(what.sinks, settings.codec),

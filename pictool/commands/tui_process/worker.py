@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Say = Callable[[str, Any], None]  # a kind of reply and its value
 
 
-class Worker:
+class TuiWorker:
     """Runs requests, and keeps the models that it has loaded."""
 
     def __init__(self, say: Say, settings: Settings) -> None:
@@ -121,7 +121,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         except EOFError:
             return
         try:
-            worker = worker or Worker(say, settings)
+            worker = worker or TuiWorker(say, settings)
             say("done", getattr(worker, name)(*arguments))
         except PicError as error:
             say("failed", type(error)(str(error)))

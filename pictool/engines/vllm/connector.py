@@ -19,13 +19,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from pictool.core import Target
-from pictool.engines.vllm.messages import Job, Outcome
+from pictool.engines.vllm.messages import Job, JobResult
 from pictool.engines.vllm.metrics import PicPromMetrics, PicStats
 from pictool.engines.vllm.scheduler.planning import Planner
 from pictool.engines.vllm.scheduler.scheduler import SchedulerSide
 from pictool.engines.vllm.worker.forward import RowForward
 from pictool.engines.vllm.worker.kv import TensorParallelRank, WorkerModel, find_worker, withhold_generators
-from pictool.engines.vllm.worker.worker import Budget, WorkerSide
+from pictool.engines.vllm.worker.worker import StepBudget, WorkerSide
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class PicMetadata(KVConnectorMetadata):
 class PicWorkerMetadata(KVConnectorWorkerMetadata):
     """The outcomes of jobs by request id. A job that failed on any rank has failed."""
 
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, JobResult]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, PicWorkerMetadata)
@@ -82,7 +82,7 @@ class PicConnector(KVConnectorBase_V1):
         self._setup = make_setup(vllm_config, kv_cache_config)
         self._scheduler_side: SchedulerSide | None = None
         self._worker_side: WorkerSide | None = None
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, JobResult] = {}
         if role == KVConnectorRole.SCHEDULER:
             self._setup.require_fingerprint()
             settings = self._setup.settings
@@ -131,7 +131,7 @@ class PicConnector(KVConnectorBase_V1):
             setup.require_fingerprint()
         model = WorkerModel(self._worker.get_model(), setup.config, setup.kv_cache_config, rank)
         forward, settings = RowForward(model), setup.settings
-        budget = Budget(settings.step_bytes, settings.step_rows or forward.max_rows, settings.step_ms / 1e3)
+        budget = StepBudget(settings.step_bytes, settings.step_rows or forward.max_rows, settings.step_ms / 1e3)
         self._worker_side = WorkerSide(forward, setup.store, setup.model, budget)
 
     def start_load_kv(self, forward_context: ForwardContext, **_: Any) -> None:

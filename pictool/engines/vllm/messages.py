@@ -50,7 +50,7 @@ Job = LinkJob | CompileJob | FailedJob
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """The result of a job. `problem` is None if it worked; `recomputed` is the mean of context rows per layer."""
 
     problem: Problem | None = None

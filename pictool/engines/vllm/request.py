@@ -70,14 +70,14 @@ def _clip(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Deadline:
+class PlanningDeadline:
     """Until when a request may be planned, on the clock of `time.monotonic`."""
 
     limit_s: float
     end_s: float
 
     @classmethod
-    def after(cls, limit_s: float) -> Deadline:
+    def after(cls, limit_s: float) -> PlanningDeadline:
         return cls(limit_s, time.monotonic() + limit_s)
 
     def check(self) -> None:
@@ -95,7 +95,7 @@ class ObjectRef:
 
 
 @dataclass(frozen=True)
-class LinkRequest:
+class LinkParams:
     """A request to link the prompt. `objects` is None if the chunks in it are to be recognised, those of a codec.
 
     With objects, `recognises` says whether stored chunks are recognised in the tokens around them. With `fresh` it is
@@ -110,7 +110,7 @@ class LinkRequest:
 
 
 @dataclass(frozen=True)
-class CompileRequest:
+class CompileParams:
     """A request to compile the prompt: `sinks` dummy tokens, the tokens of `text`, and one token of padding.
 
     `secret` is that of the server's own router, which may write objects where clients may not. With `later`, all other
@@ -126,7 +126,7 @@ class CompileRequest:
 
 def parse_request(
     params: object, policy: Policy, recognise: bool, codec: str | None = None
-) -> LinkRequest | CompileRequest | None:
+) -> LinkParams | CompileParams | None:
     """Parse a request's `kv_transfer_params`; None for an ordinary request.
 
     Args:
@@ -140,7 +140,7 @@ def parse_request(
         raise RequestError(f"kv_transfer_params: must be an object, not {type(params).__name__}")
     fields = None if params is None else params.get(FIELD)
     if fields is None:
-        return LinkRequest(policy, None, codec) if recognise else None
+        return LinkParams(policy, None, codec) if recognise else None
     if fields is False:
         return None
     if not isinstance(fields, Mapping):
@@ -153,12 +153,10 @@ def parse_request(
     if not isinstance(fresh, bool):
         raise RequestError(f"kv_transfer_params: fresh={fresh!r} must be true or false")
     parsed = _parse_fields(fields, policy, codec)
-    return replace(parsed, fresh=fresh) if isinstance(parsed, LinkRequest) else parsed
+    return replace(parsed, fresh=fresh) if isinstance(parsed, LinkParams) else parsed
 
 
-def _parse_fields(
-    fields: Mapping[str, object], policy: Policy, codec: str | None
-) -> LinkRequest | CompileRequest | None:
+def _parse_fields(fields: Mapping[str, object], policy: Policy, codec: str | None) -> LinkParams | CompileParams | None:
     """What the fields of `pic` ask for. Raises RequestError."""
     ways = [way for way in _WAYS if way in fields]
     recognises = len(ways) == 2 and "recognise" in ways and "compile" not in ways  # beside named objects
@@ -168,7 +166,7 @@ def _parse_fields(
     if recognises:
         named = _parse_way(ways[0], fields[ways[0]], policy, codec)
         around = _parse_way("recognise", fields["recognise"], policy, codec)
-        assert isinstance(named, LinkRequest)
+        assert isinstance(named, LinkParams)
         return replace(named, recognises=around is not None, codec=codec)
     if "codec" not in fields:
         return _parse_way(ways[0], fields[ways[0]], policy, codec)
@@ -211,21 +209,21 @@ def _require_linking(policy: Policy) -> Policy:
     return policy
 
 
-def _parse_way(way: str, value: object, policy: Policy, codec: str | None) -> LinkRequest | CompileRequest | None:
+def _parse_way(way: str, value: object, policy: Policy, codec: str | None) -> LinkParams | CompileParams | None:
     if way == "recognise":
         if not isinstance(value, bool):
             raise RequestError(f"kv_transfer_params: recognise={value!r} must be true or false")
-        return LinkRequest(policy, None, codec) if value else None
+        return LinkParams(policy, None, codec) if value else None
     if way == "compile":
         return _parse_compile(value, policy)
     if not isinstance(value, list) or not 0 < len(value) <= MAX_OBJECTS:
         raise RequestError(
             f"kv_transfer_params: {way} must be a list of at least one object, and at most {MAX_OBJECTS}"
         )
-    return LinkRequest(policy, tuple(_parse_object(way, entry) for entry in value))
+    return LinkParams(policy, tuple(_parse_object(way, entry) for entry in value))
 
 
-def _parse_compile(value: object, policy: Policy) -> CompileRequest:
+def _parse_compile(value: object, policy: Policy) -> CompileParams:
     if not isinstance(value, Mapping) or set(value) - {"secret", "later"} != {"text", "sinks"}:
         raise RequestError("kv_transfer_params: compile must be an object with text and sinks")
     secret, later = value.get("secret", ""), value.get("later", False)
@@ -233,7 +231,7 @@ def _parse_compile(value: object, policy: Policy) -> CompileRequest:
         not isinstance(later, bool)
     ):
         raise RequestError("kv_transfer_params: compile takes a text, and sinks of 0 or more")
-    return CompileRequest(policy, value["text"], value["sinks"], secret, later)
+    return CompileParams(policy, value["text"], value["sinks"], secret, later)
 
 
 def _parse_object(way: str, value: object) -> ObjectRef:

@@ -16,7 +16,7 @@ _DIALOGUE = re.compile(r"^(?=Dialogue:)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Task:
+class LongBenchTask:
     """One task: dataset2prompt.json cut at {context} into head and template, and dataset2maxlen.json."""
 
     head: str
@@ -28,7 +28,7 @@ class Task:
     stop: tuple[str, ...] = ()
 
 
-_QUESTION = Task(
+_QUESTION = LongBenchTask(
     head="Answer the question based on the given passages. Only give me the answer and do not output any other words."
     "\n\nThe following are given passages.\n",
     template="\n\nAnswer the question based on the given passages. Only give me the answer and do not output any other "
@@ -41,7 +41,7 @@ TASKS = {
     "2wikimqa": _QUESTION,
     "hotpotqa": _QUESTION,
     "musique": _QUESTION,
-    "multi_news": Task(
+    "multi_news": LongBenchTask(
         head="You are given several news passages. Write a one-page summary of all news. \n\nNews:\n",
         template="\n\n{query}\n\nSummary:",
         border=_PASSAGE,
@@ -49,7 +49,7 @@ TASKS = {
         max_new_tokens=512,
         query="Now, write a one-page summary of all the news.",
     ),
-    "samsum": Task(
+    "samsum": LongBenchTask(
         head="Summarize the dialogue into a few short sentences. The following are some examples.\n\n",
         template="\n\n{query}",
         border=_DIALOGUE,

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from pictool.errors import InputError
 from pictool.eval.datasets.base import Case, Dataset
-from pictool.world.generate import KINDS, Prompt, write_prompt
+from pictool.world.generate import KINDS, WorldPrompt, write_prompt
 
 MAX_CHUNKS = 32  # the names of the world do not last for more
 
@@ -51,7 +51,7 @@ class World(Dataset):
                 f"world: {self.prompts} prompts of {self.chunks} chunks ask no {' or '.join(self.kinds)} question"
             )
 
-    def _cases_of(self, number: int, prompt: Prompt) -> Iterator[Case]:
+    def _cases_of(self, number: int, prompt: WorldPrompt) -> Iterator[Case]:
         for kind in self.kinds:
             questions = (question for question in prompt.questions if question.kind == kind)
             for i, question in enumerate(islice(questions, self.per_kind)):
@@ -67,7 +67,7 @@ class World(Dataset):
                 )
 
 
-def _write(seed: int, chunks: int, number: int) -> Prompt:
+def _write(seed: int, chunks: int, number: int) -> WorldPrompt:
     """One prompt. A draw that runs out of names (some do, near 32 chunks) is drawn again."""
     for attempt in range(100):
         with suppress(IndexError):

@@ -22,7 +22,7 @@ from pictool.linker.policies.base import (
     highest,
     require_share,
 )
-from pictool.runtime.align import Tokenized, map_scores, map_selection, tokenize
+from pictool.runtime.align import TokenizedParts, map_scores, map_selection, tokenize
 from pictool.runtime.speculative import open_speculative, speculative_name
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class SpecCache(Policy):
             scores = self._scores(small, read.tokens)
         return self._across(scores, read, target, prompt)
 
-    def _across(self, scores: Scores, read: Tokenized, target: Tokenized, prompt: Prompt) -> Selection:
+    def _across(self, scores: Scores, read: TokenizedParts, target: TokenizedParts, prompt: Prompt) -> Selection:
         """The target's rows that overlap what is chosen of the small model's tokens (§2.4, eq. 7)."""
         chosen = np.zeros(len(read.tokens), dtype=bool)
         num_context = read.starts[-1]

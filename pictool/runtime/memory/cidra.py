@@ -13,7 +13,7 @@ follow one another, and the saved one comes last. That is the only move beyond t
 saved where a run of the cycle is also copied, unrotated, to a place that stays: from there it could be read again. Runs
 of a pool are rotated on their way, and its batches hold all of them, so the planner does not look for such copies. Such
 cycles take turns. Any other component that is longer than a
-batch, of runs that overlap in parts, is moved as one batch of its own; `Plan.buffer` tells its length.
+batch, of runs that overlap in parts, is moved as one batch of its own; `MovePlan.buffer` tells its length.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MovePlan:
     """Batches in order. `duplicates` counts moves from a place that another move reads as well, less the first; a run
     that stays where it is, a move of its own, is among these.
 
@@ -65,7 +65,7 @@ def moves_of_range(source: int, target: int, length: int, position: int | None =
     return [Move(source + offset, target + offset, position) for offset in range(length)]
 
 
-def plan(moves: Iterable[Move], batch: int) -> Plan:
+def plan(moves: Iterable[Move], batch: int) -> MovePlan:
     """Plan moves that take place at once: afterwards each target holds what its source held before.
 
     Args:
@@ -146,8 +146,8 @@ class _Packer:
         else:
             self._put(component, earliest)
 
-    def plan(self, duplicates: int) -> Plan:
-        return Plan(tuple(map(tuple, self._batches)), duplicates, self._scratch, max(self._filled, default=0))
+    def plan(self, duplicates: int) -> MovePlan:
+        return MovePlan(tuple(map(tuple, self._batches)), duplicates, self._scratch, max(self._filled, default=0))
 
     def _add_long_cycle(self, cycle: Sequence[Move], earliest: int) -> None:
         """Save the first run that is overwritten, let the others follow, and bring the saved one to its place."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pictool.errors import ModelError
 from pictool.runtime.device import synchronize
-from pictool.runtime.memory.cidra import SCRATCH, Move, Plan, plan
+from pictool.runtime.memory.cidra import SCRATCH, Move, MovePlan, plan
 from pictool.runtime.memory.image import Image
 from pictool.runtime.rope import tables_at
 from pictool.runtime.support import depends_on_length
@@ -128,7 +128,7 @@ class Pool:
         return self.stack.rotary_tables(torch.arange(last, device=self.stack.device))
 
     @torch.inference_mode()
-    def _run(self, made: Plan, tables: RotaryTables) -> None:
+    def _run(self, made: MovePlan, tables: RotaryTables) -> None:
         for batch in made.batches:
             carried = [move for move in batch if move.source != move.target]
             sources, targets = self._slots(carried, "source"), self._slots(carried, "target")
@@ -167,7 +167,7 @@ class PooledImage(Image):
     Its buffers are the pool's own until decoding has filled them; from then on its own.
     """
 
-    def __init__(self, pool: Pool, layout: Layout, base: int, saved: list[Saved]) -> None:
+    def __init__(self, pool: Pool, layout: Layout, base: int, saved: list[SavedRows]) -> None:
         self._pool, self._base, self._saved = pool, base, saved
         super().__init__(pool.stack, layout)
 
@@ -194,12 +194,12 @@ class PooledImage(Image):
         count = sum(max(0, min(run.end, within) - run.start) for run in rows.runs)  # rows ascend
         if count:
             at = rows.positions[:count] + self._base
-            self._saved.append(Saved(layer, at, self._pool.keys[layer][:, at], self._pool.values[layer][:, at]))
+            self._saved.append(SavedRows(layer, at, self._pool.keys[layer][:, at], self._pool.values[layer][:, at]))
         super().write(layer, key, value, rows)
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedRows:
     """Rotated keys and values of slots `at`, [kv_heads, rows, head_dim], as they were before a link wrote there."""
 
     layer: int
@@ -208,7 +208,7 @@ class Saved:
     values: Tensor
 
 
-def restore(pool: Pool, saved: Sequence[Saved]) -> None:
+def restore(pool: Pool, saved: Sequence[SavedRows]) -> None:
     """Undo what links wrote, the last first."""
     for part in reversed(saved):
         pool.keys[part.layer][:, part.at] = part.keys

@@ -20,16 +20,18 @@ from pictool.core import TokenIds
 from pictool.errors import InputError
 from pictool.runtime.chat.template import PLAIN_QUERY, render_chat
 from pictool.runtime.model import Model
-from pictool.serve.work import Chat, Marked, Piece, Raw, Stored, Text, TokenText
+from pictool.serve.work import ChatPrompt, MarkedText, ObjectReference, Piece, PlainText, RawPrompt, TokenizedText
 from pictool.store.matches import Match
 
 Recognise = Callable[[TokenIds], list[Match]]
-Open = Callable[[Stored | Marked], tuple[str, TokenIds]]  # an object's key, "" if there is none, and its tokens
-_NUM_SOURCES = {Stored: "cache", Marked: "marker"}
+Open = Callable[
+    [ObjectReference | MarkedText], tuple[str, TokenIds]
+]  # an object's key, "" if there is none, and its tokens
+_NUM_SOURCES = {ObjectReference: "cache", MarkedText: "marker"}
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class PromptLayout:
     """A prompt's token ids and the objects in it, in order, with how they were found."""
 
     tokens: TokenIds
@@ -37,7 +39,7 @@ class LaidOut:
     sources: tuple[str, ...]  # of each match: cache, marker, recognised
 
 
-def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise: Recognise | None) -> LaidOut:
+def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise: Recognise | None) -> PromptLayout:
     """Tokenize the pieces of a prompt.
 
     Args:
@@ -45,7 +47,7 @@ def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise:
     """
     parts, matches, sources, at = list[TokenIds](), list[Match](), list[str](), 0
     for piece in merged(pieces):
-        if isinstance(piece, Stored | Marked):
+        if isinstance(piece, ObjectReference | MarkedText):
             key, tokens = open_object(piece)
             found = [Match(key, 0, tokens)] if key and len(tokens) else []
             source = _NUM_SOURCES[type(piece)]
@@ -57,11 +59,11 @@ def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise:
         parts.append(tokens)
         at += len(tokens)
     tokens = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
-    return LaidOut(tokens, tuple(matches), tuple(sources))
+    return PromptLayout(tokens, tuple(matches), tuple(sources))
 
 
-def _text_tokens(model: Model, piece: Text | TokenText) -> TokenIds:
-    if isinstance(piece, Text):
+def _text_tokens(model: Model, piece: PlainText | TokenizedText) -> TokenIds:
+    if isinstance(piece, PlainText):
         return np.asarray(encode_within(model, piece.text, "the prompt"), dtype=np.int32)
     if any(not 0 <= token < model.config.vocab_size for token in piece.ids):
         raise InputError(f"prompt: token ids must be from 0 to {model.config.vocab_size - 1}")
@@ -71,22 +73,22 @@ def _text_tokens(model: Model, piece: Text | TokenText) -> TokenIds:
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
     """The pieces with texts that follow one another as one, and without empty ones."""
     result: list[Piece] = []
-    for is_text, group in groupby(pieces, key=lambda piece: isinstance(piece, Text)):
+    for is_text, group in groupby(pieces, key=lambda piece: isinstance(piece, PlainText)):
         if not is_text:
             result += group
-        elif text := "".join(piece.text for piece in group if isinstance(piece, Text)):
-            result.append(Text(text))
+        elif text := "".join(piece.text for piece in group if isinstance(piece, PlainText)):
+            result.append(PlainText(text))
     return result
 
 
-def pieces_of(model: Model, prompt: Chat | Raw) -> list[Piece]:
+def pieces_of(model: Model, prompt: ChatPrompt | RawPrompt) -> list[Piece]:
     """The pieces of a whole prompt, its template's text among them.
 
     Raises:
         InputError: tools or roles that a model without a template does not know, or nothing to answer.
         ModelError: a template that fails, refuses these messages, or loses some of their content.
     """
-    if isinstance(prompt, Raw):
+    if isinstance(prompt, RawPrompt):
         return list(prompt.pieces)
     if model.tokenizer.chat_template:
         return _rendered(model, prompt)
@@ -103,11 +105,11 @@ class Marks:
         """The texts of pieces, with a mark for each object."""
         return "".join(map(self._written, pieces))
 
-    def messages(self, chat: Chat) -> list[dict[str, Any]]:
+    def messages(self, chat: ChatPrompt) -> list[dict[str, Any]]:
         """The messages of a chat as its template takes them."""
         return [{"role": turn.role, "content": self.text(turn.pieces), **turn.more} for turn in chat.turns]
 
-    def documents(self, chat: Chat) -> list[dict[str, Any]]:
+    def documents(self, chat: ChatPrompt) -> list[dict[str, Any]]:
         """Its documents as its template takes them."""
         return [{**document.more, "text": self.text([document.piece])} for document in chat.documents]
 
@@ -121,13 +123,13 @@ class Marks:
         numbers = [int(number) for number in parts[1::2]]
         if set(numbers) != set(range(len(self._objects))):
             raise InputError(f"{name}: its chat template drops or changes a part of these messages; use text instead")
-        pieces: list[Piece] = [Text(parts[0])]
+        pieces: list[Piece] = [PlainText(parts[0])]
         for number, after in zip(numbers, parts[2::2], strict=True):
-            pieces += [self._objects[number], Text(after)]
+            pieces += [self._objects[number], PlainText(after)]
         return pieces
 
     def _written(self, piece: Piece) -> str:
-        if isinstance(piece, Text):
+        if isinstance(piece, PlainText):
             return piece.text
         self._objects.append(piece)
         return f"\x02{self._nonce}:{len(self._objects) - 1}\x03"
@@ -138,7 +140,7 @@ def takes_documents(template: str) -> bool:
     return "documents" in template
 
 
-def _rendered(model: Model, chat: Chat) -> list[Piece]:
+def _rendered(model: Model, chat: ChatPrompt) -> list[Piece]:
     """A chat by the model's template."""
     if not takes_documents(model.tokenizer.get_chat_template()):
         chat = chat.without_documents()
@@ -147,7 +149,7 @@ def _rendered(model: Model, chat: Chat) -> list[Piece]:
     return marks.split(text, model.name)
 
 
-def _plain(model: Model, chat: Chat) -> list[Piece]:
+def _plain(model: Model, chat: ChatPrompt) -> list[Piece]:
     """A chat in the plain form: BOS, system text, then for each user documents, "Question: …" and "Answer:".
 
     Of a user's last text, what follows the last empty line is the question, and what precedes it belongs to the
@@ -157,14 +159,14 @@ def _plain(model: Model, chat: Chat) -> list[Piece]:
     if chat.tools:
         raise InputError(f"tools: {model.name} has no chat template, so it knows no tools")
     system = [piece for turn in chat.turns if turn.role in ("system", "developer") for piece in turn.pieces]
-    pieces: list[Piece] = [Text(model.tokenizer.bos_token or ""), *system]
+    pieces: list[Piece] = [PlainText(model.tokenizer.bos_token or ""), *system]
     asked: list[Piece] = []
     for turn in chat.turns:
         if turn.role == "user":
             asked += turn.pieces
         elif turn.role == "assistant":
-            answer = "".join(piece.text for piece in turn.pieces if isinstance(piece, Text))
-            pieces += [*(_question(asked) if asked else []), Text(f" {answer}\n")]
+            answer = "".join(piece.text for piece in turn.pieces if isinstance(piece, PlainText))
+            pieces += [*(_question(asked) if asked else []), PlainText(f" {answer}\n")]
             asked = []
         elif turn.role not in ("system", "developer"):
             raise InputError(f"messages: {model.name} has no chat template, so it knows no role {turn.role!r}")
@@ -174,18 +176,22 @@ def _plain(model: Model, chat: Chat) -> list[Piece]:
 
 
 def _question(asked: Sequence[Piece]) -> list[Piece]:
-    *before, last = merged(_with_lines(asked)) or [Text("")]
-    if not isinstance(last, Text):
+    *before, last = merged(_with_lines(asked)) or [PlainText("")]
+    if not isinstance(last, PlainText):
         raise InputError("messages: the last part of a user's message must be a text, the question")
     documents, _, ask = last.text.rstrip().rpartition("\n\n")
     if not ask.strip():
         raise InputError("messages: the last one ends without a question")
     template_head, _, template_tail = PLAIN_QUERY.partition("{query}")
-    return [*before, *([Text(documents + "\n")] if documents else []), Text(template_head + ask + template_tail)]
+    return [
+        *before,
+        *([PlainText(documents + "\n")] if documents else []),
+        PlainText(template_head + ask + template_tail),
+    ]
 
 
 def _with_lines(asked: Sequence[Piece]) -> list[Piece]:
     """The pieces, with an empty line after each text but the last: texts of messages and parts are apart."""
     *before, last = asked
-    lines = [Text(piece.text.rstrip("\n") + "\n\n") if isinstance(piece, Text) else piece for piece in before]
+    lines = [PlainText(piece.text.rstrip("\n") + "\n\n") if isinstance(piece, PlainText) else piece for piece in before]
     return [*lines, last]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pictool.compiler.chunking import make_chunks
-from pictool.serve.work import Chat, Raw, Text
+from pictool.serve.work import ChatPrompt, PlainText, RawPrompt
 
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
@@ -149,11 +149,11 @@ def _hash(tenant: str, paragraph: str) -> bytes:
     return hashlib.blake2b(named, digest_size=16).digest()
 
 
-def texts_of(prompt: Chat | Raw) -> list[str]:
+def texts_of(prompt: ChatPrompt | RawPrompt) -> list[str]:
     """The texts that a request itself has, apart from objects and the template's."""
-    if isinstance(prompt, Raw):
-        return ["".join(piece.text for piece in prompt.pieces if isinstance(piece, Text))]
-    return ["".join(piece.text for piece in turn.pieces if isinstance(piece, Text)) for turn in prompt.turns]
+    if isinstance(prompt, RawPrompt):
+        return ["".join(piece.text for piece in prompt.pieces if isinstance(piece, PlainText))]
+    return ["".join(piece.text for piece in turn.pieces if isinstance(piece, PlainText)) for turn in prompt.turns]
 
 
 def texts_of_body(body: Mapping[str, Any]) -> list[str]:

@@ -12,17 +12,26 @@ from pictool.linker.policies import BASELINE
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.schema import (
     CachePart,
+    ChatMessage,
     ChatRequest,
     CompletionRequest,
     DocumentPart,
     DocumentText,
     FilePart,
-    Generation,
-    Message,
+    GenerationRequest,
     PicOptions,
     TextPart,
 )
-from pictool.serve.work import Document, Linking, Marked, Piece, Stored, Text, TokenText, Turn
+from pictool.serve.work import (
+    Linking,
+    MarkedText,
+    ObjectReference,
+    Piece,
+    PlainText,
+    TemplateDocument,
+    TokenizedText,
+    Turn,
+)
 from pictool.store.leases import Lease
 
 _ESCAPE, _QUOTE = re.compile(r'\\[bfnrtu"\\/]'), re.compile(r"^[ \t]*>[^\n]*\n[ \t]*>", re.MULTILINE)
@@ -32,7 +41,7 @@ FindCache = Callable[[str], Lease | None]
 FindFile = Callable[[str], str]  # its text
 
 
-def linking_of(body: Generation, header: str | None) -> Linking:
+def linking_of(body: GenerationRequest, header: str | None) -> Linking:
     """How a request is linked: its field `pic`, else the header X-Pic-Policy."""
     options = body.pic
     verifies = bool(body.verify) or (isinstance(options, PicOptions) and options.verify)
@@ -66,7 +75,7 @@ def _is_quoted(text: str) -> bool:
     return _QUOTE.search(text) is not None
 
 
-def sampling_of(body: Generation) -> Sampling:
+def sampling_of(body: GenerationRequest) -> Sampling:
     """How tokens are chosen: as OpenAI's API does, at temperature 1 if nothing is said.
 
     Raises:
@@ -99,7 +108,7 @@ def require_supported(body: ChatRequest) -> None:
 
 
 def turns_of(
-    messages: Sequence[Message], find_cache: FindCache, find_file: FindFile, cache_ids: Iterable[str] = ()
+    messages: Sequence[ChatMessage], find_cache: FindCache, find_file: FindFile, cache_ids: Iterable[str] = ()
 ) -> tuple[Turn, ...]:
     """The turns of a chat. Caches named beside the messages come before the text of the last user's message.
 
@@ -109,7 +118,7 @@ def turns_of(
     system, documents = list[Piece](), list[Piece]()
     for cache_id in cache_ids:
         for entry in require_cache(find_cache, cache_id, "cache_ids").objects:
-            (system if entry.role == "system" else documents).append(Stored(entry.key))
+            (system if entry.role == "system" else documents).append(ObjectReference(entry.key))
     if documents:
         last = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=None)
         if last is None:
@@ -130,7 +139,7 @@ def require_cache(find_cache: FindCache, cache_id: str, param: str) -> Lease:
     return lease
 
 
-def _turn(message: Message, find_cache: FindCache, find_file: FindFile) -> Turn:
+def _turn(message: ChatMessage, find_cache: FindCache, find_file: FindFile) -> Turn:
     pieces, open_texts = list[Piece](), list[str]()
     is_marked = message.cache_control is not None or _is_break(message.prompt_cache_breakpoint)
     for part in [] if isinstance(message.content, str | None) else message.content:
@@ -140,11 +149,11 @@ def _turn(message: Message, find_cache: FindCache, find_file: FindFile) -> Turn:
                 pieces += _marked(open_texts)
                 open_texts = []
             continue
-        pieces += [Text(text) for text in open_texts]
+        pieces += [PlainText(text) for text in open_texts]
         open_texts = []
         if isinstance(part, CachePart):
             objects = require_cache(find_cache, part.cache_id, "messages").objects
-            pieces += [Stored(entry.key) for entry in objects]
+            pieces += [ObjectReference(entry.key) for entry in objects]
         elif isinstance(part, FilePart):
             if part.file.file_id is None:
                 raise ApiError(
@@ -161,7 +170,7 @@ def _turn(message: Message, find_cache: FindCache, find_file: FindFile) -> Turn:
             )  # fmt: skip
     if isinstance(message.content, str):
         open_texts.append(message.content)
-    pieces += _marked(open_texts) if is_marked else [Text(text) for text in open_texts]
+    pieces += _marked(open_texts) if is_marked else [PlainText(text) for text in open_texts]
     return Turn(message.role, tuple(pieces), dict(message.model_extra or {}))
 
 
@@ -172,10 +181,10 @@ def _document_text(part: DocumentPart) -> str:
     return text
 
 
-def documents_of(documents: Sequence[DocumentText]) -> tuple[Document, ...]:
+def documents_of(documents: Sequence[DocumentText]) -> tuple[TemplateDocument, ...]:
     """The documents beside a chat's messages; their borders are those of chunks."""
     return tuple(
-        Document(piece, dict(document.model_extra or {}))
+        TemplateDocument(piece, dict(document.model_extra or {}))
         for document in documents
         for piece in _marked([document.text])
     )
@@ -187,25 +196,25 @@ def _is_break(value: object) -> bool:
 
 def _marked(texts: Sequence[str]) -> list[Piece]:
     text = "".join(texts)
-    return [] if not text else [Marked(text) if len(text) >= MIN_MARKED else Text(text)]
+    return [] if not text else [MarkedText(text) if len(text) >= MIN_MARKED else PlainText(text)]
 
 
 def prompts_of(body: CompletionRequest) -> list[tuple[Piece, ...]]:
     """The prompts of a completion: texts or token ids, one or several."""
     prompt = body.prompt
     if isinstance(prompt, str):
-        return [(Text(prompt),)]
+        return [(PlainText(prompt),)]
     if not prompt:
         raise ApiError(400, "prompt: is an empty list", param="prompt")
     if isinstance(prompt[0], int):
-        return [(TokenText(tuple(token for token in prompt if isinstance(token, int))),)]
-    return [(Text(part) if isinstance(part, str) else TokenText(tuple(part)),) for part in prompt]  # type: ignore[arg-type]
+        return [(TokenizedText(tuple(token for token in prompt if isinstance(token, int))),)]
+    return [(PlainText(part) if isinstance(part, str) else TokenizedText(tuple(part)),) for part in prompt]  # type: ignore[arg-type]
 
 
 def cached_pieces(find_cache: FindCache, cache_ids: Iterable[str]) -> tuple[Piece, ...]:
     """The objects of caches that come before a prompt."""
     return tuple(
-        Stored(entry.key)
+        ObjectReference(entry.key)
         for cache_id in cache_ids
         for entry in require_cache(find_cache, cache_id, "cache_ids").objects
     )

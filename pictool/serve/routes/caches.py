@@ -15,7 +15,7 @@ from pictool.serve.routes.openai import page
 from pictool.serve.schema import CacheChange, CacheRequest, Ttl
 from pictool.serve.service import Service, unless_gone
 from pictool.serve.tenants import Tenant
-from pictool.serve.work import Marked, Stored, Text, Turn
+from pictool.serve.work import MarkedText, ObjectReference, PlainText, Turn
 from pictool.store.leases import Lease, LeasedObject
 
 _ATTEMPTS = 3  # to compile what others evict
@@ -95,7 +95,7 @@ def _turns(service: Service, tenant: Tenant, body: CacheRequest) -> Sequence[Tur
     if body.messages is not None:
         return turns_of(body.messages, service.find_cache(tenant), service.find_file(tenant))
     text = body.text if body.text is not None else service.find_file(tenant)(str(body.file_id))
-    return (Turn("user", (Text(text),)),)
+    return (Turn("user", (PlainText(text),)),)
 
 
 async def compile_turns(
@@ -124,9 +124,9 @@ async def compile_turns(
 async def _compile_turn(service: Service, tenant: Tenant, turn: Turn, chunk_tokens: int | None) -> list[LeasedObject]:
     objects: list[LeasedObject] = []
     for piece in turn.pieces:
-        if isinstance(piece, Stored):
+        if isinstance(piece, ObjectReference):
             raise ApiError(400, "messages: a cache cannot be made of caches; use their ids", param="messages")
-        if isinstance(piece, Text | Marked) and piece.text:
+        if isinstance(piece, PlainText | MarkedText) and piece.text:
             done = await service.backend.compile(piece.text, tenant, chunk_tokens)
             objects += [LeasedObject(part.key, part.num_tokens, turn.role) for part in done]
     return objects

@@ -16,23 +16,33 @@ from pydantic.alias_generators import to_camel
 
 from pictool.core import Sampling
 from pictool.errors import InputError
-from pictool.serve.answers import Begun, Collected, collect, sse, usage_of
+from pictool.serve.answers import AnswerCollector, StartedStream, collect, sse, usage_of
 from pictool.serve.bodies import BodyRoute
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.prompts.reading import linking_of, require_cache
 from pictool.serve.routes.caches import compile_turns, expiry, require_lease
 from pictool.serve.routes.openai import POLICY, EventStream
-from pictool.serve.schema import MAX_N, MAX_PARTS, Generation, Stops
+from pictool.serve.schema import MAX_N, MAX_PARTS, GenerationRequest, Stops
 from pictool.serve.service import Service, unless_gone
 from pictool.serve.tenants import Tenant
-from pictool.serve.work import Chat, Delta, Finished, Piece, Started, Stored, Text, Turn, Work
+from pictool.serve.work import (
+    AnswerRequest,
+    ChatPrompt,
+    DeltaEvent,
+    FinishEvent,
+    ObjectReference,
+    Piece,
+    PlainText,
+    StartEvent,
+    Turn,
+)
 from pictool.store.leases import Lease
 
 _PREFIX = "cachedContents/"
 _REASONS = {"stop": "STOP", "length": "MAX_TOKENS"}
 
 
-class Body(BaseModel):
+class GeminiModel(BaseModel):
     """What of a request has fields. What is not known is refused: an answer would not be what was asked for."""
 
     model_config = ConfigDict(
@@ -54,18 +64,18 @@ class Body(BaseModel):
         return {name: held for name, held in value.items() if held or name in known}
 
 
-class TextOf(Body):
+class TextOf(GeminiModel):
     """A part; only texts are known."""
 
     text: str | None = None
 
 
-class Content(Body):
+class Content(GeminiModel):
     role: str | None = None
     parts: Annotated[list[TextOf], Field(max_length=MAX_PARTS, fail_fast=True)] = Field(default_factory=list)
 
 
-class Config(Body):
+class Config(GeminiModel):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     max_output_tokens: int | None = Field(default=None, ge=1, le=1 << 31)
@@ -76,7 +86,7 @@ class Config(Body):
     response_modalities: Annotated[list[Literal["TEXT"]], Field(fail_fast=True)] | None = None
 
 
-class GenerateRequest(Body):
+class GenerateRequest(GeminiModel):
     contents: Annotated[list[Content], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
     system_instruction: Content | None = None
     generation_config: Config | None = None
@@ -86,7 +96,7 @@ class GenerateRequest(Body):
     model: str | None = None  # google's clients may name it here, too
 
 
-class CachedContent(Body):
+class CachedContent(GeminiModel):
     model: str
     contents: Annotated[list[Content], Field(max_length=MAX_PARTS, fail_fast=True)] = Field(default_factory=list)
     system_instruction: Content | None = None
@@ -95,7 +105,7 @@ class CachedContent(Body):
     display_name: str | None = Field(default=None, max_length=512)
 
 
-class CachedChange(Body):
+class CachedChange(GeminiModel):
     ttl: Annotated[str, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?s$")] | None = None
     expire_time: datetime | None = Field(default=None, strict=False)
 
@@ -126,7 +136,7 @@ def _routes(service: Service) -> APIRouter:
         started = time.perf_counter()
         work = await asyncio.to_thread(_work, service, service.tenant(request), model, body, x_pic_policy)
         events = service.events(work, started)
-        return EventStream(_stream(service, Begun(await unless_gone(request, anext(events)), events)))
+        return EventStream(_stream(service, StartedStream(await unless_gone(request, anext(events)), events)))
 
     _add_cache_routes(router, service)
     return router
@@ -186,7 +196,7 @@ def _add_cache_routes(router: APIRouter, service: Service) -> None:
         return {}
 
 
-def _work(service: Service, tenant: Tenant, model: str, body: GenerateRequest, policy: str | None) -> Work:
+def _work(service: Service, tenant: Tenant, model: str, body: GenerateRequest, policy: str | None) -> AnswerRequest:
     service.require_model(model)
     config = body.generation_config or Config()
     turns = [_turn(content) for content in body.contents]
@@ -206,13 +216,13 @@ def _work(service: Service, tenant: Tenant, model: str, body: GenerateRequest, p
         sampling = Sampling(temperature, config.top_p or 1.0, seed, tuple(config.stop_sequences or ()))
     except InputError as error:
         raise ApiError(400, str(error), param="generationConfig") from error
-    chat = Chat((*([Turn("system", tuple(system))] if system else []), *turns))
-    linking = linking_of(Generation(model=model), policy)
-    return Work(tenant, chat, sampling, config.max_output_tokens, config.candidate_count or 1, None, linking)
+    chat = ChatPrompt((*([Turn("system", tuple(system))] if system else []), *turns))
+    linking = linking_of(GenerationRequest(model=model), policy)
+    return AnswerRequest(tenant, chat, sampling, config.max_output_tokens, config.candidate_count or 1, None, linking)
 
 
 def _stored(lease: Lease, *roles: str) -> list[Piece]:
-    return [Stored(entry.key) for entry in lease.objects if entry.role in roles]
+    return [ObjectReference(entry.key) for entry in lease.objects if entry.role in roles]
 
 
 def _turn(content: Content, role: str | None = None) -> Turn:
@@ -220,7 +230,7 @@ def _turn(content: Content, role: str | None = None) -> Turn:
     for part in content.parts:
         if part.text is None:
             raise ApiError(400, "parts: only texts are known here", param="contents")
-        pieces.append(Text(part.text))
+        pieces.append(PlainText(part.text))
     name = role or content.role or "user"
     return Turn("assistant" if name == "model" else name, tuple(pieces))
 
@@ -253,7 +263,7 @@ def gemini_model(service: Service) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _response(service: Service, collected: Collected) -> dict[str, Any]:
+def _response(service: Service, collected: AnswerCollector) -> dict[str, Any]:
     candidates = [
         _candidate(index, answer.text, answer.reason) for index, answer in enumerate(collected.listed)
     ]  # fmt: skip
@@ -269,7 +279,7 @@ def _candidate(index: int, text: str, reason: str | None) -> dict[str, Any]:
     return {"index": index, "content": {"role": "model", "parts": [{"text": text}]}} | ended
 
 
-def _usage(works: Sequence[Collected]) -> dict[str, Any]:
+def _usage(works: Sequence[AnswerCollector]) -> dict[str, Any]:
     usage = usage_of(works)
     return {
         "promptTokenCount": usage["prompt_tokens"], "candidatesTokenCount": usage["completion_tokens"],
@@ -278,16 +288,16 @@ def _usage(works: Sequence[Collected]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _stream(service: Service, events: Begun) -> AsyncGenerator[bytes, None]:
-    collected, head = Collected(), _head(service)
+async def _stream(service: Service, events: StartedStream) -> AsyncGenerator[bytes, None]:
+    collected, head = AnswerCollector(), _head(service)
     try:
         async for event in events:
             collected.add(event)
-            if isinstance(event, Started):
+            if isinstance(event, StartEvent):
                 continue
-            if isinstance(event, Delta):
+            if isinstance(event, DeltaEvent):
                 yield sse(head | {"candidates": [_candidate(event.index, event.text, None)]})
-            elif isinstance(event, Finished):
+            elif isinstance(event, FinishEvent):
                 ended = {"candidates": [_candidate(event.index, "", event.reason)]}
                 yield sse(head | ended | {"usageMetadata": _usage([collected]), "pic": collected.report()})
     except Exception as error:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, File, Form, Header, Query, Request, UploadFile
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
-from pictool.serve.answers import Begun, collect, stream
 from pictool.serve.answers import Form as AnswerForm
+from pictool.serve.answers import StartedStream, collect, stream
 from pictool.serve.bodies import BodyRoute
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.files import MAX_BYTES
@@ -25,10 +25,10 @@ from pictool.serve.prompts.reading import (
     sampling_of,
     turns_of,
 )
-from pictool.serve.schema import ChatRequest, CompletionRequest, Generation
+from pictool.serve.schema import ChatRequest, CompletionRequest, GenerationRequest
 from pictool.serve.service import Service, unless_gone
 from pictool.serve.tenants import Tenant
-from pictool.serve.work import Chat, Raw, Work
+from pictool.serve.work import AnswerRequest, ChatPrompt, RawPrompt
 
 POLICY = Annotated[str | None, Header(description="A policy as legolink-16; full or off: exact.")]
 MAX_PROMPTS = 64
@@ -77,15 +77,15 @@ def _is_googles(request: Request) -> bool:
     return "x-goog-api-client" in request.headers or "x-goog-api-key" in request.headers
 
 
-async def _chat_work(service: Service, tenant: Tenant, body: ChatRequest, policy: str | None) -> Work:
+async def _chat_work(service: Service, tenant: Tenant, body: ChatRequest, policy: str | None) -> AnswerRequest:
     """What a chat completion asks for. Raises ApiError."""
     service.require_model(body.model)
     require_supported(body)
     find_cache, find_file = service.find_cache(tenant), service.find_file(tenant)
     turns = await asyncio.to_thread(turns_of, body.messages, find_cache, find_file, body.cache_ids or ())
     tools = () if body.tool_choice == "none" else tuple(body.tools or ())
-    return Work(
-        tenant, Chat(turns, tools, documents_of(body.documents or ())), sampling_of(body),
+    return AnswerRequest(
+        tenant, ChatPrompt(turns, tools, documents_of(body.documents or ())), sampling_of(body),
         body.max_completion_tokens or body.max_tokens, body.n or 1,
         (body.top_logprobs or 0) if body.logprobs else None, linking_of(body, policy),
     )  # fmt: skip
@@ -93,7 +93,7 @@ async def _chat_work(service: Service, tenant: Tenant, body: ChatRequest, policy
 
 async def _completion_works(
     service: Service, tenant: Tenant, body: CompletionRequest, policy: str | None
-) -> list[Work]:
+) -> list[AnswerRequest]:
     """What a completion asks for, a work for each prompt. Raises ApiError."""
     service.require_model(body.model)
     for name, value in (("echo", body.echo), ("suffix", body.suffix)):
@@ -106,8 +106,8 @@ async def _completion_works(
     if len(prompts) > MAX_PROMPTS:
         raise ApiError(400, f"prompt: has {len(prompts)} prompts; {MAX_PROMPTS} at most", param="prompt")
     return [
-        Work(
-            tenant, Raw((*before, *prompt)), sampling_of(body), body.max_tokens or 16, body.n or 1, body.logprobs,
+        AnswerRequest(
+            tenant, RawPrompt((*before, *prompt)), sampling_of(body), body.max_tokens or 16, body.n or 1, body.logprobs,
             linking_of(body, policy),
         )
         for prompt in prompts
@@ -115,7 +115,7 @@ async def _completion_works(
 
 
 async def respond(
-    service: Service, request: Request, body: Generation, form: AnswerForm, works: list[Work]
+    service: Service, request: Request, body: GenerationRequest, form: AnswerForm, works: list[AnswerRequest]
 ) -> Response | dict[str, Any]:
     """The whole response, or its stream. Errors up to the first event are the response's status."""
     started = time.perf_counter()
@@ -125,7 +125,7 @@ async def respond(
     begun = []
     for work in works:
         events = service.events(work, started)
-        begun.append(Begun(await unless_gone(request, anext(events)), events))
+        begun.append(StartedStream(await unless_gone(request, anext(events)), events))
     has_usage = body.stream_options is not None and body.stream_options.include_usage
     return EventStream(stream(form, begun, body.n or 1, has_usage))
 

@@ -15,7 +15,7 @@ from pictool.serve.answers import DONE, Form, sse
 from pictool.serve.bodies import read_text
 from pictool.serve.routes.openai import EventStream
 from pictool.serve.service import Service, unless_gone
-from pictool.serve.work import Finished
+from pictool.serve.work import FinishEvent
 from pictool.spans.reading import MAX_NODES
 
 _PIECE = 64  # choices that are written before other requests come in between
@@ -57,7 +57,7 @@ def _choice(index: int, text: str) -> dict[str, Any]:
 
 async def _events(form: Form, texts: Sequence[str]) -> AsyncGenerator[bytes, None]:
     for index, text in enumerate(texts):
-        event = form.chunk(index, Finished(index, "stop", 0))
+        event = form.chunk(index, FinishEvent(index, "stop", 0))
         event["choices"][0] |= {"text": text, "delta": {"role": "assistant", "content": text}}
         yield sse(event)
         if (index + 1) % _PIECE == 0:

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pictool.store.codecs.base import Buffer, Codec, LayerShape
 
 
-class Plain(Codec):
+class Uncoded(Codec):
     """The bytes as they are. The only codec whose keys and values any safetensors reader sees as tensors."""
 
     name: ClassVar[str] = "none"

@@ -55,7 +55,7 @@ _COMPILE_AGAIN = "compile its text again"
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportResult:
     """Keys that an archive held; `new` are those that the store had not."""
 
     keys: tuple[str, ...]
@@ -92,7 +92,7 @@ def export_archive(
     return path.stat().st_size
 
 
-def import_archive(store: Store, path: Path, on_object: Callable[[str], None] | None = None) -> Imported:
+def import_archive(store: Store, path: Path, on_object: Callable[[str], None] | None = None) -> ImportResult:
     """Insert the objects of an archive into a store. An intact object that the store already has stays as it is.
 
     The archive is read twice: all of it is checked before anything is written.
@@ -114,7 +114,7 @@ def import_archive(store: Store, path: Path, on_object: Callable[[str], None] | 
         except BaseException:
             _remove(store, new)
             raise
-    return Imported(keys, tuple(new))
+    return ImportResult(keys, tuple(new))
 
 
 def _scan(path: Path, file: BinaryIO, store: Store) -> tuple[str, ...]:

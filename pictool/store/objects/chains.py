@@ -15,7 +15,7 @@ from pictool.errors import PicError, StoreError
 from pictool.store.entries import Entry
 from pictool.store.eviction import remove_all
 from pictool.store.objects.format import CompiledChunk, ObjectFile
-from pictool.store.side.usage import Counts
+from pictool.store.side.usage import UsageCounts
 from pictool.store.store import Store
 from pictool.store.upkeep import take_out
 
@@ -45,7 +45,7 @@ class Chain:
         for depth, file in enumerate(files):
             file.touch(self._used_ns(depth))
         misses = int(len(files) < min(limit, len(self._keys)))
-        self._store.counters.add(Counts(len(files), misses, sum(file.num_bytes for file in files)))
+        self._store.counters.add(UsageCounts(len(files), misses, sum(file.num_bytes for file in files)))
         return files
 
     def put(self, depth: int, block: CompiledChunk) -> bool:

@@ -17,7 +17,7 @@ from fsspec.asyn import sync
 from fsspec.implementations.http import HTTPFileSystem
 from yarl import URL
 
-from pictool.store.remote.pace import BadAnswer, Pace, TooSlow
+from pictool.store.remote.pace import BadAnswer, RequestTimeout, TooSlow
 
 _MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -28,7 +28,7 @@ Take = Callable[[bytes], None]
 class HttpFiles(HTTPFileSystem):  # type: ignore[misc]
     """fsspec's file system, with its configuration, and with reads that are bounded."""
 
-    def read_range(self, url: str, start: int, end: int, pace: Pace) -> tuple[bytes, bool]:
+    def read_range(self, url: str, start: int, end: int, pace: RequestTimeout) -> tuple[bytes, bool]:
         """Bytes [start, end), fewer where the file ends; and whether the server knows ranges.
 
         Of a server that ignores ranges no more than `end` bytes are read, and those before `start` are dropped.
@@ -41,7 +41,7 @@ class HttpFiles(HTTPFileSystem):  # type: ignore[misc]
             return bytes(body), True
         return bytes(body[start:end]), False
 
-    def read_all(self, url: str, num_bytes: int, take: Take, pace: Pace) -> int:
+    def read_all(self, url: str, num_bytes: int, take: Take, pace: RequestTimeout) -> int:
         """Pass a whole file of `num_bytes` to `take` as it comes; returns the bytes that came.
 
         Raises:
@@ -59,7 +59,7 @@ class HttpFiles(HTTPFileSystem):  # type: ignore[misc]
         sync(self.loop, self._receive, url, None, take_counted, pace)
         return count
 
-    async def _receive(self, url: str, wanted: tuple[int, int] | None, take: Take, pace: Pace) -> int:
+    async def _receive(self, url: str, wanted: tuple[int, int] | None, take: Take, pace: RequestTimeout) -> int:
         """Pass a body to `take`, up to one byte more than `wanted`; returns the status."""
         session, options = await self.set_session(), dict(self.kwargs)
         headers = {"Accept-Encoding": "identity"}

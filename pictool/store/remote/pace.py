@@ -8,7 +8,7 @@ MIN_RATE = 8192.0  # bytes per second
 
 
 @dataclass(frozen=True)
-class Pace:
+class RequestTimeout:
     """The time that a request may take: `timeout_s` until the first byte, and 1 / `min_rate` more for every byte."""
 
     timeout_s: float = 30.0

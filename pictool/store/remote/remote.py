@@ -27,11 +27,11 @@ from typing import Any, TypeVar
 from pictool.errors import InputError, ObjectError, RemoteError, StoreError
 from pictool.reading import NotRegularError, open_regular
 from pictool.store.directory import claim, is_store, require_store
-from pictool.store.entries import SUFFIX, litter_candidates
-from pictool.store.files import atomic_write, read_at, remove_litter
+from pictool.store.entries import SUFFIX, temp_candidates
+from pictool.store.files import atomic_write, read_at, remove_stale_temp
 from pictool.store.objects.format import EncodedObject, ObjectFile
 from pictool.store.objects.header import Header, HeaderError, header_bytes
-from pictool.store.remote.pace import MIN_RATE, BadAnswer, Pace, TooSlow
+from pictool.store.remote.pace import MIN_RATE, BadAnswer, RequestTimeout, TooSlow
 from pictool.urls import without_credentials
 
 _OBJECT_STORES = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "obs", "oci", "oss", "s3", "s3a", "tos"}
@@ -247,7 +247,7 @@ class Remote:
         if done is None:
             raise StoreError(f"{self.name(key)}: cannot be written (no such place); see whether {self} exists")
 
-    def remove_litter(self) -> int:
+    def remove_stale_temps(self) -> int:
         """Remove temp files that killed pushes left; returns how many. An object storage has none.
 
         In a directory a push holds a lock on its temp file, as a store's writers do. In other file systems a temp file
@@ -256,8 +256,8 @@ class Remote:
         if self._directory is not None:
             if not is_store(self._directory) or (self._directory / "tmp").is_symlink():
                 return 0
-            temps = [path for path in litter_candidates(self._directory) if path.is_file() and not path.is_symlink()]
-            return sum(remove_litter(path) is not None for path in temps)
+            temps = [path for path in temp_candidates(self._directory) if path.is_file() and not path.is_symlink()]
+            return sum(remove_stale_temp(path) is not None for path in temps)
         if self._protocol in _OBJECT_STORES | _READ_ONLY:
             return 0
         count = 0
@@ -350,8 +350,8 @@ class Remote:
         return f"{self._root}/{_relative(key)}"
 
     @cached_property
-    def _pace(self) -> Pace:
-        return Pace(self.timeout_s, self.min_rate)
+    def _pace(self) -> RequestTimeout:
+        return RequestTimeout(self.timeout_s, self.min_rate)
 
     @cached_property
     def _directory(self) -> Path | None:

@@ -12,7 +12,7 @@ from pictool.store.store import Store
 
 
 @dataclass(frozen=True)
-class Transferred:
+class TransferResult:
     """Keys that were sent or fetched, and their bytes; `present` were there already."""
 
     keys: tuple[str, ...]
@@ -22,7 +22,7 @@ class Transferred:
 
 def push(
     store: Store, keys: Sequence[str], on_object: Callable[[], None] = lambda: None, force: bool = False
-) -> Transferred:
+) -> TransferResult:
     """Send objects to the store's remote. Every object is checked first; one that is there stays (`Remote.has_same`).
 
     What killed pushes left there is removed.
@@ -36,7 +36,7 @@ def push(
     """
     remote, sent, present, num_bytes = _require_remote(store), list[str](), list[str](), 0
     remote.require_writable()
-    remote.remove_litter()
+    remote.remove_stale_temps()
     for key in dict.fromkeys(keys):
         with store.peek_local(key) as file:
             file.verify()
@@ -49,10 +49,10 @@ def push(
                 sent.append(key)
                 num_bytes += file.num_bytes
         on_object()
-    return Transferred(tuple(sent), num_bytes, tuple(present))
+    return TransferResult(tuple(sent), num_bytes, tuple(present))
 
 
-def pull(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lambda: None) -> Transferred:
+def pull(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lambda: None) -> TransferResult:
     """Fetch objects, named by whole keys, from the store's remote. An intact one that is here already stays.
 
     Raises:
@@ -73,7 +73,7 @@ def pull(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lamb
         else:
             raise StoreError(f"{remote.name(key)}: no such object; see what was pushed")
         on_object()
-    return Transferred(tuple(fetched), num_bytes, tuple(present))
+    return TransferResult(tuple(fetched), num_bytes, tuple(present))
 
 
 def _require_remote(store: Store) -> Remote:

@@ -41,7 +41,7 @@ def edge_of(length: int) -> int:
 
 
 @dataclass(frozen=True)
-class Run:
+class TokenRun:
     """Tokens [start, end) of a prompt that are those of sequence `which` from its token `offset` on."""
 
     which: int
@@ -209,7 +209,7 @@ class SearchTable:
         return Candidates(which[order], shift[order], length[order], is_whole[order])
 
 
-def run_at(prompt: TokenIds, tokens: TokenIds, shift: int, low: int, high: int, which: int = 0) -> Run | None:
+def run_at(prompt: TokenIds, tokens: TokenIds, shift: int, low: int, high: int, which: int = 0) -> TokenRun | None:
     """The longest run within [low, high) in which a prompt has a sequence's tokens, from token 0 at `shift` on.
 
     None if the interior differs or does not fit. A run at position 0 begins with the sequence's first token, else it
@@ -225,7 +225,7 @@ def run_at(prompt: TokenIds, tokens: TokenIds, shift: int, low: int, high: int, 
         end += 1
     if start == 0 and shift < 0:
         start = 1
-    return Run(which, start, end, start - shift) if start < end else None
+    return TokenRun(which, start, end, start - shift) if start < end else None
 
 
 class _Taken:
@@ -256,10 +256,10 @@ class _Taken:
         return (self._ends[at - 1] if at else 0), (self._starts[at] if at < len(self) else length)
 
 
-Place = Callable[[int, int, int, int], Run | None]  # which, shift, low, high → the run, if it is one
+Place = Callable[[int, int, int, int], TokenRun | None]  # which, shift, low, high → the run, if it is one
 
 
-def choose_runs(candidates: Candidates, length: int, place: Place) -> list[Run]:
+def choose_runs(candidates: Candidates, length: int, place: Place) -> list[TokenRun]:
     """Runs that do not overlap in a prompt of `length` tokens, in its order; the longest sequences are chosen first.
 
     Where edges of two sequences claim the same token, the one that is chosen first has it.
@@ -267,7 +267,7 @@ def choose_runs(candidates: Candidates, length: int, place: Place) -> list[Run]:
     Args:
         place: returns the run of a candidate within [low, high), or None if it turns out to be none.
     """
-    taken, runs, num_refuted = _Taken(), list[Run](), 0
+    taken, runs, num_refuted = _Taken(), list[TokenRun](), 0
     for which, shift, tokens in candidates.groups():
         edge, i = edge_of(tokens), 0
         while i < len(which) and len(runs) < MAX_RUNS and num_refuted < MAX_REFUTED:

@@ -42,7 +42,7 @@ _ADD = "INSERT INTO hits VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET count = c
 
 
 @dataclass(frozen=True)
-class Counts:
+class UsageCounts:
     """Since the store was created: objects requested that it had, and had not; written; evicted; and their bytes."""
 
     hits: int = 0
@@ -53,8 +53,8 @@ class Counts:
     evictions: int = 0
     evicted_bytes: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+    def __add__(self, other: UsageCounts) -> UsageCounts:
+        return UsageCounts(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
 
     @property
     def hit_rate(self) -> float | None:
@@ -72,7 +72,7 @@ class Counters:
         self._pending = _Pending(directory)
         weakref.finalize(self, _flush_last, self._pending)
 
-    def add(self, counts: Counts, hit: str | None = None) -> None:
+    def add(self, counts: UsageCounts, hit: str | None = None) -> None:
         """Count; `hit` is the key of the object that was hit."""
         self._pending.add(counts, hit)
 
@@ -87,14 +87,14 @@ class _Pending:
         self._directory, self._lock = directory, threading.Lock()
         with suppress(OSError):  # the working directory is gone
             self._directory = directory.absolute()  # it may be another one by the time that the last counts are written
-        self._counts, self._since, self._process = Counts(), 0.0, os.getpid()
+        self._counts, self._since, self._process = UsageCounts(), 0.0, os.getpid()
         self._hits: dict[str, int] = {}
 
-    def add(self, counts: Counts, hit: str | None) -> None:
+    def add(self, counts: UsageCounts, hit: str | None) -> None:
         with self._lock:
             if self._process != os.getpid():  # a fork: what was counted before is its parent's
-                self._counts, self._hits, self._process = Counts(), {}, os.getpid()
-            if self._counts == Counts():
+                self._counts, self._hits, self._process = UsageCounts(), {}, os.getpid()
+            if self._counts == UsageCounts():
                 self._since = time.monotonic()
             self._counts += counts
             if hit is not None:
@@ -105,9 +105,9 @@ class _Pending:
 
     def flush(self, wait_s: float) -> None:
         with self._lock:
-            counts, self._counts = self._counts, Counts()
+            counts, self._counts = self._counts, UsageCounts()
             hits, self._hits = self._hits, {}
-            if (counts == Counts() and not hits) or self._process != os.getpid():
+            if (counts == UsageCounts() and not hits) or self._process != os.getpid():
                 return
             if not may_write(self._directory.parent):
                 return
@@ -135,12 +135,12 @@ def _flush_last(pending: _Pending) -> None:
         again.start()
 
 
-_FORMAT = struct.Struct(f"<{len(fields(Counts))}Q")
+_FORMAT = struct.Struct(f"<{len(fields(UsageCounts))}Q")
 
 
-def read_counts(directory: Path) -> Counts:
+def read_counts(directory: Path) -> UsageCounts:
     """The counts that all processes have written; what is no file of counts is left out."""
-    total = Counts()
+    total = UsageCounts()
     for path in _count_files(directory):
         with suppress(OSError):
             total += _unpack(read_file(path, _FORMAT.size))
@@ -159,16 +159,16 @@ def _count_files(directory: Path) -> list[Path]:
     return []
 
 
-def _values(counts: Counts) -> list[int]:
-    return [getattr(counts, field.name) for field in fields(Counts)]
+def _values(counts: UsageCounts) -> list[int]:
+    return [getattr(counts, field.name) for field in fields(UsageCounts)]
 
 
-def _pack(counts: Counts) -> bytes:
+def _pack(counts: UsageCounts) -> bytes:
     return _FORMAT.pack(*(min(value, _MAX_COUNT) for value in _values(counts)))
 
 
-def _unpack(data: bytes) -> Counts:
-    return Counts(*_FORMAT.unpack(data)) if len(data) == _FORMAT.size else Counts()
+def _unpack(data: bytes) -> UsageCounts:
+    return UsageCounts(*_FORMAT.unpack(data)) if len(data) == _FORMAT.size else UsageCounts()
 
 
 # The hits of each object

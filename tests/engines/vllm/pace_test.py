@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from pictool.engines.vllm.worker.pace import IDLE_S, SHARE, Pace, PieceSize
+from pictool.engines.vllm.worker.pace import IDLE_S, SHARE, PieceSize, StepTimeLimit
 from pictool.engines.vllm.worker.threads import NICENESS, background_threads
 
 
@@ -21,7 +21,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return time
 
 
-def steps(own: Pace, now: list[float], *ordinary_s: float, is_idle: bool = False) -> None:
+def steps(own: StepTimeLimit, now: list[float], *ordinary_s: float, is_idle: bool = False) -> None:
     for seconds in ordinary_s:
         own.begin(is_idle)
         now[0] += 5.0  # what the links take is no part of an ordinary step
@@ -31,7 +31,7 @@ def steps(own: Pace, now: list[float], *ordinary_s: float, is_idle: bool = False
 
 def test_a_step_spends_a_share_of_an_ordinary_one(now: list[float]) -> None:
     """Prefills among them, and pauses without requests, change nothing."""
-    own = Pace(0)
+    own = StepTimeLimit(0)
     steps(own, now, *[0.02, 0.02, 0.5, 0.02, 0.02, 30.0] * 20)
     assert own.begin(False).left_s == pytest.approx(SHARE * 0.02)
     own.end(False)
@@ -40,10 +40,10 @@ def test_a_step_spends_a_share_of_an_ordinary_one(now: list[float]) -> None:
 
 
 def test_what_is_set_is_kept_and_idle_steps_are_not_ordinary(now: list[float]) -> None:
-    own = Pace(0.003)
+    own = StepTimeLimit(0.003)
     steps(own, now, *[0.02] * 20)
     assert own.begin(False).left_s == pytest.approx(0.003)
-    own = Pace(0)
+    own = StepTimeLimit(0)
     steps(own, now, *[0.02] * 20)
     steps(own, now, *[7.0] * 200, is_idle=True)
     assert own.begin(False).left_s == pytest.approx(SHARE * 0.02)
@@ -51,7 +51,7 @@ def test_what_is_set_is_kept_and_idle_steps_are_not_ordinary(now: list[float]) -
 
 
 def test_a_deadline_comes_near_before_it_comes(now: list[float]) -> None:
-    deadline = Pace(0.01).begin(False)
+    deadline = StepTimeLimit(0.01).begin(False)
     assert not deadline.is_near and deadline.half().left_s == pytest.approx(0.005)
     now[0] += 0.006
     assert deadline.is_near and deadline.left_s > 0

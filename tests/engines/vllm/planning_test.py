@@ -19,7 +19,7 @@ from pictool.compiler.chunking import make_chunk
 from pictool.core import Chunk, TokenIds
 from pictool.engines.vllm.client.setup import parse_settings
 from pictool.engines.vllm.messages import LinkJob
-from pictool.engines.vllm.request import CompileRequest, Deadline, LinkRequest, ObjectRef, RequestError
+from pictool.engines.vllm.request import CompileParams, LinkParams, ObjectRef, PlanningDeadline, RequestError
 from pictool.engines.vllm.scheduler.planning import Planner
 from pictool.engines.vllm.worker.kv import KVHeads, ObjectReader
 from pictool.errors import InputError
@@ -87,8 +87,8 @@ HEAD, TAIL = (1, 70, 71), (80, 81)
 FIXUP = make_policy("fixup", {"ratio": 0.2})
 
 
-def request_of(policy: Policy, *objects: tuple[str, int | None]) -> LinkRequest:
-    return LinkRequest(policy, tuple(ObjectRef(key, start) for key, start in objects))
+def request_of(policy: Policy, *objects: tuple[str, int | None]) -> LinkParams:
+    return LinkParams(policy, tuple(ObjectRef(key, start) for key, start in objects))
 
 
 def test_the_tables_of_the_objects_select_the_rows_that_the_torch_engine_selects(
@@ -166,13 +166,13 @@ def test_a_linked_object_is_hit_once(model: Model, store: Store, is_named: bool)
     keys = [compiled.key for compiled in compile(model, store, [head, FIRST, SECOND], probes=4)]
     tokens = rig.ids(*HEAD, *FIRST.tokens, *SECOND.tokens, *TAIL)
     planner = Planner(parse_settings({"store": str(store.root), "min_tokens": 5, "recognise": True}), store, model)
-    request = request_of(FIXUP, (keys[1], 3), (keys[2], 23)) if is_named else LinkRequest(FIXUP, None)
+    request = request_of(FIXUP, (keys[1], 3), (keys[2], 23)) if is_named else LinkParams(FIXUP, None)
     plan = planner.plan(request, tokens)
     assert plan is not None and [span.key for span in plan.spans] == keys
     assert planner.select(plan) is not None
     for rank in range(2):
         read_on_a_rank(model, store.root, plan, rank)
-    planner.doubt(plan)
+    planner.mark_suspect(plan)
     planner.close()
     store.counters.flush()
     assert store.hits() == dict.fromkeys(keys, 1)
@@ -214,7 +214,7 @@ def test_what_a_tokenizer_joined_is_computed_and_the_rest_is_linked(
     start = {"recognised": None, "by key": None, "by start": 3, "by a start beside it": 0}[way]
     objects = None if way == "recognised" else (ObjectRef(pasted.key, start),)
     with closing(recognising(model, store)) as planner:
-        plan = planner.plan(LinkRequest(NAIVE, objects), pasted.prompt(HEAD, TAIL))
+        plan = planner.plan(LinkParams(NAIVE, objects), pasted.prompt(HEAD, TAIL))
     at, end = len(HEAD) + len(pasted.first), len(HEAD) + len(pasted.first) + len(pasted.tokens) - 1
     assert plan is not None
     assert [(span.start, span.end, span.key, span.offset) for span in plan.spans] == [
@@ -228,7 +228,7 @@ def test_the_kv_and_the_table_are_those_of_the_tokens_that_are_linked(
 ) -> None:
     """From any position on, of which the prefix cache has what comes before; the last token is vLLM's."""
     with closing(recognising(model, store)) as planner:
-        plan = planner.plan(LinkRequest(FIXUP, None), pasted.prompt(HEAD, ()))
+        plan = planner.plan(LinkParams(FIXUP, None), pasted.prompt(HEAD, ()))
         assert plan is not None
         rows, linked = planner.select(plan), plan.spans[1]
     with store.peek(pasted.key) as file:
@@ -257,7 +257,7 @@ def test_a_policy_that_computes_everything_computes_everything(
     assert blank.tokens[1:] == pasted.tokens
     with closing(recognising(model, store)) as planner:
         for name, fields in (("legolink", {"k": 1000}), ("fixup", {"ratio": 1}), ("cacheblend", {"ratio": 1})):
-            request = LinkRequest(make_policy(name, fields), (ObjectRef(compiled.key, None),))
+            request = LinkParams(make_policy(name, fields), (ObjectRef(compiled.key, None),))
             plan = planner.plan(request, rig.ids(*head, *pasted.tokens, *TAIL))
             assert plan is not None and plan.spans[0] == Span(0, len(head) or 1, None)
             assert plan.spans[1].offset == (1 if head else 2)
@@ -272,11 +272,11 @@ def test_objects_of_a_plan_that_failed_are_recognised_again_if_they_are_whole(
     flip(store.path(other.key), store.path(other.key).stat().st_size - 100)
     prompt = rig.ids(*HEAD, *pasted.tokens, *FIRST.tokens, *TAIL)
     with closing(recognising(model, store)) as planner:
-        plan = planner.plan(LinkRequest(NAIVE, None), prompt)
+        plan = planner.plan(LinkParams(NAIVE, None), prompt)
         assert plan is not None and len(plan.object_spans) == 2
-        planner.doubt(plan)
+        planner.mark_suspect(plan)
         for _ in range(500):
-            again = planner.plan(LinkRequest(NAIVE, None), prompt)
+            again = planner.plan(LinkParams(NAIVE, None), prompt)
             if again is not None:
                 break
             time.sleep(0.02)
@@ -321,20 +321,20 @@ def test_objects_of_more_tokens_than_the_prompt_are_refused_before_they_are_all_
 
 def test_a_deadline_ends_the_planning(model: Model, store: Store, planner: Planner, pasted: Pasted) -> None:
     with closing(recognising(model, store)) as other:
-        for request in (request_of(NAIVE, (pasted.key, 3)), LinkRequest(NAIVE, None)):
+        for request in (request_of(NAIVE, (pasted.key, 3)), LinkParams(NAIVE, None)):
             with pytest.raises(RequestError, match="not planned within 5 s"):
-                other.plan(request, pasted.prompt(HEAD, TAIL), "", Deadline(5, time.monotonic() - 1))
+                other.plan(request, pasted.prompt(HEAD, TAIL), "", PlanningDeadline(5, time.monotonic() - 1))
 
 
 def test_a_text_without_tokens_is_not_compiled(planner: Planner) -> None:
     with pytest.raises(RequestError, match="there is nothing to compile"):
-        planner.require_compilable([5], CompileRequest(NAIVE, "", 0))
+        planner.require_compilable([5], CompileParams(NAIVE, "", 0))
 
 
 def test_a_text_that_its_tokens_cannot_be_is_not_encoded(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "encode", lambda *_: pytest.fail("it was encoded"))
     with pytest.raises(RequestError, match="so long a text"):
-        planner.require_compilable([5, 6, 7], CompileRequest(NAIVE, "x" * 10_000, 0))
+        planner.require_compilable([5, 6, 7], CompileParams(NAIVE, "x" * 10_000, 0))
 
 
 def test_a_server_starts_though_its_store_takes_long_to_read(
@@ -345,7 +345,7 @@ def test_a_server_starts_though_its_store_takes_long_to_read(
     monkeypatch.setattr(ContentIndex, "refresh", lambda index: (is_read.wait(), refresh(index)))
     settings = parse_settings({"store": str(store.root), "recognise": True, "start_s": 0.01})
     with closing(Planner(settings, store, model)) as planner:
-        request, prompt = LinkRequest(NAIVE, None), pasted.prompt(HEAD, TAIL)
+        request, prompt = LinkParams(NAIVE, None), pasted.prompt(HEAD, TAIL)
         assert "has not been read after 0.01 s" in caplog.messages[-1] and str(store.root) in caplog.messages[-1]
         assert planner.plan(request, prompt) is None
         is_read.set()
@@ -360,6 +360,6 @@ def test_of_several_objects_of_a_document_the_request_says_which(model: Model, s
     prompt = rig.ids(*HEAD, *FIRST.tokens, *TAIL)
     with closing(recognising(model, store)) as planner:
         for codec, key in ((None, keys["none"]), *keys.items()):
-            plan = planner.plan(LinkRequest(NAIVE, None, codec), prompt)
+            plan = planner.plan(LinkParams(NAIVE, None, codec), prompt)
             assert plan is not None and [span.key for span in plan.object_spans] == [key]
-        assert planner.plan(LinkRequest(NAIVE, None, "zstd"), prompt) is None
+        assert planner.plan(LinkParams(NAIVE, None, "zstd"), prompt) is None

@@ -8,7 +8,7 @@ import pytest
 
 from pictool.engines.vllm.request import (
     MAX_OBJECTS,
-    LinkRequest,
+    LinkParams,
     Problem,
     RequestError,
     UnusableObjectError,
@@ -25,9 +25,9 @@ def test_what_a_request_may_say() -> None:
     assert parse_request(None, NAIVE, False) is None
     assert parse_request({"pic": False}, NAIVE, True) is None
     unsaid = parse_request({"other": 1}, NAIVE, True)
-    assert isinstance(unsaid, LinkRequest) and unsaid.objects is None and unsaid.policy == NAIVE
+    assert isinstance(unsaid, LinkParams) and unsaid.objects is None and unsaid.policy == NAIVE
     said = parse_request({"pic": {"keys": ["ab"], "policy": "cacheblend-15"}}, NAIVE, False)
-    assert isinstance(said, LinkRequest) and said.objects is not None and said.objects[0].start is None
+    assert isinstance(said, LinkParams) and said.objects is not None and said.objects[0].start is None
     assert said.policy == make_policy("cacheblend", {})
 
 
@@ -39,7 +39,7 @@ def test_the_codec_of_what_is_recognised() -> None:
     )  # fmt: skip
     for params, codec in said:
         parsed = parse_request(params, NAIVE, True, "zstd")
-        assert isinstance(parsed, LinkRequest) and parsed.codec == codec
+        assert isinstance(parsed, LinkParams) and parsed.codec == codec
     wrongs: tuple[Any, ...] = ("nosuch", 3, [])
     for wrong in wrongs:
         with pytest.raises(RequestError, match="must be one of fp8, int4"):

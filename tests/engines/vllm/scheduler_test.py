@@ -13,10 +13,10 @@ import pytest
 import vllm_rig as rig
 
 from pictool.engines.vllm.client.setup import parse_settings
-from pictool.engines.vllm.request import LinkRequest
+from pictool.engines.vllm.request import LinkParams
 from pictool.engines.vllm.scheduler import scheduler
-from pictool.engines.vllm.scheduler.scheduler import Planned, Salter, SchedulerSide
-from pictool.engines.vllm.worker.threads import Courtesy
+from pictool.engines.vllm.scheduler.scheduler import PromptPlan, SaltFactory, SchedulerSide
+from pictool.engines.vllm.worker.threads import BackgroundThrottle
 from pictool.linker.plan import make_plan
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Selection
@@ -26,7 +26,7 @@ FIXUP = make_policy("fixup", {"ratio": 0.2})
 
 
 def test_salts_tell_every_way_of_linking_apart() -> None:
-    tokens, salter = rig.ids(*range(20)), Salter()
+    tokens, factory = rig.ids(*range(20)), SaltFactory()
     a, b, second = rig.match("a", 3, 3, 4), rig.match("b", 3, 3, 4), rig.match("a", 8, 8, 9)
     later = rig.match("a", 3, 3, 4, offset=1)
     plans = [
@@ -34,25 +34,25 @@ def test_salts_tell_every_way_of_linking_apart() -> None:
         for policy in (NAIVE, make_policy("legolink", {"k": 4}), make_policy("legolink", {"k": 5}))
         for objects in ([a], [b], [later], [a, second])
     ]
-    salts = [salter.salt_of(plan, own) for plan in plans for own in (None, "tenant")]
+    salts = [factory.salt_of(plan, own) for plan in plans for own in (None, "tenant")]
     assert len(set(salts)) == len(salts)
-    assert salts == [salter.salt_of(plan, own) for plan in plans for own in (None, "tenant")]
-    assert salter.unique() != salter.unique()
-    assert Salter().salt_of(plans[0], None) != salts[0], "a client could name a salt"
+    assert salts == [factory.salt_of(plan, own) for plan in plans for own in (None, "tenant")]
+    assert factory.unique() != factory.unique()
+    assert SaltFactory().salt_of(plans[0], None) != salts[0], "a client could name a salt"
 
 
 def test_rows_of_other_tables_are_told_apart() -> None:
-    plan, salter = make_plan(FIXUP, rig.ids(*range(9)), [rig.match("a", 0, 0, 1, 2, 3)]), Salter()
+    plan, factory = make_plan(FIXUP, rig.ids(*range(9)), [rig.match("a", 0, 0, 1, 2, 3)]), SaltFactory()
     rows, every = np.eye(3, 8, dtype=bool), np.ones(8, dtype=bool)
-    assert len({salter.salt_of(plan, None, selected) for selected in (None, *rows)}) == 4
-    assert salter.salt_of(plan, None, rows[0]) == salter.salt_of(plan, None, rows[0].copy())
+    assert len({factory.salt_of(plan, None, selected) for selected in (None, *rows)}) == 4
+    assert factory.salt_of(plan, None, rows[0]) == factory.salt_of(plan, None, rows[0].copy())
     kept, ranked = (
         [Selection(every, keep=row) for row in rows],
         [Selection(every, -row.astype(np.float32)) for row in rows],
     )
     for narrowed in (kept, ranked):  # from a layer on; what tables select of it
-        planned = [Planned(plan, None, first).selected for first in narrowed]
-        assert len({salter.salt_of(plan, None, selected) for selected in planned}) == 3
+        planned = [PromptPlan(plan, None, first).selected for first in narrowed]
+        assert len({factory.salt_of(plan, None, selected) for selected in planned}) == 3
 
 
 # Requests that meet an error
@@ -83,7 +83,7 @@ class Planning:
     """A planner of a test's own."""
 
     def __init__(self) -> None:
-        self.courtesy = Courtesy()
+        self.throttle = BackgroundThrottle()
 
 
 class Broken(Planning):
@@ -115,7 +115,7 @@ class Slow(Planning):
         super().__init__()
         self.released, self.num_planned = threading.Event(), 0
 
-    def plan(self, parsed: LinkRequest, *_: object) -> None:
+    def plan(self, parsed: LinkParams, *_: object) -> None:
         if len(parsed.objects or ()) > 1:
             self.released.wait()
         self.num_planned += 1
@@ -184,7 +184,7 @@ def test_no_salt_that_vllm_shows_is_a_client_s_or_opens_anything() -> None:
     """Those in its KV events are salted again, whether the request is linked or not; equal ones share blocks still."""
     side = SchedulerSide(Broken(), parse_settings({"store": "x"}))  # type: ignore[arg-type]
     plan = make_plan(NAIVE, rig.ids(*range(20)), [rig.match("a", 3, 3, 4)])
-    shown = Salter().salt_of(plan, None)
+    shown = SaltFactory().salt_of(plan, None)
     for params in (None, {"pic": False}):
         request: Any = Asked(params, cache_salt=shown)
         side.add_request(request)

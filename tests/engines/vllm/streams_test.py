@@ -15,12 +15,12 @@ from emulated import MAIN, Race
 from torch import nn
 
 from pictool.core import TokenIds
-from pictool.engines.vllm.messages import CompileJob, Outcome
+from pictool.engines.vllm.messages import CompileJob, JobResult
 from pictool.engines.vllm.request import Problem
 from pictool.engines.vllm.worker import worker
-from pictool.engines.vllm.worker.forward import Batch, Piece, Work
+from pictool.engines.vllm.worker.forward import ForwardPiece, PromptBatch, Work
 from pictool.engines.vllm.worker.kv import KVHeads
-from pictool.engines.vllm.worker.worker import Budget, WorkerSide
+from pictool.engines.vllm.worker.worker import StepBudget, WorkerSide
 from pictool.runtime.memory import streams
 from pictool.runtime.model import Model
 from pictool.runtime.tensors import to_bytes
@@ -67,19 +67,19 @@ class Layers:
     def model(self) -> Layers:
         return self
 
-    def run(self, batch: Batch, *_: object) -> Work[None]:
+    def run(self, batch: PromptBatch, *_: object) -> Work[None]:
         for index, layer in enumerate(self.layers):
-            yield Piece("layer", len(batch.tokens))
+            yield ForwardPiece("layer", len(batch.tokens))
             key = torch.from_numpy(batch.tokens).float()[:, None].expand(-1, self.width) + index
             layer.rotary(torch.arange(len(key)), key, key)
             layer.attention(key, key, -key)
 
 
-def compiled(model: Model, store: Store) -> Outcome:
+def compiled(model: Model, store: Store) -> JobResult:
     """Steps until a chunk is in the store."""
     forward: Any = Layers(model)
-    side = WorkerSide(forward, store, model, Budget(10**9, 10**6, 10.0))
-    job, outcomes = CompileJob("a", TOKENS, 0, "a text", (0,)), dict[str, Outcome]()
+    side = WorkerSide(forward, store, model, StepBudget(10**9, 10**6, 10.0))
+    job, outcomes = CompileJob("a", TOKENS, 0, "a text", (0,)), dict[str, JobResult]()
     for step in range(1000):
         outcomes |= side.step([] if step else [job], model.target, True)
         if outcomes:
@@ -90,10 +90,10 @@ def compiled(model: Model, store: Store) -> Outcome:
 
 
 @pytest.fixture
-def on_accelerator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def on_accelerator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., JobResult]:
     """Compiles with an engine that has a stream of its own, and threads that have another."""
 
-    def run(model: Model, store: Store) -> Outcome:
+    def run(model: Model, store: Store) -> JobResult:
         with monkeypatch.context() as patch, emulated.emulated(patch) as device:
             write = WorkerSide._write
 
@@ -109,7 +109,7 @@ def on_accelerator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     return run
 
 
-def test_an_object_is_what_was_computed(model: Model, store: Store, on_accelerator: Callable[..., Outcome]) -> None:
+def test_an_object_is_what_was_computed(model: Model, store: Store, on_accelerator: Callable[..., JobResult]) -> None:
     assert on_accelerator(model, store).problem is None
     geometry = model.geometry
     with store.open(model.key(TOKENS, 0, "none")) as file:
@@ -120,7 +120,7 @@ def test_an_object_is_what_was_computed(model: Model, store: Store, on_accelerat
 
 
 def test_a_thread_that_did_not_wait_would_race(
-    model: Model, store: Store, on_accelerator: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    model: Model, store: Store, on_accelerator: Callable[..., JobResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "event_now", lambda _: None)
     with pytest.raises(Race, match=f"by main stream is not ordered after an access by {ENGINE}"):

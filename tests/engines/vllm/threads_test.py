@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pictool.engines.vllm.worker import threads
-from pictool.engines.vllm.worker.threads import Courtesy
+from pictool.engines.vllm.worker.threads import BackgroundThrottle
 
 
 class Clocks:
@@ -38,26 +38,26 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 
 
 def test_a_thread_rests_for_what_it_took_while_the_engine_has_other_work(clocks: Clocks) -> None:
-    courtesy = Courtesy()
+    throttle = BackgroundThrottle()
 
     def open_two() -> None:
         for seconds in (0.001, 2.0):  # the second is more than opening: reading, between two requests
-            courtesy.pause()
+            throttle.pause()
             clocks.work(seconds)
-        courtesy.pause()
+        throttle.pause()
 
     for is_idle, rests in ((True, []), (False, [0, 0.008, 0.01])):
         clocks.rests.clear()
-        courtesy.note(is_idle)
+        throttle.note(is_idle)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(open_two).result()
         assert clocks.rests == pytest.approx(rests)
 
 
 def test_an_engine_that_does_not_step_any_more_is_not_busy(clocks: Clocks) -> None:
-    courtesy = Courtesy()
-    assert not courtesy.is_busy
-    courtesy.note(is_idle=False)
-    assert courtesy.is_busy
+    throttle = BackgroundThrottle()
+    assert not throttle.is_busy
+    throttle.note(is_idle=False)
+    assert throttle.is_busy
     clocks.now += 1
-    assert not courtesy.is_busy
+    assert not throttle.is_busy

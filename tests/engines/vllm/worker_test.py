@@ -19,12 +19,12 @@ import vllm_rig as rig
 from pictool.api import compile
 from pictool.core import Chunk
 from pictool.engines.vllm.client.setup import parse_settings
-from pictool.engines.vllm.messages import LinkJob, Outcome
-from pictool.engines.vllm.request import LinkRequest, ObjectRef, Problem
+from pictool.engines.vllm.messages import JobResult, LinkJob
+from pictool.engines.vllm.request import LinkParams, ObjectRef, Problem
 from pictool.engines.vllm.scheduler.planning import Planner
-from pictool.engines.vllm.worker.forward import Piece, Work
+from pictool.engines.vllm.worker.forward import ForwardPiece, Work
 from pictool.engines.vllm.worker.kv import KVHeads
-from pictool.engines.vllm.worker.worker import Budget, WorkerSide, _Computing
+from pictool.engines.vllm.worker.worker import StepBudget, WorkerSide, _Computing
 from pictool.linker.plan import LinkPlan
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model
@@ -101,7 +101,7 @@ class FakeForward:
         for _layer in self.layers:
             left = self.num_rows
             while left:
-                rows = yield Piece("layer", left)
+                rows = yield ForwardPiece("layer", left)
                 assert 1 <= rows <= left
                 self.pieces.append(rows)
                 self.work(rows)
@@ -112,7 +112,7 @@ class FakeForward:
 def plan(model: Model, store: Store) -> Iterator[LinkPlan]:
     (compiled,) = compile(model, store, [Chunk("a document", TOKENS, "test")])
     with closing(Planner(parse_settings({"store": str(store.root)}), store, model)) as planner:
-        request = LinkRequest(make_policy("naive", {}), (ObjectRef(compiled.key, len(HEAD)),))
+        request = LinkParams(make_policy("naive", {}), (ObjectRef(compiled.key, len(HEAD)),))
         plan = planner.plan(request, rig.ids(*HEAD, *TOKENS, *TAIL))
     assert plan is not None
     yield plan
@@ -122,7 +122,7 @@ def job_of(plan: LinkPlan, name: str = "a") -> LinkJob:
     return LinkJob(name, plan, np.zeros(plan.num_context, dtype=bool), 0, (0,))
 
 
-def start(model: Model, store: Store | Path, budget: Budget, ranks: Ranks | None = None, rank: int = 0) -> Any:
+def start(model: Model, store: Store | Path, budget: StepBudget, ranks: Ranks | None = None, rank: int = 0) -> Any:
     ranks = ranks or Ranks(1)
     heads = KVHeads.of_rank(model.geometry.kv_heads, rank, ranks.count)
     forward: Any = FakeForward(FakeRank(ranks, rank, heads), model.geometry.layers)
@@ -131,9 +131,9 @@ def start(model: Model, store: Store | Path, budget: Budget, ranks: Ranks | None
 
 def finish(
     side: WorkerSide, model: Model, jobs: Sequence[LinkJob], after_step: Callable[[], object]
-) -> dict[str, Outcome]:
+) -> dict[str, JobResult]:
     """Steps that have other work, until all jobs have an outcome."""
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, JobResult] = {}
     for number in range(100_000):
         outcomes |= side.step(jobs if not number else [], model.target, False)
         after_step()
@@ -146,7 +146,7 @@ def finish(
 
 def test_a_layer_is_copied_in_pieces_within_the_bytes_of_a_step(model: Model, store: Store, plan: LinkPlan) -> None:
     geometry, most = model.geometry, 2000
-    side, forward = start(model, store, Budget(most, 8, 10.0))
+    side, forward = start(model, store, StepBudget(most, 8, 10.0))
     of_token = 2 * 4 * geometry.kv_heads * geometry.head_dim
     assert of_token < most < of_token * LENGTH
     num_seen = 0
@@ -170,7 +170,7 @@ def test_a_layer_is_copied_in_pieces_within_the_bytes_of_a_step(model: Model, st
 
 def test_a_step_whose_time_is_over_does_one_piece(model: Model, store: Store, plan: LinkPlan) -> None:
     """Of what is copied, or of a layer's rows: a pass goes on between its layers in the next step."""
-    side, forward = start(model, store, Budget(10**9, 10**6, 1e-9))
+    side, forward = start(model, store, StepBudget(10**9, 10**6, 1e-9))
     forward.num_rows, num_done = 40, [0]
 
     def after_step() -> None:
@@ -183,7 +183,7 @@ def test_a_step_whose_time_is_over_does_one_piece(model: Model, store: Store, pl
 
 
 def test_a_step_computes_no_more_than_its_rows(model: Model, store: Store, plan: LinkPlan) -> None:
-    side, forward = start(model, store, Budget(10**9, 8, 10.0))
+    side, forward = start(model, store, StepBudget(10**9, 8, 10.0))
     forward.num_rows, num_done, most = 100, [0], 0
 
     def after_step() -> None:
@@ -198,7 +198,7 @@ def test_a_step_computes_no_more_than_its_rows(model: Model, store: Store, plan:
 
 
 def test_a_piece_that_fails_ends_its_jobs_alone(model: Model, store: Store, plan: LinkPlan) -> None:
-    side, forward = start(model, store, Budget(10**9, 10**6, 1e-9))
+    side, forward = start(model, store, StepBudget(10**9, 10**6, 1e-9))
     forward.num_rows = 40
 
     def fail_once(_: int) -> None:
@@ -223,7 +223,7 @@ class LongPass:
 
     def run(self) -> Work[list[float]]:
         for _ in range(200):
-            yield Piece("long", 1)
+            yield ForwardPiece("long", 1)
         return [1.0]
 
 
@@ -231,12 +231,12 @@ def test_a_long_pass_does_not_hold_short_ones(
     model: Model, store: Store, plan: LinkPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pictool.engines.vllm.worker.worker.NarrowingForward", LongPass)
-    side, forward = start(model, store, Budget(10**9, 10**6, 1e-9))
+    side, forward = start(model, store, StepBudget(10**9, 10**6, 1e-9))
     forward.num_rows, ended = 40, list[str]()
     jobs, step = [replace(job_of(plan, "long"), rows=None), job_of(plan, "short")], side.step
 
-    def noted(*arguments: Any) -> dict[str, Outcome]:
-        outcomes: dict[str, Outcome] = step(*arguments)
+    def noted(*arguments: Any) -> dict[str, JobResult]:
+        outcomes: dict[str, JobResult] = step(*arguments)
         ended.extend(outcomes)
         return outcomes
 
@@ -251,7 +251,7 @@ def test_ranks_compute_the_same_pieces(model: Model, store: Store, plan: LinkPla
     ranks, results = Ranks(2), dict[int, Any]()
 
     def run(rank: int) -> None:
-        side, forward = start(model, store.root, Budget(10**9, 10**6, (1e-9, 10.0)[rank]), ranks, rank)
+        side, forward = start(model, store.root, StepBudget(10**9, 10**6, (1e-9, 10.0)[rank]), ranks, rank)
         forward.num_rows = 40
 
         def work(_: int) -> None:
@@ -275,23 +275,23 @@ def test_ranks_compute_the_same_pieces(model: Model, store: Store, plan: LinkPla
 def test_threads_that_read_yield_to_the_engine(model: Model, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     names = []
     monkeypatch.setattr("pictool.engines.vllm.worker.worker.background_threads", lambda most, name: names.append(name))
-    start(model, store, Budget(1, 1))
+    start(model, store, StepBudget(1, 1))
     assert names == ["pic-read"]
 
 
 def test_what_nobody_waits_for_comes_after_all_links_one_piece_a_step(
     model: Model, store: Store, plan: LinkPlan
 ) -> None:
-    side, forward = start(model, store, Budget(10**9, 10**6, 10.0))
+    side, forward = start(model, store, StepBudget(10**9, 10**6, 10.0))
     forward.num_rows, later = 40, list[int]()
 
     def work() -> Work[Sequence[float]]:
         for _ in range(30):
-            later.append((yield Piece("later", 50)))
+            later.append((yield ForwardPiece("later", 50)))
         return [0.0]
 
-    side._later.append(_Computing({"later": Outcome()}, work()))
-    outcomes, jobs = dict[str, Outcome](), [job_of(plan)]
+    side._later.append(_Computing({"later": JobResult()}, work()))
+    outcomes, jobs = dict[str, JobResult](), [job_of(plan)]
     while len(outcomes) < 2:
         done = len(forward.written) + len(forward.pieces), len(later)
         is_idle = len(later) > 10

@@ -34,7 +34,7 @@ CONNECTOR = "pictool.engines.vllm.connector"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPrompt:
     """A prompt whose objects are in the store; `params` link it, None if there is nothing to link.
 
     `objects` are the source and the key of each document.
@@ -138,7 +138,7 @@ class VllmEngine(Engine):
 
     def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
         """Answer specs side by side, in one batch of vLLM's. `decode_s` of an answer is that beside the others."""
-        prepared: dict[int, Prepared] = {}
+        prepared: dict[int, PreparedPrompt] = {}
         for index, spec in enumerate(specs):  # all before the first runs: vLLM may be started again for a longer one
             try:
                 self.require_supported(spec)
@@ -182,7 +182,7 @@ class VllmEngine(Engine):
         }  # fmt: skip
         self._llm = LLM(str(model.directory), **(arguments | self._options))
 
-    def _prepare(self, spec: Spec, on_compile: OnCompile | None) -> Prepared:
+    def _prepare(self, spec: Spec, on_compile: OnCompile | None) -> PreparedPrompt:
         """Resolve and lay out a prompt, and have its objects in the store. Mistakes are found before vLLM starts.
 
         Raises:
@@ -205,7 +205,7 @@ class VllmEngine(Engine):
             if spec.policy.needs.objects and parts:
                 self._store_objects(objects, on_compile)
             names = [(part.chunk.source, part.key(self.model)) for part in parts]
-            return Prepared(layout, link_params(self.model, parts, layout, spec.policy), names)
+            return PreparedPrompt(layout, link_params(self.model, parts, layout, spec.policy), names)
 
     def _table(self, part: Part) -> FixupTable | None:
         """The table of a part's object; None without one, or if it is still to be compiled."""
@@ -286,7 +286,9 @@ class VllmEngine(Engine):
 class _Answering:
     """One request of an engine, and the answer that grows."""
 
-    def __init__(self, engine: VllmEngine, spec: Spec, prompt: Prepared, on_text: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, engine: VllmEngine, spec: Spec, prompt: PreparedPrompt, on_text: Callable[[str], None] | None
+    ) -> None:
         from pictool.runtime.decode import TextStream
 
         self._engine, self._spec, self._prompt = engine, spec, prompt
@@ -325,7 +327,7 @@ class _Answering:
             return error
 
 
-def _link_result(policy: Policy, prompt: Prepared, output: Any, logprobs: torch.Tensor | None) -> LinkResult:
+def _link_result(policy: Policy, prompt: PreparedPrompt, output: Any, logprobs: torch.Tensor | None) -> LinkResult:
     """What the connector's report and vLLM's metrics say of a link."""
     report, layout = (output.kv_transfer_params or {}).get(FIELD), prompt.layout
     timing = _timing(report, output.metrics.first_token_latency)

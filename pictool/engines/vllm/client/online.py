@@ -16,7 +16,7 @@ from typing import Any
 from pictool.compiler.compile import Compiled
 from pictool.core import Sampling
 from pictool.engines.base import Answer, compare_answers
-from pictool.engines.vllm.client.offline import Prepared, VllmEngine
+from pictool.engines.vllm.client.offline import PreparedPrompt, VllmEngine
 from pictool.engines.vllm.plugin import router_secret
 from pictool.engines.vllm.request import FIELD
 from pictool.errors import InputError
@@ -30,7 +30,7 @@ _EXACTLY = {FIELD: False}  # also where the server recognises documents in what 
 LIKELY = 20  # tokens that two answers are compared over: as many as vLLM gives without an option
 
 
-class Stopped(Exception):
+class EngineStopped(Exception):
     """An engine was stopped, since nobody waits for what it does."""
 
 
@@ -82,7 +82,7 @@ class OnlineEngine(VllmEngine):
         return coarse_kl(*self._likely(spec))
 
     def stop(self) -> None:
-        """End what it does, from another thread: it raises `Stopped`."""
+        """End what it does, from another thread: it raises `EngineStopped`."""
         self._is_stopped, sending = True, self._sending
         if sending is not None:
             sending.cancel()
@@ -106,7 +106,7 @@ class OnlineEngine(VllmEngine):
     def _start(self, length: int) -> None:
         """It runs already. A prompt that is too long for it is refused by vLLM."""
 
-    def _prepare(self, spec: Spec, on_compile: OnCompile | None) -> Prepared:
+    def _prepare(self, spec: Spec, on_compile: OnCompile | None) -> PreparedPrompt:
         prompt, most = super()._prepare(spec, on_compile), self._client.model_config.max_model_len
         if prompt.layout.num_tokens >= most:
             raise InputError(f"the prompt has {prompt.layout.num_tokens} tokens, and the server {most} positions")
@@ -131,7 +131,7 @@ class OnlineEngine(VllmEngine):
             while not self._is_stopped and (output := outputs.get()) is not None:
                 yield output
             if self._is_stopped:
-                raise Stopped
+                raise EngineStopped
             sending.result()
         finally:
             sending.cancel()

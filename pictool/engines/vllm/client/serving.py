@@ -2,7 +2,7 @@
 
 `Serving` calls the functions behind vLLM's routes, with its parsers, sampling and streams. What the engine says of a
 request (the connector's report, counts of tokens) is not in all of vLLM's responses; so its serving objects get an
-engine client that lets a `Hearing` listen.
+engine client that lets a `RequestTap` listen.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 
 from pictool.core import Sampling, Target
 from pictool.engines.vllm.client.online import LIKELY, OnlineEngine, coarse_kl, generate, prompt_of
-from pictool.engines.vllm.client.setup import Settings, load_target_model, parse_settings
+from pictool.engines.vllm.client.setup import ConnectorSettings, load_target_model, parse_settings
 from pictool.engines.vllm.request import FIELD
 from pictool.errors import InputError
 from pictool.runtime.model import Model
 from pictool.store.store import Store
 
 _TRANSFER = "kv_transfer_params"
-_hearing: ContextVar[Hearing | None] = ContextVar("pic_hearing", default=None)
+_tap: ContextVar[RequestTap | None] = ContextVar("pic_request_tap", default=None)
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """vLLM refuses a request: its status, and its own body."""
 
     def __init__(self, status: int, body: Mapping[str, Any]) -> None:
@@ -39,12 +39,12 @@ class Refused(Exception):
         return str(self.body.get("error", {}).get("message", self))
 
     @classmethod
-    def of(cls, error: Exception) -> Refused | None:
+    def of(cls, error: Exception) -> RefusedError | None:
         """An error of vLLM's that is the client's mistake; None: it is none."""
         from pydantic import ValidationError
         from vllm.exceptions import VLLMClientError, VLLMNotFoundError, VLLMUnprocessableEntityError
 
-        if isinstance(error, Refused):
+        if isinstance(error, RefusedError):
             return error
         if not isinstance(error, VLLMClientError | ValidationError):
             return None
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 @dataclass
-class Heard:
+class PromptRecord:
     """What the engine said of one prompt. `report` is the connector's, None of an ordinary request."""
 
     prompt: Any
@@ -76,22 +76,22 @@ class Heard:
             self.texts[part.index] = self.texts.get(part.index, "") + part.text
 
 
-class Hearing:
+class RequestTap:
     """Listens to what the engine says of the prompts of one HTTP request. A context manager around its handling."""
 
     def __init__(self) -> None:
-        self.prompts: list[Heard] = []
+        self.prompts: list[PromptRecord] = []
         self.first_s: float | None = None  # when the first token came, by time.perf_counter
 
-    def __enter__(self) -> Hearing:
-        self._token = _hearing.set(self)
+    def __enter__(self) -> RequestTap:
+        self._token = _tap.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _hearing.reset(self._token)
+        _tap.reset(self._token)
 
     async def listen(self, outputs: AsyncGenerator[Any, None], prompt: Any, params: Any) -> AsyncGenerator[Any, None]:
-        heard = Heard(prompt, params)
+        heard = PromptRecord(prompt, params)
         self.prompts.append(heard)
         try:
             async for output in outputs:
@@ -103,7 +103,7 @@ class Hearing:
 
 
 class _HeardClient:
-    """vLLM's engine client, which lets a `Hearing` listen."""
+    """vLLM's engine client, which lets a `RequestTap` listen."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -113,8 +113,8 @@ class _HeardClient:
 
     def generate(self, prompt: Any, sampling_params: Any, *args: Any, **options: Any) -> Any:
         outputs = self._client.generate(prompt, sampling_params, *args, **options)
-        hearing = _hearing.get()
-        return outputs if hearing is None else hearing.listen(outputs, prompt, sampling_params)
+        tap = _tap.get()
+        return outputs if tap is None else tap.listen(outputs, prompt, sampling_params)
 
 
 class Serving:
@@ -133,7 +133,7 @@ class Serving:
         model = client.model_config
         if 0 <= model.max_logprobs < LIKELY or model.logprobs_mode != "raw_logprobs":
             raise InputError(f"--max-logprobs, --logprobs-mode: the router needs {LIKELY} raw log-probabilities")
-        self.settings: Settings = parse_settings(config.kv_transfer_config.kv_connector_extra_config)
+        self.settings: ConnectorSettings = parse_settings(config.kv_transfer_config.kv_connector_extra_config)
         self.names: list[str] = [path.name for path in state.openai_serving_models.base_model_paths]
         self.model: Model = load_target_model(config, self.settings)
         self.model.name = self.names[0]  # as clients know it, in what they are told
@@ -174,11 +174,11 @@ class Serving:
 
         result = await self._chat.render_chat_request(ChatCompletionRequest.model_validate(dict(body)))
         if isinstance(result, ErrorResponse):
-            raise Refused(int(result.error.code), result.model_dump())
+            raise RefusedError(int(result.error.code), result.model_dump())
         text = result[1][0].get("prompt")
         if not isinstance(text, str):
             message = "this model's chats are laid out as tokens, so that no document can be named in them"
-            raise Refused(400, {"error": {"message": message, "type": "invalid_request_error", "code": 400}})
+            raise RefusedError(400, {"error": {"message": message, "type": "invalid_request_error", "code": 400}})
         return text
 
     async def chat(self, body: Mapping[str, Any], raw_request: Any, salt: str) -> Any:
@@ -202,7 +202,7 @@ class Serving:
 
     def generate(
         self, engine: OnlineEngine, tokens: Sequence[int], sampling: Sampling, max_tokens: int, n: int,
-        params: Mapping[str, Any], hearing: Hearing, num_logprobs: int | None = None,
+        params: Mapping[str, Any], tap: RequestTap, num_logprobs: int | None = None,
     ) -> AsyncGenerator[Any, None]:  # fmt: skip
         """The outputs of a prompt of token ids, each with what is new, heard.
 
@@ -214,9 +214,9 @@ class Serving:
         chosen = engine._sampling_params(sampling, max_tokens, params, num_logprobs)
         chosen.n, chosen.output_kind = n, RequestOutputKind.DELTA
         salt = engine.model.salt
-        return hearing.listen(generate(self.client, tokens, chosen, salt), prompt_of(tokens, salt), chosen)
+        return tap.listen(generate(self.client, tokens, chosen, salt), prompt_of(tokens, salt), chosen)
 
-    async def verify(self, heard: Heard) -> dict[str, Any]:
+    async def verify(self, heard: PromptRecord) -> dict[str, Any]:
         """The first answer against full recompute of the same prompt, with the same sampling.
 
         `kl` is over the likeliest tokens (`coarse_kl`).

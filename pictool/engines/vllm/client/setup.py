@@ -41,7 +41,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class ConnectorSettings:
     """The fields of `kv_connector_extra_config`.
 
     Attributes:
@@ -91,7 +91,7 @@ class Settings:
     fingerprint: str | None = None
 
 
-def parse_settings(extra_config: Mapping[str, Any]) -> Settings:
+def parse_settings(extra_config: Mapping[str, Any]) -> ConnectorSettings:
     """Parse `kv_connector_extra_config`.
 
     Raises:
@@ -120,7 +120,7 @@ def parse_settings(extra_config: Mapping[str, Any]) -> Settings:
         for name in values["policies"]:
             parse_policy({"algo": name})
         values["policies"] = tuple(values["policies"])
-    return Settings(**{**values, "policy": parse_policy(values["policy"])})
+    return ConnectorSettings(**{**values, "policy": parse_policy(values["policy"])})
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Setup:
 
     config: VllmConfig
     kv_cache_config: KVCacheConfig
-    settings: Settings
+    settings: ConnectorSettings
 
     @cached_property
     def model(self) -> Model:
@@ -157,7 +157,7 @@ class Setup:
         )  # fmt: skip
 
 
-def load_target_model(config: VllmConfig, settings: Settings) -> Model:
+def load_target_model(config: VllmConfig, settings: ConnectorSettings) -> Model:
     """Tokenizer, geometry and fingerprint of the model. Its weights are not loaded: vLLM has them."""
     return load_model(str(config.model_config.model), settings.device, _dtype_of(config))
 

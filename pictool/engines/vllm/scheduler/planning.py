@@ -11,17 +11,17 @@ import numpy as np
 
 from pictool.compiler.compile import CODEC
 from pictool.core import FixupTable, RowMask, TokenIds
-from pictool.engines.vllm.client.setup import Settings
+from pictool.engines.vllm.client.setup import ConnectorSettings
 from pictool.engines.vllm.request import (
-    CompileRequest,
-    Deadline,
-    LinkRequest,
+    CompileParams,
+    LinkParams,
     ObjectRef,
+    PlanningDeadline,
     RequestError,
     UnusableObjectError,
 )
 from pictool.engines.vllm.scheduler.matching import full_key, open_object
-from pictool.engines.vllm.worker.threads import Courtesy
+from pictool.engines.vllm.worker.threads import BackgroundThrottle
 from pictool.errors import InputError, PicError
 from pictool.linker.plan import LinkPlan, Span, make_plan
 from pictool.linker.policies.base import Policy, Prompt, Selection
@@ -41,13 +41,13 @@ class Planner:
     """Plans the requests of a server: one store, and one model whose weights are not loaded. Thread-safe.
 
     Attributes:
-        courtesy: to the engine, whose steps planning is not to hold.
+        throttle: to the engine, whose steps planning is not to hold.
     """
 
-    def __init__(self, settings: Settings, store: Store, model: Model) -> None:
+    def __init__(self, settings: ConnectorSettings, store: Store, model: Model) -> None:
         self._settings, self._store, self._model = settings, store, model
         self._target = model.target
-        self.courtesy = Courtesy()
+        self.throttle = BackgroundThrottle()
         self._models = threading.Lock()  # a second model, and a tokenizer that encodes, are used by one thread
         settings.policy.prepare(model)
         self._index = ContentIndex(store, self._target, settings.min_tokens, self._decode, model.bos_id)
@@ -66,7 +66,7 @@ class Planner:
         self._indexing.close()
 
     def plan(
-        self, request: LinkRequest, tokens: TokenIds, salt: str = "", deadline: Deadline | None = None
+        self, request: LinkParams, tokens: TokenIds, salt: str = "", deadline: PlanningDeadline | None = None
     ) -> LinkPlan | None:
         """Plan a request with the objects of its salt; None if it leaves them to be recognised and there are none.
 
@@ -74,7 +74,7 @@ class Planner:
             PicError: an object that is missing, damaged or foreign, or whose tokens are not where the request says; or
                 the deadline, by default `plan_s` from now on, is over.
         """
-        deadline = deadline or Deadline.after(self._settings.plan_s)
+        deadline = deadline or PlanningDeadline.after(self._settings.plan_s)
         self._require_allowed(request.policy)
         try:
             request.policy.check_layers(self._model.geometry.layers)
@@ -109,18 +109,18 @@ class Planner:
             plan.policy.prepare(self._model)
             return plan.policy.select(self._prompt(plan))
 
-    def doubt(self, plan: LinkPlan) -> None:
+    def mark_suspect(self, plan: LinkPlan) -> None:
         """After a plan failed: its objects are recognised no more until they have been read and found whole."""
         for span in plan.object_spans:
             assert span.key is not None
-            self._index.doubt(span.key)
+            self._index.mark_suspect(span.key)
         self._indexing.wake()
 
     def wake(self) -> None:
         """Look for new objects soon."""
         self._indexing.wake()
 
-    def require_compilable(self, prompt: Sequence[int], request: CompileRequest) -> None:
+    def require_compilable(self, prompt: Sequence[int], request: CompileParams) -> None:
         """Refuse a compile request whose prompt is not sinks, a chunk and one token more.
 
         Raises:
@@ -151,7 +151,9 @@ class Planner:
                 '(kv_connector_extra_config "policy", or "any_model")'
             )
 
-    def _match(self, objects: Sequence[ObjectRef], tokens: TokenIds, salt: str, deadline: Deadline) -> list[Match]:
+    def _match(
+        self, objects: Sequence[ObjectRef], tokens: TokenIds, salt: str, deadline: PlanningDeadline
+    ) -> list[Match]:
         """The objects that a request names, in the prompt."""
         opened: dict[str, TokenIds] = {}  # by the name in the request
         keys: dict[str, str] = {}
@@ -159,7 +161,7 @@ class Planner:
         num_tokens = 0  # of all objects, less those that may be missing at their edges
         for ref in objects:
             deadline.check()
-            self.courtesy.pause()
+            self.throttle.pause()
             if ref.key not in keys:
                 keys[ref.key] = full_key(self._store, ref.key, salt, listed)
                 with open_object(self._store, self._target, keys[ref.key], salt) as file:
@@ -181,7 +183,7 @@ class Planner:
         except PicError as error:
             raise UnusableObjectError(file.meta.key, error) from error
 
-    def _recognise(self, request: LinkRequest, tokens: TokenIds, salt: str, deadline: Deadline) -> list[Match]:
+    def _recognise(self, request: LinkParams, tokens: TokenIds, salt: str, deadline: PlanningDeadline) -> list[Match]:
         """Stored documents in the prompt whose objects can be opened; the others are computed."""
         if not self._indexing.is_started:
             self._indexing.start()
@@ -190,12 +192,12 @@ class Planner:
         usable: dict[str, bool] = {}
         for key in dict.fromkeys(match.key for match in matches):
             deadline.check()
-            self.courtesy.pause()
+            self.throttle.pause()
             usable[key] = self._is_usable(key, salt, request.policy.needs.all_tables)
         return [match for match in matches if usable[match.key]]
 
     def _with_recognised(
-        self, named: list[Match], request: LinkRequest, tokens: TokenIds, salt: str, deadline: Deadline
+        self, named: list[Match], request: LinkParams, tokens: TokenIds, salt: str, deadline: PlanningDeadline
     ) -> list[Match]:
         """The named objects, and stored documents in the tokens between them, before and after."""
         matches, start = list[Match](), 0
@@ -217,7 +219,7 @@ class Planner:
                 self._store.mark_used(file)
         except PicError as error:
             _log.warning("pic: %s; its tokens are computed", error)
-            self._index.doubt(key)
+            self._index.mark_suspect(key)
             return False
         return True
 

@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pictool.core import RowMask
-from pictool.engines.vllm.client.setup import Settings
-from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
+from pictool.engines.vllm.client.setup import ConnectorSettings
+from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, JobResult, LinkJob
 from pictool.engines.vllm.plugin import is_router
 from pictool.engines.vllm.request import (
     FIELD,
     SALT_PREFIX,
-    CompileRequest,
-    Deadline,
-    LinkRequest,
+    CompileParams,
+    LinkParams,
+    PlanningDeadline,
     Problem,
     parse_request,
 )
@@ -47,7 +47,7 @@ _log = logging.getLogger("vllm.pictool")
 
 
 @dataclass
-class Report:
+class LinkReport:
     """What a request's response says under `kv_transfer_params["pic"]`."""
 
     policy: str
@@ -65,7 +65,7 @@ class Report:
 
 
 @dataclass
-class Counts:
+class MetricCounts:
     """What is counted between two readings of the metrics."""
 
     linked: int = 0
@@ -80,7 +80,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PromptPlan:
     """A plan, and its rows; None: the policy narrows them, from what it selects `first`."""
 
     plan: LinkPlan
@@ -103,12 +103,12 @@ class _Link:
     request: Request
     client_salt: str = field(repr=False)
     own_salt: str | None = field(repr=False)
-    planning: Future[Planned | None]
-    deadline: Deadline | None  # until when it must be planned
-    report: Report
+    planning: Future[PromptPlan | None]
+    deadline: PlanningDeadline | None  # until when it must be planned
+    report: LinkReport
     started: float
     is_fresh: bool = False  # nothing of it comes from vLLM's own cache
-    planned: Planned | None = None  # once it has the salt of its plan
+    planned: PromptPlan | None = None  # once it has the salt of its plan
     num_external: int = 0  # tokens that its job loads or computes
     is_loaded: bool = False
 
@@ -118,11 +118,11 @@ class _Compile:
     """A request that is being compiled. `salt` is what the client sent; `checking` ends when its prompt was checked."""
 
     request: Request
-    parsed: CompileRequest
-    report: Report
+    parsed: CompileParams
+    report: LinkReport
     salt: str = field(repr=False)
     checking: Future[None]
-    deadline: Deadline
+    deadline: PlanningDeadline
 
 
 class SchedulerSide:
@@ -133,16 +133,16 @@ class SchedulerSide:
     an ordinary one, and so does a plan that is not made in time.
     """
 
-    def __init__(self, planner: Planner, settings: Settings) -> None:
+    def __init__(self, planner: Planner, settings: ConnectorSettings) -> None:
         self._planner, self._settings = planner, settings
-        self._salter, self._counts = Salter(), Counts()
+        self._salts, self._counts = SaltFactory(), MetricCounts()
         self._links: dict[str, _Link] = {}  # by request id
         self._compiles: dict[str, _Compile] = {}
-        self._reports: dict[str, Report] = {}  # of requests that are neither any more
+        self._reports: dict[str, LinkReport] = {}  # of requests that are neither any more
         self._jobs: list[Job] = []
         self._threads = ThreadPoolExecutor(_THREADS, "pic-plan")
         self._threads_for_many = ThreadPoolExecutor(_THREADS_FOR_MANY, "pic-plan-many")
-        self._courtesy = planner.courtesy
+        self._throttle = planner.throttle
         self._patience_s = PLAN_WAIT_S  # that is left of this step's
 
     def add_request(self, request: Request) -> None:
@@ -150,7 +150,7 @@ class SchedulerSide:
         client_salt = request.cache_salt or ""
         try:
             if client_salt:  # vLLM's KV events show it, and it finds a tenant's objects
-                _set_salt(request, self._salter.salt_of_client(client_salt))
+                _set_salt(request, self._salts.salt_of_client(client_salt))
             params = request.kv_transfer_params
             if not isinstance(params, Mapping):  # vLLM itself reads from what is true
                 request.kv_transfer_params = None
@@ -161,7 +161,7 @@ class SchedulerSide:
                 return
             if problem := _unlinkable(request):
                 self._refuse(request, parsed, problem)
-            elif isinstance(parsed, CompileRequest):
+            elif isinstance(parsed, CompileParams):
                 self._add_compile(request, parsed, client_salt)
             else:
                 self._add_link(request, parsed, client_salt)
@@ -191,12 +191,12 @@ class SchedulerSide:
 
     def take_jobs(self, is_idle: bool = True) -> list[Job]:
         """The jobs of this step, which is over. After one that has other work, the next waits for no plan."""
-        self._courtesy.note(is_idle)
+        self._throttle.note(is_idle)
         self._patience_s = PLAN_WAIT_S if is_idle else 0.0
         jobs, self._jobs = self._jobs, []
         return jobs
 
-    def finish_jobs(self, outcomes: dict[str, Outcome]) -> None:
+    def finish_jobs(self, outcomes: dict[str, JobResult]) -> None:
         """Record outcomes. A request whose job failed is an ordinary one from here on: vLLM computes all of it."""
         for name, outcome in outcomes.items():
             active = self._links.get(name) or self._compiles.get(name)
@@ -217,29 +217,29 @@ class SchedulerSide:
         report = self._drop(name) or self._reports.pop(name, None)
         return None if report is None else {FIELD: report.as_dict()}
 
-    def take_counts(self) -> Counts | None:
+    def take_counts(self) -> MetricCounts | None:
         """What was counted since the last call; None if nothing."""
-        counts, self._counts = self._counts, Counts()
-        return counts if counts != Counts() else None
+        counts, self._counts = self._counts, MetricCounts()
+        return counts if counts != MetricCounts() else None
 
     def shutdown(self) -> None:
         for threads in (self._threads, self._threads_for_many):
             threads.shutdown(wait=False, cancel_futures=True)
         self._planner.close()
 
-    def _add_link(self, request: Request, parsed: LinkRequest, client_salt: str) -> None:
+    def _add_link(self, request: Request, parsed: LinkParams, client_salt: str) -> None:
         tokens = request.prompt_token_ids or []
-        deadline = Deadline.after(self._settings.plan_s)
+        deadline = PlanningDeadline.after(self._settings.plan_s)
         threads = self._threads_for_many if len(parsed.objects or ()) > _MANY else self._threads
         planning = threads.submit(self._plan, parsed, tokens, client_salt, deadline)
         limit = None if parsed.policy.needs.runs_model else deadline  # a second model takes the time that it takes
-        report, own_salt = Report(label_of(parsed.policy)), request.cache_salt
+        report, own_salt = LinkReport(label_of(parsed.policy)), request.cache_salt
         link = _Link(request, client_salt, own_salt, planning, limit, report, time.perf_counter(), parsed.fresh)
         self._links[request.request_id] = link
         if self._is_done(planning):
             self._take_plan(link)
 
-    def _is_done(self, future: Future[Any], deadline: Deadline | None = None) -> bool:
+    def _is_done(self, future: Future[Any], deadline: PlanningDeadline | None = None) -> bool:
         """Whether a future has ended, or ends while this step has patience.
 
         Raises:
@@ -252,13 +252,15 @@ class SchedulerSide:
             deadline.check()
         return is_done
 
-    def _plan(self, parsed: LinkRequest, tokens: Sequence[int], salt: str, deadline: Deadline) -> Planned | None:
+    def _plan(
+        self, parsed: LinkParams, tokens: Sequence[int], salt: str, deadline: PlanningDeadline
+    ) -> PromptPlan | None:
         """In a thread: the plan and its rows; None if nothing was recognised."""
         plan = self._planner.plan(parsed, np.asarray(tokens, dtype=np.int32), salt, deadline)
         if plan is None:
             return None
         rows = self._planner.select(plan)
-        return Planned(plan, rows, self._planner.first_selection(plan) if rows is None else None)
+        return PromptPlan(plan, rows, self._planner.first_selection(plan) if rows is None else None)
 
     def _take_plan(self, link: _Link) -> None:
         """The plan is there, or failed: give the request the salt of the plan, or make it an ordinary one."""
@@ -271,8 +273,8 @@ class SchedulerSide:
         _count_documents(report, planned)
         report.timing["select_s"] = time.perf_counter() - link.started
         table_rows = planned.selected if plan.policy.needs.tables else None
-        salt = self._salter.salt_of(plan, link.client_salt, table_rows)
-        _set_salt(link.request, self._salter.unique() if link.is_fresh else salt)
+        salt = self._salts.salt_of(plan, link.client_salt, table_rows)
+        _set_salt(link.request, self._salts.unique() if link.is_fresh else salt)
         link.planned = planned
 
     def _num_to_link(self, link: _Link, num_computed: int) -> int | None:
@@ -286,7 +288,7 @@ class SchedulerSide:
             report.state = "cached" if report.state == "waiting" else report.state
             return 0
         if num_computed and link.planned.rows is None:  # a policy that narrows needs the whole prompt
-            _set_salt(link.request, self._salter.unique())
+            _set_salt(link.request, self._salts.unique())
             return None
         return plan.num_context - num_computed
 
@@ -308,17 +310,17 @@ class SchedulerSide:
         computed = link.planned.plan.num_context - num_external
         return LinkJob(name, link.planned.plan, link.planned.rows, computed, tuple(blocks), link.planned.first)
 
-    def _add_compile(self, request: Request, parsed: CompileRequest, salt: str) -> None:
+    def _add_compile(self, request: Request, parsed: CompileParams, salt: str) -> None:
         if not self._settings.compile and not is_router(parsed.secret):
             self._refuse(request, parsed, 'compile: this server takes no objects (kv_connector_extra_config "compile")')
             return
         checking = self._threads.submit(self._planner.require_compilable, request.prompt_token_ids or [], parsed)
-        report = Report(label_of(parsed.policy))
-        deadline = Deadline.after(self._settings.plan_s)
+        report = LinkReport(label_of(parsed.policy))
+        deadline = PlanningDeadline.after(self._settings.plan_s)
         self._compiles[request.request_id] = _Compile(request, parsed, report, salt, checking, deadline)
-        _set_salt(request, self._salter.unique())
+        _set_salt(request, self._salts.unique())
 
-    def _finish_link(self, link: _Link, outcome: Outcome) -> None:
+    def _finish_link(self, link: _Link, outcome: JobResult) -> None:
         report, reused = link.report, link.num_external - outcome.recomputed
         report.state, report.recomputed = "linked", outcome.recomputed
         assert link.planned is not None
@@ -343,14 +345,14 @@ class SchedulerSide:
         problem = why if isinstance(why, Problem) else Problem.of(why)
         name, link = request.request_id, self._links.get(request.request_id)
         if link is not None and link.planned is not None:
-            self._planner.doubt(link.planned.plan)
+            self._planner.mark_suspect(link.planned.plan)
         if link is not None:
             _set_salt(request, link.own_salt)
         if isinstance(why, Exception) and not isinstance(why, PicError):
             _log.warning("pic: unexpected", exc_info=why)
-        self._fail(name, self._drop(name) or Report(label_of(self._settings.policy)), problem)
+        self._fail(name, self._drop(name) or LinkReport(label_of(self._settings.policy)), problem)
 
-    def _drop(self, name: str) -> Report | None:
+    def _drop(self, name: str) -> LinkReport | None:
         """Forget a request that is linked or compiled; returns its report."""
         link, compiled = self._links.pop(name, None), self._compiles.pop(name, None)
         if link is not None:
@@ -358,14 +360,14 @@ class SchedulerSide:
         active = link or compiled
         return None if active is None else active.report
 
-    def _refuse(self, request: Request, parsed: LinkRequest | CompileRequest, problem: str) -> None:
+    def _refuse(self, request: Request, parsed: LinkParams | CompileParams, problem: str) -> None:
         """A request that cannot be linked. It has failed only if it names objects."""
-        if isinstance(parsed, CompileRequest) or parsed.objects is not None:
-            self._fail(request.request_id, Report(label_of(parsed.policy)), Problem(problem, problem))
+        if isinstance(parsed, CompileParams) or parsed.objects is not None:
+            self._fail(request.request_id, LinkReport(label_of(parsed.policy)), Problem(problem, problem))
         else:
-            self._reports[request.request_id] = Report(label_of(parsed.policy), state="exact", problem=problem)
+            self._reports[request.request_id] = LinkReport(label_of(parsed.policy), state="exact", problem=problem)
 
-    def _fail(self, name: str, report: Report, problem: Problem) -> None:
+    def _fail(self, name: str, report: LinkReport, problem: Problem) -> None:
         """The request is computed exactly: report it, count it, and warn."""
         shown = problem.detail if self._settings.show_problems else problem.shown
         report.state, report.problem, report.recomputed = "exact", shown, None
@@ -374,7 +376,7 @@ class SchedulerSide:
         _log.warning("pic: request %s is computed exactly: %s", name, problem.detail)
 
 
-def _count_documents(report: Report, planned: Planned) -> None:
+def _count_documents(report: LinkReport, planned: PromptPlan) -> None:
     """Count the tokens of documents in a prompt, and those of them that are computed again, if that is known."""
     documents = [span for span in planned.plan.spans[1:] if span.key is not None]
     report.document_tokens = sum(span.end - span.start for span in documents)
@@ -382,7 +384,7 @@ def _count_documents(report: Report, planned: Planned) -> None:
         report.document_rows = float(sum(planned.rows[span.start : span.end].sum() for span in documents))
 
 
-class Salter:
+class SaltFactory:
     """Makes the salts by which vLLM's prefix cache finds linked blocks only for requests that link the same way.
 
     A secret of this process is in them, so that no client can name one.

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Piece:
+class ForwardPiece:
     """What comes next in a forward: at most so many rows, of a layer or of what comes before the first.
 
     Pieces of the same kind cost about the same per row.
@@ -44,11 +44,13 @@ class Piece:
 
 
 SeeKV = Callable[["MicroBatch", Tensor, Tensor], None]
-Work = Generator[Piece, int, T]  # before each piece it is sent how many rows this one has, 1 … `Piece.rows`
+Work = Generator[
+    ForwardPiece, int, T
+]  # before each piece it is sent how many rows this one has, 1 … `ForwardPiece.rows`
 
 
 @dataclass(frozen=True)
-class Batch:
+class PromptBatch:
     """The prompts of a forward: their token ids one after another, where each begins, and their blocks."""
 
     tokens: Ints  # [tokens of all prompts]
@@ -56,7 +58,7 @@ class Batch:
     blocks: NDArray[np.int32]  # [prompts, most blocks], filled up with 0
 
     @classmethod
-    def of(cls, tokens: Sequence[TokenIds], blocks: Sequence[Sequence[int]]) -> Batch:
+    def of(cls, tokens: Sequence[TokenIds], blocks: Sequence[Sequence[int]]) -> PromptBatch:
         table = np.zeros((len(blocks), max(map(len, blocks))), dtype=np.int32)
         for row, numbers in zip(table, blocks, strict=True):
             row[: len(numbers)] = numbers
@@ -64,7 +66,7 @@ class Batch:
         return cls(np.concatenate(tokens).astype(np.int64), lengths[:-1], table)
 
     @classmethod
-    def of_jobs(cls, loaded: Sequence[LoadedJob]) -> Batch:
+    def of_jobs(cls, loaded: Sequence[LoadedJob]) -> PromptBatch:
         return cls.of([entry.job.plan.layout.tokens for entry in loaded], [entry.job.blocks for entry in loaded])
 
 
@@ -146,7 +148,7 @@ class RowForward:
             self.max_rows = min(self.max_rows, int(scheduling.max_num_seqs))
         self._builders = self._make_builders()  # by layer's name
 
-    def run(self, batch: Batch, rows: RowSet, limit: int) -> Work[None]:
+    def run(self, batch: PromptBatch, rows: RowSet, limit: int) -> Work[None]:
         """Compute K and V of every row in all layers. The hidden states of `limit` rows are kept at a time."""
         *layers, last = self.model.layers
         for part in rows.parts(min(limit, self.max_rows)):
@@ -155,7 +157,7 @@ class RowForward:
                 hidden = yield from self.run_layer(batch, part, layer, hidden)
             yield from self.project(batch, part, last, hidden)
 
-    def embed(self, batch: Batch, rows: RowSet) -> Work[Hidden]:
+    def embed(self, batch: PromptBatch, rows: RowSet) -> Work[Hidden]:
         """What the model calls its first decoder layer with."""
         first = self.model.layers[0].decoder
         parts: list[Tensor] = []
@@ -170,7 +172,7 @@ class RowForward:
         yield from self.in_pieces("embed", rows, embed)
         return Hidden(torch.cat(parts))
 
-    def run_layer(self, batch: Batch, rows: RowSet, layer: AttentionLayer, hidden: Hidden) -> Work[Hidden]:
+    def run_layer(self, batch: PromptBatch, rows: RowSet, layer: AttentionLayer, hidden: Hidden) -> Work[Hidden]:
         """Compute one decoder layer of every row; `hidden` is overwritten."""
         states = hidden.states
         residual = torch.empty_like(states) if hidden.residual is None else hidden.residual
@@ -184,7 +186,7 @@ class RowForward:
         return Hidden(states, residual)
 
     def project(
-        self, batch: Batch, rows: RowSet, layer: AttentionLayer, hidden: Hidden, see: SeeKV | None = None
+        self, batch: PromptBatch, rows: RowSet, layer: AttentionLayer, hidden: Hidden, see: SeeKV | None = None
     ) -> Work[None]:
         """Compute and write fresh K and V of a layer; its attention, and what follows, is not computed.
 
@@ -205,18 +207,18 @@ class RowForward:
         """Call `compute` with the rows, piece by piece."""
         first = 0
         while first < len(rows):
-            last = first + (yield Piece((kind, len(rows)), min(len(rows) - first, self.max_rows)))
+            last = first + (yield ForwardPiece((kind, len(rows)), min(len(rows) - first, self.max_rows)))
             compute(rows.micro_batch(first, last))
             first = last
 
-    def _run(self, batch: Batch, micro_batch: MicroBatch) -> None:
+    def _run(self, batch: PromptBatch, micro_batch: MicroBatch) -> None:
         run, position = micro_batch.rows()
         tokens, device = batch.tokens[batch.start[micro_batch.owner[run]] + position], self.model.device
         with self._context(batch, micro_batch):
             self.model.module(torch.from_numpy(tokens).to(device), torch.from_numpy(position).to(device), None, None)
 
     def _run_layer(
-        self, batch: Batch, micro_batch: MicroBatch, layer: AttentionLayer, hidden: Hidden
+        self, batch: PromptBatch, micro_batch: MicroBatch, layer: AttentionLayer, hidden: Hidden
     ) -> tuple[Tensor, Tensor]:
         positions = torch.from_numpy(micro_batch.rows()[1]).to(self.model.device)
         with self._context(batch, micro_batch):
@@ -224,7 +226,7 @@ class RowForward:
             return layer.decoder(positions, own.states, own.residual)  # type: ignore[no-any-return]
 
     @contextmanager
-    def _context(self, batch: Batch, micro_batch: MicroBatch) -> Iterator[None]:
+    def _context(self, batch: PromptBatch, micro_batch: MicroBatch) -> Iterator[None]:
         """vLLM's forward context, in which every run [a, b) is a sequence of length b over its prompt's blocks."""
         from vllm.forward_context import set_forward_context
 
@@ -241,7 +243,7 @@ class RowForward:
         ):
             yield
 
-    def _common_metadata(self, batch: Batch, micro_batch: MicroBatch) -> Any:
+    def _common_metadata(self, batch: PromptBatch, micro_batch: MicroBatch) -> Any:
         """vLLM's `CommonAttentionMetadata` of the runs."""
         from vllm.v1.attention.backend import CommonAttentionMetadata
 
@@ -261,7 +263,7 @@ class RowForward:
             is_prefilling=torch.ones(len(length), dtype=torch.bool),
         )  # fmt: skip
 
-    def _slots(self, batch: Batch, micro_batch: MicroBatch) -> Tensor:
+    def _slots(self, batch: PromptBatch, micro_batch: MicroBatch) -> Tensor:
         """The slots of the rows in the KV cache, int64 on the device."""
         run, position = micro_batch.rows()
         block_size = self.model.cache_spec.block_size
@@ -295,7 +297,7 @@ class NarrowingForward:
     """
 
     def __init__(self, forward: RowForward, model: Model, loaded: Sequence[LoadedJob]) -> None:
-        self._forward, self._loaded, self._batch = forward, loaded, Batch.of_jobs(loaded)
+        self._forward, self._loaded, self._batch = forward, loaded, PromptBatch.of_jobs(loaded)
         self._layers = forward.model.layers
         jobs = [entry.job for entry in loaded]
         self._checked = [job.plan.policy.check_layers(len(self._layers)) for job in jobs]

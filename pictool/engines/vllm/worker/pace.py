@@ -19,7 +19,7 @@ _GROWTH = 4  # times the last piece, that the next one is at most
 _WORTH_IT = 0.5  # of a step's time: with less left it begins no further piece
 
 
-class Clock:
+class DeviceClock:
     """Seconds, after all work of the device that was begun."""
 
     def __init__(self, device: torch.device) -> None:
@@ -30,7 +30,7 @@ class Clock:
         return time.perf_counter()
 
 
-class Pace:
+class StepTimeLimit:
     """The time that a step may spend on links.
 
     An ordinary step is the time from the end of one step's links to the beginning of the next one's, the lower quartile
@@ -45,12 +45,12 @@ class Pace:
         self._ordinary: deque[float] = deque(maxlen=_STEPS)
         self._ended: float | None = None
 
-    def begin(self, is_idle: bool) -> Deadline:
+    def begin(self, is_idle: bool) -> StepDeadline:
         """The links of a step begin."""
         now = time.perf_counter()
         if self._ended is not None:
             self._ordinary.append(now - self._ended)
-        return Deadline(IDLE_S if is_idle else self._step_s or self._share())
+        return StepDeadline(IDLE_S if is_idle else self._step_s or self._share())
 
     def end(self, is_idle: bool) -> None:
         """The links of a step end; its other work begins, or has been begun, if it is not idle."""
@@ -61,7 +61,7 @@ class Pace:
         return min(MOST_S, SHARE * ordinary)
 
 
-class Deadline:
+class StepDeadline:
     """The end of the time of a step, or of a part of it."""
 
     def __init__(self, seconds: float) -> None:
@@ -76,9 +76,9 @@ class Deadline:
         """Whether too little time is left to begin anything."""
         return self.left_s < _WORTH_IT * self._seconds
 
-    def half(self) -> Deadline:
+    def half(self) -> StepDeadline:
         """A part of the time: half of what is left."""
-        return Deadline(self.left_s / 2)
+        return StepDeadline(self.left_s / 2)
 
 
 class PieceSize:

@@ -29,7 +29,7 @@ def _lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
-class Courtesy:
+class BackgroundThrottle:
     """Leaves the interpreter to the engine's thread while threads beside it run Python code.
 
     The engine gives the interpreter's lock away with every operation of a step, and waits until it has it back from

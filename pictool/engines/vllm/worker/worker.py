@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from pictool.compiler.compile import CODEC
 from pictool.core import Target
-from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, LinkJob, Outcome
+from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, JobResult, LinkJob
 from pictool.engines.vllm.request import Problem
-from pictool.engines.vllm.worker.forward import Batch, NarrowingForward, Piece, RowForward, RowSet, Work
+from pictool.engines.vllm.worker.forward import ForwardPiece, NarrowingForward, PromptBatch, RowForward, RowSet, Work
 from pictool.engines.vllm.worker.kv import LoadedJob, ObjectReader, WorkerModel
 from pictool.engines.vllm.worker.loading import Loading
-from pictool.engines.vllm.worker.pace import Clock, Deadline, Pace, PieceSize
-from pictool.engines.vllm.worker.threads import Courtesy, background_threads
+from pictool.engines.vllm.worker.pace import DeviceClock, PieceSize, StepDeadline, StepTimeLimit
+from pictool.engines.vllm.worker.threads import BackgroundThrottle, background_threads
 from pictool.errors import ModelError, PicError
 from pictool.runtime.memory import streams
 from pictool.runtime.model import Model
@@ -38,7 +38,7 @@ _log = logging.getLogger("vllm.pictool")
 
 
 @dataclass(frozen=True)
-class Budget:
+class StepBudget:
     """What a step that has other work does for links at most.
 
     Attributes:
@@ -60,10 +60,10 @@ class _Computing:
         problem: what it raised.
     """
 
-    def __init__(self, outcomes: dict[str, Outcome], work: Work[Sequence[float]]) -> None:
+    def __init__(self, outcomes: dict[str, JobResult], work: Work[Sequence[float]]) -> None:
         self._outcomes, self._work = outcomes, work
         self._sizes: dict[Hashable, PieceSize] = {}
-        self._piece: Piece | None = None
+        self._piece: ForwardPiece | None = None
         self._seconds = 0.0
         self.counts: Sequence[float] | None = None
         self.problem: Problem | None = None
@@ -78,7 +78,7 @@ class _Computing:
         assert self._piece is not None
         return min(self._piece.rows, self._size.within(left_s))
 
-    def compute(self, rows: int, clock: Clock) -> None:
+    def compute(self, rows: int, clock: DeviceClock) -> None:
         """Compute the next piece, of so many rows."""
         size, started = self._size, clock.now()
         self._go_on(rows)
@@ -86,7 +86,7 @@ class _Computing:
         size.took(rows, seconds)
         self._seconds += seconds
 
-    def results(self) -> dict[str, Outcome]:
+    def results(self) -> dict[str, JobResult]:
         """The outcomes of the jobs; they share the seconds by their rows."""
         if self.counts is None:
             return {name: replace(outcome, problem=self.problem) for name, outcome in self._outcomes.items()}
@@ -124,11 +124,11 @@ class WorkerSide:
         budget: of a step that has work of its own.
     """
 
-    def __init__(self, forward: RowForward, store: Store, model: Model, budget: Budget) -> None:
+    def __init__(self, forward: RowForward, store: Store, model: Model, budget: StepBudget) -> None:
         self._forward, self._store, self._model, self._budget = forward, store, model, budget
-        self._clock = Clock(forward.model.device)
-        self._pace, self._copy_size = Pace(budget.step_s), PieceSize(FIRST_BYTES)
-        self._courtesy = Courtesy()
+        self._clock = DeviceClock(forward.model.device)
+        self._pace, self._copy_size = StepTimeLimit(budget.step_s), PieceSize(FIRST_BYTES)
+        self._throttle = BackgroundThrottle()
         self._threads = background_threads(THREADS, "pic-read")
         self._loading: dict[str, Loading] = {}  # by request id
         self._short: deque[_Computing] = deque()  # rows of static policies
@@ -137,7 +137,7 @@ class WorkerSide:
         self._later: deque[_Computing] = deque()  # of what is compiled and nobody waits for
         self._writing: dict[str, Future[None]] = {}
 
-    def step(self, jobs: Sequence[Job], target: Target, is_idle: bool) -> dict[str, Outcome]:
+    def step(self, jobs: Sequence[Job], target: Target, is_idle: bool) -> dict[str, JobResult]:
         """Go on with the jobs of earlier steps and with these; returns the outcomes of those that ended.
 
         Every rank does the same. They agree on what is loaded and what failed before they compute rows, and on each
@@ -147,15 +147,15 @@ class WorkerSide:
             is_idle: the step has no other work: nobody waits for its end.
         """
         deadline = self._pace.begin(is_idle)
-        self._courtesy.note(is_idle)
-        outcomes = {job.request_id: Outcome(job.problem) for job in jobs if isinstance(job, FailedJob)}
+        self._throttle.note(is_idle)
+        outcomes = {job.request_id: JobResult(job.problem) for job in jobs if isinstance(job, FailedJob)}
         self._loading |= {job.request_id: self._start(job, target) for job in jobs if isinstance(job, LinkJob)}
         has_copied = self._copy(deadline.half() if self._short or self._long else deadline, is_idle)
         outcomes |= self._take_loaded()
         for job in jobs:
             if isinstance(job, CompileJob):
                 queue = self._later if job.later else self._long
-                queue.append(_Computing({job.request_id: Outcome()}, self._compile(job, target)))
+                queue.append(_Computing({job.request_id: JobResult()}, self._compile(job, target)))
         outcomes |= self._compute(deadline, has_copied, is_idle)
         outcomes |= self._take_written(deadline.left_s if is_idle else 0.0)
         self._pace.end(is_idle)
@@ -171,11 +171,11 @@ class WorkerSide:
 
     def _start(self, job: LinkJob, target: Target) -> Loading:
         model = self._forward.model
-        reader = partial(ObjectReader, self._store, target, job, model.rank.heads, model.device, self._courtesy.pause)
+        reader = partial(ObjectReader, self._store, target, job, model.rank.heads, model.device, self._throttle.pause)
         checked = job.plan.policy.check_layers(len(model.layers)) if job.rows is None else ()
         return Loading(job, self._threads, reader, checked)
 
-    def _copy(self, deadline: Deadline, is_idle: bool) -> bool:
+    def _copy(self, deadline: StepDeadline, is_idle: bool) -> bool:
         """Copy what was read, job by job in their order; returns whether anything was.
 
         A step that is idle, and has nothing to compute, waits for what is being read.
@@ -204,7 +204,7 @@ class WorkerSide:
             self._copy_size.took(num_bytes, self._clock.now() - started)
         return num_bytes
 
-    def _take_loaded(self) -> dict[str, Outcome]:
+    def _take_loaded(self) -> dict[str, JobResult]:
         """What every rank has loaded goes on to be computed; returns the outcomes of what failed on any."""
         outcomes, ready = {}, []
         entries = list(self._loading.items())
@@ -215,7 +215,7 @@ class WorkerSide:
             if problem is not None or is_loaded:
                 del self._loading[name]
                 loading.close()
-                outcome = Outcome(problem, load_s=loading.seconds)
+                outcome = JobResult(problem, load_s=loading.seconds)
                 if problem is not None:
                     outcomes[name] = outcome
                 else:
@@ -230,14 +230,14 @@ class WorkerSide:
 
     # Computing
 
-    def _compute(self, deadline: Deadline, has_copied: bool, is_idle: bool) -> dict[str, Outcome]:
+    def _compute(self, deadline: StepDeadline, has_copied: bool, is_idle: bool) -> dict[str, JobResult]:
         """Go on with what is being computed while there is time; returns the outcomes.
 
         The two queues take turns to be first, so that no long pass holds the short ones. What nobody waits for comes
         after them; in a step that has other work it gets one piece, if they get none, of a part of the time. The first
         rank decides how many rows the next piece has, and when the step has done enough.
         """
-        rank, outcomes = self._forward.model.rank, dict[str, Outcome]()
+        rank, outcomes = self._forward.model.rank, dict[str, JobResult]()
         left, has_begun = self._budget.max_rows * len(self._forward.model.layers), has_copied
         self._turns.rotate()
         for queue in (*self._turns, self._later):
@@ -269,7 +269,7 @@ class WorkerSide:
         for entry in loaded:
             assert entry.job.rows is not None
             masks.append(entry.job.rows & (np.arange(len(entry.job.rows)) >= entry.job.computed))
-        yield from self._forward.run(Batch.of_jobs(loaded), RowSet.of(masks), self._budget.max_rows)
+        yield from self._forward.run(PromptBatch.of_jobs(loaded), RowSet.of(masks), self._budget.max_rows)
         return [int(mask.sum()) for mask in masks]
 
     def _narrowing(self, loaded: Sequence[LoadedJob]) -> Work[Sequence[float]]:
@@ -282,15 +282,15 @@ class WorkerSide:
         """Compute a chunk after its sinks, and hand its object to a thread that writes it; the first rank writes."""
         forward, rank = self._forward, self._forward.model.rank
         rows, capture = RowSet.of([np.ones(len(job.tokens), dtype=bool)]), _KVCapture(forward.model)
-        work = forward.run(Batch.of([job.tokens], [job.blocks]), rows, self._budget.max_rows)
-        piece: Piece | None = next(work)
+        work = forward.run(PromptBatch.of([job.tokens], [job.blocks]), rows, self._budget.max_rows)
+        piece: ForwardPiece | None = next(work)
         while piece is not None:
             count = yield piece
             with capture.hooks():  # not between two pieces: there vLLM computes other requests
                 piece = _send(work, count)
         layers = []
         for keys_and_values in zip(capture.keys, capture.values, strict=True):
-            yield Piece("gather", 1)
+            yield ForwardPiece("gather", 1)
             parts = (torch.cat(part).reshape(len(job.tokens), len(rank.heads), -1) for part in keys_and_values)
             layers.append([rank.gather_heads(part)[job.sinks :].transpose(0, 1).contiguous() for part in parts])
         computed = streams.event_now(forward.model.device)
@@ -313,7 +313,7 @@ class WorkerSide:
             raise ModelError(f"{self._model.name}: the scheduler has other weights than a worker; start vLLM again")
         self._store.put(CompiledChunk(meta, job.text, tokens, data))
 
-    def _take_written(self, wait_s: float) -> dict[str, Outcome]:
+    def _take_written(self, wait_s: float) -> dict[str, JobResult]:
         """The outcomes of compiled objects that are in the store now."""
         names, futures = list(self._writing), list(self._writing.values())
         wait(futures, wait_s)
@@ -325,11 +325,11 @@ class WorkerSide:
         for name, (problem, is_done) in zip(names, agreed, strict=True):
             if is_done:
                 del self._writing[name]
-                outcomes[name] = Outcome(problem)
+                outcomes[name] = JobResult(problem)
         return outcomes
 
 
-def _send(work: Work[None], rows: int) -> Piece | None:
+def _send(work: Work[None], rows: int) -> ForwardPiece | None:
     """Let a forward go on; None at its end."""
     try:
         return work.send(rows)

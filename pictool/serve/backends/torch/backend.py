@@ -30,35 +30,35 @@ from pictool.linker.policies.base import Policy
 from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Document, Spec
 from pictool.runtime.decode import Generated, Step, generate, generate_steps, generated_of
-from pictool.serve.admission import Places
+from pictool.serve.admission import AdmissionControl
 from pictool.serve.backends.query import ServedQuery
-from pictool.serve.backends.torch.engine_thread import ClosedError, EngineThread, QueueFullError, Task, stage_of
+from pictool.serve.backends.torch.engine_thread import ClosedError, EngineTask, EngineThread, QueueFullError, stage_of
 from pictool.serve.backends.torch.served_engine import ServedEngine
 from pictool.serve.channel import Channel, End, Send, compiled_event
 from pictool.serve.errors import queue_full, server_ends
-from pictool.serve.prompts.layout import LaidOut, lay_out, pieces_of
+from pictool.serve.prompts.layout import PromptLayout, lay_out, pieces_of
 from pictool.serve.prompts.learning import Learner, texts_of
 from pictool.serve.prompts.leased import leased_object, with_objects
 from pictool.serve.prompts.offered import offered_policy, require_offered
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
+    AnswerRequest,
     Backend,
-    Chat,
+    BackendStatus,
+    ChatPrompt,
     CompiledText,
-    Delta,
+    DeltaEvent,
     Event,
-    Finished,
+    FinishEvent,
     Linking,
-    Marked,
+    MarkedText,
+    ObjectReference,
     Piece,
     Reuse,
-    Started,
-    Status,
-    Stored,
+    StartEvent,
     TokenInfo,
-    TokenText,
-    Verified,
-    Work,
+    TokenizedText,
+    VerificationEvent,
 )
 from pictool.store.matches import Match
 from pictool.store.recognition import ContentIndex, IndexThread
@@ -126,7 +126,7 @@ class TorchBackend(Backend):
         self._indexing.start()
         self._indexing.wait()
         self._thread = EngineThread(settings.max_waiting, settings.max_active)
-        self._cutting_places = Places(settings.max_waiting, most=1)
+        self._cutting_places = AdmissionControl(settings.max_waiting, most=1)
         self._learner = Learner(settings.learned_bytes, self.index, settings.min_tokens)
 
     def __enter__(self) -> TorchBackend:
@@ -142,8 +142,8 @@ class TorchBackend(Backend):
         self._thread.close()
         self._indexing.close()
 
-    def status(self) -> Status:
-        return Status(
+    def status(self) -> BackendStatus:
+        return BackendStatus(
             self._thread.num_waiting, self._thread.num_active, label_of(self.policy), self.divergence, self.problem,
             self._learner.num_bytes, self._learner.num_failed,
             None if self._residents is None else self._residents.counts,
@@ -151,7 +151,7 @@ class TorchBackend(Backend):
 
     # The backend's contract
 
-    async def answer(self, work: Work) -> AsyncGenerator[Event, None]:
+    async def answer(self, work: AnswerRequest) -> AsyncGenerator[Event, None]:
         async with aclosing(self._in_turn(work.tenant.name, partial(self._answer, work))) as events:
             async for event in events:
                 yield event
@@ -160,7 +160,7 @@ class TorchBackend(Backend):
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
         chunks = await self._cut(text, tenant, chunk_tokens)
 
-        def work(task: Task, send: Send) -> None:
+        def work(task: EngineTask, send: Send) -> None:
             options = Spec(policy=self.policy, codec=self._settings.codec).objects
             for done in ServedEngine(self.engine_of(tenant), task).compile(chunks, options):
                 send(CompiledText(done.key, len(done.chunk)))
@@ -174,7 +174,7 @@ class TorchBackend(Backend):
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
         """Run a query: each of its calls is a turn of its own, so that others come in between."""
 
-        def work(task: Task, send: Send) -> None:
+        def work(task: EngineTask, send: Send) -> None:
             engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens)
             asked = ServedQuery(
                 query, engine, (self.model,), self.policy, self._settings.codec, side_by_side=False,
@@ -189,7 +189,7 @@ class TorchBackend(Backend):
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
         require_offered(spec.policy, self._settings.policy, self._settings.allowed)
 
-        def work(task: Task, send: Send) -> None:
+        def work(task: EngineTask, send: Send) -> None:
             engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens)
             answer = engine.answer(
                 _with_chunks(engine.model, with_objects(spec, self._store, engine.model.salt), task), compare=compares,
@@ -216,10 +216,10 @@ class TorchBackend(Backend):
 
     # Turns
 
-    async def _in_turn(self, tenant: str, work: Callable[[Task, Send], None]) -> AsyncGenerator[Any, None]:
+    async def _in_turn(self, tenant: str, work: Callable[[EngineTask, Send], None]) -> AsyncGenerator[Any, None]:
         """What work on the engine's thread sends. A caller that goes no further ends it."""
         channel = Channel()
-        task = Task(tenant, lambda task: work(task, channel.send), lambda error: channel.send(End(error)))
+        task = EngineTask(tenant, lambda task: work(task, channel.send), lambda error: channel.send(End(error)))
         try:
             self._thread.submit(task)
             while not isinstance(event := await channel.queue.get(), End):
@@ -243,26 +243,26 @@ class TorchBackend(Backend):
 
     # One answer, on the engine's thread
 
-    def _answer(self, work: Work, task: Task, send: Send) -> None:
+    def _answer(self, work: AnswerRequest, task: EngineTask, send: Send) -> None:
         model, policy = self.engine_of(work.tenant).model, self._policy_of(work.linking)
         pieces, lacks = pieces_of(model, work.prompt), None
         for index, piece in enumerate(pieces):
-            if isinstance(piece, Marked) and policy.needs.objects:  # each may take as long as an answer
+            if isinstance(piece, MarkedText) and policy.needs.objects:  # each may take as long as an answer
                 try:
                     is_new = self._compile_marked(piece.text, model, policy).is_new
                 except StoreError as error:
                     _log.warning("pic: a marked text is computed exactly: %s", error)
                     is_new, lacks = True, _NOT_KEPT
-                    pieces[index] = TokenText(make_chunk(model, piece.text, _MARKED).tokens)
+                    pieces[index] = TokenizedText(make_chunk(model, piece.text, _MARKED).tokens)
                 task.checkpoint(ends_turn=is_new)
         plan, laid = self._plan(work, pieces, model, policy)
         linked, problem = self._link(model, plan, laid, task)
         reuse = _reuse_of(linked, laid, plan, problem)
-        send(Started(replace(reuse, problem=reuse.problem or lacks)))
+        send(StartEvent(replace(reuse, problem=reuse.problem or lacks)))
         task.checkpoint()
         limit = self._num_tokens(work, plan)
         image, first = linked.image, list[Step]()
-        is_plain = isinstance(work.prompt, Chat) and not model.tokenizer.chat_template  # "Answer:", then a blank
+        is_plain = isinstance(work.prompt, ChatPrompt) and not model.tokenizer.chat_template  # "Answer:", then a blank
         for index in range(work.n):
             image.rewind()
             seed = (work.sampling.seed + index) % (1 << 64)
@@ -274,14 +274,14 @@ class TorchBackend(Backend):
                 text = step.text if has_begun else step.text.lstrip()
                 has_begun = has_begun or bool(text)
                 if text or infos:
-                    send(Delta(index, text, infos))
+                    send(DeltaEvent(index, text, infos))
                 task.checkpoint()
-            send(Finished(index, "stop" if steps[-1].is_complete else "length", len(steps) - 1))
+            send(FinishEvent(index, "stop" if steps[-1].is_complete else "length", len(steps) - 1))
             first = first or steps
         if work.linking.verifies:
             send(self._verified(model, work, plan, linked, generated_of(first), task))
 
-    def _num_tokens(self, work: Work, plan: LinkPlan) -> int:
+    def _num_tokens(self, work: AnswerRequest, plan: LinkPlan) -> int:
         """The most tokens of an answer."""
         room = self.context_length - plan.layout.num_tokens + 1
         limits = [room, work.max_tokens, self._settings.max_tokens]
@@ -292,8 +292,8 @@ class TorchBackend(Backend):
         return TokenInfo(self._decode([step.token]), step.logprob, top)
 
     def _verified(
-        self, model: Model, work: Work, plan: LinkPlan, linked: Linked, generated: Generated, task: Task
-    ) -> Verified:
+        self, model: Model, work: AnswerRequest, plan: LinkPlan, linked: Linked, generated: Generated, task: EngineTask
+    ) -> VerificationEvent:
         """Full recompute of the same prompt, and the same decoding."""
         started = time.perf_counter()
         full = link(model, self._store, Spec.planned(plan_without_objects(_FULL, plan.layout.tokens)))
@@ -307,22 +307,22 @@ class TorchBackend(Backend):
             for text, result in ((generated, linked), (recomputed, full))
         )
         compared = compare_answers(own, exact).report()
-        return Verified({name: compared[name] for name in _VERIFIED})
+        return VerificationEvent({name: compared[name] for name in _VERIFIED})
 
     # Texts that requests repeat
 
-    async def _learn(self, work: Work) -> None:
+    async def _learn(self, work: AnswerRequest) -> None:
         """Have the parts of a request compiled that an earlier one had, if nobody waits and the budget is not spent."""
         if not self._settings.learned_bytes:
             return
         parts = await asyncio.to_thread(self._learner.find, work.tenant.id, texts_of(work.prompt))
         if not parts or self._thread.num_waiting:
             return
-        task = Task(work.tenant.name, partial(self._compile_parts, work.tenant, parts), self._end_learning)
+        task = EngineTask(work.tenant.name, partial(self._compile_parts, work.tenant, parts), self._end_learning)
         with suppress(QueueFullError, ClosedError):
             self._thread.submit(task)
 
-    def _compile_parts(self, tenant: Tenant, parts: Sequence[str], task: Task) -> None:
+    def _compile_parts(self, tenant: Tenant, parts: Sequence[str], task: EngineTask) -> None:
         """Compile texts, a turn each."""
         model, policy = self.engine_of(tenant).model, self.policy
         options = Spec(policy=policy, codec=self._settings.codec).objects
@@ -343,8 +343,8 @@ class TorchBackend(Backend):
         return self.policy if named is None else offered_policy(named, settings.policy, settings.allowed)
 
     def _plan(
-        self, work: Work, pieces: Sequence[Piece], model: Model, policy: Policy
-    ) -> tuple[LinkPlan, LaidOut]:  # fmt: skip
+        self, work: AnswerRequest, pieces: Sequence[Piece], model: Model, policy: Policy
+    ) -> tuple[LinkPlan, PromptLayout]:  # fmt: skip
         def recognise(tokens: TokenIds) -> list[Match]:
             found = self.index.find(tokens, policy.needs.sinks, model.salt)
             return [match for match in found if self._has_table(match)] if policy.needs.all_tables else found
@@ -357,7 +357,7 @@ class TorchBackend(Backend):
         last = len(laid.tokens) - 1
         kept = [i for i, match in enumerate(laid.matches) if match.start < last]
         matches = tuple(laid.matches[i] for i in kept)
-        laid = LaidOut(laid.tokens, matches, tuple(laid.sources[i] for i in kept))
+        laid = PromptLayout(laid.tokens, matches, tuple(laid.sources[i] for i in kept))
         if not matches or not policy.needs.objects:
             return plan_without_objects(policy, laid.tokens, model.salt), replace(laid, matches=(), sources=())
         head_key = self._head_key(model, laid.tokens[: matches[0].start])
@@ -369,9 +369,9 @@ class TorchBackend(Backend):
             return file.meta.fixups is not None
         return False
 
-    def _object(self, piece: Stored | Marked, model: Model, policy: Policy) -> tuple[str, TokenIds]:
+    def _object(self, piece: ObjectReference | MarkedText, model: Model, policy: Policy) -> tuple[str, TokenIds]:
         """The object of a piece; that of a marked text is compiled if need be. Under `full` its tokens are enough."""
-        if isinstance(piece, Marked):
+        if isinstance(piece, MarkedText):
             return self._marked(piece.text, model, policy)
         return leased_object(self._store, piece.key, model, _log)
 
@@ -394,7 +394,7 @@ class TorchBackend(Backend):
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens)))
 
-    def _link(self, model: Model, plan: LinkPlan, laid: LaidOut, task: Task) -> tuple[Linked, str | None]:
+    def _link(self, model: Model, plan: LinkPlan, laid: PromptLayout, task: EngineTask) -> tuple[Linked, str | None]:
         """Link a prompt. If an object turns out damaged, it is computed exactly, and the reason returned."""
         stage = stage_of(task)
         try:
@@ -404,14 +404,14 @@ class TorchBackend(Backend):
                 raise
             for span in plan.object_spans:
                 assert span.key is not None
-                self.index.doubt(span.key)
+                self.index.mark_suspect(span.key)
             self._indexing.wake()
             _log.warning("pic: a request is computed exactly: %s", error)
         exact = plan_without_objects(_FULL, laid.tokens, model.salt)
         return link(model, self._store, Spec.planned(exact), stage=stage), "an object of it cannot be used"
 
 
-def _with_chunks(model: Model, spec: Spec, task: Task) -> Spec:
+def _with_chunks(model: Model, spec: Spec, task: EngineTask) -> Spec:
     """A spec whose texts are chunks; others have their steps between two documents."""
     documents: list[Document] = []
     for document in spec.documents:
@@ -436,7 +436,7 @@ def _result(linked: Linked) -> LinkResult:
     )  # fmt: skip
 
 
-def _reuse_of(linked: Linked, laid: LaidOut, plan: LinkPlan, problem: str | None) -> Reuse:
+def _reuse_of(linked: Linked, laid: PromptLayout, plan: LinkPlan, problem: str | None) -> Reuse:
     """What was done with a prompt, in whole tokens."""
     layout = linked.image.layout
     cached = math.floor(layout.num_context - linked.recomputed)

@@ -29,16 +29,16 @@ class ClosedError(Exception):
     """The thread ended before the task did."""
 
 
-class Gone(BaseException):
+class TaskCancelled(BaseException):
     """Nobody waits for the result of a task any more; raised where it calls `checkpoint`."""
 
 
 @dataclass(eq=False)
-class Task:
+class EngineTask:
     """Work on the engine's thread. `work` and `on_end`, with the error if there is one, are called there."""
 
     tenant: str
-    work: Callable[[Task], None]
+    work: Callable[[EngineTask], None]
     on_end: Callable[[BaseException | None], None]
     is_cancelled: bool = False
     _running: greenlet | None = field(default=None, repr=False)
@@ -74,16 +74,16 @@ class Task:
         """End the work at its checkpoint, if it has begun and not ended."""
         running, self._running = self._running, None
         if running is not None and not running.dead:
-            with suppress(Gone):
-                running.throw(Gone)
+            with suppress(TaskCancelled):
+                running.throw(TaskCancelled)
 
 
-def stage_of(task: Task) -> Stage:
+def stage_of(task: EngineTask) -> Stage:
     """Ends a link at its next stage if the task has been cancelled. No other task runs there."""
 
     def stage(_: str) -> AbstractContextManager[None]:
         if task.is_cancelled:
-            raise Gone
+            raise TaskCancelled
         return nullcontext()
 
     return stage
@@ -174,9 +174,9 @@ class EngineThread:
     """
 
     def __init__(self, limit: int, most: int) -> None:
-        self._queue, self._most = FairQueue[Task](limit), most
-        self._active: list[Task] = []
-        self._leaving: list[tuple[Task, BaseException | None]] = []  # had begun, and lost their places
+        self._queue, self._most = FairQueue[EngineTask](limit), most
+        self._active: list[EngineTask] = []
+        self._leaving: list[tuple[EngineTask, BaseException | None]] = []  # had begun, and lost their places
         self._changed, self._is_closing = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="pic-engine", daemon=True)
         self._thread.start()
@@ -194,7 +194,7 @@ class EngineThread:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: EngineTask) -> None:
         """Let a task wait for its turn. Raises QueueFullError; ClosedError."""
         with self._changed:
             if self._is_closing:
@@ -211,7 +211,7 @@ class EngineThread:
         if loser is not None:
             self._end(loser, QueueFullError())
 
-    def cancel(self, task: Task) -> None:
+    def cancel(self, task: EngineTask) -> None:
         """End a task: at once if it waits, else before its next step. `on_end` is not called any more."""
         with self._changed:
             task.is_cancelled = True
@@ -263,7 +263,7 @@ class EngineThread:
         for task, error in leaving:
             self._end(task, error)
 
-    def _advance(self, task: Task) -> bool:
+    def _advance(self, task: EngineTask) -> bool:
         """One step of a task; False if it was the last one."""
         failed: BaseException | None = None
         try:
@@ -274,7 +274,7 @@ class EngineThread:
         self._end(task, failed)
         return False
 
-    def _end(self, task: Task, error: BaseException | None) -> None:
+    def _end(self, task: EngineTask, error: BaseException | None) -> None:
         try:
             task.stop()
             if not task.is_cancelled:

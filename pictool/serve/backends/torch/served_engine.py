@@ -11,7 +11,7 @@ from pictool.core import Chunk, CompileOptions
 from pictool.engines.base import Answer, LinkResult
 from pictool.engines.torch import TorchEngine
 from pictool.linker.spec import Spec
-from pictool.serve.backends.torch.engine_thread import Task, stage_of
+from pictool.serve.backends.torch.engine_thread import EngineTask, stage_of
 
 if TYPE_CHECKING:
     from pictool.linker.policies.base import Stage
@@ -28,7 +28,7 @@ class ServedEngine(TorchEngine):
         max_tokens: of an answer at most; None: no limit beside the request's own.
     """
 
-    def __init__(self, engine: TorchEngine, task: Task, max_tokens: int | None = None) -> None:
+    def __init__(self, engine: TorchEngine, task: EngineTask, max_tokens: int | None = None) -> None:
         super().__init__(engine.model, engine.store, residents=engine.residents)
         self._task, self._max_tokens, self._has_answered = task, max_tokens, False
 

@@ -21,7 +21,7 @@ from pictool.compiler.chunking import make_chunk, make_chunks
 from pictool.compiler.compile import object_key
 from pictool.core import Chunk, CompileOptions, Sampling, TokenIds
 from pictool.engines.vllm.client.online import OnlineEngine
-from pictool.engines.vllm.client.serving import Heard, Hearing, Refused, Serving
+from pictool.engines.vllm.client.serving import PromptRecord, RefusedError, RequestTap, Serving
 from pictool.engines.vllm.request import MAX_OBJECTS
 from pictool.errors import InputError, PicError
 from pictool.fidelity.divergence import check_prompts
@@ -32,34 +32,34 @@ from pictool.linker.policies.base import Policy
 from pictool.linker.policies.fixup import without_table
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
-from pictool.serve.admission import Places, held
+from pictool.serve.admission import AdmissionControl, held
 from pictool.serve.backends.query import ServedQuery
 from pictool.serve.backends.vllm.options import PluginOptions
 from pictool.serve.channel import Send, compiled_event, events_of
 from pictool.serve.errors import ApiError
-from pictool.serve.prompts.layout import LaidOut, Marks, lay_out, pieces_of, takes_documents
+from pictool.serve.prompts.layout import Marks, PromptLayout, lay_out, pieces_of, takes_documents
 from pictool.serve.prompts.learning import Learner, texts_of
 from pictool.serve.prompts.leased import leased_object, with_objects
 from pictool.serve.prompts.offered import offered_policy, require_offered
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
+    AnswerRequest,
     Backend,
-    Chat,
+    BackendStatus,
+    ChatPrompt,
     CompiledText,
-    Delta,
+    DeltaEvent,
     Event,
-    Finished,
+    FinishEvent,
     Linking,
-    Marked,
+    MarkedText,
+    ObjectReference,
     Piece,
-    Raw,
+    RawPrompt,
     Reuse,
-    Started,
-    Status,
-    Stored,
+    StartEvent,
     TokenInfo,
-    Verified,
-    Work,
+    VerificationEvent,
 )
 from pictool.store.entries import Entry
 from pictool.store.eviction import remove_all
@@ -77,12 +77,12 @@ class VllmBackend(Backend):
     """Answers inside vLLM's server. Until `start`, it only has a name.
 
     Attributes:
-        places: of requests in vLLM's engine, whichever route they came by.
+        admission: of requests to vLLM's engine, whichever route they came by.
     """
 
     def __init__(self, options: PluginOptions = PluginOptions(), num_tenants: int = 1) -> None:
         self._options, self._num_tenants = options, num_tenants
-        self.places = Places(options.queue, options.active or 1)
+        self.admission = AdmissionControl(options.queue, options.active or 1)
         self.created, self.model, self.context_length = int(time.time()), "", 0
         self.policy = _FULL
         self.divergence: dict[str, float] = {}
@@ -90,7 +90,7 @@ class VllmBackend(Backend):
         self._learner: Learner | None = None
         self._learning: asyncio.Task[None] | None = None
         self._threads = ThreadPoolExecutor(_LINKING, "pic-link")
-        self._queries = Places(options.queue, _QUERYING, num_tenants)
+        self._queries = AdmissionControl(options.queue, _QUERYING, num_tenants)
         self._query_threads = ThreadPoolExecutor(_QUERYING, "pic-query")
         self._encoding = threading.Lock()
 
@@ -105,19 +105,19 @@ class VllmBackend(Backend):
         self.policy, self._store = serving.settings.policy, serving.open_store()
         _ = serving.target, serving.model.eos_ids
         most = self._options.active or serving.max_num_seqs
-        self.places = Places(self._options.queue, most, self._num_tenants)
+        self.admission = AdmissionControl(self._options.queue, most, self._num_tenants)
         self._decoder = deepcopy(serving.model.tokenizer)  # of the event loop alone
         if recognises:
             await self._recognise_nothing()
         if self._options.learn:
             await asyncio.to_thread(self._start_learner)
 
-    def status(self) -> Status:
+    def status(self) -> BackendStatus:
         learner = self._learner
         learned = (0, 0) if learner is None else (learner.num_bytes, learner.num_failed)
-        waiting = self.places.num_waiting + self._queries.num_waiting
-        return Status(
-            waiting, self.places.num_active, label_of(self.policy), self.divergence, self.problem, *learned
+        waiting = self.admission.num_waiting + self._queries.num_waiting
+        return BackendStatus(
+            waiting, self.admission.num_active, label_of(self.policy), self.divergence, self.problem, *learned
         )  # fmt: skip
 
     async def lives(self) -> bool:
@@ -130,18 +130,18 @@ class VllmBackend(Backend):
 
     # The backend's contract
 
-    async def answer(self, work: Work) -> AsyncGenerator[Event, None]:
+    async def answer(self, work: AnswerRequest) -> AsyncGenerator[Event, None]:
         try:
-            async with self.places.place(work.tenant.name, work.n):
+            async with self.admission.place(work.tenant.name, work.n):
                 laid, params = await self.prompt(work.tenant, work.prompt, work.linking)
-                hearing, engine = Hearing(), self.engine_of(work.tenant)
-                async with aclosing(self._events(work, laid, params, hearing, engine)) as events:
+                tap, engine = RequestTap(), self.engine_of(work.tenant)
+                async with aclosing(self._events(work, laid, params, tap, engine)) as events:
                     async for event in events:
                         yield event
         except (PicError, ApiError):
             raise
         except Exception as error:
-            refused = Refused.of(error)
+            refused = RefusedError.of(error)
             if refused is None:
                 raise
             code = "context_length_exceeded" if "context length" in refused.message else None
@@ -150,7 +150,7 @@ class VllmBackend(Backend):
             await self.learn(work.tenant, texts_of(work.prompt))
 
     async def _events(
-        self, work: Work, laid: LaidOut, params: object, hearing: Hearing, engine: OnlineEngine
+        self, work: AnswerRequest, laid: PromptLayout, params: object, tap: RequestTap, engine: OnlineEngine
     ) -> AsyncGenerator[Event, None]:
         room = self.context_length - len(laid.tokens)
         if room < 1:
@@ -160,10 +160,10 @@ class VllmBackend(Backend):
         limit = room if work.max_tokens is None else min(room, work.max_tokens)
         same = range(work.n) if work.sampling.temperature == 0 else None  # answers that are one, which vLLM gives once
         outputs = self.serving.generate(
-            engine, laid.tokens.tolist(), work.sampling, limit, 1 if same else work.n, {"pic": params}, hearing,
+            engine, laid.tokens.tolist(), work.sampling, limit, 1 if same else work.n, {"pic": params}, tap,
             work.num_top,
         )  # fmt: skip
-        is_plain = isinstance(work.prompt, Chat) and not self.serving.template  # "Answer:", then a blank
+        is_plain = isinstance(work.prompt, ChatPrompt) and not self.serving.template  # "Answer:", then a blank
         started, begun = False, set[int]()
         try:
             async for output in outputs:
@@ -174,18 +174,18 @@ class VllmBackend(Backend):
                     infos = () if work.num_top is None else self._infos(part, work.num_top)
                     if text or infos:
                         for index in same or (part.index,):
-                            yield Delta(index, text, infos)
+                            yield DeltaEvent(index, text, infos)
                     if part.finish_reason not in (None, "stop", "length"):
                         raise ApiError(503, "the server ended the answer")
                     if part.finish_reason is not None:
-                        heard = hearing.prompts[0]
+                        heard = tap.prompts[0]
                         if not started:  # the connector reports at the end
                             started = True
-                            yield Started(self.reuse(work.linking, laid, heard))
+                            yield StartEvent(self.reuse(work.linking, laid, heard))
                         for index in same or (part.index,):
-                            yield Finished(index, part.finish_reason, len(heard.tokens[part.index]))
+                            yield FinishEvent(index, part.finish_reason, len(heard.tokens[part.index]))
             if work.linking.verifies:
-                yield Verified(await self.serving.verify(hearing.prompts[0]))
+                yield VerificationEvent(await self.serving.verify(tap.prompts[0]))
         finally:
             await outputs.aclose()
 
@@ -206,7 +206,7 @@ class VllmBackend(Backend):
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
         engine = self.engine_of(tenant)
         options = CompileOptions(Spec(policy=self.policy).objects.sinks)
-        async with self.places.place(tenant.name):
+        async with self.admission.place(tenant.name):
             chunks = await self._in_thread(lambda: make_chunks(engine.model, text, "text", chunk_tokens))
             done = await asyncio.to_thread(engine.compile, chunks, options)
         return [CompiledText(part.key, len(part.chunk)) for part in done]
@@ -224,7 +224,7 @@ class VllmBackend(Backend):
         @asynccontextmanager
         async def place() -> AsyncGenerator[None, None]:
             async with waiting:
-                held_place = await self.places.take(tenant.name, has_begun=True)
+                held_place = await self.admission.take(tenant.name, has_begun=True)
             with held(held_place):
                 yield
 
@@ -251,7 +251,7 @@ class VllmBackend(Backend):
             send({"report": answer.report() | {"model": self.model}, "origin": answer.origin()})
 
         async with (
-            self.places.place(tenant.name),
+            self.admission.place(tenant.name),
             aclosing(events_of(self._threads, work, engine.stop)) as events,
         ):
             async for event in events:
@@ -293,8 +293,8 @@ class VllmBackend(Backend):
         return policy
 
     async def prompt(
-        self, tenant: Tenant, prompt: Chat | Raw, linking: Linking, body: Mapping[str, Any] | None = None
-    ) -> tuple[LaidOut, object]:
+        self, tenant: Tenant, prompt: ChatPrompt | RawPrompt, linking: Linking, body: Mapping[str, Any] | None = None
+    ) -> tuple[PromptLayout, object]:
         """Lay out a prompt: its tokens and objects, and what the connector is asked for.
 
         Args:
@@ -313,14 +313,14 @@ class VllmBackend(Backend):
             await self._in_thread(lambda: self._require_tables(laid))
         return laid, self.params(policy, linking, laid)
 
-    def _require_tables(self, laid: LaidOut) -> None:
+    def _require_tables(self, laid: PromptLayout) -> None:
         """Refuse a named object without a table of fixups: vLLM makes none."""
         for match in laid.matches:
             with self._store.peek(match.key) as file:
                 if file.meta.fixups is None:
                     raise without_table(file.text(), match.start)
 
-    def params(self, policy: Policy, linking: Linking, laid: LaidOut | None = None) -> object:
+    def params(self, policy: Policy, linking: Linking, laid: PromptLayout | None = None) -> object:
         """The connector's field `pic` of a prompt."""
         if not policy.needs.objects:
             return False
@@ -335,7 +335,7 @@ class VllmBackend(Backend):
             wanted["recognise"] = True
         return wanted
 
-    def reuse(self, linking: Linking, laid: LaidOut | None, heard: Heard) -> Reuse:
+    def reuse(self, linking: Linking, laid: PromptLayout | None, heard: PromptRecord) -> Reuse:
         """What was done with a prompt."""
         label, report, num_prompt = label_of(self.policy_of(linking)), heard.report, heard.num_prompt
         if report is None or report["state"] not in _LINKED:
@@ -351,9 +351,9 @@ class VllmBackend(Backend):
             "+".join(sorted(sources)),
         )  # fmt: skip
 
-    async def _pieces(self, model: Model, prompt: Chat | Raw, body: Mapping[str, Any]) -> list[Piece]:
+    async def _pieces(self, model: Model, prompt: ChatPrompt | RawPrompt, body: Mapping[str, Any]) -> list[Piece]:
         """The pieces of a prompt. Chats are laid out by vLLM's template, or plainly if it has none."""
-        if isinstance(prompt, Raw) or not self.serving.template:
+        if isinstance(prompt, RawPrompt) or not self.serving.template:
             return pieces_of(model, prompt)
         chat = prompt if takes_documents(self.serving.template) else prompt.without_documents()
         marks = Marks()
@@ -367,7 +367,7 @@ class VllmBackend(Backend):
         self, engine: OnlineEngine, pieces: Sequence[Piece], policy: Policy
     ) -> dict[str, tuple[str, TokenIds]]:
         """The objects of marked texts, by text: compiled where the store lacks them; no key where that fails."""
-        texts = list(dict.fromkeys(piece.text for piece in pieces if isinstance(piece, Marked)))
+        texts = list(dict.fromkeys(piece.text for piece in pieces if isinstance(piece, MarkedText)))
 
         def chunks() -> list[Chunk]:
             return [make_chunk(engine.model, text, "a marked part") for text in texts]
@@ -387,9 +387,9 @@ class VllmBackend(Backend):
         return dict(zip(texts, zip(keys, tokens, strict=True), strict=True))
 
     def _object(
-        self, piece: Stored | Marked, model: Model, marked: Mapping[str, tuple[str, TokenIds]]
+        self, piece: ObjectReference | MarkedText, model: Model, marked: Mapping[str, tuple[str, TokenIds]]
     ) -> tuple[str, TokenIds]:
-        if isinstance(piece, Marked):
+        if isinstance(piece, MarkedText):
             return marked[piece.text]
         return leased_object(self._store, piece.key, model, _log)
 
@@ -409,7 +409,7 @@ class VllmBackend(Backend):
         if self._learner is None:
             return
         parts = await asyncio.to_thread(self._learner.find, tenant.id, texts)
-        is_busy = self.places.num_waiting or (self._learning is not None and not self._learning.done())
+        is_busy = self.admission.num_waiting or (self._learning is not None and not self._learning.done())
         if parts and not is_busy:
             self._learning = asyncio.create_task(self._compile_parts(self._learner, tenant, parts))
 
@@ -420,7 +420,7 @@ class VllmBackend(Backend):
         chunks = learner.chunks(engine.model, policy, parts)
         try:
             while (chunk := await self._in_thread(lambda: next(chunks, None))) is not None:
-                if self.places.num_waiting:
+                if self.admission.num_waiting:
                     return
                 (done,) = await asyncio.to_thread(engine.compile, [chunk], options)
                 learner.count(done)
@@ -485,5 +485,5 @@ class VllmBackend(Backend):
         engine = self.engine_of(Tenant("start"))
         ids = list(engine.model.encode("The start."))[:4]
         params = {"pic": {"recognise": True}}
-        async for _ in self.serving.generate(engine, ids, Sampling(), 1, 1, params, Hearing()):
+        async for _ in self.serving.generate(engine, ids, Sampling(), 1, 1, params, RequestTap()):
             pass

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import Request
 from starlette.routing import Match
 
-from pictool.engines.vllm.client.serving import Refused
+from pictool.engines.vllm.client.serving import RefusedError
 from pictool.errors import PicError
 from pictool.serve.app import (
     OPEN,
@@ -48,13 +48,13 @@ def attach(app: FastAPI, service: Service, backend: VllmBackend) -> None:
     app.include_router(router)
     for kind in (ApiError, PicError):
         app.exception_handler(kind)(_handle)
-    app.exception_handler(Refused)(_refused)
+    app.exception_handler(RefusedError)(_refused)
     app.add_middleware(Guard, service=service, router=router)  # type: ignore[arg-type]
     app.add_middleware(Gate, service=service)  # type: ignore[arg-type]
 
 
 async def _refused(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, Refused)
+    assert isinstance(error, RefusedError)
     return AsciiResponse(error.body, error.status)
 
 

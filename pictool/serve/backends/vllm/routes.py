@@ -14,36 +14,45 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field, TypeAdapter, ValidationError
 
-from pictool.engines.vllm.client.serving import Hearing
+from pictool.engines.vllm.client.serving import RequestTap
 from pictool.engines.vllm.request import SALT_PREFIX as PREFIX
-from pictool.serve.admission import Place, held
+from pictool.serve.admission import Admission, held
 from pictool.serve.backends.vllm.backend import VllmBackend
 from pictool.serve.bodies import invalid, read_json, validated
 from pictool.serve.errors import ApiError
-from pictool.serve.prompts.layout import LaidOut
+from pictool.serve.prompts.layout import PromptLayout
 from pictool.serve.prompts.learning import texts_of, texts_of_body
 from pictool.serve.prompts.reading import cached_pieces, documents_of, hint_of, linking_of, prompts_of, turns_of
 from pictool.serve.routes.openai import MAX_PROMPTS, POLICY
-from pictool.serve.schema import MAX_PARTS, CompletionRequest, Documents, DocumentText, Generation, Message, Messages
+from pictool.serve.schema import (
+    MAX_PARTS,
+    ChatMessage,
+    CompletionRequest,
+    Documents,
+    DocumentText,
+    GenerationRequest,
+    Messages,
+)
 from pictool.serve.service import Service, unless_gone
 from pictool.serve.tenants import Tenant
-from pictool.serve.work import Chat, Linking, Raw, Reuse, Text, Turn
+from pictool.serve.work import ChatPrompt, Linking, PlainText, RawPrompt, Reuse, Turn
 
 _OURS = ("pic", "verify", "cache_ids")
 _REFERENCES = ("cache", "file", "document")
 _MARKERS = ("cache_control", "prompt_cache_breakpoint")
-_MESSAGES: TypeAdapter[Sequence[Message]] = TypeAdapter(Messages)
+_MESSAGES: TypeAdapter[Sequence[ChatMessage]] = TypeAdapter(Messages)
 _DOCUMENTS: TypeAdapter[Sequence[DocumentText]] = TypeAdapter(Documents)
-_GENERATION, _COMPLETION = TypeAdapter(Generation), TypeAdapter(CompletionRequest)
+_GENERATION, _COMPLETION = TypeAdapter(GenerationRequest), TypeAdapter(CompletionRequest)
 _SOME = TypeAdapter(Annotated[list[Any], Field(min_length=1, max_length=MAX_PARTS)])  # messages as vLLM knows them
 LayOut = Callable[
-    [Service, VllmBackend, Tenant, dict[str, Any], Generation, Linking], Awaitable[tuple["Wanted", dict[str, Any]]]
+    [Service, VllmBackend, Tenant, dict[str, Any], GenerationRequest, Linking],
+    Awaitable[tuple["RoutedRequest", dict[str, Any]]],
 ]
 HandOn = Callable[[Mapping[str, Any], Request, str], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RoutedRequest:
     """What a request asks for, apart from its prompt. `laid` is the prompt, if it was laid out here.
 
     `tenant` has the salt under which the prompt is linked; `texts` are what may be learned of it.
@@ -51,7 +60,7 @@ class Wanted:
 
     tenant: Tenant
     linking: Linking
-    laid: LaidOut | None = None
+    laid: PromptLayout | None = None
     texts: Sequence[str] = ()
 
 
@@ -71,7 +80,7 @@ def vllm_routes(service: Service, backend: VllmBackend) -> APIRouter:
         """Hold a place from here to the end of the response."""
         started, tenant, body = time.perf_counter(), service.tenant(request), await _read(request)
         own, linking = _options(service, tenant, body, header)
-        place = await unless_gone(request, backend.places.take(tenant.name, (own.n or 1) * _num_prompts(body)))
+        place = await unless_gone(request, backend.admission.take(tenant.name, (own.n or 1) * _num_prompts(body)))
         response = None
         try:
             wanted, body = await lay_out(service, backend, tenant, body, own, linking)
@@ -79,15 +88,15 @@ def vllm_routes(service: Service, backend: VllmBackend) -> APIRouter:
         finally:
             if not isinstance(response, StreamingResponse):
                 place.release()
-        return Held(response, place) if isinstance(response, StreamingResponse) else response
+        return AdmittedResponse(response, place) if isinstance(response, StreamingResponse) else response
 
     return router
 
 
-class Held(Response):
+class AdmittedResponse(Response):
     """A stream during which its request holds a place, whether or not a client reads it to its end."""
 
-    def __init__(self, stream: StreamingResponse, place: Place) -> None:
+    def __init__(self, stream: StreamingResponse, place: Admission) -> None:
         self._stream, self._place = stream, place
         self.status_code, self.raw_headers, self.background = stream.status_code, stream.raw_headers, None
 
@@ -106,7 +115,7 @@ async def _read(request: Request) -> dict[str, Any]:
 
 def _options(
     service: Service, tenant: Tenant, body: Mapping[str, Any], header: str | None
-) -> tuple[Generation, Linking]:
+) -> tuple[GenerationRequest, Linking]:
     """The fields that both backends have, within their bounds; those of vLLM's that a tenant may not set are refused.
 
     Raises:
@@ -127,8 +136,13 @@ def _options(
 
 
 async def _chat(
-    service: Service, backend: VllmBackend, tenant: Tenant, body: dict[str, Any], own: Generation, linking: Linking
-) -> tuple[Wanted, dict[str, Any]]:
+    service: Service,
+    backend: VllmBackend,
+    tenant: Tenant,
+    body: dict[str, Any],
+    own: GenerationRequest,
+    linking: Linking,
+) -> tuple[RoutedRequest, dict[str, Any]]:
     """What a chat asks for, and the body for vLLM. It is laid out here only if it has references, or no template."""
     validated(_SOME, body.get("messages"))
     rest = _without_ours(body, linking)
@@ -141,22 +155,27 @@ async def _chat(
     find_cache, find_file = service.find_cache(tenant), service.find_file(tenant)
     turns = await asyncio.to_thread(turns_of, messages, find_cache, find_file, own.cache_ids or ())
     tools = () if body.get("tool_choice") == "none" else tuple(body.get("tools") or ())
-    chat = Chat(turns, tools, documents)
+    chat = ChatPrompt(turns, tools, documents)
     laid, params = await backend.prompt(tenant, chat, linking, rest)
     rest |= {"messages": [_message(turn) for turn in turns], "documents": None}
     rest["kv_transfer_params"] = {"pic": params, "prompt_token_ids": laid.tokens.tolist()}
-    return Wanted(_owner(tenant, rest), linking, laid, texts_of(chat)), rest
+    return RoutedRequest(_owner(tenant, rest), linking, laid, texts_of(chat)), rest
 
 
 def _message(turn: Turn) -> dict[str, Any]:
     """A message with nothing but text, for what vLLM reads of it beside its tokens."""
-    text = "".join(piece.text for piece in turn.pieces if isinstance(piece, Text))
+    text = "".join(piece.text for piece in turn.pieces if isinstance(piece, PlainText))
     return {"role": turn.role, "content": text, **turn.more}
 
 
 async def _completion(
-    service: Service, backend: VllmBackend, tenant: Tenant, body: dict[str, Any], own: Generation, linking: Linking
-) -> tuple[Wanted, dict[str, Any]]:
+    service: Service,
+    backend: VllmBackend,
+    tenant: Tenant,
+    body: dict[str, Any],
+    own: GenerationRequest,
+    linking: Linking,
+) -> tuple[RoutedRequest, dict[str, Any]]:
     """What a completion asks for, and the body for vLLM. Objects come before its prompt, each tokenized on its own."""
     rest = _without_ours(body, linking)
     if not own.cache_ids:
@@ -166,22 +185,22 @@ async def _completion(
     named = {"model": "", "prompt": body.get("prompt")}
     prompts = prompts_of(validated(_COMPLETION, named))
     before = await asyncio.to_thread(cached_pieces, service.find_cache(tenant), own.cache_ids)
-    laid = [await backend.prompt(tenant, Raw((*before, *prompt)), linking) for prompt in prompts]
+    laid = [await backend.prompt(tenant, RawPrompt((*before, *prompt)), linking) for prompt in prompts]
     rest["prompt"] = [entry.tokens.tolist() for entry, _ in laid]
     rest["kv_transfer_params"] = {"pic": laid[0][1]}
-    return Wanted(_owner(tenant, rest), linking, laid[0][0], texts_of_body(body)), rest
+    return RoutedRequest(_owner(tenant, rest), linking, laid[0][0], texts_of_body(body)), rest
 
 
 def _as_it_is(
     backend: VllmBackend, tenant: Tenant, linking: Linking, rest: dict[str, Any]
-) -> tuple[Wanted, dict[str, Any]]:
+) -> tuple[RoutedRequest, dict[str, Any]]:
     """A request whose prompt vLLM lays out; documents in it may be recognised."""
     params = backend.params(backend.policy_of(linking), linking)
     transfer = rest.get("kv_transfer_params") or {}
     if not isinstance(transfer, Mapping) or "pic" in transfer:  # the client says it, or vLLM refuses it
-        return Wanted(tenant, linking), rest
+        return RoutedRequest(tenant, linking), rest
     rest["kv_transfer_params"] = {**transfer, "pic": params}
-    return Wanted(_owner(tenant, rest), linking, texts=texts_of_body(rest)), rest
+    return RoutedRequest(_owner(tenant, rest), linking, texts=texts_of_body(rest)), rest
 
 
 def _owner(tenant: Tenant, rest: Mapping[str, Any]) -> Tenant:
@@ -217,16 +236,16 @@ def _has_references(body: Mapping[str, Any]) -> bool:
 
 
 async def _hand_on(
-    service: Service, backend: VllmBackend, hand_on: HandOn, request: Request, body: Mapping[str, Any], wanted: Wanted,
-    started: float,
+    service: Service, backend: VllmBackend, hand_on: HandOn, request: Request, body: Mapping[str, Any],
+    wanted: RoutedRequest, started: float,
 ) -> Response:  # fmt: skip
     """vLLM's own response, with the field `pic`."""
     try:
-        with Hearing() as hearing:
+        with RequestTap() as tap:
             response = await hand_on(body, request, wanted.tenant.salt)
     except ValidationError as error:
         raise invalid(error.errors(include_url=False, include_context=False, include_input=False), 400) from error
-    reported = Reported(service, backend, wanted, hearing, started)
+    reported = RequestReport(service, backend, wanted, tap, started)
     if isinstance(response, StreamingResponse):
         num_choices = int(body.get("n") or 1) * max(1, _num_prompts(body))
         response.body_iterator = reported.stream(response.body_iterator, num_choices)  # type: ignore[arg-type]
@@ -242,26 +261,26 @@ def _num_prompts(body: Mapping[str, Any]) -> int:
     return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
 
 
-class Reported:
+class RequestReport:
     """What was done for one HTTP request: its field `pic`, and the metrics."""
 
     def __init__(
-        self, service: Service, backend: VllmBackend, wanted: Wanted, hearing: Hearing, started: float
+        self, service: Service, backend: VllmBackend, wanted: RoutedRequest, tap: RequestTap, started: float
     ) -> None:
-        self._service, self._backend, self._wanted, self._hearing = service, backend, wanted, hearing
+        self._service, self._backend, self._wanted, self._tap = service, backend, wanted, tap
         self._started = started
 
     async def report(self) -> Any:
         """The field `pic`, once all is answered: one, or one for each prompt. Counts it."""
         reports, linking = [], self._wanted.linking
-        for heard in self._hearing.prompts:
+        for heard in self._tap.prompts:
             reuse: Reuse = self._backend.reuse(linking, self._wanted.laid, heard)
             verified = {"verify": await self._backend.serving.verify(heard)} if self._wanted.linking.verifies else {}
             reports.append(replace(reuse, hint=hint_of(linking, self._wanted.texts)).report() | verified)
             self._service.metrics.count_prompt(reuse)
             self._service.metrics.count_generated(sum(map(len, heard.tokens.values())))
-        if self._hearing.first_s is not None:
-            self._service.metrics.ttft.observe(self._hearing.first_s - self._started)
+        if self._tap.first_s is not None:
+            self._service.metrics.ttft.observe(self._tap.first_s - self._started)
         self._service.metrics.duration.observe(time.perf_counter() - self._started)
         if self._wanted.linking.recognises:
             await self._backend.learn(self._wanted.tenant, self._wanted.texts)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from pictool.errors import NotFiniteError, ObjectError, PicError
 from pictool.linker.context import context_of
-from pictool.linker.link import Linked, Prepared, claim_alone, compute, link, prepare, start_clock
+from pictool.linker.link import Linked, PreparedLink, compute, link, prepare, reserve_alone, start_clock
 from pictool.linker.policies.base import no_stage
-from pictool.linker.residency import Claim, ResidentObjects
+from pictool.linker.residency import Reservation, ResidentObjects
 from pictool.linker.spec import Spec
 from pictool.store.store import Store
 
@@ -33,7 +33,7 @@ class _Next:
     index: int
     spec: Spec
     opened: ExitStack
-    prepared: Prepared | None
+    prepared: PreparedLink | None
 
     @property
     def num_files(self) -> int:
@@ -41,13 +41,13 @@ class _Next:
         return 0 if self.prepared is None else len(self.prepared.reused.placed)
 
 
-def link_waves(
+def link_batches(
     model: Model, store: Store, specs: Iterable[Spec], residents: ResidentObjects
 ) -> Generator[tuple[int, Linked | PicError], None, None]:
-    """Link prompts in their order, in waves of as many images as the pool has room for beside those that are held.
+    """Link prompts in their order, in batches of as many images as the pool has room for beside those that are held.
 
-    Each is linked as `link` does it, when its turn comes; who drops an image before asking for the next one leaves its
-    room to the wave after this one.
+    Each is linked as `link` does it, when its turn comes. Drop each image before you request the next, so that its
+    slots can be reused.
 
     Yields:
         the index of a spec and its link, or why there is none.
@@ -62,11 +62,11 @@ def link_waves(
                 every.callback(ahead[-1].opened.close)
             if not ahead:
                 return
-            claims = _claim_wave(ahead, residents)
-            while claims:
+            reservations = _reserve_batch(ahead, residents)
+            while reservations:
                 each = ahead.popleft()
                 alone = partial(link, model, store, each.spec, residents=residents)
-                yield each.index, _outcome(each, claims.popleft(), alone)  # no name here holds the image
+                yield each.index, _outcome(each, reservations.popleft(), alone)  # no name here holds the image
                 each.opened.close()
 
 
@@ -80,30 +80,30 @@ def _open(model: Model, store: Store, index: int, spec: Spec) -> _Next:
         return _Next(index, spec, opened, None)
 
 
-def _claim_wave(ahead: Iterable[_Next], residents: ResidentObjects) -> deque[Claim | None]:
-    """Claims of the first prompts; None for one that has to be linked alone."""
+def _reserve_batch(ahead: Iterable[_Next], residents: ResidentObjects) -> deque[Reservation | None]:
+    """Reservations for the first prompts; None for one that has to be linked alone."""
     ready = [each.prepared for each in ahead]
     first = ready[0]
     if first is None:
-        return deque[Claim | None]([None])
+        return deque[Reservation | None]([None])
     if not first.wants_pool:
-        return deque[Claim | None]([claim_alone(first, residents)])
-    wave = takewhile(lambda each: each is not None and each.wants_pool, ready)
-    return deque[Claim | None](
-        residents.claim([(each.laid.layout, each.reused.placed) for each in wave if each is not None])
+        return deque[Reservation | None]([reserve_alone(first, residents)])
+    batch = takewhile(lambda each: each is not None and each.wants_pool, ready)
+    return deque[Reservation | None](
+        residents.reserve([(each.laid.layout, each.reused.placed) for each in batch if each is not None])
     )
 
 
-def _outcome(each: _Next, claim: Claim | None, alone: Callable[[], Linked]) -> Linked | PicError:
+def _outcome(each: _Next, reservation: Reservation | None, alone: Callable[[], Linked]) -> Linked | PicError:
     """The link of a prompt; once more, alone, if an object of it turns out damaged or lost."""
     try:
-        if each.prepared is not None and claim is not None:
-            return compute(each.prepared, claim)
+        if each.prepared is not None and reservation is not None:
+            return compute(each.prepared, reservation)
     except (ObjectError, NotFiniteError):
         pass
     except PicError as error:
         return error.with_traceback(None)  # which holds the image
-    claim = None
+    reservation = None
     try:
         return alone()
     except PicError as error:
