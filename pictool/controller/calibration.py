@@ -424,12 +424,6 @@ def forget_compute(model: Model) -> None:
         _place(machine(model)).unlink()
 
 
-def disagrees(estimated_s: float, measured_s: float) -> bool:
-    """Whether an estimate is so far from what was measured that the profile must be of another state of the machine."""
-    low, high = sorted((estimated_s, measured_s))
-    return low > 0 and high / low > MAX_DISAGREEMENT
-
-
 def _read(path: Path, of: dict[str, Any], num_counts: int, width: int) -> Measurements | None:
     """The measurements of a cached profile; None if there is none, it is damaged or old, or of a busy machine."""
     try:

@@ -326,14 +326,14 @@ def read_script(path: Path) -> LinkScript:
 
 
 def beside(file: Path, document: str) -> str:
-    """A document's path, relative to the file that names it; what is no file there is left as it is (a key)."""
+    """A document's path, relative to the file that names it; a name without a file there is kept as it is (a key)."""
     joined = os.path.normpath(file.parent / document)
     looks_like_file = "/" in document or "." in document
     return joined if looks_like_file or os.path.exists(joined) else document
 
 
 def check_documents(names: Sequence[str]) -> None:
-    """Refuse what is no text, object or key, before a model is loaded for it."""
+    """Refuse anything but a text, object or key before a model is loaded."""
     from pictool.compiler.chunking import read_text
     from pictool.linker.resolve import no_such_file
 

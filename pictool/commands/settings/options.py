@@ -96,7 +96,7 @@ _SETTINGS = {
     ],
     "salt": Annotated[
         Optional[str],
-        option("--salt", "TEXT", "Separates tenants: other salts never hit (PIC_SALT); ps shows it to all.", STORE),
+        option("--salt", "TEXT", "Only the same salt shares objects (PIC_SALT). Visible in ps.", STORE),
     ],
     "salt_file": Annotated[Optional[str], option("--salt-file", "FILE", "Holds the salt (PIC_SALT_FILE).", STORE)],
 }
@@ -133,7 +133,7 @@ def command(app: typer.Typer, name: str, *settings: str, without: Sequence[str] 
                 if kind is Settings:
                     values[parameter] = read_settings().override(**overrides).without_secrets_of_others()
                     if "salt" in settings and is_weak(values[parameter].salt):
-                        note(f"the salt is weak: who guesses it finds all that was compiled with it; {MAKE_ONE}")
+                        note(f"the salt is weak: whoever guesses it finds every object compiled with it; {MAKE_ONE}")
                 elif is_dataclass(kind):
                     names = [field.name for field in fields(kind) if field.name not in without]
                     values[parameter] = kind(**{name: values.pop(name) for name in names})  # type: ignore[operator]
@@ -184,7 +184,7 @@ def _default(field: Field[Any]) -> Any:
 class _Command(TyperCommand):
     """A command whose help has a section for every heading, without what rich costs to load.
 
-    A value whose metavar is in brackets may be left out of the command line: it is then `WITHOUT_VALUE`.
+    A value whose metavar is in brackets is optional on the command line: without it the option is `WITHOUT_VALUE`.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
