@@ -267,13 +267,13 @@ def compare_policies(engine: Engine, spec: Spec, policies: Sequence[LabelledPoli
     from pictool.linker.policies import BASELINE, make_policy
 
     specs = [replace(spec, policy=labelled.policy) for labelled in policies]
-    for one in specs:
-        engine.require_supported(one)
+    for variant in specs:
+        engine.require_supported(variant)
     engine.warm_up(specs[0], tell)
-    for one in specs:  # what one compiles is no time of the next one's
-        engine.link(one, on_compile=tell)
+    for variant in specs:  # before any is timed, so that no run includes compiling
+        engine.link(variant, on_compile=tell)
     full = engine.run(replace(spec, policy=make_policy(BASELINE)))
-    answers = [engine.run(one) for one in specs]
+    answers = [engine.run(variant) for variant in specs]
     return [replace(answer, compare=compare_answers(answer, full)) for answer in answers]
 
 

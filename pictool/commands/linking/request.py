@@ -26,10 +26,11 @@ from pictool.commands.settings.options import (
     ANSWER,
     COMPILING,
     POLICY,
-    PROMPT,
     ChunkOption,
     CodecOption,
     FieldsOption,
+    HeadOption,
+    TemplateOption,
     argument,
     option,
 )
@@ -70,10 +71,8 @@ class RequestOptions:
     fallback: Annotated[
         Optional[str], option("--fallback", "NAME", "Policy for objects that have no table of fixups.", POLICY)
     ] = None
-    head: Annotated[Optional[str], option("--head", "TEXT", "System message, before the documents.", PROMPT)] = None
-    query_template: Annotated[
-        Optional[str], option("--query-template", "TEXT", "How {query} follows the documents.", PROMPT)
-    ] = None
+    head: HeadOption = None
+    query_template: TemplateOption = None
     max_new_tokens: Annotated[
         Optional[int], option("--max-new-tokens", "N", "Tokens of the answer at most (64).", ANSWER, min=1)
     ] = None

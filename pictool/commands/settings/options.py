@@ -75,6 +75,10 @@ RayOption = Annotated[
         "--ray", "[ADDRESS]", "Run on a Ray cluster: HOST:PORT, auto; without: RAY_ADDRESS, or this machine.", CLUSTER
     ),
 ]
+HeadOption = Annotated[Optional[str], option("--head", "TEXT", "System message, before the documents.", PROMPT)]
+TemplateOption = Annotated[
+    Optional[str], option("--query-template", "TEXT", "How {query} follows the documents.", PROMPT)
+]
 FieldsOption = Annotated[list[str], option("-p", "FIELD=VALUE", "Any field of the policy; repeatable.", POLICY)]
 
 # The options that override settings; a command names those that it has.
@@ -188,8 +192,10 @@ class _Command(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        options = [one for one in self.get_params(ctx) if one.param_type_name == "option"]
-        optional = {name for one in options if (one.metavar or "").startswith("[") for name in one.opts}
+        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        optional = {
+            name for parameter in options if (parameter.metavar or "").startswith("[") for name in parameter.opts
+        }
         filled = list[str]()
         for index, text in enumerate(args):
             filled.append(text)
