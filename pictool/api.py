@@ -50,7 +50,7 @@ def compile(
     """
     options = CompileOptions(sinks, codec, probes)
     listed = [chunks] if isinstance(chunks, Chunk | Text | str) else chunks
-    made = [make_chunk(model, one.text, one.source) if isinstance(one, Text) else one for one in listed]
+    made = [make_chunk(model, each.text, each.source) if isinstance(each, Text) else each for each in listed]
     return compile_chunks(
         model, store, made, options, force=force, alone=alone, probe_model=probe_model, on_done=on_done
     )  # fmt: skip

@@ -79,10 +79,6 @@ class Target:
             blocks.append(self.identify_block(tokens[start : start + block], parent, rotation, salt))
         return blocks
 
-    def chain_keys(self, tokens: TokenIds, block: int, rotation: str = "", salt: str = "") -> list[str]:
-        """The keys of `identify_blocks`."""
-        return [identity.key for identity in self.identify_blocks(tokens, block, rotation, salt)]
-
     @cached_property
     def _fields(self) -> dict[str, Any]:
         return asdict(self)

@@ -59,7 +59,7 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to go, if it goes on like this; None if nothing is known yet."""
+        """Seconds left at the current rate; None if it is not known yet."""
         return self.seconds * (self.to_read / self.num_read - 1) if self.num_read and self.to_read else None
 
     def plus(self, rows: pa.Table, seconds: float) -> Progress:

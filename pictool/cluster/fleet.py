@@ -257,7 +257,7 @@ def _unavailable() -> ApiError:
 
 
 class PromptKeys:
-    """The keys of the objects that requests want, in the order of their prompts. It has the tokenizer of a thread."""
+    """Computes the keys of the objects in a request, in prompt order, in a thread with a tokenizer of its own."""
 
     def __init__(self, model: Model, codec: str) -> None:
         self._model, self._codec = model, codec
@@ -322,7 +322,7 @@ def _pieces(prompt: ChatPrompt | RawPrompt) -> Iterable[Piece]:
 
 
 def _word(text: str) -> str:
-    """What stands for a text that is no object."""
+    """A stand-in key for a text that is not an object."""
     return f"text {hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
 

@@ -28,7 +28,7 @@ COLUMNS = ("id", "chunk", "key", "tokens", "bytes", "error")
 
 @dataclass(frozen=True)
 class ManifestRow:
-    """One chunk of a document, or what is wrong with it.
+    """A chunk of a document, or the document's error.
 
     Beside what the manifest says: whether it was computed now (`is_new`), whether it is the first of its document,
     its share of the seconds that its batch took, and of the bytes that were read; and whether it stands for a worker

@@ -114,8 +114,8 @@ class ErrorReply:
 class Replica:
     """One replica, whose model is loaded.
 
-    All calls take `keys`, what they want, by which they were routed; and `exact`: whether the start-up check failed, so
-    that requests which name no policy are answered exactly. All raise ReplicaLost where the engine died.
+    All calls take `keys`, of the objects in the request, by which it was routed; and `exact`: whether the start-up
+    check failed, so that requests without a policy are answered exactly. All raise ReplicaLost where the engine died.
 
     Args:
         on_lost: is called before ReplicaLost is raised.

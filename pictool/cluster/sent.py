@@ -9,7 +9,7 @@ from pictool.serve.work import DeltaEvent, FinishEvent, StartEvent, TokenInfo
 
 
 class EventMismatch(Exception):
-    """An event is not what the client has already."""
+    """An event differs from what the client already received."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class _Text:
 
 
 class SentEvents:
-    """The events of a call that were passed on. Another attempt gives them again; they are compared, and left out.
+    """The events of a call that the client received. A retry yields them again; they are compared and dropped.
 
     An engine that batches joins tokens as they come, so texts are compared, however they are cut. Log-probabilities
     may differ by the noise of a batch, and so do the tokens that an engine's own cache had.

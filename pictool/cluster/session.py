@@ -20,10 +20,10 @@ _PACKAGES = ("ray", "pyarrow")
 
 
 def require_installed(what: str, *more: str) -> None:
-    """Refuse to go on without Ray.
+    """Raise an error unless Ray is installed.
 
     Args:
-        what: what needs it.
+        what: the feature that needs it.
         more: modules that it needs beside Ray Data.
 
     Raises:
@@ -36,7 +36,7 @@ def require_installed(what: str, *more: str) -> None:
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Be connected to a cluster.
+    """Connect to a cluster; disconnect at the end of the context.
 
     Args:
         address: HOST:PORT, `ray://…`, `auto` (that of this machine); `local` starts one of this machine's CPUs and
@@ -87,7 +87,7 @@ def resources() -> Resources:
 
 
 def _require_listening(address: str) -> None:
-    """Raise OSError if nobody listens at HOST:PORT: Ray would try for minutes."""
+    """Raise OSError unless something listens at HOST:PORT, since Ray would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()

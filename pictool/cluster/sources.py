@@ -46,7 +46,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class SourceDocument:
-    """One document, or what is wrong with it; `num_bytes` is what it takes in its file, about."""
+    """A document, or its error. `num_bytes` is roughly its size in the file."""
 
     id: str
     text: str | None

@@ -100,7 +100,7 @@ def _compile_one(
     name: str,
     attempts: Attempts,
 ) -> list[ManifestRow]:
-    """Compile a document whose batch has died once; one that is left out stays counted, for the next attempt at it."""
+    """Compile a document whose batch has crashed once. A skipped document stays counted for the next attempt."""
     if 1 + attempts.begin(name) >= MOST_DEATHS:
         error = f"{document.id}: {MOST_DEATHS} workers died while they compiled it, or the batch that it was in"
         return [ManifestRow.failed(document.id, error, document.num_bytes)]
@@ -111,7 +111,7 @@ def _compile_one(
 
 
 class CompileWorker:
-    """Compiles batches of documents. Creating one costs nothing; the first batch opens the model."""
+    """Compiles batches of documents. Creating one is cheap; the first batch loads the model."""
 
     def __init__(self, spec: BulkSpec) -> None:
         self._spec = spec
@@ -131,7 +131,7 @@ class CompileWorker:
         self._resources.close()
 
     def compile(self, documents: Sequence[SourceDocument]) -> list[ManifestRow]:
-        """Compile documents; what is wrong with one is a row with its error.
+        """Compile documents. A document that fails becomes a row with its error.
 
         Raises:
             PicError: the model cannot be opened, so that nothing can be compiled.
@@ -148,7 +148,7 @@ class CompileWorker:
         return rows
 
     def _cut(self, model: Model, document: SourceDocument) -> list[_Part] | str:
-        """The chunks of a document, or what is wrong with it."""
+        """The chunks of a document, or its error."""
         if document.text is None:
             return document.error or "has no text"
         options = self._spec.options

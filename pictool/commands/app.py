@@ -31,7 +31,7 @@ COMMANDS = {
     "bench": "Measure speed, on models of any shape with random weights.",
     "serve": "Serve a model over HTTP: OpenAI's API with explicit caches.",
     "tui": "Browse objects and traces on the terminal.",
-    "config": "Show the settings, and who says each.",
+    "config": "Show each setting and where it comes from.",
     "doctor": "Check that linking works on this machine, model and device.",
 }
 

@@ -149,8 +149,9 @@ def compile_files(
 def read_texts(files: Sequence[str], is_recursive: bool) -> tuple[list[tuple[str, str]], list[InputError]]:
     """Names and contents of text files, of stdin (`-`), and of those below directories, in order.
 
-    Below a directory, hidden files, links out of it, and what is no UTF-8 text are left out; a note names the latter
-    two. The second list has an error for each file that is named and cannot be read, and each directory without texts.
+    Below a directory, hidden files, links out of it, and files that are not UTF-8 text are skipped; a note names the
+    latter two. The second list has an error for each named file that cannot be read, and each directory without
+    texts.
     """
     texts, unreadable = list[tuple[str, str]](), list[InputError]()
     for name in files:
@@ -273,7 +274,7 @@ def check_output(output: str | None, depfile: bool, files: Sequence[str]) -> Pat
     """The target of -o, if it makes sense with the rest of the command line."""
     if output is None:
         if depfile:
-            raise UsageError("--depfile: needs -o, whose prerequisites it tells")
+            raise UsageError("--depfile: needs -o, whose prerequisites it lists")
         return None
     if len(files) != 1:
         raise UsageError(f"-o {output}: takes the objects of one file, but {len(files)} were given")

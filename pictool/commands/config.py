@@ -1,4 +1,4 @@
-"""`pic config`: every setting, its value, and who says it."""
+"""`pic config`: every setting, its value, and where it comes from."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _DEFAULTS = {"model": "embedded", "store": DEFAULT_ROOT, "remote_rate": "8K"}
 
 @command(app, "config")
 def run_config(settings: Settings, as_json: JsonOption = False) -> None:
-    """Show the settings, and who says each.
+    """Show each setting and where it comes from.
 
-    That is an environment variable, a pic.yaml here or above, or the default.
+    A setting comes from an environment variable, from a pic.yaml here or above, or is the default.
 
     \b
       pic config

@@ -20,11 +20,12 @@ from pictool.commands.settings.options import (
     DATASET,
     OUTPUT,
     POLICY,
-    PROMPT,
     SALT,
     SPECS,
     ChunkOption,
+    HeadOption,
     JsonOption,
+    TemplateOption,
     argument,
     command,
     make_app,
@@ -67,10 +68,8 @@ class EvalOptions:
         list[str],
         option("--algo", "SPEC", f"Policy or method: {SPECS}", POLICY, autocompletion=complete_algorithm),
     ] = field(default_factory=list)
-    head: Annotated[Optional[str], option("--head", "TEXT", "System message, before the documents.", PROMPT)] = None
-    query_template: Annotated[
-        Optional[str], option("--query-template", "TEXT", "How {query} follows the documents.", PROMPT)
-    ] = None
+    head: HeadOption = None
+    query_template: TemplateOption = None
     max_new_tokens: Annotated[
         Optional[int], option("--max-new-tokens", "N", "Tokens of every answer at most.", ANSWER, min=1)
     ] = None

@@ -171,7 +171,7 @@ def check_plot(plot: str | None, inputs: Sequence[Path]) -> None:
 
 
 def check_options(options: InspectOptions, of_traces: bool, name: str) -> None:
-    """Refuse options of the other kind than `name` is of, and of what is not shown."""
+    """Refuse options that do not apply to the kind of `name`, or to a view that is not shown."""
     if options.against not in (None, "full"):
         raise UsageError(f"--against {options.against}: only full is known; pic diff compares two traces")
     if not of_traces and (options.attention or options.against):
@@ -279,7 +279,7 @@ def _table(file: ObjectFile) -> dict[str, Any]:
 
 
 def sinks_of(file: ObjectFile, model: Model, num_initial: int) -> AttentionSinks:
-    """What the first tokens of an object draw of its attention when it is compiled alone.
+    """The attention that an object's first tokens draw when it is compiled alone.
 
     Raises:
         ForeignObjectError: another model's object.

@@ -68,7 +68,7 @@ FOREIGN = 1.25  # tokens a word; the world has 1.0, other English 1.5 and more
 
 @dataclass(frozen=True)
 class LinkCommand:
-    """What the command line asks for. `policies` are those that are compared, if several are named."""
+    """The parsed command line. `policies` are those that are compared, if several are named."""
 
     request: RequestOptions
     script: LinkScript
@@ -89,7 +89,7 @@ class LinkCommand:
 
 @dataclass(frozen=True)
 class LinkOutput:
-    """What came of it: a report for each policy, and whether the embedded model does not know the documents' words."""
+    """A report for each policy, and whether the documents' words are foreign to the embedded model."""
 
     reports: list[dict[str, Any]]
     is_foreign: bool
@@ -145,7 +145,7 @@ def run_link(
 
 
 def show(asked: LinkCommand, done: LinkOutput, as_json: bool) -> None:
-    """Print the answer, or what is known of it, where the caller wants it."""
+    """Print the answer, or as much of it as is known, in the requested form."""
     if as_json:
         print_json(done.reports if asked.policies else done.reports[0])
     elif asked.policies and not asked.is_written:
@@ -157,7 +157,7 @@ def show(asked: LinkCommand, done: LinkOutput, as_json: bool) -> None:
 
 
 def refuse_of_one(compare: bool, trace: str | None, depfile: bool) -> None:
-    """Refuse what is of one request beside --batch."""
+    """Refuse options of a single request together with --batch."""
     for name, value in (("--compare", compare), ("--trace", trace), ("--depfile", depfile)):
         if value:
             raise UsageError(f"--batch: {name} is of one request; leave it out (--verify 1 compares all)")
@@ -267,13 +267,13 @@ def compare_policies(engine: Engine, spec: Spec, policies: Sequence[LabelledPoli
     from pictool.linker.policies import BASELINE, make_policy
 
     specs = [replace(spec, policy=labelled.policy) for labelled in policies]
-    for one in specs:
-        engine.require_supported(one)
+    for variant in specs:
+        engine.require_supported(variant)
     engine.warm_up(specs[0], tell)
-    for one in specs:  # what one compiles is no time of the next one's
-        engine.link(one, on_compile=tell)
+    for variant in specs:  # before any is timed, so that no run includes compiling
+        engine.link(variant, on_compile=tell)
     full = engine.run(replace(spec, policy=make_policy(BASELINE)))
-    answers = [engine.run(one) for one in specs]
+    answers = [engine.run(variant) for variant in specs]
     return [replace(answer, compare=compare_answers(answer, full)) for answer in answers]
 
 
@@ -326,7 +326,7 @@ def input_files(request: RequestOptions, script: LinkScript) -> list[Path]:
 def check_outputs(output: str | None, trace: str | None, depfile: bool, inputs: Sequence[Path]) -> None:
     """Refuse what could not be written, or would destroy an input, before the long run."""
     if depfile and output is None:
-        raise UsageError("--depfile: needs -o, whose prerequisites it tells")
+        raise UsageError("--depfile: needs -o, whose prerequisites it lists")
     if output is not None:
         output_path("-o", output, inputs)
     if output is not None and depfile:

@@ -94,7 +94,7 @@ class PlanOptions:
 
     @property
     def finds_ratio(self) -> bool:
-        """Whether the ratio is to be found: the policy has one, and nobody says which."""
+        """Whether the ratio has to be found: the policy has one, and no option sets it."""
         from pictool.linker.grid import parse_policy
 
         if self.ratio is not None or "ratio" in parse_fields(self.params):

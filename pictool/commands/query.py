@@ -99,13 +99,13 @@ class QueryOptions:
 
     @property
     def pool_bytes(self) -> int:
-        """Raises InputError for what is no size."""
+        """Raises InputError if the text is not a size."""
         return 0 if self.pool is None else parse_size("--pool", self.pool)
 
 
 @dataclass(frozen=True)
 class QueryOutputOptions:
-    """What a command line asks for: an explanation, an answer or those of a bulk, and where they go."""
+    """Options of the output: an explanation, an answer or the answers of a bulk, and where they are written."""
 
     explain: Annotated[bool, option("--explain", None, "Print the tree before and after; run nothing.")] = False
     bulk: Annotated[bool, option("--bulk", None, "FILE has a query a line, in JSON; run all.")] = False
@@ -194,7 +194,7 @@ def choose_engine(name: str | None, outputs: str | None, trace: str | None, has_
 
 
 def keeps_outputs(outputs: str | None, engine: type[Engine]) -> bool:
-    """Whether outputs are linked as they were generated. Where an engine cannot, and nobody said so, a note does."""
+    """Whether outputs are linked as they were generated. Prints a note if the engine cannot and no option chose."""
     can_keep = "trace" in engine.supports
     if outputs is None and not can_keep:
         note(f"{engine.title} keeps no KV of outputs; they are compiled (--outputs compiled)")
@@ -392,7 +392,7 @@ def make_hooks(wanted: QueryOutputOptions, traces: TraceWriter | None) -> Hooks:
 
 
 def note_once() -> Callable[[object], None]:
-    """Notes of which each is printed once."""
+    """Print each note once."""
     printed = set[str]()
 
     def print_new(text: object) -> None:

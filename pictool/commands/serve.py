@@ -237,10 +237,10 @@ def check_choices(options: ServeOptions, settings: Settings) -> None:
 
 
 def find_policy(options: ServeOptions, settings: Settings) -> Policy:
-    """The policy of requests that name none: the command line's, else that of the settings, as `pic tune` writes it.
+    """The default policy: from the command line, or else from the settings, where `pic tune` writes it.
 
     Raises:
-        InputError: no such policy; names the file or the variable that says it.
+        InputError: no such policy; the message names the file or variable that sets it.
     """
     from pictool.linker.grid import parse_policy
 
@@ -262,7 +262,7 @@ def require_installed() -> None:
 
 
 def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
-    """Who may use the server. Without a file of keys everybody who reaches it may, as one tenant."""
+    """The tenants that may use the server. Without a file of keys, everybody who reaches it shares one tenant."""
     from pictool.commands.settings.salt import MAKE_ONE, is_weak
     from pictool.serve.tenants import Keys, Tenant, is_loopback, read_keys
 
@@ -275,7 +275,7 @@ def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
     keys = read_keys(Path(options.keys))
     for tenant in sorted(keys.tenants, key=lambda tenant: tenant.name):
         if is_weak(tenant.salt):
-            note(f"the salt of {tenant.name} is weak: who guesses it finds all that it compiles; {MAKE_ONE}")
+            note(f"the salt of {tenant.name} is weak: whoever guesses it finds every object of this tenant; {MAKE_ONE}")
     return keys
 
 

@@ -349,7 +349,7 @@ def run_pin(settings: Settings, keys: KeysArgument) -> None:
 
 @command(app, "unpin", "store")
 def run_unpin(settings: Settings, keys: KeysArgument) -> None:
-    """Let pinned objects go again.
+    """Unpin objects, so that they can be evicted or expired.
 
     \b
       pic store unpin 3f9a

@@ -230,7 +230,7 @@ def without_long(model: Model, questions: Questions, spec_options: SpecOptions) 
 
 
 def show(tuned: TuningResult, model: Model, options: TuneOptions) -> None:
-    """Print what is known, where the caller wants it, and draw it."""
+    """Print and draw the results so far, in the requested form."""
     if options.plot is not None:
         from pictool.tuning.plot import write_frontier
 
@@ -299,7 +299,7 @@ def finish(tuned: TuningResult, options: TuneOptions) -> None:
 
 
 def unclear(tuned: TuningResult) -> str:
-    """Why nothing is known, and how many questions it may take."""
+    """Why the sample decides nothing, and how many questions it may take."""
     needed = [line.finding.needed for line in tuned.lines if line.finding.needed is not None]
     text = f"{count(tuned.units, 'question')} are too few to say which policy meets the target"
     if needed:

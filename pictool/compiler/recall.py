@@ -103,7 +103,7 @@ def recall(surroundings: Surroundings, texts: Sequence[str]) -> list[list[Recall
 
 def _pack(name: bytes, chunks: Sequence[RecalledChunk]) -> str:
     """The chunks as they are kept: as JSON, behind a checksum that also covers the name."""
-    listed = json.dumps([[one.suffix, one.num_tokens, one.key] for one in chunks])
+    listed = json.dumps([[chunk.suffix, chunk.num_tokens, chunk.key] for chunk in chunks])
     return _checksum(name, listed) + listed
 
 
@@ -116,7 +116,7 @@ def _parse(name: bytes, packed: str) -> list[RecalledChunk]:
     if checksum != _checksum(name, listed):
         raise ValueError(packed)
     parsed = [RecalledChunk(str(suffix), int(tokens), str(key)) for suffix, tokens, key in json.loads(listed)]
-    if not parsed or not all(_KEY.fullmatch(one.key) for one in parsed):
+    if not parsed or not all(_KEY.fullmatch(chunk.key) for chunk in parsed):
         raise ValueError(listed)
     return parsed
 

@@ -16,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass
 class PartialAnswer:
-    """One answer as far as it is known."""
+    """An answer as far as it has arrived."""
 
     text: str = ""
     tokens: list[TokenInfo] = field(default_factory=list)
@@ -26,7 +26,7 @@ class PartialAnswer:
 
 @dataclass
 class AnswerCollector:
-    """The events of one work, taken together."""
+    """The events of one request, collected into answers."""
 
     reuse: Reuse = Reuse("full")
     answers: dict[int, PartialAnswer] = field(default_factory=dict)
@@ -160,7 +160,7 @@ def sse(value: object) -> bytes:
 
 
 class StartedStream:
-    """Events whose first one is known, so that what is wrong with a request is told before its stream begins."""
+    """A stream of events whose first one has arrived, so that a bad request is refused before its stream begins."""
 
     def __init__(self, first: Event, events: AsyncGenerator[Event, None]) -> None:
         self._first: Event | None = first

@@ -41,7 +41,7 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: BaseException) -> ApiError:
-        """What a client is told of an exception: no paths, and nothing of objects that are not its own."""
+        """The error that a client receives: no paths, and nothing about objects of others."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, InputError | ModelError):
@@ -66,12 +66,12 @@ def model_not_found(name: str, served: str) -> ApiError:
 
 
 def not_found(what: str, param: str | None = None, code: str = "not_found") -> ApiError:
-    """The one answer for what does not exist and what is another tenant's."""
+    """The same error for an object that does not exist and for another tenant's."""
     return ApiError(404, f"{what}: no such thing here", param=param, code=code)
 
 
 def no_share(problem: str) -> ApiError:
-    """A tenant may not keep so much; `problem` tells of nobody else."""
+    """The tenant's quota is used up. `problem` describes only the client's own objects."""
     return ApiError(429, f"{problem}; a text need not be kept to be asked about", code="insufficient_quota")
 
 

@@ -79,7 +79,7 @@ class Protocol(H11Protocol):
             self._unread.cancel()
 
     def _note(self) -> None:
-        """Begin to wait for a request, or to wait no more: for its head, or for the rest of one that was answered."""
+        """Start or stop the timeout of a request: for its head, or for the rest of one that was answered."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._forget()
         elif self not in self._idle and not self.transport.is_closing():
@@ -128,7 +128,7 @@ class Server(uvicorn.Server):
         ending.cancel()
 
     async def _end_backend(self) -> None:
-        """Tell those whose answers have not ended by then, before uvicorn cancels them."""
+        """Send an error to clients whose answers are still running, before uvicorn cancels them."""
         await asyncio.sleep(_GRACE_S)
         if self._backend is not None:
             await asyncio.to_thread(self._backend.close)

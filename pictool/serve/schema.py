@@ -32,7 +32,7 @@ _SEED = Field(default=None, ge=-(1 << 63), le=(1 << 64) - 1)
 
 
 class StrictModel(BaseModel):
-    """What of a request has fields. Strict: a number is no text and no truth value, and a text is no number."""
+    """The base of everything in a request that has fields. Strict: no type is converted into another."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=(), strict=True)
 

@@ -128,7 +128,7 @@ class Service:
 
 
 async def unless_gone(request: Request, answer: Awaitable[T]) -> T:
-    """Await an answer, unless its client goes away before it is there.
+    """Await an answer, unless its client disconnects first.
 
     Raises:
         ApiError: 499, which nobody reads; and whatever the answer raises.

@@ -20,7 +20,7 @@ def start_backend(
     model: Model, store: Store, settings: BackendSettings, limit: float | None, refuses: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> TorchBackend:  # fmt: skip
-    """Load the model, and check that it takes the policy well.
+    """Load the model, and check how far the policy's answers are from full recompute.
 
     Args:
         limit: KL(full ‖ linked) in nats above which the server falls back to exact answers; None: nothing is checked.

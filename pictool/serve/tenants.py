@@ -1,4 +1,4 @@
-"""Who may use a server: bearer keys, each of a tenant, whose salt is part of the keys of all its objects."""
+"""Tenants of a server and their bearer keys. A tenant's salt is part of the key of each of its objects."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Keys:
         return frozenset(self._tenants.values()) or frozenset({self._default})
 
     def find(self, key: str | None) -> Tenant | None:
-        """The tenant of a key; None for one that nobody has. A digest is looked up, so its time tells nothing."""
+        """The tenant of a key; None for an unknown key. A digest is looked up, so timing reveals no key."""
         if not self._tenants:
             return self._default
         return None if key is None else self._tenants.get(_digest(key))
@@ -97,7 +97,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _problem(words: list[str], tenants: Mapping[str, Tenant], salts: Mapping[str, str]) -> str | None:
-    """What is wrong with a line's words; None if nothing is."""
+    """The problem with a line's words; None if they are valid."""
     if len(words) != 3:
         return f"has {len(words)} words; {_FORM}"
     name, key, salt = words

@@ -79,11 +79,6 @@ class QueryRun:
         return sum(not call.is_shared for call in self.calls.values())
 
 
-def is_run(path: Path) -> bool:
-    """Whether a path is a run's file, or the folder of one."""
-    return path.name == FILE or (path / FILE).is_file()
-
-
 def write_run(
     folder: Path, query: Query, done: Sequence[CallRecord], traces: Mapping[NodePath, str], more: Mapping[str, Any]
 ) -> Path:

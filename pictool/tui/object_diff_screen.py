@@ -129,7 +129,7 @@ class ObjectDiffScreen(PicScreen):
             "keys": list(self.keys), "header": [dict(facts) for facts in self.facts],
             "tokens": {"at_start": self.overlap.at_start, "at_end": self.overlap.at_end},
             "text": [{"where": piece.where, "text": piece.text} for piece in self.pieces],
-            "layers": [{"key": one.key, "value": one.value} for one in self.distances],
+            "layers": [{"key": layer.key, "value": layer.value} for layer in self.distances],
         }  # fmt: skip
 
 

@@ -91,7 +91,11 @@ class Address:
             raise InputError(f"{self.url}: does not answer as pic serve ({error})") from error
         if not isinstance(health, dict):
             raise InputError(f"{self.url}: does not answer as pic serve (its /health is no object)")
-        counters = {(one.name, *one.labels.values()): one.value for one in samples if not one.name.endswith("_bucket")}
+        counters = {
+            (sample.name, *sample.labels.values()): sample.value
+            for sample in samples
+            if not sample.name.endswith("_bucket")
+        }
         buckets = [(float(s.labels["le"]), s.value) for s in samples if s.name == "pic_ttft_seconds_bucket"]
         return Reading(time.monotonic(), health, counters, tuple(sorted(buckets)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from statistics import fmean, median
@@ -104,9 +104,6 @@ class TuningResult:
     def report(self) -> dict[str, Any]:
         """The JSON of `pic tune --json`."""
         return asdict(self)
-
-
-Results = Mapping[str, Sequence[CaseResult]]  # by label, in the order of the questions
 
 
 class Sample:

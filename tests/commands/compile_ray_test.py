@@ -88,7 +88,8 @@ def test_the_address_may_be_left_out(used: dict[str, Any], words: list[str], add
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--manifest", "m.parquet"], "--manifest: is of a bulk compile"), (["--workers", "2"], "--workers: is of a"),
+        (["--manifest", "m.parquet"], "--manifest: applies to a bulk compile"),
+        (["--workers", "2"], "--workers: applies to a bulk compile"),
         (["--ray", "--probes", "0"], "--probes: not with --ray"), (["--ray", "-o", "a.kvo"], "-o: not with --ray"),
         (["--ray", "--engine", "torch"], "--engine: not with --ray"), (["--ray", "--remote", ""], "needs --remote URL"),
     ],

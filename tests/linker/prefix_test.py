@@ -127,7 +127,8 @@ def test_keys_are_sha256_over_parent_tokens_and_extra_keys(llama: Subject) -> No
         salted = hmac.new(b"s", digest.hexdigest().encode(), hashlib.sha256).hexdigest()
         parent = hashlib.sha256(f"{digest.hexdigest()} {salted}".encode()).hexdigest()
         wanted.append(parent)
-    assert target.chain_keys(np.arange(11, dtype=np.int32), 4, "r", "s") == wanted
+    blocks = target.identify_blocks(np.arange(11, dtype=np.int32), 4, "r", "s")
+    assert [block.key for block in blocks] == wanted
 
 
 def test_a_head_of_one_prompt_may_end_within_a_block(llama: Subject, store: Store) -> None:

@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pictool.runtime.memory.cidra import SCRATCH, Move, MovePlan, moves_of_range, plan
+from pictool.runtime.memory.cidra import SCRATCH, Move, MovePlan, plan
 
 Pool = NDArray[np.uint32]
+
+
+def moves_of_range(source: int, target: int, length: int, position: int | None = None) -> list[Move]:
+    """The moves of `length` consecutive blocks; the two ranges may overlap."""
+    return [Move(source + offset, target + offset, position) for offset in range(length)]
 
 
 def rotated(block: Pool, position: int | None) -> Pool:

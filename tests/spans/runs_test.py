@@ -13,7 +13,7 @@ from pictool.errors import InputError
 from pictool.spans.dsl import g, par, plus, repeat
 from pictool.spans.outcome import CallRecord
 from pictool.spans.query import Call, Map
-from pictool.spans.runs import FILE, is_run, read_run, write_run
+from pictool.spans.runs import FILE, read_run, write_run
 
 OWN = {
     "answer": "yes", "algo": "naive", "tokens": {"context": 8, "recomputed": 2.0, "prompt": 11, "generated": 1},
@@ -37,7 +37,6 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_run_is_read_as_it_was_written(run: Path) -> None:
     for path in (run, run.parent):
-        assert is_run(path)
         read = read_run(path)
         assert (read.answer, read.error, read.num_run) == ("yes", None, 2)
         first, shared, last = read.calls.values()
@@ -45,7 +44,6 @@ def test_a_run_is_read_as_it_was_written(run: Path) -> None:
         assert first.trace == shared.trace == run.parent / "0001.trace" and shared.is_shared
         assert (first.is_exact, shared.is_exact, last.is_exact) == (True, True, False)
         assert last.path == () and last.trace == run.parent / "0002.trace"
-    assert not is_run(run.parent.parent) and not is_run(run.parent / "0001.trace")
 
 
 def test_a_run_of_an_earlier_release_says_of_no_call_that_it_is_exact(run: Path) -> None:

@@ -27,7 +27,6 @@ from pictool.store.side.usage import (
     forget_hits,
     read_counts,
     read_hits,
-    reset_counts,
 )
 from pictool.store.store import Store
 from pictool.store.upkeep import expire, gc
@@ -152,14 +151,9 @@ def test_what_cannot_be_written_is_not_counted(tmp_path: Path) -> None:
     assert set(os.listdir(tmp_path)) == {"file", "tmp", MARK}
 
 
-def test_a_torn_file_counts_as_nothing_and_reset_forgets(directory: Path) -> None:
+def test_a_torn_file_counts_as_nothing(directory: Path) -> None:
     directory.mkdir()
     (directory / "00").write_bytes(b"torn")
-    assert read_counts(directory) == UsageCounts()
-    counters = Counters(directory)
-    counters.add(UsageCounts(hits=1))
-    counters.flush()
-    reset_counts(directory)
     assert read_counts(directory) == UsageCounts()
 
 

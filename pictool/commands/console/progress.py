@@ -21,7 +21,7 @@ _NOTE_S = 30.0
 def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
     """Show a bar of `total` steps; without a terminal, a note now and then.
 
-    Yields a function that counts one step, and the tokens of it that were computed, if it is told them.
+    Yields a function that counts one step and, if it is called with them, the tokens computed in that step.
     """
     steps = _Steps(total)
     with work_bar(what) if total > 1 else nullcontext(lambda done, total, more: None) as show:
@@ -85,7 +85,7 @@ def answers_bar(what: str) -> Iterator[Callable[[int, int], None]]:
 def work_bar(what: str) -> Iterator[Callable[[float, float, str], None]]:
     """Show a bar of work with the time left, and a text after it; without a terminal, a note now and then.
 
-    Yields a function that is called with what is done, what there is in all, and the text.
+    Yields a function that takes the work done, the total and the text.
     """
     if not sys.stderr.isatty():
         yield _Notes(what)

@@ -41,7 +41,7 @@ def note(text: str) -> None:
 
 
 def detail(text: str) -> None:
-    """The same, for those who ask for it."""
+    """The same, with --verbose only."""
     _say(text, Verbosity.VERBOSE)
 
 

@@ -36,7 +36,7 @@ _OF_ONE = ("query", "script", "documents")  # options of a single request
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A line of the file. `digest` is that of the line and of what the command line says of all."""
+    """A line of the file. `digest` covers the line and the options that apply to all lines."""
 
     line: int
     id: str
@@ -46,7 +46,7 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What a command line says of many requests, and of the answers that are compared with full recompute."""
+    """Options of batches, and of answers that are compared with full recompute."""
 
     batch: Annotated[
         Optional[str], option("--batch", "FILE", "Answer the requests of a file, as JSON lines.", BATCH)
@@ -67,14 +67,14 @@ class VerifyOptions:
         from pictool.fidelity.verify import Canary
 
         if self.max_kl is not None and self.verify is None:
-            raise UsageError("--max-kl: is of answers that are verified; say of which share with --verify")
+            raise UsageError("--max-kl: applies to verified answers; set their share with --verify")
         with of_command_line():
             return Canary(self.verify or 0.0, seed)
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """What the command line asks for. `max_kl`: of the verified answers in the mean; None: it is only reported."""
+    """Options of --batch. `max_kl` bounds the mean of the verified answers; None: the mean is only reported."""
 
     path: Path
     output: Path | None
@@ -88,7 +88,7 @@ class BatchOptions:
 
 
 def made_of(engine: Engine) -> Callable[[BatchRequest], str | None]:
-    """Makes digests of what answers of an engine follow from."""
+    """Makes digests of all that determines an engine's answers."""
     from pictool.engines.answer_file import Contents, digest_of, engine_identity, spec_identity
 
     contents = Contents()
@@ -110,7 +110,7 @@ def answered(answers: AnswerFile[Any], made_of: Callable[[Any], str | None]) -> 
 
 
 def run_batch(batch: BatchOptions, request: RequestOptions, settings: Settings, engine: str | None) -> None:
-    """Answer every request of the file; those that fail are told at the end.
+    """Answer every request of the file; failures are reported at the end.
 
     Raises:
         UsageError: options of one request. InputError: an unusable file; requests that failed; drift above `max_kl`.
@@ -150,7 +150,7 @@ def run_batch(batch: BatchOptions, request: RequestOptions, settings: Settings, 
 
 
 def check_batch(batch: BatchOptions, request: RequestOptions, settings: Settings) -> None:
-    """Refuse what is of one request."""
+    """Refuse options of a single request."""
     for name in _OF_ONE:
         if getattr(request, name):
             raise UsageError(f"--batch: the file has the {name} of each request; leave the other out")

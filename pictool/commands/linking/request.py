@@ -26,10 +26,11 @@ from pictool.commands.settings.options import (
     ANSWER,
     COMPILING,
     POLICY,
-    PROMPT,
     ChunkOption,
     CodecOption,
     FieldsOption,
+    HeadOption,
+    TemplateOption,
     argument,
     option,
 )
@@ -70,10 +71,8 @@ class RequestOptions:
     fallback: Annotated[
         Optional[str], option("--fallback", "NAME", "Policy for objects that have no table of fixups.", POLICY)
     ] = None
-    head: Annotated[Optional[str], option("--head", "TEXT", "System message, before the documents.", PROMPT)] = None
-    query_template: Annotated[
-        Optional[str], option("--query-template", "TEXT", "How {query} follows the documents.", PROMPT)
-    ] = None
+    head: HeadOption = None
+    query_template: TemplateOption = None
     max_new_tokens: Annotated[
         Optional[int], option("--max-new-tokens", "N", "Tokens of the answer at most (64).", ANSWER, min=1)
     ] = None
@@ -326,14 +325,14 @@ def read_script(path: Path) -> LinkScript:
 
 
 def beside(file: Path, document: str) -> str:
-    """A document's path, relative to the file that names it; what is no file there is left as it is (a key)."""
+    """A document's path, relative to the file that names it; a name without a file there is kept as it is (a key)."""
     joined = os.path.normpath(file.parent / document)
     looks_like_file = "/" in document or "." in document
     return joined if looks_like_file or os.path.exists(joined) else document
 
 
 def check_documents(names: Sequence[str]) -> None:
-    """Refuse what is no text, object or key, before a model is loaded for it."""
+    """Refuse anything but a text, object or key before a model is loaded."""
     from pictool.compiler.chunking import read_text
     from pictool.linker.resolve import no_such_file
 

@@ -77,7 +77,7 @@ def ask_server(
 
 
 def _require_report(settings: Settings, report: Mapping[str, Any], compare: bool) -> None:
-    """Raise InputError for what is no report of `pic link --json`."""
+    """Raise InputError unless the value is a report of `pic link --json`."""
     wanted = _REPORT | ({"compare": _COMPARE} if compare else {})
     if problem := _misfit(report, wanted):
         raise InputError(f"{settings.server}: does not answer as pic serve (report: {problem}); is it one?")

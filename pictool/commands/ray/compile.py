@@ -32,7 +32,7 @@ _ATTEMPTS = 8  # of a request to the remote: half a minute
 
 @dataclass(frozen=True)
 class BulkOptions:
-    """What a command line says of a bulk compile."""
+    """Options of a bulk compile."""
 
     ray: RayOption = None
     manifest: Annotated[
@@ -50,14 +50,14 @@ class BulkOptions:
     ] = None
 
     def check(self, others: Mapping[str, object], settings: Settings) -> None:
-        """Refuse what makes no sense together. `others` are options that a bulk compile has not, by name."""
+        """Refuse options that exclude each other. `others` are options that a bulk compile lacks, by name."""
         if self.ray is None:
             own = {
                 "--manifest": self.manifest, "--text-column": self.text_column, "--id-column": self.id_column,
                 "--workers": self.workers,
             }  # fmt: skip
             if given := [name for name, value in own.items() if value is not None]:
-                raise UsageError(f"{given[0]}: is of a bulk compile; give --ray, too")
+                raise UsageError(f"{given[0]}: applies to a bulk compile; add --ray")
             return
         if given := [name for name, value in others.items() if value]:
             raise UsageError(f"{given[0]}: not with --ray")

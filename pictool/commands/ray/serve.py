@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """What a command line says of replicas."""
+    """Options of replicas."""
 
     ray: RayOption = None
     replicas: Annotated[
@@ -48,10 +48,10 @@ class FleetOptions:
     ] = None
 
     def check(self, others: dict[str, object], settings: Settings) -> None:
-        """Refuse what makes no sense together, and a machine without Ray.
+        """Refuse options that exclude each other, and a machine without Ray.
 
         Args:
-            others: options that replicas have not, by name; true if one is used.
+            others: options that replicas lack, by name; true if one is used.
         """
         from pictool.cluster.session import require_installed
 
@@ -210,7 +210,7 @@ def make_spec(
 
 
 def threads_of(fleet: FleetOptions) -> int:
-    """Of each replica: its share of the cluster's CPUs, if nothing is said."""
+    """CPUs of each replica; by default, its share of the cluster's."""
     from pictool.cluster.session import resources
 
     return fleet.replica_cpus or max(1, int(resources().cpus) // fleet.counts()[0])

@@ -15,7 +15,7 @@ def find_engine(name: str | None, needed: dict[Feature, str] | None = None) -> t
     """The engine of this name, or the default one; what it logs goes to stderr, since stdout is for the answer.
 
     Args:
-        needed: features that the command line needs, each with the option that does.
+        needed: features that the command line needs, each with the option that needs it.
 
     Raises:
         UsageError: no such engine, or it has no such feature.

@@ -75,6 +75,10 @@ RayOption = Annotated[
         "--ray", "[ADDRESS]", "Run on a Ray cluster: HOST:PORT, auto; without: RAY_ADDRESS, or this machine.", CLUSTER
     ),
 ]
+HeadOption = Annotated[Optional[str], option("--head", "TEXT", "System message, before the documents.", PROMPT)]
+TemplateOption = Annotated[
+    Optional[str], option("--query-template", "TEXT", "How {query} follows the documents.", PROMPT)
+]
 FieldsOption = Annotated[list[str], option("-p", "FIELD=VALUE", "Any field of the policy; repeatable.", POLICY)]
 
 # The options that override settings; a command names those that it has.
@@ -96,7 +100,7 @@ _SETTINGS = {
     ],
     "salt": Annotated[
         Optional[str],
-        option("--salt", "TEXT", "Separates tenants: other salts never hit (PIC_SALT); ps shows it to all.", STORE),
+        option("--salt", "TEXT", "Only the same salt shares objects (PIC_SALT). Visible in ps.", STORE),
     ],
     "salt_file": Annotated[Optional[str], option("--salt-file", "FILE", "Holds the salt (PIC_SALT_FILE).", STORE)],
 }
@@ -133,7 +137,7 @@ def command(app: typer.Typer, name: str, *settings: str, without: Sequence[str] 
                 if kind is Settings:
                     values[parameter] = read_settings().override(**overrides).without_secrets_of_others()
                     if "salt" in settings and is_weak(values[parameter].salt):
-                        note(f"the salt is weak: who guesses it finds all that was compiled with it; {MAKE_ONE}")
+                        note(f"the salt is weak: whoever guesses it finds every object compiled with it; {MAKE_ONE}")
                 elif is_dataclass(kind):
                     names = [field.name for field in fields(kind) if field.name not in without]
                     values[parameter] = kind(**{name: values.pop(name) for name in names})  # type: ignore[operator]
@@ -184,12 +188,14 @@ def _default(field: Field[Any]) -> Any:
 class _Command(TyperCommand):
     """A command whose help has a section for every heading, without what rich costs to load.
 
-    A value whose metavar is in brackets may be left out of the command line: it is then `WITHOUT_VALUE`.
+    A value whose metavar is in brackets is optional on the command line: without it the option is `WITHOUT_VALUE`.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        options = [one for one in self.get_params(ctx) if one.param_type_name == "option"]
-        optional = {name for one in options if (one.metavar or "").startswith("[") for name in one.opts}
+        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        optional = {
+            name for parameter in options if (parameter.metavar or "").startswith("[") for name in parameter.opts
+        }
         filled = list[str]()
         for index, text in enumerate(args):
             filled.append(text)

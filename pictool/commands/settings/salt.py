@@ -39,7 +39,7 @@ def with_salt(values: Mapping[str, Any], salt: str, salt_file: str) -> dict[str,
 def read_salt(path: Path) -> str:
     """Read the salt in a file, without the line's end. A pipe serves as well: `--salt-file <(pass show tenant)`.
 
-    One that nobody writes to is not waited for: it has no salt.
+    A pipe without a writer is not waited for: it has no salt.
 
     Raises:
         InputError: unreadable, empty, no text, or too long; no message has any of the content.

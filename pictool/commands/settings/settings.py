@@ -37,7 +37,7 @@ _PATHS = ("store", "salt_file", "remote", "model")  # relative ones of a file ar
 
 @dataclass(frozen=True)
 class Settings:
-    """What a command works with and on. The command line comes before the environment, that before `pic.yaml`.
+    """The settings of a command. The command line takes precedence over the environment, which does over `pic.yaml`.
 
     Fields:
         model: directory or hub name; None: the embedded model.
@@ -53,7 +53,7 @@ class Settings:
         server: URL of a `pic serve` that links in place of this process; an empty text is none.
         server_key: the bearer key that it asks for. Never shown.
         strange_file: the file, if it is neither trusted nor below the home directory (`_read_trusted`).
-        origins: who says a setting: an option, a variable of the environment, or a file. Others have their default.
+        origins: where a setting comes from: an option, an environment variable or a file. Others have their default.
     """
 
     model: str | None = None

@@ -60,11 +60,6 @@ class MovePlan:
         return sum(move.length for batch in self.batches for move in batch)
 
 
-def moves_of_range(source: int, target: int, length: int, position: int | None = None) -> list[Move]:
-    """The moves of `length` consecutive blocks; the two ranges may overlap."""
-    return [Move(source + offset, target + offset, position) for offset in range(length)]
-
-
 def plan(moves: Iterable[Move], batch: int) -> MovePlan:
     """Plan moves that take place at once: afterwards each target holds what its source held before.
 

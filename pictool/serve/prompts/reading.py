@@ -76,7 +76,7 @@ def _is_quoted(text: str) -> bool:
 
 
 def sampling_of(body: GenerationRequest) -> Sampling:
-    """How tokens are chosen: as OpenAI's API does, at temperature 1 if nothing is said.
+    """How tokens are chosen: as in OpenAI's API, at temperature 1 by default.
 
     Raises:
         ApiError: what this server does not have.

@@ -88,7 +88,7 @@ def expiry(service: Service, ttl: Ttl | None, expires_at: float | None) -> float
 
 
 def _turns(service: Service, tenant: Tenant, body: CacheRequest) -> Sequence[Turn]:
-    """What is to be compiled, by role."""
+    """The texts to compile, by role."""
     given = [name for name in _FORMS if getattr(body, name) is not None]
     if len(given) != 1:
         raise ApiError(400, f"text: give one of {', '.join(_FORMS)}, not {len(given)}", param="text")

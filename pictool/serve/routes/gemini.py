@@ -43,7 +43,7 @@ _REASONS = {"stop": "STOP", "length": "MAX_TOKENS"}
 
 
 class GeminiModel(BaseModel):
-    """What of a request has fields. What is not known is refused: an answer would not be what was asked for."""
+    """The base of everything in a request that has fields. Unknown fields are refused, lest an answer ignore them."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -318,6 +318,6 @@ def is_gemini(path: str) -> bool:
 
 
 def gemini_error(error: ApiError) -> dict[str, Any]:
-    """An error as Gemini's API has it, beside what OpenAI's has."""
+    """An error in the form of Gemini's API, with the fields of OpenAI's."""
     body = error.body()["error"]
     return {"error": body | {"code": error.status, "status": _STATUSES.get(error.status, "INTERNAL")}}

@@ -131,7 +131,7 @@ async def respond(
 
 
 class EventStream(StreamingResponse):
-    """A stream of events whose source ends with it, also where the client goes away."""
+    """A stream of events. Its source is closed when it ends, even if the client disconnects."""
 
     media_type = "text/event-stream"
 

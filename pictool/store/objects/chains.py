@@ -1,4 +1,4 @@
-"""Prefix chains: a prompt's exact KV in blocks, each keyed by all that precedes it (`Target.chain_keys`).
+"""Prefix chains: a prompt's exact KV in blocks, each keyed by all that precedes it (`Target.identify_blocks`).
 
 A block is an object with a `parent`, so that integrity, eviction and listing are those of objects. The farther a block
 is from the beginning of its chain, the longer ago it counts as used: eviction takes the ends of chains first, and never

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from pictool.reading import read_file
 from pictool.store.directory import may_write
-from pictool.store.files import locked, make_directory, require_no_links
+from pictool.store.files import locked, make_directory
 from pictool.store.side.databases import clear_place, has_schema, write
 
 HITS_FILE = "hits.sqlite3"
@@ -145,12 +145,6 @@ def read_counts(directory: Path) -> UsageCounts:
         with suppress(OSError):
             total += _unpack(read_file(path, _FORMAT.size))
     return total
-
-
-def reset_counts(directory: Path) -> None:
-    require_no_links(directory, directory.parent)
-    for path in _count_files(directory):
-        path.unlink(missing_ok=True)
 
 
 def _count_files(directory: Path) -> list[Path]:

@@ -30,7 +30,7 @@ class ClosedError(Exception):
 
 
 class TaskCancelled(BaseException):
-    """Nobody waits for the result of a task any more; raised where it calls `checkpoint`."""
+    """A task was cancelled; raised where it calls `checkpoint`."""
 
 
 @dataclass(eq=False)

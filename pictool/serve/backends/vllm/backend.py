@@ -264,7 +264,7 @@ class VllmBackend(Backend):
         """The engine over a tenant's objects.
 
         Args:
-            later: one for whose objects nobody waits. fresh: one to which vLLM's own cache gives nothing.
+            later: an engine for objects that no request waits for. fresh: one that takes nothing from vLLM's own cache.
             place: what each of its requests is sent within.
         """
         model = copy(self.serving.model)
@@ -272,7 +272,7 @@ class VllmBackend(Backend):
         return OnlineEngine(model, self._store, self.serving.client, self._loop, later=later, fresh=fresh, place=place)
 
     def _apart(self, tenant: Tenant, **more: Any) -> OnlineEngine:
-        """The same with a tokenizer of its own: one that encodes is used by one thread at a time."""
+        """The same with a tokenizer of its own: only one thread at a time may encode with a tokenizer."""
         engine = self.engine_of(tenant, **more)
         engine.model.tokenizer = deepcopy(engine.model.tokenizer)
         return engine
@@ -414,7 +414,7 @@ class VllmBackend(Backend):
             self._learning = asyncio.create_task(self._compile_parts(self._learner, tenant, parts))
 
     async def _compile_parts(self, learner: Learner, tenant: Tenant, parts: Sequence[str]) -> None:
-        """Compile texts, one object at a time, while nobody waits for a place."""
+        """Compile texts, one object at a time, while no request waits for admission."""
         engine, policy = self.engine_of(tenant, later=True), self.policy
         options = CompileOptions(Spec(policy=policy).objects.sinks)
         chunks = learner.chunks(engine.model, policy, parts)

@@ -53,7 +53,7 @@ HandOn = Callable[[Mapping[str, Any], Request, str], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class RoutedRequest:
-    """What a request asks for, apart from its prompt. `laid` is the prompt, if it was laid out here.
+    """A request apart from its prompt. `laid` is the prompt, if it was laid out here.
 
     `tenant` has the salt under which the prompt is linked; `texts` are what may be learned of it.
     """
@@ -163,7 +163,7 @@ async def _chat(
 
 
 def _message(turn: Turn) -> dict[str, Any]:
-    """A message with nothing but text, for what vLLM reads of it beside its tokens."""
+    """A message with text only, for vLLM's own checks; its tokens are passed separately."""
     text = "".join(piece.text for piece in turn.pieces if isinstance(piece, PlainText))
     return {"role": turn.role, "content": text, **turn.more}
 
