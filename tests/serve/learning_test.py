@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.prompts.learning import Repeats, paragraphs, texts_of_body
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
-from serve.live import DOCS, Live, serving, text_of
+from serve.live import DOCS, Live, serving, text_of, until
 
 A, B = ("\n\n".join(doc.strip() for doc in order) for order in (DOCS * 2, DOCS[::-1]))
 KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b")})
@@ -93,8 +92,7 @@ def ask(live: Live, document: str, question: str, **more: Any) -> Any:
 
 def settled(live: Live) -> None:
     """Until nothing is compiled any more, and the index has read the store."""
-    while live.backend.status().active or live.backend.status().waiting:
-        time.sleep(0.01)
+    until(lambda: live.backend.status().active == live.backend.status().waiting == 0)
     live.backend.index.refresh()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import socket
 import threading
@@ -93,6 +94,13 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.01)
+
+
+async def until_async(condition: Callable[[], bool]) -> None:
+    """The same beside other tasks of an event loop, each of which a busy machine may hold up."""
+    async with asyncio.timeout(5 * _WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.002)
 
 
 def text_of(response: Any) -> str:

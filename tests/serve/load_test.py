@@ -16,7 +16,7 @@ from pictool.linker.grid import parse_policy
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
-from serve.live import DOCS, NAME, Live, serving, text_of, tiny_model, until
+from serve.live import DOCS, NAME, Live, serving, text_of, tiny_model, until, until_async
 
 
 def body(number: int) -> dict[str, Any]:
@@ -85,17 +85,19 @@ def test_a_full_queue_says_when_to_come_again_and_vanished_clients_free_it(
 ) -> None:
     keys = Keys({"a": Tenant("a"), "b": Tenant("b")})
     settings = BackendSettings(parse_policy("full"), max_waiting=2, max_active=1, refresh_s=3600)
-    with serving(tiny_model(), Store(tmp_path), keys, settings, key="a") as live, httpx.Client(timeout=60) as vanishing:
+    with (
+        serving(tiny_model(), Store(tmp_path), keys, settings, key="a") as live,
+        httpx.Client(timeout=600) as vanishing,
+    ):
         status = live.backend.status
 
         async def fill() -> None:
             headers = {"Authorization": "Bearer a"}
-            async with httpx.AsyncClient(base_url=live.url, headers=headers, timeout=60) as client:
+            async with httpx.AsyncClient(base_url=live.url, headers=headers, timeout=600) as client:
                 tasks = []
-                for count in range(3):
+                for _ in range(3):
                     tasks.append(asyncio.create_task(client.post("/v1/chat/completions", json=slow_ask)))
-                    while status().active + status().waiting <= count:
-                        await asyncio.sleep(0.005)
+                    await until_async(lambda: status().active + status().waiting >= len(tasks))
                 refused = await client.post("/v1/chat/completions", json=slow_ask)
                 assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
                 assert refused.json()["error"]["code"] == "queue_full"
@@ -125,10 +127,9 @@ def test_a_tenant_that_floods_the_queue_has_its_share_of_turns_and_no_more(tmp_p
             ended.append(key)
 
         async def run() -> None:
-            async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
+            async with httpx.AsyncClient(base_url=live.url, timeout=600) as client:
                 flood = [asyncio.create_task(ask(client, "a", number)) for number in range(40)]
-                while live.backend.status().waiting < 30:
-                    await asyncio.sleep(0.001)
+                await until_async(lambda: live.backend.status().waiting >= 30)
                 for number in range(6):
                     await ask(client, "b", number)
                 await asyncio.gather(*flood)
@@ -144,14 +145,13 @@ def test_who_waits_less_takes_a_place_of_who_waits_more(tmp_path: Path, slow_ask
         status = live.backend.status
 
         async def run() -> None:
-            async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
+            async with httpx.AsyncClient(base_url=live.url, timeout=600) as client:
                 greedy = []
-                for count, key in enumerate("baaa"):  # one of each runs
+                for key in "baaa":  # one of each runs
                     greedy.append(asyncio.create_task(
                         client.post("/v1/chat/completions", json=slow_ask, headers={"Authorization": f"Bearer {key}"})
                     ))  # fmt: skip
-                    while status().active + status().waiting <= count:
-                        await asyncio.sleep(0.005)
+                    await until_async(lambda: status().active + status().waiting >= len(greedy))
                 other = asyncio.create_task(client.post(
                     "/v1/chat/completions", json=slow_ask | {"n": 1, "max_tokens": 2},
                     headers={"Authorization": "Bearer b"},

@@ -27,7 +27,7 @@ from pictool.spans import query as nodes
 from pictool.spans.execute import Executor, RunOptions
 from pictool.spans.reading import read_query
 from pictool.store.store import Store
-from serve.live import DOCS, NAME, QUESTION, Live, serving, text_of, tiny_model, until
+from serve.live import DOCS, NAME, QUESTION, Live, serving, text_of, tiny_model, until, until_async
 
 INPUT = {"cross": [{"plus": [{"user": doc} for doc in DOCS]}, {"user": QUESTION}]}
 CALL = {"g": {"model": "spnl/any", "input": INPUT, "max_tokens": 6, "temperature": 0}}
@@ -170,7 +170,7 @@ def test_queries_wait_in_the_bounded_queue_and_vanish_with_their_clients(tmp_pat
         status = live.backend.status
 
         async def run() -> None:
-            async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
+            async with httpx.AsyncClient(base_url=live.url, timeout=600) as client:
                 content = json.dumps(long_query(255, 200))
 
                 async def post(key: str) -> int:
@@ -178,14 +178,12 @@ def test_queries_wait_in_the_bounded_queue_and_vanish_with_their_clients(tmp_pat
                     return (await client.post("/v1/query/execute", content=content, headers=headers)).status_code
 
                 tasks = []
-                for count in range(3):
+                for _ in range(3):
                     tasks.append(asyncio.create_task(post("a")))
-                    while status().active + status().waiting <= count:
-                        await asyncio.sleep(0.005)
+                    await until_async(lambda: status().active + status().waiting >= len(tasks))
                 assert await post("a") == 429 and status().waiting == 2
                 others = [asyncio.create_task(post("b"))]
-                while status().active < 2:  # beside the other tenant's
-                    await asyncio.sleep(0.005)
+                await until_async(lambda: status().active == 2)  # beside the other tenant's
                 others.append(asyncio.create_task(post("b")))
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 assert [task.result() for task in done] == [429] and status().waiting <= 2
