@@ -65,17 +65,18 @@ def parse(data: bytes) -> Any:
     return value
 
 
-def validated(adapter: TypeAdapter[T], value: object) -> T:
-    """A value as a type has it. Raises ApiError 422, which names the first mistake."""
+def validated(adapter: TypeAdapter[T], value: object, *place: str) -> T:
+    """A value as a type has it. Raises ApiError 422, which names the first mistake; `place`: of the value in a body."""
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        raise invalid(error.errors(include_url=False, include_context=False, include_input=False)) from error
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        raise invalid([{**each, "loc": (*place, *each["loc"])} for each in found]) from error
 
 
 def invalid(errors: Sequence[Any], status: int = 422) -> ApiError:
     """What pydantic says of a value; of the types that it might have had, that which fits the furthest."""
-    first = max(errors, key=lambda error: len(error["loc"]))
+    first = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
     place = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or "[" not in part)[:200]
     return ApiError(status, f"{place or 'body'}: {first['msg']}", param=place.partition(".")[0] or None)
 

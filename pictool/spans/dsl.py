@@ -58,18 +58,18 @@ def par(*items: Item) -> nodes.Par:
 
 def g(
     *items: Item, model: str = DEFAULT_MODEL, max_tokens: int | None = MAX_TOKENS,
-    temperature: float | None = TEMPERATURE,
+    temperature: float | None = TEMPERATURE, top_p: float | None = None, stop: Sequence[str] = (),
 ) -> nodes.Generate:  # fmt: skip
     """G: what the model generates after its input, the item or a ⋈ of the items."""
-    return nodes.Generate(_one(items), Call(model, max_tokens, temperature))
+    return nodes.Generate(_one(items), Call(model, max_tokens, temperature, top_p, tuple(stop)))
 
 
 def chat(
     *items: Item, model: str = DEFAULT_MODEL, max_tokens: int | None = MAX_TOKENS,
-    temperature: float | None = TEMPERATURE,
+    temperature: float | None = TEMPERATURE, top_p: float | None = None, stop: Sequence[str] = (),
 ) -> nodes.Chat:  # fmt: skip
     """C: as `g`; the optimizer makes the ⋈ explicit."""
-    return nodes.Chat(_one(items), Call(model, max_tokens, temperature))
+    return nodes.Chat(_one(items), Call(model, max_tokens, temperature, top_p, tuple(stop)))
 
 
 def retrieve(
@@ -86,10 +86,10 @@ def repeat(n: int, inner: nodes.Generate) -> nodes.Repeat:
 
 def map_(
     *texts: str, model: str = DEFAULT_MODEL, max_tokens: int | None = MAX_TOKENS,
-    temperature: float | None = TEMPERATURE,
+    temperature: float | None = TEMPERATURE, top_p: float | None = None, stop: Sequence[str] = (),
 ) -> nodes.Map:  # fmt: skip
     """An output for each of several users' messages."""
-    return nodes.Map(Call(model, max_tokens, temperature), texts)
+    return nodes.Map(Call(model, max_tokens, temperature, top_p, tuple(stop)), texts)
 
 
 def zip_(first: Item, second: Item) -> nodes.Zip:

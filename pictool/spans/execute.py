@@ -100,7 +100,7 @@ class RunOptions:
 
     Fields:
         policy: how the spans of a + are linked.
-        max_new_tokens: of calls that say 0 or nothing. top_p, seed: of sampling; each call has a seed of its own.
+        max_new_tokens: of calls that say 0 or nothing. top_p: of those that name none. seed: each call has its own.
         codec: how the KV of spans is kept.
         base: the folder that files are relative to.
         arity: judges of more candidates become trees of such judges; None: none do.
@@ -411,7 +411,8 @@ class _Run:
         limit = call.max_tokens or options.max_new_tokens
         if options.budget.tokens is not None:
             limit = min(limit, options.budget.tokens - self._tokens)
-        sampling = Sampling(call.temperature or 0.0, options.top_p, node_seed(self._seed, asked.at))
+        top_p = options.top_p if call.top_p is None else call.top_p
+        sampling = Sampling(call.temperature or 0.0, top_p, node_seed(self._seed, asked.at), call.stop)
         spec = Spec.raw(prompt.documents, prompt.tail, options.policy, prompt.head)
         return replace(spec, max_new_tokens=limit, sampling=sampling, codec=options.codec)
 

@@ -35,6 +35,7 @@ MAX_DEPTH = 128
 DEFAULT_MODEL = "default"  # of calls that leave it to the executor
 _LOCAL = ("pic", "spnl", "local")  # providers whose models run here
 MAX_TOKENS, TEMPERATURE = 0, 0.6  # of spnl's `g`, where it says nothing
+MAX_STOPS, MAX_STOP_BYTES = 16, 4096  # stop strings of a call, and their bytes in all
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 Path = tuple[str | int, ...]  # to a node, by keys and indices of its JSON
@@ -166,15 +167,27 @@ class Call:
         model: as the query names it, perhaps with a provider ("spnl/NAME").
         max_tokens: None or 0: the executor's default. 1 prepares: it fills the cache.
         temperature: None: the executor's default.
+        top_p: ours: of sampling; None: the executor's default.
+        stop: ours: texts that end the output, at most MAX_STOPS of MAX_STOP_BYTES in all.
     """
 
     model: str
     max_tokens: int | None = MAX_TOKENS
     temperature: float | None = TEMPERATURE
+    top_p: float | None = None
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.temperature, float) and self.temperature.is_integer():  # 0.0 is written as 0, its equal
-            object.__setattr__(self, "temperature", int(self.temperature))
+        for name in ("temperature", "top_p"):
+            value = getattr(self, name)
+            if isinstance(value, float) and value.is_integer():  # 0.0 is written as 0, its equal
+                object.__setattr__(self, name, int(value))
+
+    def to_data(self) -> dict[str, Any]:
+        """Its fields as JSON; of ours those that it has, as spnl knows no others."""
+        own = {"top_p": self.top_p, "stop": list(self.stop) or None}
+        stated = {name: value for name, value in own.items() if value is not None}
+        return {"model": self.model, "max_tokens": self.max_tokens, "temperature": self.temperature, **stated}
 
 
 @dataclass(frozen=True)
@@ -381,7 +394,7 @@ def attributes(query: Query) -> dict[str, object]:
     for entry in fields(query):
         value = getattr(query, entry.name)
         if entry.name == "call":
-            found |= vars(value)
+            found |= value.to_data()
         elif entry.name not in ("depth", "origin") and not isinstance(value, Query) and not isinstance(query, Join):
             found[entry.name] = value
     return found

@@ -3,11 +3,12 @@
     query   := message | join | call | {"monad": query} | {"zip": {"first": query, "second": query}} | ours
     message := {"system": text} | {"user": text} | {"assistant": text}
     join    := {"seq": [query…]} | {"par": […]} | {"cross": […]} | {"plus": […]}
-    call    := {"g": {"model": text, "input": query, "max_tokens"?: n, "temperature"?: t}}
+    call    := {"g": {"model": text, "input": query, "max_tokens"?: n, "temperature"?: t, own…}}
              | {"repeat": {"n": n, "g": {…}}} | {"map": {"metadata": {"model": …}, "inputs": [text…]}}
              | {"augment": {"embedding_model": text, "body": query, "doc": [name, {"Text": text}]}}
     ours    := {"chat": {as "g"}} | {"retrieve": {"from": path or […], "query": query, "k"?: n, "chunk_tokens"?: n}}
              | {"file": path} | {"ask": text} | {"print": text}
+    own     := "top_p"?: p, "stop"?: text or [text…]
 
 Leniently: a list as `input` is a ⋈ of its items, `repeat` takes `query: {"g": …}` for `g`, `zip` takes a pair.
 """
@@ -25,6 +26,8 @@ from pictool.reading import parse_json, shown
 from pictool.spans import query as nodes
 from pictool.spans.query import (
     MAX_DEPTH,
+    MAX_STOP_BYTES,
+    MAX_STOPS,
     MAX_TOKENS,
     ROLES,
     TEMPERATURE,
@@ -40,6 +43,7 @@ MAX_NODES = 100_000
 YAML_NODES = 5  # of a query's node: its mapping, its key, its value's own mapping and keys
 MAX_REPEAT = 255  # as of spnl
 _JOINS = {join.kind: join for join in nodes.JOINS}
+_CALL_FIELDS = ("max_tokens", "temperature", "top_p", "stop")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{},]', re.DOTALL)
 
 
@@ -73,11 +77,11 @@ def to_data(query: Query) -> dict[str, Any]:
         case nodes.Join():
             return {query.kind: [to_data(part) for part in query.parts]}
         case nodes.Generate() | nodes.Chat():
-            return {query.kind: {**vars(query.call), "input": to_data(query.input)}}
+            return {query.kind: {**query.call.to_data(), "input": to_data(query.input)}}
         case nodes.Repeat():
             return {"repeat": {"n": query.n, **to_data(query.input)}}
         case nodes.Map(call, inputs):
-            return {"map": {"metadata": vars(call), "inputs": list(inputs)}}
+            return {"map": {"metadata": call.to_data(), "inputs": list(inputs)}}
         case nodes.Monad():
             return {"monad": to_data(query.input)}
         case nodes.Zip(first, second):
@@ -183,7 +187,24 @@ class _Reader:
         if temperature is not None and not is_number:
             problem = f"must be a number from 0 to 1000, not {_shown(temperature)}"
             raise self.fail((*path, "temperature"), problem)
-        return Call(self._text(value["model"], (*path, "model")), tokens, temperature)
+        top_p = value.get("top_p")
+        if top_p is not None and not (type(top_p) in (int, float) and 0 < top_p <= 1):
+            raise self.fail((*path, "top_p"), f"must be a number above 0, and 1 at most, not {_shown(top_p)}")
+        stop = self._stops(value.get("stop"), (*path, "stop"))
+        return Call(self._text(value["model"], (*path, "model")), tokens, temperature, top_p, stop)
+
+    def _stops(self, value: Any, path: Path) -> tuple[str, ...]:
+        if value is None:
+            return ()
+        listed = value if isinstance(value, list) else [value]
+        if len(listed) > MAX_STOPS:
+            raise self.fail(path, f"has {len(listed)} texts; {MAX_STOPS} at most")
+        stops = tuple(self._text(text, (*path, index)) for index, text in enumerate(listed))
+        if not all(stops):
+            raise self.fail(path, "has an empty text, at which every output would end; leave it out")
+        if sum(len(text.encode()) for text in stops) > MAX_STOP_BYTES:
+            raise self.fail(path, f"has more than {MAX_STOP_BYTES} bytes of text; shorten it")
+        return stops
 
     def generate(self, value: Any, path: Path, depth: int) -> nodes.Generate:
         call, over = self._over_call(value, path, depth)
@@ -194,7 +215,7 @@ class _Reader:
         return nodes.Chat(over, call)
 
     def _over_call(self, value: Any, path: Path, depth: int) -> tuple[Call, Query]:
-        value = self._fields(value, path, ("model", "input"), ("max_tokens", "temperature"))
+        value = self._fields(value, path, ("model", "input"), _CALL_FIELDS)
         call = self._call(value, path)
         return call, self._input(value["input"], (*path, "input"), depth)
 
@@ -211,7 +232,7 @@ class _Reader:
 
     def map(self, value: Any, path: Path, depth: int) -> Query:
         value = self._fields(value, path, ("metadata", "inputs"))
-        metadata = self._fields(value["metadata"], (*path, "metadata"), ("model",), ("max_tokens", "temperature"))
+        metadata = self._fields(value["metadata"], (*path, "metadata"), ("model",), _CALL_FIELDS)
         if not isinstance(value["inputs"], list):
             raise self.fail((*path, "inputs"), f"must be a list of texts, not {_shown(value['inputs'])}")
         self._count += len(value["inputs"])

@@ -515,6 +515,22 @@ def test_budgets_of_tokens_and_time(run: Callable[..., Result]) -> None:
         run(query, replace(SHORT, budget=QueryBudget(seconds=0)))
 
 
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_a_call_ends_at_its_own_stop_texts_and_samples_by_its_own_top_p(
+    run: Callable[..., Result], side_by_side: bool
+) -> None:
+    options = replace(SHORT, side_by_side=side_by_side, top_p=1e-6)
+    (whole,) = run(par(g0("a", max_tokens=8)), options).done
+    stop = whole.text[len(whole.text) // 2]
+    plain, ended, likeliest, free = run(
+        par(g0("a", max_tokens=8), g0("a", max_tokens=8, stop=(stop,)), g("a", temperature=50, max_tokens=8),
+            g("a", temperature=50, max_tokens=8, top_p=1)), options,
+    ).done  # fmt: skip
+    assert (plain.text, likeliest.text) == (whole.text, whole.text)
+    assert ended.text == whole.text.partition(stop)[0]
+    assert free.text != whole.text
+
+
 def test_the_text_of_a_query_of_one_call_streams(run: Callable[..., Result]) -> None:
     pieces: list[str] = []
     result = run(g0(plus(g0("inner")), "outer"), on_text=pieces.append)

@@ -44,7 +44,7 @@ ALL = g(
     plus(repeat(3, g(cross("i", "j"), model="spnl/x", max_tokens=None, temperature=None))),
     nodes.Augment(user("k"), "embedder", "l.txt", "l"),
     dsl.retrieve("m", "docs", "n.txt", k=2, chunk_tokens=100),
-    dsl.chat("o", model="p"),
+    dsl.chat("o", model="p", top_p=0.5, stop=("\n", "ö")),
     model="spnl/y", max_tokens=7, temperature=0,
 )  # fmt: skip
 
@@ -153,6 +153,31 @@ G: dict[str, Any] = {"model": "m", "input": {"user": "u"}}
 )  # fmt: skip
 def test_a_wrong_file_gets_one_line_with_the_path(data: Any, message: str) -> None:
     assert problem(data).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"top_p": 0}, "g.top_p: must be a number above 0, and 1 at most, not 0"),
+        ({"top_p": 1.5}, "g.top_p: must be a number above 0, and 1 at most, not 1.5"),
+        ({"top_p": True}, "g.top_p: must be a number above 0, and 1 at most, not True"),
+        ({"stop": 5}, "g.stop[0]: must be a text, not 5; put it in quotes"),
+        ({"stop": ["a", ""]}, "g.stop: has an empty text, at which every output would end; leave it out"),
+        ({"stop": ["a"] * 17}, "g.stop: has 17 texts; 16 at most"),
+        ({"stop": ["é" * 2049]}, "g.stop: has more than 4096 bytes of text; shorten it"),
+    ],
+)
+def test_sampling_of_a_call_is_bounded(fields: dict[str, Any], message: str) -> None:
+    assert problem({"g": {"model": "m", "input": {"user": "u"}, **fields}}) == message
+    kind = {"map": {"metadata": {"model": "m", **fields}, "inputs": []}}
+    assert problem(kind) == message.replace("g.", "map.metadata.", 1)
+
+
+def test_what_only_we_know_of_a_call_is_written_where_it_says_it() -> None:
+    assert set(to_data(g("u"))["g"]) == {"model", "max_tokens", "temperature", "input"}
+    own = read({"g": {"model": "m", "input": {"user": "u"}, "stop": "\n", "top_p": 1}})
+    assert own == g("u", model="m", stop=("\n",), top_p=1.0)
+    assert tree_text(own).startswith("G model=m max_tokens=0 temperature=0.6 top_p=1 stop=['\\n']")
 
 
 @pytest.mark.parametrize(

@@ -135,11 +135,18 @@ DOCUMENTS = (
 
 
 def as_yaml(tree: Any, draw: random.Random) -> tuple[bytes, str]:
-    """A mapping or list as YAML: one of the hostile texts, a changed tree, or damaged text."""
-    kind = draw.randrange(4)
+    """A mapping or list as YAML: one of the hostile texts, merges of merges, a changed tree, or damaged text."""
+    kind = draw.randrange(5)
     if kind == 0:
         new = draw.choice(YAML)
         return encode(new), f"yaml {new[:50]!r}"
+    if kind == 4:
+        levels, width, joins = (
+            draw.randint(1, 40),
+            draw.randint(1, 12),
+            draw.choice(("<<: [{}]", "x: [{}]", "? [{}]\n: y")),
+        )
+        return encode(merges(tree, levels, width, joins)), f"{levels} levels of {width} times {joins!r}"
     if kind == 1:
         new, what = mutate_text(yaml.safe_dump(tree), draw)
         return encode(new), what
@@ -151,6 +158,16 @@ def as_yaml(tree: Any, draw: random.Random) -> tuple[bytes, str]:
     else:
         what = mutate_tree(held, draw)
     return encode(dumps(held)), what
+
+
+def merges(tree: Any, levels: int, width: int, joins: str) -> str:
+    """A tree beside mappings each of which names the one before it `width` times, in a merge key, a list or a key."""
+    lines = ["l0: &l0 {a: 1, b: 2}"]
+    for level in range(1, levels + 1):
+        named = joins.format(", ".join([f"*l{level - 1}"] * width)).replace("\n", "\n  ")
+        lines.append(f"l{level}: &l{level}\n  {named}\n  own{level}: {level}")
+    own = yaml.safe_dump(tree) if isinstance(tree, dict) else f"tree: {json.dumps(tree)}\n"
+    return own + "\n".join(lines) + "\n"
 
 
 def as_records(records: list[Any], draw: random.Random) -> tuple[bytes, str]:

@@ -144,12 +144,12 @@ async def _chat(
     linking: Linking,
 ) -> tuple[RoutedRequest, dict[str, Any]]:
     """What a chat asks for, and the body for vLLM. It is laid out here only if it has references, or no template."""
-    validated(_SOME, body.get("messages"))
+    validated(_SOME, body.get("messages"), "messages")
     rest = _without_ours(body, linking)
     if backend.serving.template and not own.cache_ids and not _has_references(body):
         return _as_it_is(backend, tenant, linking, rest)
-    messages = validated(_MESSAGES, body.get("messages"))
-    documents = documents_of(validated(_DOCUMENTS, body.get("documents") or []))
+    messages = validated(_MESSAGES, body.get("messages"), "messages")
+    documents = documents_of(validated(_DOCUMENTS, body.get("documents") or [], "documents"))
     if body.get("echo") or (isinstance(body.get("kv_transfer_params"), Mapping)):
         raise ApiError(400, "echo, kv_transfer_params: not beside references to documents", param="messages")
     find_cache, find_file = service.find_cache(tenant), service.find_file(tenant)
