@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -39,6 +40,17 @@ def _long_rope() -> dict[str, Any]:
     return {**_rope("longrope", partial_rotary_factor=0.5, **more), "original_max_position_embeddings": 128}
 
 
+def _of(model_type: str, **more: Any) -> Callable[[], PretrainedConfig]:
+    """A configuration of the common size, with fields of its own."""
+    return lambda: AutoConfig.for_model(model_type, **{**SIZE, **more})
+
+
+WINDOWED = ["sliding_attention", "full_attention", "sliding_attention"]
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "router_jitter_noise": 0.0,
+}  # fmt: skip
+
 # Every row of the exactness tables: name → configuration.
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**SIZE),
@@ -59,9 +71,51 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         **SIZE,
         sliding_window=12,
         query_pre_attn_scalar=8,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        layer_types=WINDOWED,
     ),
-}
+    "granite": _of(
+        "granite", embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.7, attention_multiplier=0.5
+    ),
+    "olmo2": _of("olmo2"),
+    "olmo3": _of("olmo3", sliding_window=12, layer_types=WINDOWED),
+    "glm4": _of("glm4", **_rope("default", partial_rotary_factor=0.5)),
+    "cohere2": _of("cohere2", sliding_window=12, layer_types=WINDOWED, logit_scale=0.5),
+    "exaone4": _of("exaone4", sliding_window=12, layer_types=WINDOWED),
+    "seed_oss": _of("seed_oss"),
+    "ernie4_5": _of("ernie4_5"),
+    "apertus": _of("apertus"),
+    "ministral3": _of(
+        "ministral3",
+        **_rope("yarn", factor=4.0, original_max_position_embeddings=512, llama_4_scaling_beta=0.1),
+        sliding_window=12,
+    ),
+    "ministral3-far": _of(
+        "ministral3", **_rope("yarn", factor=4.0, original_max_position_embeddings=64, llama_4_scaling_beta=0.5)
+    ),
+    "starcoder2": _of("starcoder2", sliding_window=12),
+    "smollm3": _of("smollm3", no_rope_layers=[1, 0, 1], use_sliding_window=False),
+    "llama4": _of(
+        "llama4_text", **EXPERTS, intermediate_size_mlp=48, attention_chunk_size=32, no_rope_layers=[1, 0, 1],
+        moe_layers=[1], attn_temperature_tuning=True, floor_scale=8192, attn_scale=0.1, use_qk_norm=True,
+    ),
+    "llama4-tuned": _of(
+        "llama4_text", **EXPERTS, intermediate_size_mlp=48, attention_chunk_size=20, no_rope_layers=[1, 0, 1],
+        moe_layers=[1], attn_temperature_tuning=True, floor_scale=16, attn_scale=0.5, use_qk_norm=False,
+    ),
+    "mixtral": _of("mixtral", **EXPERTS),
+    "qwen3_moe": _of("qwen3_moe", **EXPERTS),
+    "olmoe": _of("olmoe", **EXPERTS, clip_qkv=2.0),
+    "granitemoe": _of(
+        "granitemoe", **EXPERTS, embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.7,
+        attention_multiplier=0.5,
+    ),
+    "glm4_moe": _of("glm4_moe", **EXPERTS, first_k_dense_replace=1, n_group=1, topk_group=1, use_qk_norm=True),
+    "minimax_m2": _of("minimax_m2", **EXPERTS),
+    "ernie4_5_moe": _of(
+        "ernie4_5_moe", **EXPERTS, moe_num_experts=4, moe_k=2, moe_layer_start_index=1, moe_layer_interval=1
+    ),
+    "gpt_oss": _of("gpt_oss", **EXPERTS, sliding_window=12, layer_types=WINDOWED),
+}  # fmt: skip
 
 
 def random_module(config: PretrainedConfig, seed: int = 0, std: float = 0.15) -> Any:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.errors import ModelError
 from pictool.reading import shown
+from pictool.runtime.architectures import ARCHITECTURES, REFUSED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Each is a row of the exactness tables in tests/. Yi and other Llama descendants carry the model type "llama".
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 _SIZES = (
@@ -47,9 +46,11 @@ def require_supported(config: PretrainedConfig, name: str) -> None:
     Raises:
         ModelError: unsupported architecture, RoPE type or attention variant.
     """
-    if config.model_type not in SUPPORTED:
+    kind = config.model_type
+    if kind not in ARCHITECTURES:
+        why = f": {REFUSED[kind]}" if kind in REFUSED else ""
         raise ModelError(
-            f"{name}: architecture {shown(config.model_type)} is not supported (supported: {', '.join(SUPPORTED)})"
+            f"{name}: architecture {shown(kind)} is not supported{why} (supported: {', '.join(ARCHITECTURES)})"
         )
     for parameters in rope_parameters(config):
         if parameters["rope_type"] not in ROPE_TYPES:

@@ -11,6 +11,7 @@ rotates it. The class says what the rows attend to:
     ImageCache         the image, which their K and V are written to  (linking)
     ReadOnlyCache      the image, which stays as it is                (measuring attention)
     ProjectionCache    nothing: the layer ends at its projections     (comparing K and V)
+    CountingCache      what another cache says; it knows positions    (Llama 4)
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ class GrowingCache(PrefixedCache):
 
     def __init__(self, stack: LayerStack) -> None:
         self._layers: dict[int, LayerKV] = {}
-        super().__init__(stack, {}, self._layers)
+        super().__init__(
+            stack, stack.rotary_tables(torch.zeros(1, dtype=torch.int64, device=stack.device)), self._layers
+        )
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
         self._layers[layer] = super().update(key, value, layer)
@@ -137,6 +140,20 @@ class ProjectionCache:
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
         raise Projected(key, value)
+
+
+class CountingCache:
+    """Another cache, for layers that take the positions of their rows from the number of tokens in it (Llama 4)."""
+
+    def __init__(self, cache: LayerCache, positions: Tensor) -> None:
+        self._cache, self._offsets = cache, positions - torch.arange(len(positions), device=positions.device)
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        return self._cache.update(key, value, layer)
+
+    def get_seq_length(self, layer: int = 0) -> Tensor:
+        """By how much each row's position is larger than its index, int64 [rows]: rows may be scattered."""
+        return self._offsets
 
 
 class Projected(Exception):
