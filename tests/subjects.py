@@ -31,6 +31,7 @@ from pictool.store.store import Store
 ARCHITECTURES = [
     "llama", "llama3", "llama-linear", "llama-dynamic", "llama-yarn", "mistral-window", "qwen2", "qwen3",
     "phi3-partial", "phi3-long", "gemma2", "gemma3", "cohere2", "llama4", "glm4_moe", "gpt_oss",
+    "deepseek_v3",
 ]  # fmt: skip
 # All of them, for the exactness tables. The whole tables of the long tail run in CI only, for their time;
 # families_test.py runs the rules on every family everywhere.

@@ -11,7 +11,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
@@ -22,6 +21,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from pictool.runtime.architectures import auto_class
 
 VOCAB = 320
 SIZE: dict[str, Any] = {
@@ -49,6 +50,12 @@ WINDOWED = ["sliding_attention", "full_attention", "sliding_attention"]
 EXPERTS: dict[str, Any] = {
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 16, "router_jitter_noise": 0.0,
+}  # fmt: skip
+
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6,
+    "v_head_dim": 10, "head_dim": 8, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
+    "norm_topk_prob": True, "routed_scaling_factor": 1.5,
 }  # fmt: skip
 
 # Every row of the exactness tables: name → configuration.
@@ -114,14 +121,66 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "ernie4_5_moe": _of(
         "ernie4_5_moe", **EXPERTS, moe_num_experts=4, moe_k=2, moe_layer_start_index=1, moe_layer_interval=1
     ),
+    "deepseek_v2": _of("deepseek_v2", **EXPERTS, **LATENTS, topk_method="greedy"),
+    "deepseek_v3": _of("deepseek_v3", **EXPERTS, **LATENTS),
+    "deepseek_v3-yarn": _of(
+        "deepseek_v3", **EXPERTS, **{**LATENTS, "q_lora_rank": None}, rope_interleave=False,
+        **_rope("yarn", factor=8.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=0.7),
+    ),
+    "glm4_moe_lite": _of(
+        "glm4_moe_lite", **EXPERTS, **LATENTS, mlp_layer_types=["dense", "sparse", "sparse"], rope_interleave=True
+    ),
+    "mistral4": _of(
+        "mistral4", **EXPERTS, **{**LATENTS, "head_dim": 14},
+        **_rope(
+            "yarn", factor=4.0, original_max_position_embeddings=512, llama_4_scaling_beta=0.1,
+            partial_rotary_factor=8 / 14,
+        ),
+    ),
     "gpt_oss": _of("gpt_oss", **EXPERTS, sliding_window=12, layer_types=WINDOWED),
 }  # fmt: skip
+
+
+# Rows only within a wrapper: transformers has no class for them alone.
+_WITHIN: dict[str, Callable[[], PretrainedConfig]] = {
+    "qwen3_vl": _of(
+        "qwen3_vl_text", **_rope("default", mrope_section=[2, 1, 1], mrope_interleaved=True), tie_word_embeddings=False
+    ),
+    "qwen3_vl_moe": _of(
+        "qwen3_vl_moe_text",
+        **EXPERTS,
+        **_rope("default", mrope_section=[2, 1, 1], mrope_interleaved=True),
+    ),
+}
+
+
+def _wrapped(model_type: str, text: str, **more: Any) -> Callable[[], PretrainedConfig]:
+    """A model of images and text, of which the text part is the row of this name."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "depth": 1, "num_attention_heads": 2,
+              "num_heads": 2, "image_size": 16, "patch_size": 8, "out_hidden_size": 32}  # fmt: skip
+    return lambda: AutoConfig.for_model(
+        model_type,
+        text_config={**CONFIGS, **_WITHIN}[text]().to_dict(),
+        vision_config=vision,
+        tie_word_embeddings=False,
+        **more,
+    )
+
+
+CONFIGS |= {
+    "in gemma3": _wrapped("gemma3", "gemma3", image_token_index=300, boi_token_index=301, eoi_token_index=302),
+    "in mistral3": _wrapped("mistral3", "mistral4", image_token_index=300),
+    "in llama4": _wrapped("llama4", "llama4", image_token_index=300, boi_token_index=301, eoi_token_index=302),
+    "in qwen3_vl": _wrapped("qwen3_vl", "qwen3_vl", image_token_id=300, video_token_id=301),
+    "in qwen3_vl_moe": _wrapped("qwen3_vl_moe", "qwen3_vl_moe", image_token_id=300, video_token_id=301),
+    "in kimi_k25": _wrapped("kimi_k25", "deepseek_v3", image_token_id=300),
+}
 
 
 def random_module(config: PretrainedConfig, seed: int = 0, std: float = 0.15) -> Any:
     """A model with an init so large that context matters: a wrong row is a wrong answer."""
     torch.manual_seed(seed)
-    module = AutoModelForCausalLM.from_config(config).eval()
+    module = auto_class(config).from_config(config).eval()
     for name, parameter in module.named_parameters():
         if "norm" in name:
             torch.nn.init.normal_(parameter, 0.0 if "gemma" in config.model_type else 1.0, 0.2)

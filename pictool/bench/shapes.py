@@ -77,15 +77,15 @@ def random_module(config: PretrainedConfig, device: str, dtype: str, seed: int) 
     The state of torch's random numbers is the same afterwards.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
+    from pictool.runtime.architectures import auto_class
     from pictool.runtime.device import is_accelerator
 
     kind = torch.device(device)
     forked = [kind] if is_accelerator(device) else []
     with torch.random.fork_rng(forked, device_type=kind.type if forked else "cuda"), kind:
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
+        return auto_class(config).from_config(config, dtype=getattr(torch, dtype)).eval()
 
 
 def save_speculative(name: str, directory: str, seed: int = 1) -> str:

@@ -39,6 +39,7 @@ from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
 from pictool.linker.resolve import Part, head_part, open_objects, resolve_documents
 from pictool.linker.spec import Document, Spec
 from pictool.reading import parse_json, read_file
+from pictool.runtime import architectures
 from pictool.runtime.device import device_name, is_accelerator
 from pictool.runtime.machine import cpu_name
 from pictool.runtime.memory.user_cache import cache_dir, write_cache_file
@@ -275,7 +276,7 @@ def prompt_parts(model: Model, store: Store, spec: Spec, opened: ExitStack) -> l
 def token_bytes(model: Model) -> int:
     """Bytes of a token's K and V through all layers, as objects hold them."""
     geometry = model.geometry
-    return 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * model.torch_dtype.itemsize
+    return geometry.layers * geometry.width * model.torch_dtype.itemsize
 
 
 def random_object(model: Model, tokens: int, seed: int, codec: str = CODEC) -> CompiledChunk:
@@ -287,11 +288,10 @@ def random_object(model: Model, tokens: int, seed: int, codec: str = CODEC) -> C
     ids = _random_tokens(model, tokens, seed)
     meta = ObjectMeta(model.target.key(ids, 0, codec), model.target, tokens, 0, codec)
     draw, geometry = torch.Generator().manual_seed(seed), model.geometry
-    shape = (geometry.kv_heads, tokens, geometry.head_dim)
 
-    def layer() -> tuple[Any, Any]:
-        key, value = torch.randn(2, *shape, generator=draw).to(model.torch_dtype)
-        return to_bytes(key), to_bytes(value)
+    def layer() -> tuple[Any, ...]:
+        numbers = torch.randn(tokens * geometry.width, generator=draw).to(model.torch_dtype)
+        return meta.shape.split(to_bytes(numbers))
 
     return CompiledChunk(meta, "", np.asarray(ids, dtype=np.int32), [layer() for _ in range(geometry.layers)])
 
@@ -455,10 +455,9 @@ def make_estimator(model: Model, policy: Policy, measured: Sequence[Computed]) -
 
 def projection_share(model: Model) -> float:
     """The share of a layer's weights that project to Q, K and V: a checked layer runs these for all rows."""
-    config, geometry = model.config, model.geometry
-    query, kv = config.num_attention_heads * geometry.head_dim, 2 * geometry.kv_heads * geometry.head_dim
-    projections = query + kv
-    return float(projections / (projections + query + 3 * config.intermediate_size))
+    query = architectures.query_width(model.config)
+    projections = query + model.geometry.width
+    return float(projections / (projections + query + 3 * architectures.active_width(model.config)))
 
 
 def measure_size(

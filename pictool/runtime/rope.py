@@ -43,6 +43,9 @@ class Rope:
         self._modeling = sys.modules[type(decoder.layers[0].self_attn).__module__]
         architecture = architecture_of(decoder.config)
         self._rotation = architecture.rotation
+        # Queries are rotated in their last dimensions, if only a part of a key is (latent attention).
+        key, *_ = parts = architecture.parts(decoder.config)
+        self._query_width: int | None = None if key.rotated else next(part.width for part in parts if part.rotated)
         takes_layer_type = "layer_type" in inspect.signature(type(self._embedding).forward).parameters
         self.kinds: list[str | None] = [
             UNROTATED
@@ -70,7 +73,12 @@ class Rope:
 
     def rotate_query(self, query: Tensor, table: RotaryTable) -> Tensor:
         """Rotate queries [batch, heads, rows, head_dim], as `rotate`."""
-        return self.rotate(query, table)
+        if self._query_width is None:
+            return self.rotate(query, table)
+        from torch import cat
+
+        passed, rotated = query[..., : -self._query_width], query[..., -self._query_width :]
+        return cat([passed, self.rotate(rotated, table)], -1)
 
     def _embed(self, like: Tensor, positions: Tensor, kind: str | None) -> RotaryTable:
         more = {} if kind in (None, UNROTATED) else {"layer_type": kind}
@@ -99,10 +107,10 @@ def tables_at(tables: RotaryTables, positions: Tensor | slice) -> RotaryTables:
 
 def joined_tables(parts: Sequence[RotaryTables]) -> RotaryTables:
     """Tables one after the other."""
-    import torch
+    from torch import cat
 
     def join(kind: str | None) -> RotaryTable:
-        return tuple(torch.cat(same, 1) for same in zip(*(tables.of_kind[kind] for tables in parts), strict=True))
+        return tuple(cat(same, 1) for same in zip(*(tables.of_kind[kind] for tables in parts), strict=True))
 
-    positions = torch.cat([tables.positions for tables in parts])
+    positions = cat([tables.positions for tables in parts])
     return RotaryTables(positions, {kind: join(kind) for kind in parts[0].of_kind})

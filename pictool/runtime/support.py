@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.errors import ModelError
 from pictool.reading import shown
-from pictool.runtime.architectures import ARCHITECTURES, REFUSED
+from pictool.runtime.architectures import ARCHITECTURES, REFUSED, text_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -46,6 +46,7 @@ def require_supported(config: PretrainedConfig, name: str) -> None:
     Raises:
         ModelError: unsupported architecture, RoPE type or attention variant.
     """
+    config = text_config(config)
     kind = config.model_type
     if kind not in ARCHITECTURES:
         why = f": {REFUSED[kind]}" if kind in REFUSED else ""
@@ -68,7 +69,7 @@ def require_sound(config: PretrainedConfig, name: str) -> None:
     Raises:
         ModelError: names the field, its value, and what it must be.
     """
-    for problem in _problems(config):
+    for problem in _problems(text_config(config)):
         raise ModelError(f"{name}: config.json: {problem}; copy the model again")
 
 

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,23 +17,27 @@ import reference
 import tiny
 import torch
 from subjects import LENGTH_DEPENDENT, LENGTHS, PLACED, Subject, make_chunks, max_difference, parts_of, run, subject
+from transformers import AutoConfig, AutoModelForImageTextToText
 
+from pictool.errors import ModelError
 from pictool.linker.policies import make_policy
 from pictool.runtime import architectures
-from pictool.runtime.architectures import ARCHITECTURES, REFUSED
+from pictool.runtime.architectures import ARCHITECTURES, REFUSED, WRAPPERS, decoder_of, text_config
 from pictool.runtime.decode import generate
-from pictool.runtime.model import wrap_model
+from pictool.runtime.model import load_model, wrap_model
+from pictool.runtime.support import require_supported
 from pictool.store.store import Store
 
 EXACT = 1e-4
 
 
 def model_types() -> set[str]:
-    return {config().model_type for config in tiny.CONFIGS.values()}
+    return {text_config(config()).model_type for config in tiny.CONFIGS.values()}
 
 
 def test_every_family_of_the_registry_is_a_row_and_none_is_refused() -> None:
     assert model_types() == set(ARCHITECTURES)
+    assert {config().model_type for config in tiny.CONFIGS.values()} >= set(WRAPPERS)
     assert len(ARCHITECTURES) >= 25
     assert not set(ARCHITECTURES) & set(REFUSED)
 
@@ -63,17 +68,18 @@ def test_a_family_is_exact(name: str, store: Store) -> None:
 
 
 def _change_theta(module: Any) -> None:
-    for name, buffer in module.model.rotary_emb.named_buffers():
+    for name, buffer in decoder_of(module).rotary_emb.named_buffers():
         if name.endswith("inv_freq"):
             buffer.mul_(1.05)
 
 
 def _widen_window(module: Any) -> None:
-    for layer in module.model.layers:
+    for layer in decoder_of(module).layers:
         if getattr(layer.self_attn, "sliding_window", None):
             layer.self_attn.sliding_window += 3
-    if getattr(module.config, "sliding_window", None):
-        module.config.sliding_window += 3
+    config = decoder_of(module).config
+    if getattr(config, "sliding_window", None):
+        config.sliding_window += 3
 
 
 def _shift(parameter: str, by: float = 0.5) -> Callable[[Any], None]:
@@ -84,7 +90,7 @@ def _shift(parameter: str, by: float = 0.5) -> Callable[[Any], None]:
         changed = [tensor for name, tensor in named.items() if name.endswith(parameter)]
         assert changed
         for tensor in changed:
-            tensor.data[0] += by
+            (tensor.data[0] if len(tensor) > 1 else tensor.data.view(-1)[:1]).add_(by)
 
     return change
 
@@ -107,6 +113,10 @@ WRONG: list[tuple[str, str, Callable[[Any], None]]] = [
     *((name, "window", _widen_window) for name in WINDOWED),
     ("gpt_oss", "sinks", _shift("self_attn.sinks")),
     ("gpt_oss", "expert bias", _shift("experts.down_proj_bias")),
+    *((name, "expert bias", _shift("e_score_correction_bias", 5.0)) for name in ("deepseek_v3", "glm4_moe_lite")),
+    ("mistral4", "router", _shift("gate.weight", 2.0)),
+    ("deepseek_v2", "router", _shift("gate.weight", 2.0)),
+    ("deepseek_v3", "latent norm", _shift("kv_a_layernorm.weight")),
     ("glm4_moe", "expert bias", _shift("e_score_correction_bias", 5.0)),
     ("minimax_m2", "expert bias", _shift("e_score_correction_bias", 5.0)),
     ("ernie4_5_moe", "expert bias", _shift("e_score_correction_bias", 5.0)),
@@ -133,7 +143,8 @@ def test_one_wrong_detail_is_seen(name: str, change: Callable[[Any], None], stor
 
 
 KNOWN_WRONG = [
-    *((name, "halves instead of pairs") for name in ("glm4", "ernie4_5", "ernie4_5_moe", "llama4")),
+    *((name, "halves instead of pairs") for name in ("glm4", "ernie4_5", "ernie4_5_moe", "llama4", "deepseek_v2")),
+    *((name, "pairs instead of halves") for name in ("llama", "deepseek_v3", "glm4_moe_lite", "gpt_oss")),
     *((name, "RoPE at all layers") for name in ("cohere2", "exaone4", "smollm3", "llama4")),
     *((name, "no scale of embeddings") for name in ("granite", "granitemoe")),
 ]
@@ -148,13 +159,23 @@ def _by_halves(modeling: Any, x: torch.Tensor, table: tuple[torch.Tensor, ...]) 
     return torch.cat([turned * cos + torch.cat([-high, low], -1) * sin, passed], -1)
 
 
+def _by_pairs(modeling: Any, x: torch.Tensor, table: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Rotation of neighbours, whatever the model has."""
+    half = x.shape[-1] // 2
+    angles = torch.complex(table[0][..., :half], table[1][..., :half])[:, None]
+    return torch.view_as_real(torch.view_as_complex(x.reshape(*x.shape[:-1], half, 2).contiguous()) * angles).flatten(
+        -2
+    )
+
+
 @pytest.mark.parametrize(("name", "what"), KNOWN_WRONG)
 def test_a_wrong_line_of_the_registry_is_seen(
     name: str, what: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = tiny.CONFIGS[name]().model_type
+    kind = text_config(tiny.CONFIGS[name]()).model_type
     changes: dict[str, dict[str, Any]] = {
         "halves instead of pairs": {"rotation": _by_halves},
+        "pairs instead of halves": {"rotation": _by_pairs},
         "RoPE at all layers": {"is_rotated": lambda attention: True},
         "no scale of embeddings": {"embedding_scale": None},
     }
@@ -193,3 +214,23 @@ def routed(module: Any, scores: list[torch.Tensor]) -> Iterator[Any]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def test_of_a_wrapper_the_language_model_is_loaded(tmp_path: Path, store: Store) -> None:
+    """From a directory, as it is saved: nothing of images stays in memory; a text with an image's place is refused."""
+    directory = tiny.save_model(tmp_path / "model", tiny.CONFIGS["in gemma3"]())
+    model = load_model(str(directory))
+    assert model.target.architecture == "gemma3_text"
+    assert not any("vision" in name or "projector" in name for name, _ in model.module.named_parameters())
+    one = Subject(model, reference.eager(AutoModelForImageTextToText.from_pretrained(directory)))
+    linked = run(one, store, make_policy("full", {}), make_chunks(LENGTHS))
+    assert max_difference(linked, reference.full(one.reference, sum(parts_of(linked), []))) <= EXACT
+    place = model.tokenizer.decode([300])
+    with pytest.raises(ModelError, match="the place of an image; only text is supported"):
+        model.encode(f"What is in {place}?" if 300 in model.tokenizer.encode(f"What is in {place}?") else place)
+
+
+def test_a_wrapper_around_an_unsupported_language_model_is_refused(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("mistral3", text_config=AutoConfig.for_model("stablelm").to_dict())
+    with pytest.raises(ModelError, match="'stablelm' is not supported: its layers in transformers pass no"):
+        require_supported(config, "a model")

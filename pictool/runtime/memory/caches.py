@@ -2,7 +2,9 @@
 
 A layer of `transformers` projects its rows to Q, K and V, calls its cache's `update` with K and V, and attends to what
 that returns. Layers are run with the identity rotation (`rope.py`), so a key arrives before rotation, and the cache
-rotates it. The class says what the rows attend to:
+rotates it. A layer that keeps other parts than keys and values (`Geometry.parts`), as a latent and a rotated key, hands
+these to `update` in their order, and expands what it returns. "K" and "V" below are the first and the second part.
+The class says what the rows attend to:
 
     PassThroughCache   each other                                     (a prefill; nothing is kept)
     CapturingCache     each other; un-rotated K and V are kept        (compiling)
@@ -54,7 +56,7 @@ class PassThroughCache:
         self._stack = stack
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
-        return self._stack.rotate(key, self.tables, layer), value
+        return self._stack.rotate_parts((key, value), self.tables, layer)
 
 
 class CapturingCache(PassThroughCache):
@@ -120,7 +122,7 @@ class ImageCache(PassThroughCache):
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
         if self._image.fresh_keys is not None:
-            self._image.fresh_keys.append(key)
+            self._image.fresh_keys.append(self._stack.by_rotation(key, value)[0])
         self._image.write(layer, *super().update(key, value, layer), self._rows)
         return self._image.key(layer), self._image.value(layer)
 
