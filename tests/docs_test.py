@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from pictool.eval.datasets import datasets
 from pictool.linker.policies import policies
-from pictool.runtime.architectures import ARCHITECTURES, REFUSED, WRAPPERS
+from pictool.runtime.architectures import ARCHITECTURES, IN_VLLM, REFUSED, WRAPPERS
 from pictool.store.codecs import codecs
 
 ROOT = Path(__file__).parents[1]
@@ -209,5 +209,6 @@ def _model_rows(heading: str) -> list[tuple[str, str]]:
 
 def test_the_models_are_those_of_the_registry() -> None:
     assert [kind for kind, _ in _model_rows("Supported")] == list(ARCHITECTURES)
+    assert tuple(re.findall(r"`(\w+)`", section("models.md", "In vLLM"))) == IN_VLLM
     assert [kind for kind, _ in _model_rows("Models of images and text")] == list(WRAPPERS)
     assert dict(_model_rows("Refused")) == dict(REFUSED)

@@ -127,14 +127,39 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3_vl_moe_text": _PLAIN,
 }
 
+# Those that the connector for vLLM is tested with.
+IN_VLLM = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text")
+
 # Models of images and text by their own type: the language model within is run, if its type is one of the above.
 WRAPPERS = ("gemma3", "mistral3", "llama4", "qwen3_vl", "qwen3_vl_moe", "kimi_k25")
+
+_NORM_AFTER_ROPE = "it normalises keys after their rotation, so an un-rotated key cannot be kept"
+_INDEXER = "its sparse attention keeps the keys of an indexer beside the latents, rotated another way"
+_LINEAR = "its layers of linear attention keep a state of all that precedes, which no position can be given"
+_SHARED_KV = "layers share the KV of others, and every layer has embeddings of its own"
+_GEMMA_4 = "layers share the KV of others, differ in their heads, and have embeddings of their own"
+_MAMBA = "its Mamba layers keep a state of all that precedes, which no position can be given"
 
 # By model type: why a family that people ask for is refused.
 REFUSED: Mapping[str, str] = {
     "stablelm": "its layers in transformers pass no arguments on to their attention function",
-    "hunyuan_v1_dense": "it normalises keys after their rotation, so an un-rotated key cannot be kept",
-    "hunyuan_v1_moe": "it normalises keys after their rotation, so an un-rotated key cannot be kept",
+    "hunyuan_v1_dense": _NORM_AFTER_ROPE,
+    "hunyuan_v1_moe": _NORM_AFTER_ROPE,
+    "deepseek_v32": _INDEXER,
+    "glm_moe_dsa": _INDEXER,
+    "deepseek_v4": "it rotates values, keeps compressed blocks instead of tokens, and has hyper-connections",
+    "glm5_next": _LINEAR,
+    "gemma3n": _SHARED_KV,
+    "gemma3n_text": _SHARED_KV,
+    "gemma4": _GEMMA_4,
+    "gemma4_text": _GEMMA_4,
+    "gemma4_unified": _GEMMA_4,
+    "kimi_linear": _LINEAR,
+    "qwen3_next": _LINEAR,
+    "qwen3_5": _LINEAR,
+    "qwen3_5_moe": _LINEAR,
+    "granitemoehybrid": _MAMBA,
+    "nemotron_h": _MAMBA,
 }
 
 

@@ -299,6 +299,7 @@ def _load_config_and_tokenizer(name: str, directory: Path) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer
 
     checkpoint.require_files(directory)
+    support.require_known(checkpoint.read_json(directory / "config.json").get("model_type"), name)
     with _loading(f"{name}: config.json cannot be used"):
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         support.require_supported(config, name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.errors import ModelError
 from pictool.reading import shown
-from pictool.runtime.architectures import ARCHITECTURES, REFUSED, text_config
+from pictool.runtime.architectures import ARCHITECTURES, IN_VLLM, REFUSED, WRAPPERS, text_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -20,7 +20,7 @@ _SIZES = (
     "max_position_embeddings",
 )  # fmt: skip
 _MAX_SIZE = 2**31 - 1
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 # RoPE parameters, and whether each may be 0.
 _ROPE_NUMBERS = {
     "rope_theta": False, "factor": False, "partial_rotary_factor": False, "low_freq_factor": False,
@@ -47,12 +47,8 @@ def require_supported(config: PretrainedConfig, name: str) -> None:
         ModelError: unsupported architecture, RoPE type or attention variant.
     """
     config = text_config(config)
-    kind = config.model_type
-    if kind not in ARCHITECTURES:
-        why = f": {REFUSED[kind]}" if kind in REFUSED else ""
-        raise ModelError(
-            f"{name}: architecture {shown(kind)} is not supported{why} (supported: {', '.join(ARCHITECTURES)})"
-        )
+    if config.model_type not in ARCHITECTURES:
+        raise _unsupported(config.model_type, name)
     for parameters in rope_parameters(config):
         if parameters["rope_type"] not in ROPE_TYPES:
             raise ModelError(
@@ -61,6 +57,35 @@ def require_supported(config: PretrainedConfig, name: str) -> None:
             )
     if getattr(config, "use_bidirectional_attention", False):
         raise ModelError(f"{name}: bidirectional attention is not supported; a causal decoder is needed")
+
+
+def require_known(model_type: object, name: str) -> None:
+    """Refuse the `model_type` of a config.json that is none of a supported architecture, before more is read of it.
+
+    Raises:
+        ModelError: says why, if that is known.
+    """
+    if model_type not in (*ARCHITECTURES, *WRAPPERS):
+        raise _unsupported(model_type, name)
+
+
+def _unsupported(model_type: object, name: str) -> ModelError:
+    why = f": {REFUSED[str(model_type)]}" if model_type in REFUSED else ""
+    supported = ", ".join((*ARCHITECTURES, *WRAPPERS))
+    return ModelError(f"{name}: architecture {shown(model_type)} is not supported{why} (supported: {supported})")
+
+
+def require_in_vllm(config: PretrainedConfig, name: str) -> None:
+    """Refuse an architecture with which the connector for vLLM is not tested.
+
+    Raises:
+        ModelError: names it, and what to do.
+    """
+    if config.model_type not in IN_VLLM:
+        raise ModelError(
+            f"{name}: architecture {shown(config.model_type)} is not supported inside vLLM (there: "
+            f"{', '.join(IN_VLLM)}); use --engine torch"
+        )
 
 
 def require_sound(config: PretrainedConfig, name: str) -> None:

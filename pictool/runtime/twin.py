@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 
-def transformers_module(model: Model, attention: str = "sdpa") -> Any:
+def transformers_module(model: Model, attention: str | None = None) -> Any:
     """A second module over the parameters of `model`, as `transformers` makes it: no weight is held twice.
 
     Args:
-        attention: the name of one of transformers' own attention functions.
+        attention: the name of one of transformers' own attention functions; None: its choice, as sdpa.
     """
     ours, config = model.module, copy.deepcopy(model.whole_config)
     with torch.device("meta"):

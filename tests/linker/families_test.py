@@ -6,6 +6,8 @@ exactness_test.py has the whole tables; of the long tail they run in CI only.
 from __future__ import annotations
 
 import copy
+import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +27,7 @@ from pictool.runtime import architectures
 from pictool.runtime.architectures import ARCHITECTURES, REFUSED, WRAPPERS, decoder_of, text_config
 from pictool.runtime.decode import generate
 from pictool.runtime.model import load_model, wrap_model
-from pictool.runtime.support import require_supported
+from pictool.runtime.support import require_in_vllm, require_supported
 from pictool.store.store import Store
 
 EXACT = 1e-4
@@ -234,3 +236,18 @@ def test_a_wrapper_around_an_unsupported_language_model_is_refused(tmp_path: Pat
     config = AutoConfig.for_model("mistral3", text_config=AutoConfig.for_model("stablelm").to_dict())
     with pytest.raises(ModelError, match="'stablelm' is not supported: its layers in transformers pass no"):
         require_supported(config, "a model")
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v4", "never_heard_of"])
+def test_a_directory_is_refused_by_its_type_before_anything_else_is_read(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": "wrong"}))
+    why = f": {REFUSED[kind]}" if kind in REFUSED else ""
+    with pytest.raises(ModelError, match=re.escape(f"architecture '{kind}' is not supported{why} (supported: llama, ")):
+        load_model(str(tmp_path))
+
+
+def test_what_vllm_is_not_tested_with_is_refused_by_name() -> None:
+    for name in ("llama", "gemma3"):
+        require_in_vllm(tiny.CONFIGS[name](), "a model")
+    with pytest.raises(ModelError, match=r"'gpt_oss' is not supported inside vLLM .*use --engine torch"):
+        require_in_vllm(tiny.CONFIGS["gpt_oss"](), "a model")
