@@ -25,12 +25,63 @@ else:  # numpy is not imported before numbers are needed: the screens of `pic tu
 
 
 @dataclass(frozen=True)
+class KVPart:
+    """One of the tensors that a layer keeps, `[heads, n, width]`, in the order in which it hands them to its cache.
+
+    `rotated`: by RoPE, so it is kept before rotation, and rotated where it is linked. `unit` is what n counts: always
+    a ``token`` so far.
+    """
+
+    name: str
+    heads: int
+    width: int
+    rotated: bool
+    unit: str = "token"
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.heads} × {self.width}"
+
+
+@dataclass(frozen=True)
 class Geometry:
-    """The shape of a model's KV: per layer, keys and values are `[kv_heads, tokens, head_dim]`."""
+    """The shape of a model's KV. Every layer keeps the same parts, of which one is rotated.
+
+    Standard attention keeps keys and values, each `[kv_heads, tokens, head_dim]`. `others` are the parts of a model
+    that keeps something else, as latents; it has no `kv_heads` and `head_dim`.
+    """
 
     layers: int
-    kv_heads: int
-    head_dim: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    others: tuple[KVPart, ...] = ()
+
+    @property
+    def parts(self) -> tuple[KVPart, ...]:
+        """What a layer keeps of every token."""
+        return self.others or standard_parts(self.kv_heads, self.head_dim)
+
+    @property
+    def width(self) -> int:
+        """Numbers that a layer keeps of a token."""
+        return sum(part.heads * part.width for part in self.parts)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What tells it from others, as JSON has it."""
+        if self.others:
+            return {"layers": self.layers, "parts": [asdict(part) for part in self.others]}
+        return {"layers": self.layers, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Geometry:
+        """The inverse of `fields`. Raises TypeError for others."""
+        more = dict(fields)
+        return cls(others=tuple(KVPart(**part) for part in more.pop("parts", ())), **more)
+
+
+def standard_parts(kv_heads: int, head_dim: int) -> tuple[KVPart, ...]:
+    """What standard attention keeps."""
+    return KVPart("key", kv_heads, head_dim, True), KVPart("value", kv_heads, head_dim, False)
 
 
 @dataclass(frozen=True)
@@ -80,8 +131,10 @@ class Target:
         return blocks
 
     @cached_property
-    def _fields(self) -> dict[str, Any]:
-        return asdict(self)
+    def fields(self) -> dict[str, Any]:
+        """All of it, as JSON has it."""
+        named = {name: getattr(self, name) for name in ("architecture", "model", "tokenizer", "dtype")}
+        return named | {"geometry": self.geometry.fields}
 
     def _digest(self, extra: Mapping[str, Any], tokens: Sequence[int] | TokenIds) -> str:
         """The hash of all that determines an object's content.
@@ -92,7 +145,7 @@ class Target:
         import numpy as np
 
         more = {} if self.dtype == "float32" else {"frequencies": "float32"}
-        named = {**self._fields, **extra, **more}
+        named = {**self.fields, **extra, **more}
         digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode())
         digest.update(np.asarray(tokens, dtype="<i4").tobytes())
         return digest.hexdigest()

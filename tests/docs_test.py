@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from pictool.eval.datasets import datasets
 from pictool.linker.policies import policies
+from pictool.runtime.architectures import ARCHITECTURES, IN_VLLM, REFUSED, WRAPPERS
 from pictool.store.codecs import codecs
 
 ROOT = Path(__file__).parents[1]
@@ -199,3 +200,15 @@ def test_the_readme_s_examples_are_typed(tmp_path: Path) -> None:
     assert len(paths) == 2
     checked = subprocess.run([sys.executable, "-m", "mypy", *paths], cwd=ROOT, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
+
+
+def _model_rows(heading: str) -> list[tuple[str, str]]:
+    """The rows of a table of models, without its first."""
+    return re.findall(r"^\| `(\w+)` \| (.*?) ?\|$", section("models.md", heading), re.MULTILINE)[1:]
+
+
+def test_the_models_are_those_of_the_registry() -> None:
+    assert [kind for kind, _ in _model_rows("Supported")] == list(ARCHITECTURES)
+    assert tuple(re.findall(r"`(\w+)`", section("models.md", "In vLLM"))) == IN_VLLM
+    assert [kind for kind, _ in _model_rows("Models of images and text")] == list(WRAPPERS)
+    assert dict(_model_rows("Refused")) == dict(REFUSED)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
-    AutoModelForCausalLM,
+    AutoConfig,
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
@@ -21,6 +21,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from pictool.runtime.architectures import auto_class
 
 VOCAB = 320
 SIZE: dict[str, Any] = {
@@ -38,6 +40,23 @@ def _long_rope() -> dict[str, Any]:
     more = {"short_factor": [1.0, 1.1], "long_factor": [2.0, 3.0], "original_max_position_embeddings": 128}
     return {**_rope("longrope", partial_rotary_factor=0.5, **more), "original_max_position_embeddings": 128}
 
+
+def _of(model_type: str, **more: Any) -> Callable[[], PretrainedConfig]:
+    """A configuration of the common size, with fields of its own."""
+    return lambda: AutoConfig.for_model(model_type, **{**SIZE, **more})
+
+
+WINDOWED = ["sliding_attention", "full_attention", "sliding_attention"]
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "router_jitter_noise": 0.0,
+}  # fmt: skip
+
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6,
+    "v_head_dim": 10, "head_dim": 8, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
+    "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+}  # fmt: skip
 
 # Every row of the exactness tables: name → configuration.
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
@@ -59,15 +78,109 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         **SIZE,
         sliding_window=12,
         query_pre_attn_scalar=8,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        layer_types=WINDOWED,
     ),
+    "granite": _of(
+        "granite", embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.7, attention_multiplier=0.5
+    ),
+    "olmo2": _of("olmo2"),
+    "olmo3": _of("olmo3", sliding_window=12, layer_types=WINDOWED),
+    "glm4": _of("glm4", **_rope("default", partial_rotary_factor=0.5)),
+    "cohere2": _of("cohere2", sliding_window=12, layer_types=WINDOWED, logit_scale=0.5),
+    "exaone4": _of("exaone4", sliding_window=12, layer_types=WINDOWED),
+    "seed_oss": _of("seed_oss"),
+    "ernie4_5": _of("ernie4_5"),
+    "apertus": _of("apertus"),
+    "ministral3": _of(
+        "ministral3",
+        **_rope("yarn", factor=4.0, original_max_position_embeddings=512, llama_4_scaling_beta=0.1),
+        sliding_window=12,
+    ),
+    "ministral3-far": _of(
+        "ministral3", **_rope("yarn", factor=4.0, original_max_position_embeddings=64, llama_4_scaling_beta=0.5)
+    ),
+    "starcoder2": _of("starcoder2", sliding_window=12),
+    "smollm3": _of("smollm3", no_rope_layers=[1, 0, 1], use_sliding_window=False),
+    "llama4": _of(
+        "llama4_text", **EXPERTS, intermediate_size_mlp=48, attention_chunk_size=32, no_rope_layers=[1, 0, 1],
+        moe_layers=[1], attn_temperature_tuning=True, floor_scale=8192, attn_scale=0.1, use_qk_norm=True,
+    ),
+    "llama4-tuned": _of(
+        "llama4_text", **EXPERTS, intermediate_size_mlp=48, attention_chunk_size=20, no_rope_layers=[1, 0, 1],
+        moe_layers=[1], attn_temperature_tuning=True, floor_scale=16, attn_scale=0.5, use_qk_norm=False,
+    ),
+    "mixtral": _of("mixtral", **EXPERTS),
+    "qwen3_moe": _of("qwen3_moe", **EXPERTS),
+    "olmoe": _of("olmoe", **EXPERTS, clip_qkv=2.0),
+    "granitemoe": _of(
+        "granitemoe", **EXPERTS, embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.7,
+        attention_multiplier=0.5,
+    ),
+    "glm4_moe": _of("glm4_moe", **EXPERTS, first_k_dense_replace=1, n_group=1, topk_group=1, use_qk_norm=True),
+    "minimax_m2": _of("minimax_m2", **EXPERTS),
+    "ernie4_5_moe": _of(
+        "ernie4_5_moe", **EXPERTS, moe_num_experts=4, moe_k=2, moe_layer_start_index=1, moe_layer_interval=1
+    ),
+    "deepseek_v2": _of("deepseek_v2", **EXPERTS, **LATENTS, topk_method="greedy"),
+    "deepseek_v3": _of("deepseek_v3", **EXPERTS, **LATENTS),
+    "deepseek_v3-yarn": _of(
+        "deepseek_v3", **EXPERTS, **{**LATENTS, "q_lora_rank": None}, rope_interleave=False,
+        **_rope("yarn", factor=8.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=0.7),
+    ),
+    "glm4_moe_lite": _of(
+        "glm4_moe_lite", **EXPERTS, **LATENTS, mlp_layer_types=["dense", "sparse", "sparse"], rope_interleave=True
+    ),
+    "mistral4": _of(
+        "mistral4", **EXPERTS, **{**LATENTS, "head_dim": 14},
+        **_rope(
+            "yarn", factor=4.0, original_max_position_embeddings=512, llama_4_scaling_beta=0.1,
+            partial_rotary_factor=8 / 14,
+        ),
+    ),
+    "gpt_oss": _of("gpt_oss", **EXPERTS, sliding_window=12, layer_types=WINDOWED),
+}  # fmt: skip
+
+
+# Rows only within a wrapper: transformers has no class for them alone.
+_WITHIN: dict[str, Callable[[], PretrainedConfig]] = {
+    "qwen3_vl": _of(
+        "qwen3_vl_text", **_rope("default", mrope_section=[2, 1, 1], mrope_interleaved=True), tie_word_embeddings=False
+    ),
+    "qwen3_vl_moe": _of(
+        "qwen3_vl_moe_text",
+        **EXPERTS,
+        **_rope("default", mrope_section=[2, 1, 1], mrope_interleaved=True),
+    ),
+}
+
+
+def _wrapped(model_type: str, text: str, **more: Any) -> Callable[[], PretrainedConfig]:
+    """A model of images and text, of which the text part is the row of this name."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "depth": 1, "num_attention_heads": 2,
+              "num_heads": 2, "image_size": 16, "patch_size": 8, "out_hidden_size": 32}  # fmt: skip
+    return lambda: AutoConfig.for_model(
+        model_type,
+        text_config={**CONFIGS, **_WITHIN}[text]().to_dict(),
+        vision_config=vision,
+        tie_word_embeddings=False,
+        **more,
+    )
+
+
+CONFIGS |= {
+    "in gemma3": _wrapped("gemma3", "gemma3", image_token_index=300, boi_token_index=301, eoi_token_index=302),
+    "in mistral3": _wrapped("mistral3", "mistral4", image_token_index=300),
+    "in llama4": _wrapped("llama4", "llama4", image_token_index=300, boi_token_index=301, eoi_token_index=302),
+    "in qwen3_vl": _wrapped("qwen3_vl", "qwen3_vl", image_token_id=300, video_token_id=301),
+    "in qwen3_vl_moe": _wrapped("qwen3_vl_moe", "qwen3_vl_moe", image_token_id=300, video_token_id=301),
+    "in kimi_k25": _wrapped("kimi_k25", "deepseek_v3", image_token_id=300),
 }
 
 
 def random_module(config: PretrainedConfig, seed: int = 0, std: float = 0.15) -> Any:
     """A model with an init so large that context matters: a wrong row is a wrong answer."""
     torch.manual_seed(seed)
-    module = AutoModelForCausalLM.from_config(config).eval()
+    module = auto_class(config).from_config(config).eval()
     for name, parameter in module.named_parameters():
         if "norm" in name:
             torch.nn.init.normal_(parameter, 0.0 if "gemma" in config.model_type else 1.0, 0.2)

@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import linear
 
 from pictool.core import RowMask
+from pictool.runtime import architectures
 from pictool.runtime.device import is_accelerator, synchronize
 from pictool.runtime.memory.streams import host_buffer
 from pictool.runtime.products import onednn_linear, onednn_wins
@@ -107,7 +108,7 @@ def window_of(config: Any, layer: int) -> int | None:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Weights of a layer's matrices, those of its K and V projections, and heads · head_dim of the queries."""
+    """Weights that a row is multiplied with at a layer (the mean), those of K and V, and the width of its queries."""
 
     layer: int
     kv: int
@@ -117,8 +118,16 @@ class _Sizes:
 
     @classmethod
     def of(cls, model: Model) -> _Sizes:
-        config, geometry = model.config, model.geometry
-        matrices = [weight.numel() for weight in model.module.model.layers[0].parameters() if weight.dim() == 2]
-        kv = 2 * config.hidden_size * geometry.kv_heads * geometry.head_dim
-        query = config.num_attention_heads * geometry.head_dim
-        return cls(sum(matrices), kv, query, config.hidden_size, config.vocab_size)
+        config, layers = model.config, architectures.decoder_of(model.module).layers
+        numbers = [_computed_with(weight, config) for layer in layers for weight in layer.parameters()]
+        kv, query = config.hidden_size * model.geometry.width, architectures.query_width(config)
+        return cls(sum(numbers) // len(layers), kv, query, config.hidden_size, config.vocab_size)
+
+
+def _computed_with(weight: Any, config: Any) -> int:
+    """How many numbers of a weight a row is multiplied with: of a stack of experts those of the chosen ones."""
+    if weight.dim() < 2:
+        return 0
+    numbers: int = weight.numel()
+    chosen = architectures.chosen_experts(config) / len(weight) if weight.dim() == 3 else 1
+    return round(numbers * chosen)

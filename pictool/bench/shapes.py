@@ -52,14 +52,17 @@ def shape_of(name: str) -> Shape:
     return shapes()[name]
 
 
-def random_model(name: str, device: str = "auto", dtype: str = "auto", seed: int = 0, salt: str = "") -> Model:
+def random_model(
+    name: str, device: str = "auto", dtype: str = "auto", seed: int = 0, salt: str = "", layers: int | None = None
+) -> Model:
     """A random model of a shape, with the tokenizer of the embedded model: every shape has its few token ids.
 
     Args:
         device, salt: as of `load_model`. dtype: likewise; ``auto`` is bfloat16 on an accelerator.
+        layers: of the shape's, the first ones; None: all.
 
     Raises:
-        InputError: no such shape, device or dtype.
+        InputError: no such shape, device or dtype, or fewer layers.
     """
     from pictool.runtime.model import load_model, wrap_model
 
@@ -67,8 +70,12 @@ def random_model(name: str, device: str = "auto", dtype: str = "auto", seed: int
     embedded = load_model("embedded", device, dtype)
     on_auto = "float32" if embedded.device == "cpu" else "bfloat16"
     dtype = on_auto if dtype == "auto" else embedded.dtype
-    module = random_module(shape.make_config(), embedded.device, dtype, seed)
-    return wrap_model(module, embedded.tokenizer, f"random {name}", salt)
+    config, called = shape.make_config(), f"random {name}"
+    if layers is not None:
+        if not 1 <= layers <= config.num_hidden_layers:
+            raise InputError(f"--layers {layers}: {name} has {config.num_hidden_layers}; take from 1 to so many")
+        config, called = shape.make_config(num_hidden_layers=layers), f"random {name} of {layers} layers"
+    return wrap_model(random_module(config, embedded.device, dtype, seed), embedded.tokenizer, called, salt)
 
 
 def random_module(config: PretrainedConfig, device: str, dtype: str, seed: int) -> Any:
@@ -77,15 +84,15 @@ def random_module(config: PretrainedConfig, device: str, dtype: str, seed: int) 
     The state of torch's random numbers is the same afterwards.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
+    from pictool.runtime.architectures import auto_class
     from pictool.runtime.device import is_accelerator
 
     kind = torch.device(device)
     forked = [kind] if is_accelerator(device) else []
     with torch.random.fork_rng(forked, device_type=kind.type if forked else "cuda"), kind:
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
+        return auto_class(config).from_config(config, dtype=getattr(torch, dtype)).eval()
 
 
 def save_speculative(name: str, directory: str, seed: int = 1) -> str:

@@ -59,14 +59,19 @@ class ObjectSize:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise InputError(f"dtype {self.dtype}: must be one of {', '.join(DTYPES)}")
-        for name, value in (("tokens", self.tokens), ("objects", self.count), *vars(self.geometry).items()):
+        for name, value in (("tokens", self.tokens), ("objects", self.count), *self._sizes()):
             if value < 1:
                 raise InputError(f"{name} {value}: must be 1 or more")
 
     @property
     def layer_bytes(self) -> int:
         """K and V of one layer of one object."""
-        return 2 * self.geometry.kv_heads * self.tokens * self.geometry.head_dim * DTYPES[self.dtype][1]
+        return self.geometry.width * self.tokens * DTYPES[self.dtype][1]
+
+    def _sizes(self) -> Iterator[tuple[str, int]]:
+        """The sizes of the geometry, by name."""
+        yield from ((name, value) for name, value in self.geometry.fields.items() if name != "parts")
+        yield from ((part.name, size) for part in self.geometry.others for size in (part.heads, part.width))
 
     @property
     def kv_bytes(self) -> int:
@@ -122,7 +127,7 @@ class StorageResult:
     def report(self) -> dict[str, Any]:
         size = self.size
         return {
-            "tokens": size.tokens, "objects": size.count, "geometry": vars(size.geometry), "dtype": size.dtype,
+            "tokens": size.tokens, "objects": size.count, "geometry": size.geometry.fields, "dtype": size.dtype,
             "kv_bytes": size.kv_bytes, "file_bytes": self.file_bytes, "is_cold": self.is_cold,
             "operations": {name: self._operation(name) for name in COMPARED_WITH},
             "median_gb_s": {name: statistics.median(self.rates(name)) for name in self.seconds},
@@ -277,9 +282,8 @@ def _object(size: ObjectSize, data: memoryview, draw: np.random.Generator) -> Co
     tokens = draw.integers(0, 1 << 30, size.tokens, dtype=np.int32)
     target = Target("random", "0" * 64, "0" * 64, size.dtype, size.geometry)
     meta = ObjectMeta(target.key(tokens, 0, "none"), target, size.tokens, 0, "none")
-    half = size.layer_bytes // 2
     starts = range(0, size.kv_bytes, size.layer_bytes)
-    layers = [(data[at : at + half], data[at + half : at + 2 * half]) for at in starts]
+    layers = [meta.shape.split(data[at : at + size.layer_bytes]) for at in starts]
     return CompiledChunk(meta, "", tokens, layers)
 
 

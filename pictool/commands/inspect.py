@@ -259,8 +259,7 @@ def _fields(file: ObjectFile) -> dict[str, Any]:
     meta, target = file.meta, file.meta.target
     return {
         "path": str(file.path), "key": meta.key, "architecture": target.architecture, "model": target.model,
-        "tokenizer": target.tokenizer, "tokens": meta.num_tokens, "layers": target.geometry.layers,
-        "kv_heads": target.geometry.kv_heads, "head_dim": target.geometry.head_dim, "dtype": target.dtype,
+        "tokenizer": target.tokenizer, "tokens": meta.num_tokens, **target.geometry.fields, "dtype": target.dtype,
         "sinks": meta.sinks, "codec": meta.codec, "bytes": file.num_bytes, "layer_bytes": file.layer_bytes,
         "fixups": meta.fixups or "none",
         **({} if meta.dummy is None else {"dummy": meta.dummy}),

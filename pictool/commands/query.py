@@ -480,7 +480,7 @@ def plan_bulk(executor: Executor, queries: Sequence[BulkQuery], memory: int) -> 
 
     model = executor.engine_of(DEFAULT_MODEL).model
     geometry = model.geometry
-    token_bytes = 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * model.torch_dtype.itemsize
+    token_bytes = geometry.layers * geometry.width * model.torch_dtype.itemsize
 
     @cache
     def size(text: str) -> int:

@@ -14,6 +14,7 @@ from pictool.compiler.sensitivity import TableMaker
 from pictool.core import Chunk, CompileOptions
 from pictool.errors import InputError, PicError
 from pictool.store.codecs import require_codec
+from pictool.store.codecs.base import LayerShape
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.side.sources import Source, add_sources
 from pictool.store.store import Store
@@ -158,18 +159,16 @@ def _compute(
         yield CompiledChunk(meta, chunk.text, tokens, pairs, fixups)
 
 
-def _layer_bytes(model: Model, chunk: Chunk, layers: ChunkKV) -> list[tuple[memoryview, memoryview]]:
+def _layer_bytes(model: Model, chunk: Chunk, layers: ChunkKV) -> list[tuple[memoryview, ...]]:
     """The bytes of every layer's keys and values, all in one piece of memory. Raises NotFiniteError."""
     import torch
 
     from pictool.runtime.tensors import require_finite, to_bytes
 
-    numbers = torch.stack([part for pair in layers for part in pair])  # [2 · layers, kv_heads, tokens, head_dim]
+    numbers = torch.cat([part.flatten() for pair in layers for part in pair])  # each [kv_heads, tokens, head_dim]
     require_finite(f"{chunk.source}: {model.name}", model.dtype, numbers)
-    data = to_bytes(numbers)
-    each = len(data) // len(numbers)
-    parts = [data[start : start + each] for start in range(0, len(data), each)]
-    return list(zip(parts[::2], parts[1::2], strict=True))
+    data, shape = to_bytes(numbers), LayerShape.of(model.geometry, len(chunk), model.dtype)
+    return [shape.split(data[start : start + shape.num_bytes]) for start in range(0, len(data), shape.num_bytes)]
 
 
 def sink_tokens(model: Model, sinks: int) -> list[int]:

@@ -12,6 +12,7 @@ from pictool.controller.prompt_size import measure_size
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
+from pictool.runtime import architectures
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ def make_estimator(model: Model, policy: Policy, measured: Sequence[ComputeMeasu
 
 def projection_share(model: Model) -> float:
     """The share of a layer's weights that project to Q, K and V: a checked layer runs these for all rows."""
-    config, geometry = model.config, model.geometry
-    query, kv = config.num_attention_heads * geometry.head_dim, 2 * geometry.kv_heads * geometry.head_dim
-    projections = query + kv
-    return float(projections / (projections + query + 3 * config.intermediate_size))
+    query = architectures.query_width(model.config)
+    projections = query + model.geometry.width
+    return float(projections / (projections + query + 3 * architectures.active_width(model.config)))

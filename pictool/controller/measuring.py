@@ -232,7 +232,7 @@ def prompt_parts(model: Model, store: Store, spec: Spec, opened: ExitStack) -> l
 def token_bytes(model: Model) -> int:
     """Bytes of a token's K and V through all layers, as objects hold them."""
     geometry = model.geometry
-    return 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * model.torch_dtype.itemsize
+    return geometry.layers * geometry.width * model.torch_dtype.itemsize
 
 
 def stored_bytes(path: Path) -> int:
@@ -254,11 +254,10 @@ def random_object(model: Model, tokens: int, seed: int, codec: str = CODEC) -> C
     ids = _random_tokens(model, tokens, seed)
     meta = ObjectMeta(model.target.key(ids, 0, codec), model.target, tokens, 0, codec)
     draw, geometry = torch.Generator().manual_seed(seed), model.geometry
-    shape = (geometry.kv_heads, tokens, geometry.head_dim)
 
-    def layer() -> tuple[Any, Any]:
-        key, value = torch.randn(2, *shape, generator=draw).to(model.torch_dtype)
-        return to_bytes(key), to_bytes(value)
+    def layer() -> tuple[Any, ...]:
+        numbers = torch.randn(tokens * geometry.width, generator=draw).to(model.torch_dtype)
+        return meta.shape.split(to_bytes(numbers))
 
     return CompiledChunk(meta, "", np.asarray(ids, dtype=np.int32), [layer() for _ in range(geometry.layers)])
 

@@ -294,10 +294,11 @@ def _copied(model: Model, paths: list[Path]) -> list[tuple[Tensor, Tensor]]:
         for path, start in zip(paths, starts, strict=True):
             with ObjectFile(path) as file:
                 numbers = [bytearray(part) for part in file.layer(layer)]
-                shape = file.meta.shape.dims
-            key, value = (from_bytes(memoryview(part), stack.dtype, shape).to(stack.device) for part in numbers)
+                pairs = zip(numbers, file.meta.shape.part_dims, strict=True)
+            key, value = (from_bytes(memoryview(part), stack.dtype, shape).to(stack.device) for part, shape in pairs)
             at = tables_at(tables, slice(start, start + key.shape[1]))
-            parts.append((stack.rotate(key[None], at, layer)[0], value))
+            rotated = stack.rotate_parts((key[None], value[None]), at, layer)
+            parts.append((rotated[0][0], rotated[1][0]))
         layers.append((torch.cat([key for key, _ in parts], 1), torch.cat([value for _, value in parts], 1)))
     return layers
 

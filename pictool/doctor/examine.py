@@ -18,6 +18,7 @@ from pictool.engines.torch import TorchEngine
 from pictool.fidelity.divergence import Divergence
 from pictool.linker.grid import label_of, parse_repeatable
 from pictool.linker.policies import BASELINE, make_policy
+from pictool.runtime.chat.template import has_date, make_frame
 from pictool.runtime.device import free_memory
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
@@ -69,6 +70,7 @@ def _verdicts(examination: Examination, engine: type[Engine], question: AnswerCh
     yield from guarded("model", "model", lambda: _open(examination, opened))
     if not opened:
         return
+    yield from guarded("model", "prompts", lambda: _prompts(opened[0]))
     measured: list[Divergence] = []
     with tempfile.TemporaryDirectory(prefix="pic-doctor-") as inside:
         yield from _on_torch(opened.pop(), Path(inside), question, measured)
@@ -96,6 +98,19 @@ def _open(examination: Examination, opened: list[Model]) -> Verdict:
         "rope": model.config.rope_parameters, "load_s": seconds,
     }  # fmt: skip
     return Verdict("model", "model", VerdictStatus.OK, text, values)
+
+
+def _prompts(model: Model) -> Verdict:
+    """Split a prompt into head and tail, as every link does."""
+    head = len(model.encode(make_frame(model, "Which year?").head))
+    if not model.tokenizer.chat_template:
+        return Verdict("model", "prompts", VerdictStatus.OK, f"no chat template; a head of {head} tokens")
+    text = f"its chat template is split after a head of {head} tokens"
+    if has_date(model):
+        return Verdict(
+            "model", "prompts", VerdictStatus.NOTE, f"{text}, with today's date: the head is compiled anew each day"
+        )
+    return Verdict("model", "prompts", VerdictStatus.OK, text)
 
 
 def _on_torch(model: Model, objects: Path, question: AnswerCheck, measured: list[Divergence]) -> Iterable[Verdict]:

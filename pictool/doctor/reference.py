@@ -81,17 +81,13 @@ def naive_cache(module: Any, parts: list[list[int]], sinks: tuple[int, ...] = ()
         if part:
             pieces.append(isolated(module, part, start, sinks if 0 < index < len(parts) - 1 else ()))
         start += len(part)
-    layers = range(module.config.num_hidden_layers)
+    layers = range(module.config.get_text_config().num_hidden_layers)
     return [tuple(torch.cat([piece[layer][i] for piece in pieces], 2) for i in (0, 1)) for layer in layers]  # type: ignore[misc]
 
 
 def _forward(module: Any, tokens: list[int], start: int) -> Dense:
     none = torch.zeros(len(tokens), dtype=torch.bool)
-    return forward_over(module, tokens, start, Splice(_empty(module, len(tokens)), none))
-
-
-def _empty(module: Any, count: int) -> KV:
-    config = module.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    zero = torch.zeros(1, config.num_key_value_heads, count, head_dim, dtype=module.dtype, device=module.device)
-    return [(zero, zero)] * config.num_hidden_layers
+    zero = torch.zeros(1, 1, 1, 1, dtype=module.dtype, device=module.device)  # nothing is taken of it
+    return forward_over(
+        module, tokens, start, Splice([(zero, zero)] * module.config.get_text_config().num_hidden_layers, none)
+    )

@@ -250,7 +250,7 @@ class ChainContext:
         assert image.fresh_keys is not None and rows[start:end].all()
         first = int(rows[:start].sum())  # of the block, among the computed rows
         pairs = [
-            (to_bytes(key[0, :, first : first + self._block]), to_bytes(image.value(layer)[0, :, start:end]))
+            tuple(map(to_bytes, image.unrotated(layer, key[0, :, first : first + self._block], start, end)))
             for layer, key in enumerate(image.fresh_keys)
         ]
         parent = self._keys[depth - 1] if depth else ""

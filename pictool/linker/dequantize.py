@@ -19,8 +19,8 @@ def is_quantized(file: ObjectFile) -> bool:
 
 def read_quantized(
     file: ObjectFile, layer: int, dtype: torch.dtype, device: torch.device, coded: memoryview | None = None
-) -> torch.Tensor:
-    """Keys and values of one layer, [2, kv_heads, n, head_dim]. `coded` are its checked bytes, if they are here.
+) -> tuple[torch.Tensor, ...]:
+    """The parts of one layer, as keys and values [kv_heads, n, head_dim]. `coded` are its checked bytes, if known.
 
     Raises:
         ObjectError: damaged.
@@ -35,11 +35,11 @@ def read_quantized(
 
 def dequantized(
     codec: Quantizing, coded: memoryview, shape: LayerShape, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """Keys and values of a coded layer, [2, kv_heads, n, head_dim]. Raises CodingError as `decode` does."""
-    out = torch.empty((2, *shape.dims), dtype=dtype, device=device)
+) -> tuple[torch.Tensor, ...]:
+    """The parts of a coded layer, as keys and values [kv_heads, n, head_dim]. Raises CodingError as `decode` does."""
+    out = tuple(torch.empty(dims, dtype=dtype, device=device) for dims in shape.part_dims)
     for part, piece in codec.pieces(coded, shape):
-        target = out["kv".index(part), :, piece.start : piece.end]
+        target = out[part][:, piece.start : piece.end]
         _fill(target.view(piece.codes.shape), piece, codec.name == "fp8")
     return out
 

@@ -6,6 +6,7 @@ CacheBlend §6 names the interface: `fetch_kv` starts to load a layer, `synchron
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -146,7 +147,7 @@ class Loader:
 
     def _place(self, layer: int) -> None:
         for part in self._placed:
-            numbers = self._numbers(part.file, layer)[:, :, part.tokens]
+            numbers = [kept[:, part.tokens] for kept in self._numbers(part.file, layer)]
             self._image.place(layer, part.start, *numbers)
             for copy in (copy for copy in self._copies if copy.part is part):
                 copy.image.place(layer, copy.start, *numbers)
@@ -157,14 +158,16 @@ class Loader:
         for copy in self._copies:
             copy.image.relocate(layer, copy.start, copy.start + copy.part.end - copy.part.start)
 
-    def _numbers(self, file: ObjectFile, layer: int) -> torch.Tensor:
-        """Keys and values of one object, [2, kv_heads, n, head_dim], on the image's device."""
+    def _numbers(self, file: ObjectFile, layer: int) -> tuple[torch.Tensor, ...]:
+        """The parts of one object, as keys and values [kv_heads, n, head_dim], on the image's device."""
         stack = self._image.stack
         if is_quantized(file) and (self._memory is None or self._stream is not None):
             return read_quantized(file, layer, stack.dtype, stack.device, self._coded(file, layer))
         buffer = self._decoded(file, layer)
-        parts = buffer[: file.layer_bytes].view(stack.dtype).view(2, *file.meta.shape.dims)
-        return parts.to(stack.device, non_blocking=self._stream is not None)
+        numbers = buffer[: file.layer_bytes].view(stack.dtype).to(stack.device, non_blocking=self._stream is not None)
+        dims = file.meta.shape.part_dims
+        parts = torch.split(numbers, [*map(math.prod, dims)])
+        return tuple(part.view(of) for part, of in zip(parts, dims, strict=True))
 
     def _coded(self, file: ObjectFile, layer: int) -> memoryview:
         """A layer as it is in its file, checked."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,35 @@ class Pass:
     table: RotaryTable  # of the rows
     runs: tuple[Run, ...] | Pack
     on_scores: Callable[[Tensor], None] | None = None  # called with the scores, float32 [batch, heads, rows, n]
+    chunk: int | None = None  # chunked attention (Llama 4): a row sees none before the last multiple of it
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a layer's scores become weights, as the layer says it.
+
+    A row at p sees the keys (p - window, p], and none before the last multiple of `chunk`. `sinks` [heads] are learned
+    scores beside those of the keys: they take their part of the softmax, and have no value (gpt-oss).
+    """
+
+    scaling: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    chunk: int | None = None
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether no fused kernel computes it."""
+        return self.softcap is not None or self.sinks is not None
+
+    def sees_all(self, num_keys: int) -> bool:
+        """Whether the window hides none of so many keys."""
+        return not self.window or num_keys <= self.window
+
+    def first_key(self, position: int) -> int:
+        """The first key that a row at a position sees."""
+        return max(0, position - self.window + 1) if self.window else 0
 
 
 def attend(
@@ -97,36 +126,37 @@ def attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of un-rotated `query` over rotated `key` and `value`, whose column j is position j (but in a pack).
 
-    `query` is [batch, heads, rows, head_dim], `key` and `value` are [batch, kv_heads, n, head_dim]. Returns
-    [batch, rows, heads, head_dim], as transformers' attention functions do.
+    `query` is [batch, heads, rows, head_dim], `key` is [batch, kv_heads, n, head_dim] and `value`
+    [batch, kv_heads, n, value_dim]. Returns [batch, rows, heads, value_dim], as transformers' attention functions do.
     """
-    query = pic.rope.rotate(query, pic.table)
+    query, scoring = (
+        pic.rope.rotate_query(query, pic.table),
+        Scoring(scaling, sliding_window, softcap, s_aux, pic.chunk),
+    )
     if isinstance(pic.runs, Pack):
         assert pic.on_scores is None
-        out = _each_sequence(query, key, value, pic.runs, scaling, sliding_window, softcap)
+        out = _each_sequence(query, key, value, pic.runs, scoring)
     else:
         if pic.on_scores is not None:
-            pic.on_scores(_all_scores(query, key, pic.runs, scaling, sliding_window, softcap))
-        out = _all_runs(query, key, value, pic.runs, scaling, sliding_window, softcap)
+            pic.on_scores(_all_scores(query, key, pic.runs, scoring))
+        out = _all_runs(query, key, value, pic.runs, scoring)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _each_sequence(
-    query: Tensor, key: Tensor, value: Tensor, pack: Pack,
-    scaling: float | None, window: int | None, softcap: float | None,
-) -> Tensor:  # fmt: skip
-    """Attention [batch, heads, rows, head_dim] within each sequence of a pack. Neighbours of one length are a batch."""
-    batch, num_before, row, out = len(query), key.shape[2] - query.shape[2], 0, torch.empty_like(query)
+def _each_sequence(query: Tensor, key: Tensor, value: Tensor, pack: Pack, scoring: Scoring) -> Tensor:
+    """Attention [batch, heads, rows, value_dim] within each sequence of a pack. Neighbours as long are a batch."""
+    batch, num_before, row, out = len(query), key.shape[2] - query.shape[2], 0, _empty_output(query, value)
     for length, same in itertools.groupby(pack.lengths):
         count = len(list(same))
         rows = slice(row, row + count * length)
         own, runs = _sequences(query, 0, rows, count), (Run(0, num_before, num_before + length),)
         own_key, own_value = (_sequences(tensor, num_before, rows, count) for tensor in (key, value))
-        attended = _all_runs(own, own_key, own_value, runs, scaling, window, softcap)
+        attended = _all_runs(own, own_key, own_value, runs, scoring)
         out[:, :, rows] = attended.view(batch, count, *attended.shape[1:]).transpose(1, 2).flatten(2, 3)
         row = rows.stop
     return out
@@ -145,26 +175,49 @@ def _sequences(tensor: Tensor, num_before: int, rows: slice, count: int) -> Tens
     return apart.flatten(0, 1)
 
 
-def _all_runs(
-    query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...],
-    scaling: float | None, window: int | None, softcap: float | None,
-) -> Tensor:  # fmt: skip
-    """Attention [batch, heads, rows, head_dim] of rotated queries in runs."""
-    out = torch.empty_like(query)
+def _all_runs(query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...], scoring: Scoring) -> Tensor:
+    """Attention [batch, heads, rows, value_dim] of rotated queries in runs."""
+    if scoring.chunk is not None:
+        return _each_chunk(query, key, value, runs, scoring)
+    out = _empty_output(query, value)
     by_products = _is_by_products(query, key)
     scores = query.shape[1] // key.shape[1] if by_products else 1  # in memory: products have those of a KV head
-    for block in _blocks(runs, window, softcap is not None or by_products, scores):
+    for block in _blocks(runs, scoring, scoring.is_explicit or by_products, scores):
         rows = slice(block[0].row, block[-1].row + block[-1].end - block[-1].start)
-        first = _first_key(block[0].start, window)
+        first = scoring.first_key(block[0].start)
         out[:, :, rows] = _rectangle(
             query[:, :, rows], key[:, :, first : block[-1].end], value[:, :, first : block[-1].end],
-            [(run.start - first, run.end - first) for run in block], scaling, window, softcap,
+            [(run.start - first, run.end - first) for run in block], scoring,
         )  # fmt: skip
     return out
 
 
-def _first_key(position: int, window: int | None) -> int:
-    return max(0, position - window + 1) if window else 0
+def _each_chunk(query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...], scoring: Scoring) -> Tensor:
+    """As `_all_runs`, of chunked attention: the rows in a chunk see its own keys alone."""
+    assert scoring.chunk is not None
+    out, within, chunk = _empty_output(query, value), replace(scoring, chunk=None), scoring.chunk
+    cut = _cut_at_chunks(runs, chunk)
+    for start, own in itertools.groupby(cut, lambda run: run.start - run.start % chunk):
+        parts = tuple(own)
+        rows = slice(parts[0].row, parts[-1].row + parts[-1].end - parts[-1].start)
+        shifted = tuple(Run(run.row - rows.start, run.start - start, run.end - start) for run in parts)
+        keys = slice(start, parts[-1].end)
+        out[:, :, rows] = _all_runs(query[:, :, rows], key[:, :, keys], value[:, :, keys], shifted, within)
+    return out
+
+
+def _cut_at_chunks(runs: tuple[Run, ...], chunk: int) -> Iterator[Run]:
+    """The runs, cut at the borders of attention chunks."""
+    for run in runs:
+        start = run.start
+        while start < run.end:
+            end = min(start - start % chunk + chunk, run.end)
+            yield Run(run.row + start - run.start, start, end)
+            start = end
+
+
+def _empty_output(query: Tensor, value: Tensor) -> Tensor:
+    return query.new_empty(*query.shape[:3], value.shape[3])
 
 
 def _is_by_products(query: Tensor, key: Tensor) -> bool:
@@ -173,7 +226,7 @@ def _is_by_products(query: Tensor, key: Tensor) -> bool:
     return is_float and num_scores >= _MIN_PRODUCT and onednn_wins()
 
 
-def _blocks(runs: tuple[Run, ...], window: int | None, is_cut: bool, scores: int) -> Iterator[list[Run]]:
+def _blocks(runs: tuple[Run, ...], scoring: Scoring, is_cut: bool, scores: int) -> Iterator[list[Run]]:
     """Cut and join runs to blocks whose scores, so many a row and key, are few.
 
     Args:
@@ -181,11 +234,11 @@ def _blocks(runs: tuple[Run, ...], window: int | None, is_cut: bool, scores: int
     """
     block: list[Run] = []
     for run in runs:
-        if run.start == 0 and not is_cut and (not window or run.end <= window):
+        if run.start == 0 and not is_cut and scoring.sees_all(run.end):
             yield [run]  # the first of all runs: nothing is before it
             continue
-        for part in _cut(run, window, scores):
-            if block and not _fits(block, part, window, scores):
+        for part in _cut(run, scoring.window, scores):
+            if block and not _fits(block, part, scoring, scores):
                 yield block
                 block = []
             block.append(part)
@@ -200,64 +253,70 @@ def _cut(run: Run, window: int | None, scores: int) -> Iterator[Run]:
         yield Run(run.row + start - run.start, start, min(start + step, run.end))
 
 
-def _fits(block: list[Run], part: Run, window: int | None, scores: int) -> bool:
+def _fits(block: list[Run], part: Run, scoring: Scoring, scores: int) -> bool:
     """Whether a part may join a block: few rows, and in a window few keys that no row of it sees."""
     num_rows = part.row + part.end - part.start - block[0].row
-    num_keys = part.end - _first_key(block[0].start, window)
-    return num_rows <= _most_rows(num_keys, scores) and (not window or num_keys <= 2 * window + 128)
+    num_keys = part.end - scoring.first_key(block[0].start)
+    return num_rows <= _most_rows(num_keys, scores) and (not scoring.window or num_keys <= 2 * scoring.window + 128)
 
 
 def _most_rows(num_keys: int, scores: int) -> int:
     return max(16, min(256, _MAX_SCORES // (num_keys * scores)))
 
 
-def _rectangle(
-    query: Tensor, key: Tensor, value: Tensor, spans: list[tuple[int, int]],
-    scaling: float | None, window: int | None, softcap: float | None,
-) -> Tensor:  # fmt: skip
-    """Attention [batch, heads, rows, head_dim] of rows at the `spans` of the keys; the last row is at the last key."""
-    rows, num_keys = query.shape[2], key.shape[2]
-    if spans[0][0] == 0 and rows == num_keys and softcap is None and (not window or num_keys <= window):
+def _rectangle(query: Tensor, key: Tensor, value: Tensor, spans: list[tuple[int, int]], scoring: Scoring) -> Tensor:
+    """Attention [batch, heads, rows, value_dim] of rows at the `spans` of the keys; the last row is at the last key."""
+    rows, num_keys, scaling = query.shape[2], key.shape[2], scoring.scaling
+    if spans[0][0] == 0 and rows == num_keys and not scoring.is_explicit and scoring.sees_all(num_keys):
         return scaled_dot_product_attention(query, key, value, is_causal=rows > 1, scale=scaling, enable_gqa=True)
-    mask = _mask(spans, num_keys, window, query)
+    mask = _mask(spans, num_keys, scoring.window, query)
     if _is_by_products(query, key):
-        return _by_products(query, key, value, mask, scaling, softcap)
-    if softcap is None:
+        return _by_products(query, key, value, mask, scoring)
+    if not scoring.is_explicit:
         return _attend_by_group(query, key, value, mask, scaling)
-    return _softcapped(query, key, value, mask, scaling, softcap)
+    return _explicit(query, key, value, mask, scoring)
 
 
 def _attend_by_group(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """Softmax attention, [batch · group, kv_heads, rows, head_dim] inside: no copy of keys or mask per query head."""
+    """Softmax attention, [batch · group, kv_heads, rows, value_dim] inside: no copy of keys or mask per query head."""
     batch, num_heads, rows, dim = query.shape
     group = num_heads // key.shape[1]
     if mask is None:  # one row per head, or so: those of a KV head read its keys together
         folded = query.reshape(batch, key.shape[1], group * rows, dim)
-        return scaled_dot_product_attention(folded, key, value, scale=scaling).view(query.shape)
+        out = scaled_dot_product_attention(folded, key, value, scale=scaling)
+        return out.view(batch, num_heads, rows, value.shape[3])
     apart = query.reshape(batch, key.shape[1], group, rows, dim).transpose(1, 2).flatten(0, 1)
     key, value = (tensor[:, None].expand(-1, group, -1, -1, -1).flatten(0, 1) for tensor in (key, value))
     out = scaled_dot_product_attention(apart, key, value, attn_mask=mask, scale=scaling)
-    return out.reshape(batch, group, -1, rows, dim).transpose(1, 2).reshape(query.shape)
+    return out.reshape(batch, group, -1, rows, out.shape[-1]).transpose(1, 2).reshape(batch, num_heads, rows, -1)
 
 
-def _by_products(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
-) -> Tensor:
+def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
     """Softmax attention by two of oneDNN's products for each KV head, whose query heads read its keys together."""
     batch, num_heads, rows, dim = query.shape
     by_group = (batch, key.shape[1], num_heads // key.shape[1], rows, dim)
-    out, weights = query.new_empty(by_group), query.new_empty(by_group[2] * rows, key.shape[2])
+    out, weights = query.new_empty(*by_group[:4], value.shape[3]), query.new_empty(by_group[2] * rows, key.shape[2])
     for sequence, head in itertools.product(range(batch), range(key.shape[1])):
-        folded = query.view(by_group)[sequence, head].reshape(-1, dim) * (scaling or dim**-0.5)
+        folded = query.view(by_group)[sequence, head].reshape(-1, dim) * (scoring.scaling or dim**-0.5)
         scores = onednn_linear(folded, key[sequence, head])
-        if softcap is not None:
-            scores.div_(softcap).tanh_().mul_(softcap)
+        if scoring.softcap is not None:
+            scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
         if mask is not None:
             scores.view(-1, *mask.shape).add_(mask)
-        torch.softmax(scores, -1, out=weights)
+        if scoring.sinks is None:
+            torch.softmax(scores, -1, out=weights)
+        else:
+            sinks = scoring.sinks.view(key.shape[1], -1)[head].repeat_interleave(rows)
+            weights.copy_(_softmax_with_sinks(scores, sinks[:, None]))
         attended = onednn_linear(weights, value[sequence, head].mT)
-        out[sequence, head] = attended.view(by_group[2:])
-    return out.view(query.shape)
+        out[sequence, head] = attended.view(out.shape[2:])
+    return out.view(batch, num_heads, rows, -1)
+
+
+def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Weights [..., n] in float32 beside one more score per row, [..., 1], which has none of the values."""
+    both = torch.cat([scores.float(), sinks.float().expand(*scores.shape[:-1], 1)], -1)
+    return both.softmax(-1)[..., :-1]
 
 
 def _mask(spans: list[tuple[int, int]], num_keys: int, window: int | None, like: Tensor) -> Tensor | None:
@@ -280,37 +339,45 @@ def _positions(spans: list[tuple[int, int]], device: torch.device) -> Tensor:
     return torch.from_numpy(first + np.arange(len(first))).to(device)
 
 
-def _softcapped(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float
-) -> Tensor:
-    """Gemma 2's attention: scores are squashed to (-softcap, softcap) before the mask; no fused kernel does that."""
-    rows = query.shape[2]
-    folded = query.reshape(query.shape[0], key.shape[1], -1, query.shape[3])
-    scores = _scores(folded, key, scaling, softcap)
+def _explicit(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+    """Attention that no fused kernel computes.
+
+    Gemma 2 squashes scores to (-softcap, softcap) before the mask; gpt-oss has sinks beside them.
+    """
+    batch, num_heads, rows, dim = query.shape
+    folded = query.reshape(batch, key.shape[1], -1, dim)
+    scores = _scores(folded, key, scoring)
     if mask is not None:
         scores.view(*scores.shape[:2], -1, rows, scores.shape[-1]).add_(mask)
-    return (scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value).view(query.shape)
+    if scoring.sinks is None:
+        weights = scores.softmax(-1, dtype=torch.float32)
+    else:
+        sinks = scoring.sinks.view(key.shape[1], -1).repeat_interleave(rows, 1)
+        weights = _softmax_with_sinks(scores, sinks[None, :, :, None])
+    return (weights.to(query.dtype) @ value).view(batch, num_heads, rows, -1)
 
 
-def _scores(query: Tensor, key: Tensor, scaling: float | None, softcap: float | None) -> Tensor:
-    scores = query @ key.mT * (scaling or query.shape[-1] ** -0.5)
-    return scores if softcap is None else torch.tanh(scores / softcap) * softcap
+def _scores(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
+    scores = query @ key.mT * (scoring.scaling or query.shape[-1] ** -0.5)
+    return scores if scoring.softcap is None else torch.tanh(scores / scoring.softcap) * scoring.softcap
 
 
-def _all_scores(
-    query: Tensor, key: Tensor, runs: tuple[Run, ...],
-    scaling: float | None, window: int | None, softcap: float | None,
-) -> Tensor:  # fmt: skip
-    """The scores whose softmax `attend` weighs values with, in float32; -inf at keys that a row does not see."""
+def _all_scores(query: Tensor, key: Tensor, runs: tuple[Run, ...], scoring: Scoring) -> Tensor:
+    """The scores whose softmax `attend` weighs values with, in float32; -inf at keys that a row does not see.
+
+    Learned sinks are not among them: the softmax of the scores is how a row shares out what it gives to keys.
+    """
     batch, heads, rows, dim = query.shape
     query, key = query.float(), key.float()
     out = query.new_full((batch, heads, rows, key.shape[2]), float("-inf"))
-    for run in runs:
+    for run in runs if scoring.chunk is None else _cut_at_chunks(runs, scoring.chunk):
         at = slice(run.row, run.row + run.end - run.start)
         folded = query[:, :, at].reshape(batch, key.shape[1], -1, dim)
-        scores = _scores(folded, key[:, :, : run.end], scaling, softcap).view(batch, heads, -1, run.end)
-        mask = _mask([(run.start, run.end)], run.end, window, scores)
+        scores = _scores(folded, key[:, :, : run.end], scoring).view(batch, heads, -1, run.end)
+        mask = _mask([(run.start, run.end)], run.end, scoring.window, scores)
         out[:, :, at, : run.end] = scores if mask is None else scores + mask
+        if scoring.chunk is not None:
+            out[:, :, at, : run.start - run.start % scoring.chunk] = float("-inf")
     return out
 
 

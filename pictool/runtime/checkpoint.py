@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.errors import ModelError
 from pictool.reading import open_regular, parse_json, read_file, require_size, shown
+from pictool.runtime.architectures import auto_class, text_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -178,21 +179,20 @@ def require_weights(directory: Path, config: PretrainedConfig, name: str) -> Non
         ModelError: names the missing layer, or both numbers of weights.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
-    shapes: dict[str, Shape] = {}
+    shapes, num_layers = dict[str, Shape](), text_config(config).num_hidden_layers
     for path in weight_files(directory):
         shapes |= tensor_shapes(path)
     there = {int(match[1]) for tensor in shapes if (match := _LAYER.search(tensor))}
-    described = range(min(config.num_hidden_layers, _MAX_LAYERS))
+    described = range(min(num_layers, _MAX_LAYERS))
     missing = next((layer for layer in described if layer not in there), None)
-    if missing is not None or config.num_hidden_layers > _MAX_LAYERS:
+    if missing is not None or num_layers > _MAX_LAYERS:
         raise ModelError(
-            f"{name}: config.json describes {config.num_hidden_layers} layers, but the weights of "
+            f"{name}: config.json describes {num_layers} layers, but the weights of "
             f"model.layers.{missing or _MAX_LAYERS} are missing; {COPY}"
         )
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config)
+        module = auto_class(config).from_config(config)
     expected, held = sum(parameter.numel() for parameter in module.parameters()), sum(map(math.prod, shapes.values()))
     if expected > held:
         raise ModelError(

@@ -27,6 +27,7 @@ from blake3 import blake3
 
 from pictool.errors import ModelError
 from pictool.reading import open_regular, read_file
+from pictool.runtime.architectures import decoder_of, text_config
 from pictool.runtime.checkpoint import COPY, read_header, weight_files
 from pictool.runtime.memory.user_cache import cache_dir, write_cache_file
 from pictool.runtime.support import depends_on_length
@@ -239,10 +240,11 @@ def _set_frequencies(module: Any) -> dict[str, torch.Tensor]:
 
     from pictool.runtime.rope import Rope
 
-    rotary, position = module.model.rotary_emb, torch.zeros(1, dtype=torch.int64)
+    decoder = decoder_of(module)
+    rotary, position = decoder.rotary_emb, torch.zeros(1, dtype=torch.int64)
     like = next(rotary.buffers())
-    Rope(module.model).tables(position.to(like.device), like)  # dynamic and long ones are those of a short prompt again
-    own = dict(type(rotary)(config=module.config).named_buffers())
+    Rope(decoder).tables(position.to(like.device), like)  # dynamic and long ones are those of a short prompt again
+    own = dict(type(rotary)(config=decoder.config).named_buffers())
 
     def is_own(tensor: torch.Tensor, own: torch.Tensor) -> bool:
         """Last bits differ between devices."""
@@ -332,7 +334,7 @@ class ModuleState:
 
     def _read_tensors(self) -> list[torch.Tensor]:
         """Weights and buffers, but for the frequencies that dynamic and long RoPE change by themselves."""
-        is_fixed = not depends_on_length(self._module.config)
+        is_fixed = not depends_on_length(text_config(self._module.config))
         return [
             tensor
             for layer in self._layers.values()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pictool.core import Geometry, Identity, Target, TokenIds
 from pictool.errors import ModelError, PicError
 from pictool.reading import shown
-from pictool.runtime import checkpoint, fingerprint, support
+from pictool.runtime import architectures, checkpoint, fingerprint, support
 from pictool.runtime.device import resolve_device, resolve_dtype
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class Model:
     """A decoder and its tokenizer. What needs no weights (tokens, keys) does not load them.
 
     Attributes:
-        name: what the user called it. device: ``cpu``, ``cuda``, …. dtype: dtype of computation.
+        name: what the user called it. config: of its language model; whole_config: of all, if that is in a wrapper.
+        device: ``cpu``, ``cuda``, …. dtype: dtype of computation.
         salt: a tenant's own; objects of another salt are never found.
         on_wait: called with what takes long, as loading weights; it lasts as long as the context that is returned.
     """
@@ -53,7 +54,8 @@ class Model:
     ) -> None:
         assert (directory is None) != (module is None)
         support.require_supported(config, name)
-        self.name, self.config, self.tokenizer = name, config, tokenizer
+        self.name, self.whole_config, self.tokenizer = name, config, tokenizer
+        self.config = architectures.text_config(config)
         self.device, self.dtype, self.directory = device, dtype, directory
         self._module, self.salt = module, salt
         self._state: fingerprint.ModuleState | None = None  # of the module, once it is loaded
@@ -72,7 +74,7 @@ class Model:
         """Fingerprint of architecture and weights (hex)."""
         if self._files is not None:
             with self.on_wait(f"hashing the weights of {self.name}"):
-                return self._files.fingerprint(self.config)
+                return self._files.fingerprint(self.whole_config)
         return fingerprint.module_fingerprint(self.module)
 
     def require_unchanged(self) -> None:
@@ -122,9 +124,7 @@ class Model:
 
     @property
     def geometry(self) -> Geometry:
-        config = self.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return Geometry(config.num_hidden_layers, config.num_key_value_heads, head_dim)
+        return architectures.geometry_of(self.config)
 
     @property
     def max_positions(self) -> int:
@@ -156,13 +156,11 @@ class Model:
 
     def _read_weights(self, attention: str) -> Any:
         """The model of `directory`. Missing weights are an error (transformers would initialise them at random)."""
-        from transformers import AutoModelForCausalLM
-
         assert self.directory is not None and self._files is not None
         with _loading(f"{self.name}: the weights cannot be loaded"), self._files.loading(), _no_bars():
-            checkpoint.require_weights(self.directory, self.config, self.name)
-            module, info = AutoModelForCausalLM.from_pretrained(
-                self.directory, config=self.config, dtype=self.torch_dtype, attn_implementation=attention,
+            checkpoint.require_weights(self.directory, self.whole_config, self.name)
+            module, info = architectures.auto_class(self.whole_config).from_pretrained(
+                self.directory, config=self.whole_config, dtype=self.torch_dtype, attn_implementation=attention,
                 ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False,
             )  # fmt: skip
         if wrong := sorted([*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]):
@@ -170,6 +168,7 @@ class Model:
                 f"{self.name}: {len(wrong)} weights that config.json describes are missing or have another shape, as "
                 f"{wrong[0]}; {checkpoint.COPY}"
             )
+        architectures.keep_language_model(module)
         return module
 
     @cached_property
@@ -209,6 +208,11 @@ class Model:
         """
         with _loading(f"{self.name}: the tokenizer (tokenizer.json) fails"):
             ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        if images := architectures.image_tokens(self.whole_config).intersection(ids):
+            token = self.tokenizer.decode([min(images)])
+            raise ModelError(
+                f"{self.name}: the text holds {shown(token)}, the place of an image; only text is supported"
+            )
         if ids and max(ids) >= self.config.vocab_size:
             raise ModelError(
                 f"{self.name}: the tokenizer gives token {max(ids)}, but the model has {self.config.vocab_size} tokens"
@@ -295,6 +299,7 @@ def _load_config_and_tokenizer(name: str, directory: Path) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer
 
     checkpoint.require_files(directory)
+    support.require_known(checkpoint.read_json(directory / "config.json").get("model_type"), name)
     with _loading(f"{name}: config.json cannot be used"):
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         support.require_supported(config, name)

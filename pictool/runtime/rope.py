@@ -11,14 +11,28 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pictool.runtime.architectures import architecture_of
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-RotaryTable = tuple["Tensor", "Tensor"]  # cos and sin, each [1, positions, rotary_dim]
-RotaryTables = dict[str | None, RotaryTable]  # by layer type: Gemma 3 has two
+RotaryTable = tuple["Tensor", ...]  # cos and sin, each [1, positions, rotary_dim], or both as one complex tensor
+UNROTATED = "unrotated"  # the kind of layers without RoPE: their table rotates nothing
+
+
+@dataclass(frozen=True)
+class RotaryTables:
+    """The rotary tables of positions, int64 [n], by kind of layer: Gemma 3 has two."""
+
+    positions: Tensor
+    of_kind: dict[str | None, RotaryTable]
+
+    def parts(self) -> list[Tensor]:
+        """The tensors of all kinds, each [1, positions, …]."""
+        return [part for table in self.of_kind.values() for part in table]
 
 
 class Rope:
@@ -26,12 +40,19 @@ class Rope:
 
     def __init__(self, decoder: Any) -> None:
         self._embedding = decoder.rotary_emb
-        self._apply = sys.modules[type(decoder.layers[0].self_attn).__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
+        self._modeling = sys.modules[type(decoder.layers[0].self_attn).__module__]
+        architecture = architecture_of(decoder.config)
+        self._rotation = architecture.rotation
+        # Queries are rotated in their last dimensions, if only a part of a key is (latent attention).
+        key, *_ = parts = architecture.parts(decoder.config)
+        self._query_width: int | None = None if key.rotated else next(part.width for part in parts if part.rotated)
         takes_layer_type = "layer_type" in inspect.signature(type(self._embedding).forward).parameters
-        num_layers = len(decoder.layers)
-        self.layer_types: list[str | None] = (
-            list(decoder.config.layer_types)[:num_layers] if takes_layer_type else [None] * num_layers
-        )
+        self.kinds: list[str | None] = [
+            UNROTATED
+            if not architecture.is_rotated(layer.self_attn)
+            else decoder.config.layer_types[index] if takes_layer_type else None
+            for index, layer in enumerate(decoder.layers)
+        ]  # fmt: skip
 
     def tables(self, positions: Tensor, like: Tensor) -> RotaryTables:
         """Tables of the prompt positions `positions` (int64 [n]) in the dtype of `like`.
@@ -39,50 +60,57 @@ class Rope:
         The frequencies are those of a prompt that ends at the last of the positions: dynamic and long RoPE depend on
         that, and on no earlier call.
         """
-        self._forget(like)
+        self._forget(positions, like)
         return self.next_tables(positions, like)
 
     def next_tables(self, positions: Tensor, like: Tensor) -> RotaryTables:
         """As `tables`, for positions that continue those of the last call (a decoding step)."""
-        return {kind: self._embed(like, positions, kind) for kind in dict.fromkeys(self.layer_types)}
+        return RotaryTables(positions, {kind: self._embed(like, positions, kind) for kind in dict.fromkeys(self.kinds)})
 
     def rotate(self, x: Tensor, table: RotaryTable) -> Tensor:
         """Rotate `x` [batch, heads, positions, head_dim] to the table's positions; returns a new tensor."""
-        rotated: Tensor = self._apply(x, x[:, :0], *table)[0]
-        return rotated
+        return self._rotation(self._modeling, x, table)
+
+    def rotate_query(self, query: Tensor, table: RotaryTable) -> Tensor:
+        """Rotate queries [batch, heads, rows, head_dim], as `rotate`."""
+        if self._query_width is None:
+            return self.rotate(query, table)
+        from torch import cat
+
+        passed, rotated = query[..., : -self._query_width], query[..., -self._query_width :]
+        return cat([passed, self.rotate(rotated, table)], -1)
 
     def _embed(self, like: Tensor, positions: Tensor, kind: str | None) -> RotaryTable:
-        more = {} if kind is None else {"layer_type": kind}
-        cos, sin = self._embedding(like, position_ids=positions[None], **more)
-        return cos, sin
+        more = {} if kind in (None, UNROTATED) else {"layer_type": kind}
+        embedded = self._embedding(like, position_ids=positions[None], **more)
+        table = embedded if isinstance(embedded, tuple) else (embedded,)
+        return identity_table(table) if kind == UNROTATED else table
 
-    def _forget(self, like: Tensor) -> None:
+    def _forget(self, positions: Tensor, like: Tensor) -> None:
         """Dynamic RoPE keeps the longest length seen; position 0 resets it (a prompt of one token)."""
-        self.next_tables(like.new_zeros(1, dtype=_int64()), like)
-
-
-def _int64() -> torch.dtype:
-    import torch
-
-    return torch.int64
+        self.next_tables(positions.new_zeros(1), like)
 
 
 def identity_table(table: RotaryTable) -> RotaryTable:
     """The table that rotates nothing, of the same shape."""
-    cos, sin = table
-    return cos.new_ones(cos.shape), sin.new_zeros(sin.shape)
+    first, *others = table
+    return first.new_ones(first.shape), *(part.new_zeros(part.shape) for part in others)
 
 
 def tables_at(tables: RotaryTables, positions: Tensor | slice) -> RotaryTables:
     """The entries of `tables` at some of their positions."""
-    return {kind: (cos[:, positions], sin[:, positions]) for kind, (cos, sin) in tables.items()}
+    return RotaryTables(
+        tables.positions[positions],
+        {kind: tuple(part[:, positions] for part in table) for kind, table in tables.of_kind.items()},
+    )
 
 
 def joined_tables(parts: Sequence[RotaryTables]) -> RotaryTables:
     """Tables one after the other."""
-    import torch
+    from torch import cat
 
-    def join(kind: str | None, index: int) -> Tensor:
-        return torch.cat([tables[kind][index] for tables in parts], 1)
+    def join(kind: str | None) -> RotaryTable:
+        return tuple(cat(same, 1) for same in zip(*(tables.of_kind[kind] for tables in parts), strict=True))
 
-    return {kind: (join(kind, 0), join(kind, 1)) for kind in parts[0]}
+    positions = cat([tables.positions for tables in parts])
+    return RotaryTables(positions, {kind: join(kind) for kind in parts[0].of_kind})

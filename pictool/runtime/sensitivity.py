@@ -120,7 +120,7 @@ def _measure(stack: LayerStack, probes: Probes, chunks: Sequence[Sequence[int]])
     row_tables = joined_tables([tables_at(tables, slice(end, end + length)) for length in lengths])
     prefix_tables = tables_at(tables, slice(end))
     prefix = {
-        layer: (stack.rotate(key[:, :, :end], prefix_tables, layer), value[:, :, :end])
+        layer: stack.rotate_parts((key[:, :, :end], value[:, :, :end]), prefix_tables, layer)
         for layer, (key, value) in enumerate(probes.layers)
     }
     dependence = torch.zeros(tokens.shape[1], device=stack.device)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from pictool.runtime.architectures import architecture_of, chunk_of, decoder_of, language_model_of
 from pictool.runtime.attention import Pack, Pass, Run
-from pictool.runtime.memory.caches import Projected, ProjectionCache
+from pictool.runtime.memory.caches import CountingCache, Projected, ProjectionCache
 from pictool.runtime.rope import Rope, RotaryTable, RotaryTables, identity_table, joined_tables, tables_at
 from pictool.runtime.support import depends_on_length
 
@@ -23,17 +26,24 @@ class LayerStack:
     """Embedding, layers and head of one model. Every tensor has a leading batch dimension."""
 
     def __init__(self, model: Model) -> None:
-        self._module = model.module
-        self._decoder = self._module.model
-        self._rope = Rope(self._decoder)
+        self._module, self._config = model.module, model.config
+        self._decoder = decoder_of(self._module)
+        self._rope, self._head = Rope(self._decoder), _head_of(self._module)
+        architecture = architecture_of(model.config)
+        scale = architecture.embedding_scale
+        self._embedding_scale: float | None = None if scale is None else getattr(model.config, scale)
+        self._counts_cached = architecture.counts_cached
+        self._chunks = [chunk_of(layer.self_attn) for layer in self._decoder.layers]
         self.num_layers, self.geometry = len(self._decoder.layers), model.geometry
         self.device, self.dtype = torch.device(model.device), model.torch_dtype
+        is_sparse = hasattr(model.config, "output_router_logits")
+        self._no_router_logits = {"output_router_logits": False} if is_sparse else {}
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
         """[batch, rows] → hidden states [batch, rows, hidden]."""
         hidden: Tensor = self._decoder.embed_tokens(tokens)
-        return hidden
+        return hidden if self._embedding_scale is None else hidden * self._embedding_scale
 
     def rotary_tables(self, positions: Tensor) -> RotaryTables:
         """RoPE tables of a prompt's positions, int64 [n] (see `Rope.tables`)."""
@@ -45,7 +55,7 @@ class LayerStack:
 
     def pack_tables(self, lengths: Sequence[int]) -> RotaryTables:
         """RoPE tables of sequences of these lengths, one after the other, each a prompt of its own."""
-        if depends_on_length(self._module.config):
+        if depends_on_length(self._config):
             alone = {length: self.rotary_tables(torch.arange(length, device=self.device)) for length in set(lengths)}
             return joined_tables([alone[length] for length in lengths])
         longest = self.rotary_tables(torch.arange(max(lengths), device=self.device))
@@ -55,26 +65,36 @@ class LayerStack:
         """Rotate a layer's keys [batch, heads, positions, head_dim] to the tables' positions; returns a new tensor."""
         return self._rope.rotate(x, self._table(tables, layer))
 
+    def by_rotation(self, first: Tensor, second: Tensor) -> LayerKV:
+        """Two parts of a layer, the one that is rotated before the other; or, from this order, back."""
+        return (first, second) if self.geometry.parts[0].rotated else (second, first)
+
+    def rotate_parts(self, parts: LayerKV, tables: RotaryTables, layer: int) -> LayerKV:
+        """A layer's parts with the rotated one rotated (see `rotate`), as K and V."""
+        rotated, other = self.by_rotation(*parts)
+        return self.by_rotation(self.rotate(rotated, tables, layer), other)
+
     def is_length_dependent(self, length: int, prompt: int) -> bool:
         """Whether the first `length` positions are rotated differently in a prompt of `prompt` tokens than alone.
 
         So it is beyond the switch of long RoPE, and with dynamic scaling. KV of a beginning is then not exact.
         """
-        if not length or not depends_on_length(self._module.config):
+        if not length or not depends_on_length(self._config):
             return False
         alone = self.rotary_tables(torch.arange(length, device=self.device))
         within = self.rotary_tables(torch.arange(prompt, device=self.device))
-        return any(not torch.equal(alone[kind][i], within[kind][i][:, :length]) for kind in alone for i in (0, 1))
+        pairs = zip(alone.parts(), within.parts(), strict=True)
+        return any(not torch.equal(own, other[:, :length]) for own, other in pairs)
 
     def rotation_id(self, prompt: int) -> str:
         """An id of how a prompt of `prompt` tokens is rotated, where that depends on its length; else empty.
 
         Equal ids mean equal frequencies: those show in the tables of any positions but the first.
         """
-        if not depends_on_length(self._module.config):
+        if not depends_on_length(self._config):
             return ""
         tables = self.rotary_tables(torch.arange(max(prompt, 2), device=self.device))
-        rotations = [part[:, 1].float().cpu().numpy().tobytes() for table in tables.values() for part in table]
+        rotations = [part[:, 1].float().cpu().numpy().tobytes() for part in tables.parts()]
         return hashlib.sha256(b"".join(rotations)).hexdigest()
 
     @torch.inference_mode()
@@ -94,18 +114,20 @@ class LayerStack:
                 -inf where a row does not see.
         """
         table = self._table(tables, layer)
+        identity = identity_table(table)
         out: Tensor = self._decoder.layers[layer](
             hidden,
             attention_mask=None,
-            position_embeddings=identity_table(table),
-            past_key_values=cache,
+            position_ids=tables.positions[None],
+            position_embeddings=identity if len(identity) > 1 else identity[0],
+            past_key_values=CountingCache(cache, tables.positions) if self._counts_cached else cache,
             use_cache=True,
-            pic=Pass(self._rope, table, runs, on_scores),
+            pic=Pass(self._rope, table, runs, on_scores, self._chunks[layer]),
         )
         return out
 
     def project(self, layer: int, hidden: Tensor, tables: RotaryTables) -> LayerKV:
-        """Un-rotated K and V of rows [batch, rows, hidden] at a layer, which ends as soon as it has them."""
+        """Un-rotated K and V (or other parts) of rows [batch, rows, hidden] at a layer, which ends once it has them."""
         try:
             self.layer(layer, hidden, ProjectionCache(), tables, ())
         except Projected as projected:
@@ -128,15 +150,37 @@ class LayerStack:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [rows, hidden] of the last layer → logits, float32 [rows, vocab]."""
-        logits: Tensor = self._module.lm_head(self._decoder.norm(hidden))
-        softcap = getattr(self._module.config, "final_logit_softcapping", None)
-        if softcap is not None:
-            logits = torch.tanh(logits / softcap) * softcap
-        return logits.float()
+        logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False, **self._no_router_logits).logits
+        return logits[0].float()
 
     def _table(self, tables: RotaryTables, layer: int) -> RotaryTable:
         """The table that a layer uses."""
-        return tables[self._rope.layer_types[layer]]
+        return tables.of_kind[self._rope.kinds[layer]]
 
     def _like(self) -> Tensor:
         return torch.empty(0, dtype=self.dtype, device=self.device)
+
+
+class _Decoded(nn.Module):
+    """Takes the decoder's place in a model whose layers were run already: only the final norm is left."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self._norm = norm
+
+    def forward(self, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
+        return _Output(last_hidden_state=self._norm(inputs_embeds))
+
+
+class _Output(MoeModelOutputWithPast):  # type: ignore[misc]
+    """Has none of what a wrapper asks for beside, as the features of images."""
+
+    image_hidden_states = rope_deltas = None
+
+
+def _head_of(module: Any) -> Any:
+    """What a model does after its layers, by its own forward: norm, head, and how some scale or squash logits."""
+    language = language_model_of(module)
+    head = copy.copy(language)
+    head._modules = {**language._modules, "model": _Decoded(decoder_of(module).norm)}
+    return head

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.errors import ModelError
 from pictool.reading import shown
+from pictool.runtime.architectures import ARCHITECTURES, IN_VLLM, REFUSED, WRAPPERS, text_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Each is a row of the exactness tables in tests/. Yi and other Llama descendants carry the model type "llama".
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 _SIZES = (
@@ -21,7 +20,7 @@ _SIZES = (
     "max_position_embeddings",
 )  # fmt: skip
 _MAX_SIZE = 2**31 - 1
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 # RoPE parameters, and whether each may be 0.
 _ROPE_NUMBERS = {
     "rope_theta": False, "factor": False, "partial_rotary_factor": False, "low_freq_factor": False,
@@ -47,10 +46,9 @@ def require_supported(config: PretrainedConfig, name: str) -> None:
     Raises:
         ModelError: unsupported architecture, RoPE type or attention variant.
     """
-    if config.model_type not in SUPPORTED:
-        raise ModelError(
-            f"{name}: architecture {shown(config.model_type)} is not supported (supported: {', '.join(SUPPORTED)})"
-        )
+    config = text_config(config)
+    if config.model_type not in ARCHITECTURES:
+        raise _unsupported(config.model_type, name)
     for parameters in rope_parameters(config):
         if parameters["rope_type"] not in ROPE_TYPES:
             raise ModelError(
@@ -61,13 +59,42 @@ def require_supported(config: PretrainedConfig, name: str) -> None:
         raise ModelError(f"{name}: bidirectional attention is not supported; a causal decoder is needed")
 
 
+def require_known(model_type: object, name: str) -> None:
+    """Refuse the `model_type` of a config.json that is none of a supported architecture, before more is read of it.
+
+    Raises:
+        ModelError: says why, if that is known.
+    """
+    if model_type not in (*ARCHITECTURES, *WRAPPERS):
+        raise _unsupported(model_type, name)
+
+
+def _unsupported(model_type: object, name: str) -> ModelError:
+    why = f": {REFUSED[str(model_type)]}" if model_type in REFUSED else ""
+    supported = ", ".join((*ARCHITECTURES, *WRAPPERS))
+    return ModelError(f"{name}: architecture {shown(model_type)} is not supported{why} (supported: {supported})")
+
+
+def require_in_vllm(config: PretrainedConfig, name: str) -> None:
+    """Refuse an architecture with which the connector for vLLM is not tested.
+
+    Raises:
+        ModelError: names it, and what to do.
+    """
+    if config.model_type not in IN_VLLM:
+        raise ModelError(
+            f"{name}: architecture {shown(config.model_type)} is not supported inside vLLM (there: "
+            f"{', '.join(IN_VLLM)}); use --engine torch"
+        )
+
+
 def require_sound(config: PretrainedConfig, name: str) -> None:
     """Refuse a configuration whose values no model can have: `transformers` builds many of them, and fails later.
 
     Raises:
         ModelError: names the field, its value, and what it must be.
     """
-    for problem in _problems(config):
+    for problem in _problems(text_config(config)):
         raise ModelError(f"{name}: config.json: {problem}; copy the model again")
 
 

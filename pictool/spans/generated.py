@@ -14,7 +14,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -92,10 +91,9 @@ def keep_output(
         return None
     for token in own[image.num_tokens - start :]:
         image.append(token)
-    keys = _fresh_keys(image, len(own))
-    values = [image.value(layer)[0, :, start:end] for layer in range(len(keys))]
-    require_finite(f"an output of {model.name}", model.dtype, *keys, *values)
-    pairs = [(to_bytes(key), to_bytes(value)) for key, value in zip(keys, values, strict=True)]
+    layers = [image.unrotated(layer, key, start, end) for layer, key in enumerate(_fresh_keys(image, len(own)))]
+    require_finite(f"an output of {model.name}", model.dtype, *(part for parts in layers for part in parts))
+    pairs = [tuple(map(to_bytes, parts)) for parts in layers]
     ids = np.asarray(own, dtype=np.int32)
     parent, rotation = _parent(answer, codec), model.stack.rotation_id(image.layout.num_tokens)
     identity = model.target.identify_block(ids, parent, rotation, model.salt)
@@ -127,7 +125,7 @@ def _parent(answer: Answer, codec: str) -> str:
     policy, keys, rows = linked.policy, list[str](), b""
     if policy.needs.objects:  # a policy without is exact: its KV is that of the tokens, wherever it came from
         keys, rows = [part.keys(model)[0] for part in linked.parts], np.packbits(linked.rows).tobytes()
-    identity = [asdict(model.target), policy.name, policy.params, list(layout.starts), keys, codec]
+    identity = [model.target.fields, policy.name, policy.params, list(layout.starts), keys, codec]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     for data in (layout.tokens.astype("<i4").tobytes(), rows):
         digest.update(data)

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.core import Geometry, Layout, RowMask, Target
+from pictool.core import Geometry, KVPart, Layout, RowMask, Target
 from pictool.errors import TraceError
 from pictool.linker.policies import policies
 from pictool.linker.policies.base import Knob
@@ -218,7 +218,7 @@ def _tensors(trace: Trace) -> dict[str, Any]:
 
 def _metadata(trace: Trace) -> dict[str, str]:
     values = {
-        "report": trace.report, "target": asdict(trace.target), "texts": trace.texts, "pieces": trace.pieces,
+        "report": trace.report, "target": trace.target.fields, "texts": trace.texts, "pieces": trace.pieces,
         "chunks": [asdict(chunk) for chunk in trace.chunks], "generated": [asdict(token) for token in trace.generated],
         "top": [asdict(token) for token in trace.top],
     }  # fmt: skip
@@ -287,10 +287,21 @@ def _record(cls: Any, values: Any) -> Any:
     for name, kind in kinds.items():
         value = values.get(name)
         if kind is Geometry:
-            made[name] = _record(Geometry, value)
+            made[name] = _geometry(value)
         elif name in values and not (_is_number(value) if kind is float else type(value) is kind):
             raise ValueError(f"{cls.__name__}.{name} is no {kind.__name__}")
     return cls(**made)
+
+
+def _geometry(values: Any) -> Geometry:
+    """Of keys and values, or of other parts. Raises ValueError for anything else."""
+    if not isinstance(values, dict) or "parts" not in values:
+        standard: Geometry = _record(Geometry, values)
+        return standard
+    rest = {name: value for name, value in values.items() if name != "parts"}
+    parts = tuple(_record(KVPart, part) for part in _list(values["parts"]))
+    layers: int = _record(Geometry, rest).layers
+    return Geometry(layers, others=parts)
 
 
 def _list(value: Any) -> list[Any]:
@@ -322,7 +333,8 @@ def _find_problem(trace: Trace) -> str | None:
     for name, (actual, expected) in shapes.items():
         if actual != expected:
             return f"its {name} are {actual}, not {expected}"
-    if min(asdict(trace.target.geometry).values()) < 1:
+    geometry = trace.target.geometry
+    if min(geometry.layers, *(size for part in geometry.parts for size in (part.heads, part.width))) < 1:
         return "its model has no layers"
     if trace.target.dtype not in DTYPES:
         return "its dtype is none that a model computes in"

@@ -35,7 +35,7 @@ class TensorStats:
 
 @dataclass(frozen=True)
 class LayerStats:
-    """The keys and values of one layer of an object."""
+    """The keys and values of one layer of an object, or the other two parts that it keeps (`Geometry.parts`)."""
 
     key: TensorStats
     value: TensorStats
@@ -58,12 +58,11 @@ def to_float32(data: memoryview, dtype: str) -> NDArray[np.float32]:
 
 
 def _layer_stats(file: ObjectFile, index: int) -> LayerStats:
-    target = file.meta.target
-    shape = (target.geometry.kv_heads, file.meta.num_tokens, target.geometry.head_dim)
-    parts = file.layer(index)
+    dtype, parts = file.meta.target.dtype, file.layer(index)
     for part in parts:
         file.require_finite(index, part)
-    key, value = (_tensor_stats(to_float32(part, target.dtype).reshape(shape)) for part in parts)
+    shapes = zip(parts, file.meta.shape.part_dims, strict=True)
+    key, value = (_tensor_stats(to_float32(part, dtype).reshape(shape)) for part, shape in shapes)
     return LayerStats(key, value)
 
 

@@ -136,11 +136,12 @@ class ObjectDiffScreen(PicScreen):
 def facts_of(file: ObjectFile) -> dict[str, str]:
     """Return what a header says, by field."""
     meta, target = file.meta, file.meta.target
-    shape = target.geometry
+    geometry = target.geometry
+    shape = [geometry.layers, *(geometry.others or (geometry.kv_heads, geometry.head_dim))]
     return {
         "tokens": str(meta.num_tokens), "model": f"{target.architecture} {target.model[:SHORT]}",
         "tokenizer": target.tokenizer[:SHORT],
-        "geometry": f"{shape.layers} × {shape.kv_heads} × {shape.head_dim}", "dtype": target.dtype,
+        "geometry": " × ".join(map(str, shape)), "dtype": target.dtype,
         "codec": meta.codec, "dummy tokens": str(meta.sinks), "fixups": meta.fixups or "none",
         "salted": "no" if meta.salted is None else "yes", "size": f"{file.num_bytes:,d} bytes",
         "text's checksum": file.checksums["text"][:SHORT],

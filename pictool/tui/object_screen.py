@@ -262,6 +262,7 @@ def facts_of(file: ObjectFile) -> list[tuple[str, str]]:
     meta, target = file.meta, file.meta.target
     geometry = target.geometry
     heads = f"{counted(geometry.kv_heads, 'KV head')} of {geometry.head_dim}"
+    heads = ", ".join(map(str, geometry.others)) or heads
     shape = f"{counted(geometry.layers, 'layer')}, {heads}, {target.dtype}"
     return [
         ("key", meta.key), ("tokens", f"{meta.num_tokens} (compiled after {counted(meta.sinks, 'dummy token')})"),

@@ -29,7 +29,17 @@ PUBLISHED = {
     "mistral-7b-v0.3": (7_248_023_552, 131_072),
     "yi-6b": (6_061_035_520, 65_536),
     "phi-3-mini-4k": (3_821_079_552, 393_216),
+    "qwen3-30b-a3b": (30_532_122_624, 98_304),
+    "gpt-oss-20b": (20_914_757_184, 49_152),
+    "deepseek-v2-lite": (15_706_484_224, 31_104),
+    "gemma-3-12b": (11_766_034_176, 393_216),
 }
+
+
+NARROW = {
+    "moe_intermediate_size": 16, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "query_pre_attn_scalar": 8,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -46,6 +56,7 @@ def test_every_shape_made_narrow_computes_what_transformers_does(name: str, stor
     heads = config.num_attention_heads
     narrow = {"hidden_size": 8 * heads, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 1500}
     narrow |= {"head_dim": 8} if "head_dim" in shape_of(name).config else {}
+    narrow |= {field: size for field, size in NARROW.items() if field in shape_of(name).config}
     narrow |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     module = random_module(shape_of(name).make_config(**narrow), "cpu", "float32", 0)
     model = wrap_model(module, load_model("embedded").tokenizer)
@@ -103,3 +114,10 @@ def test_a_speculative_model_is_a_directory_for_speccache(tmp_path: Path) -> Non
     small = load_model(directory, "cpu", "float32")
     assert small.geometry.layers == 1 and small.max_positions == random_model("tiny").max_positions
     assert small.target.tokenizer == random_model("tiny").target.tokenizer
+
+
+def test_a_shape_of_fewer_layers_has_the_first_ones() -> None:
+    model = random_model("tiny", "cpu", "float32", layers=1)
+    assert (model.geometry.layers, model.name) == (1, "random tiny of 1 layers")
+    with pytest.raises(InputError, match="--layers 3: tiny has 2"):
+        random_model("tiny", layers=3)

@@ -79,7 +79,7 @@ def test_all_layers_of_all_objects_are_read_and_nothing_else(monkeypatch: pytest
     read: list[int] = []
     layer = ObjectFile.layer
 
-    def counted(file: ObjectFile, index: int, into: memoryview | None = None) -> tuple[memoryview, memoryview]:
+    def counted(file: ObjectFile, index: int, into: memoryview | None = None) -> tuple[memoryview, ...]:
         read.append(index)
         assert into is None or len(into) == file.layer_bytes
         return layer(file, index, into)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen2Config
 
 from commands.run import pic
 from pictool.bench import storage
 from pictool.commands.benches.common import BenchOptions, numbers
 from pictool.commands.benches.storage import (
     StorageOptions,
-    geometry_of,
     run_storage,
     storage_geometry,
     storage_sizes,
@@ -22,6 +22,7 @@ from pictool.commands.console.errors import UsageError
 from pictool.commands.settings.settings import Settings
 from pictool.core import Geometry
 from pictool.errors import PicError
+from pictool.runtime.architectures import geometry_of
 
 
 def left_in(path: Path) -> list[str]:
@@ -68,8 +69,8 @@ def test_storage_takes_the_geometry_of_a_shape_or_model(model: Path) -> None:
     assert geometry("float32", shape="qwen2.5-0.5b") == (Geometry(24, 2, 64), "float32")
     assert geometry(model=str(model))[0] == Geometry(3, 2, 8)
     assert geometry(given="3,2,1")[0] == Geometry(3, 2, 1)
-    assert geometry_of({"num_hidden_layers": 1, "num_key_value_heads": 2, "hidden_size": 12, "num_attention_heads": 4,
-                        "head_dim": None}) == Geometry(1, 2, 3)  # fmt: skip
+    config = Qwen2Config(num_hidden_layers=1, num_key_value_heads=2, hidden_size=12, num_attention_heads=4)
+    assert geometry_of(config) == Geometry(1, 2, 3)
 
 
 def test_the_program_takes_every_option_of_storage() -> None:

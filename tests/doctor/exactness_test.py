@@ -19,7 +19,7 @@ from pictool.linker.loader import Loader
 from pictool.runtime import attention
 from pictool.runtime.memory.image import Image
 from pictool.runtime.model import Model, load_model, wrap_model
-from pictool.runtime.rope import Rope
+from pictool.runtime.rope import Rope, RotaryTables
 from pictool.runtime.stack import LayerStack
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
@@ -73,7 +73,8 @@ def keys_one_position_on(patch: pytest.MonkeyPatch) -> None:
 
     def shifted(self: Image, layer: int, start: int, end: int) -> None:
         tables = self._tables
-        self._tables = {kind: (cos.roll(-1, 1), sin.roll(-1, 1)) for kind, (cos, sin) in tables.items()}
+        later = {kind: tuple(part.roll(-1, 1) for part in table) for kind, table in tables.of_kind.items()}
+        self._tables = RotaryTables(tables.positions + 1, later)
         relocate(self, layer, start, end)
         self._tables = tables
 

@@ -18,8 +18,8 @@ from pictool.doctor import surroundings
 from pictool.doctor.answers import AnswerCheck, examine_answers
 from pictool.doctor.surroundings import examine_surroundings
 from pictool.doctor.verdict import DoctorReport, Verdict, VerdictStatus
-from pictool.engines import divergence
 from pictool.engines.torch import TorchEngine
+from pictool.fidelity import divergence
 from pictool.fidelity.divergence import Divergence
 from pictool.linker.grid import parse_grid
 from pictool.store.store import Store

@@ -11,10 +11,11 @@ import reference
 import tiny
 import torch
 from subjects import (
-    ARCHITECTURES,
+    FAMILIES,
     HEAD,
     LENGTH_DEPENDENT,
     LENGTHS,
+    PLACED,
     TAIL,
     Subject,
     default_policy,
@@ -43,7 +44,7 @@ EVERYTHING: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_rule_1_the_prompt_is_the_concatenation(architecture: str, store: Store) -> None:
     one, chunks = subject(architecture), make_chunks(LENGTHS)
     linked = run(one, store, make_policy("naive", {}), chunks)
@@ -53,7 +54,7 @@ def test_rule_1_the_prompt_is_the_concatenation(architecture: str, store: Store)
     assert wanted[0] == one.model.bos_id
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_rule_2_full_is_the_model_itself(architecture: str, store: Store) -> None:
     one = subject(architecture)
     linked = run(one, store, make_policy("full", {}), make_chunks(LENGTHS))
@@ -66,7 +67,7 @@ def test_rule_2_full_is_the_model_itself(architecture: str, store: Store) -> Non
 
 
 @pytest.mark.parametrize("policy", policies())
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_rows_that_are_computed_a_few_at_a_time_are_as_at_once(
     architecture: str, policy: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +82,7 @@ def test_rows_that_are_computed_a_few_at_a_time_are_as_at_once(
 
 
 @pytest.mark.parametrize("policy", policies())
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_rule_3_layer_0_is_exact(architecture: str, policy: str, store: Store) -> None:
     one, chunks = subject(architecture), make_chunks(LENGTHS)
     exact = run(one, store, make_policy("full", {}), chunks).image
@@ -91,7 +92,7 @@ def test_rule_3_layer_0_is_exact(architecture: str, policy: str, store: Store) -
 
 
 @pytest.mark.parametrize(("policy", "fields"), EVERYTHING)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_rule_4_recomputing_everything_is_full(
     architecture: str, policy: str, fields: dict[str, Any], store: Store
 ) -> None:
@@ -101,7 +102,7 @@ def test_rule_4_recomputing_everything_is_full(
 
 
 @pytest.mark.parametrize("policy", policies())
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_rule_4_one_head_and_no_chunk_is_full(architecture: str, policy: str, store: Store) -> None:
     one = subject(architecture)
     linked = run(one, store, default_policy(policy), [], head="<s>It holds a festival in the spring; nobody knows.")
@@ -110,7 +111,7 @@ def test_rule_4_one_head_and_no_chunk_is_full(architecture: str, policy: str, st
 
 @pytest.mark.parametrize(("policy", "fields"), POLICIES)
 @pytest.mark.parametrize("head", ["", HEAD], ids=["no-head", "head"])
-@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a not in LENGTH_DEPENDENT])
+@pytest.mark.parametrize("architecture", [a for a in FAMILIES if a not in (*LENGTH_DEPENDENT, *PLACED)])
 def test_rule_5_a_link_equals_the_dense_reference(
     architecture: str, head: str, policy: str, fields: dict[str, Any], store: Store
 ) -> None:
@@ -127,7 +128,7 @@ def test_rule_5_a_link_equals_the_dense_reference(
     assert max_difference(linked, reference.link(one.reference, parts_of(linked), rows, sinks)) <= 1e-4  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_policies_matter_on_these_models(architecture: str, store: Store) -> None:
     """The tables above would pass on a model for which linking changes nothing; these models are not such."""
     one = subject(architecture)
@@ -144,7 +145,7 @@ class Scattered(Policy):
         return Selection(np.arange(prompt.layout.num_context) % 3 == 1)
 
 
-@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a not in LENGTH_DEPENDENT])
+@pytest.mark.parametrize("architecture", [a for a in FAMILIES if a not in (*LENGTH_DEPENDENT, *PLACED)])
 def test_rule_5_scattered_rows_attend_causally(architecture: str, store: Store) -> None:
     one = subject(architecture)
     linked = run(one, store, Scattered(), make_chunks(LENGTHS))
@@ -153,7 +154,7 @@ def test_rule_5_scattered_rows_attend_causally(architecture: str, store: Store) 
     assert max_difference(linked, reference.link(one.reference, parts_of(linked), rows)) <= 1e-4
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_rule_6_linking_writes_to_no_object(architecture: str, store: Store) -> None:
     one, chunks, policy = subject(architecture), make_chunks(LENGTHS), make_policy("legolink", {"k": 4})
     first = run(one, store, policy, chunks)
@@ -179,7 +180,7 @@ def test_a_head_is_computed_where_rope_depends_on_the_length(architecture: str, 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_half_precision_full_and_all_rows_agree_within_its_noise(architecture: str, dtype: str, store: Store) -> None:
     """The noise is stated: what the dtype itself costs, transformers' half against its float32 on the same prompt."""
     module = tiny.random_module(tiny.CONFIGS[architecture]()).to(getattr(torch, dtype))
@@ -194,7 +195,7 @@ def test_half_precision_full_and_all_rows_agree_within_its_noise(architecture: s
     assert noise < 0.3 if dtype == "bfloat16" else noise < 0.05
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_rule_7_foreign_and_damaged_objects_are_refused(architecture: str, store: Store, tmp_path: Path) -> None:
     """Another model's object is refused by name, and one flipped bit in any layer before the link gives an answer."""
     one, (chunk,) = subject(architecture), make_chunks((29,))

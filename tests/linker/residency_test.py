@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
+import subjects
 import torch
 from chunks import flip
 from subjects import HEAD, LENGTH_DEPENDENT, TAIL, default_policy, make_chunks, subject
@@ -29,7 +29,7 @@ from pictool.runtime.model import Model
 from pictool.store.store import Store
 
 LENGTHS = (1, 3, 29, 17, 23, 40, 8)
-ARCHITECTURES = [name for name in tiny.CONFIGS if name not in LENGTH_DEPENDENT]
+ARCHITECTURES = [name for name in subjects.ARCHITECTURES if name not in LENGTH_DEPENDENT]
 
 
 def residents(model: Model, tokens: int) -> ResidentObjects:

@@ -13,7 +13,7 @@ NEEDS_ONEDNN = pytest.mark.skipif(not has_onednn(), reason="this torch has no on
 
 
 class NoRope:
-    def rotate(self, x: torch.Tensor, table: object) -> torch.Tensor:
+    def rotate_query(self, x: torch.Tensor, table: object) -> torch.Tensor:
         return x
 
 
@@ -28,8 +28,12 @@ def dense(
     positions: torch.Tensor,
     window: int | None,
     cap: float | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(QKᵀ/√d) V over all keys in float64, row i seeing the keys (position_i - window, position_i]."""
+    """softmax(QKᵀ/√d) V over all keys in float64, row i seeing the keys (position_i - window, position_i].
+
+    `sinks` [heads] are keys whose score is given and whose value is 0.
+    """
     query, key, value = query.double(), key.double(), value.double()
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
@@ -40,7 +44,11 @@ def dense(
     seen = index <= positions[:, None]
     if window:
         seen &= index > positions[:, None] - window
-    out: torch.Tensor = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        sink = sinks.double()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores, value = torch.cat([sink, scores], -1), torch.cat([torch.zeros_like(value[:, :, :1]), value], 2)
+    out: torch.Tensor = scores.softmax(-1) @ value
     return out.transpose(1, 2).float()
 
 
@@ -64,14 +72,16 @@ def check_scattered_rows(data: st.DataObject) -> None:
     cap = data.draw(st.sampled_from([None, 5.0]))
     generator = torch.Generator().manual_seed(n)
     query = torch.randn(2, 4, len(rows), 8, generator=generator)
-    key, value = torch.randn(2, 2, 2, n, 8, generator=generator)
+    key = torch.randn(2, 2, n, 8, generator=generator)
+    value = torch.randn(2, 2, n, data.draw(st.sampled_from([8, 6])), generator=generator)
+    sinks = data.draw(st.sampled_from([None, torch.tensor([-1.0, 0.0, 2.0, 4.0])]))
     positions = torch.tensor(rows)
     taken = Rows.of(positions)
     got, _ = attention.attend(
         Module(), query, key, value, None, pic=attention.Pass(NoRope(), (query, query), taken.runs),  # type: ignore[arg-type]
-        scaling=8**-0.5, sliding_window=window, softcap=cap,
+        scaling=8**-0.5, sliding_window=window, softcap=cap, s_aux=sinks,
     )  # fmt: skip
-    torch.testing.assert_close(got, dense(query, key, value, positions, window, cap), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(got, dense(query, key, value, positions, window, cap, sinks), atol=1e-5, rtol=1e-4)
 
 
 def test_runs_are_the_consecutive_positions() -> None:

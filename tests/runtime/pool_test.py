@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import subjects
 import tiny
 import torch
 
@@ -14,7 +15,7 @@ from pictool.runtime.memory.pool import Pool
 from pictool.runtime.model import Model, wrap_model
 
 BLOCK, BLOCKS = 4, 12
-ARCHITECTURES = [name for name in tiny.CONFIGS if name not in ("llama-dynamic", "phi3-long")]
+ARCHITECTURES = [name for name in subjects.ARCHITECTURES if name not in subjects.LENGTH_DEPENDENT]
 
 
 def load(name: str) -> Model:

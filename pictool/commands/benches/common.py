@@ -36,6 +36,9 @@ class BenchOptions:
         Optional[str],
         option("--shape", "NAME", "A random model: llama-3.1-8b, tiny ...; a wrong name lists all.", MODEL),
     ] = None
+    layers: Annotated[
+        Optional[int], option("--layers", "N", "So many layers of the shape, where all are too large.", MODEL, min=1)
+    ] = None
     model: Annotated[Optional[str], option("-m, --model", "NAME", "A model instead of a shape.", MODEL)] = None
     threads: Annotated[Optional[int], option("--threads", "N", "Threads of the CPU.", MODEL, min=1)] = None
     algo: Annotated[list[str], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = field(default_factory=list)
@@ -93,6 +96,8 @@ def check_options(common: BenchOptions) -> None:
     """Refuse what makes no sense, and outputs that cannot be written."""
     if common.shape is not None and common.model is not None:
         raise UsageError("--shape: names a random model; leave it or -m out")
+    if common.layers is not None and common.model is not None:
+        raise UsageError("--layers: is that of a random model; leave it or -m out")
     if common.shape is not None:
         from pictool.bench.shapes import shape_of
 
@@ -121,7 +126,7 @@ def open_bench_model(common: BenchOptions, settings: Settings, shape: str, seed:
         return open_model(settings.override(model=common.model))
     name = shape_of(common.shape or shape).name
     note(f"making a random {name}")
-    return random_model(name, settings.device, settings.dtype, seed, settings.salt)
+    return random_model(name, settings.device, settings.dtype, seed, settings.salt, common.layers)
 
 
 def make_report(bench: str, model: Model, options: Any, results: dict[str, Any]) -> dict[str, Any]:

@@ -95,6 +95,7 @@ def storage_geometry(options: StorageOptions, common: BenchOptions, settings: Se
     """Layers, KV heads and dimensions as given, of a shape or of a model; those of Llama-3.1-8B if none is named."""
     from pictool.bench.shapes import shape_of
     from pictool.bench.storage import LLAMA_8B
+    from pictool.runtime.architectures import geometry_of
 
     if options.geometry is not None and (common.shape is not None or common.model is not None):
         raise UsageError("--geometry: is that of --shape or -m, if they are given; leave it or them out")
@@ -107,13 +108,7 @@ def storage_geometry(options: StorageOptions, common: BenchOptions, settings: Se
         return Geometry(*values), dtype
     if common.model is not None:
         return open_model(settings.override(model=common.model, device="cpu")).geometry, dtype
-    return LLAMA_8B if common.shape is None else geometry_of(shape_of(common.shape).config), dtype
-
-
-def geometry_of(config: Any) -> Geometry:
-    """Of the fields of a `transformers` configuration."""
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return Geometry(config["num_hidden_layers"], config["num_key_value_heads"], head_dim)
+    return LLAMA_8B if common.shape is None else geometry_of(shape_of(common.shape).make_config()), dtype
 
 
 # Tables
@@ -149,4 +144,6 @@ def _rates(operation: dict[str, Any]) -> list[str]:
 
 
 def _geometry(geometry: Geometry) -> str:
+    if geometry.others:
+        return f"{geometry.layers} layers of {' and '.join(map(str, geometry.others))},"
     return f"{geometry.layers} layers, {geometry.kv_heads} KV heads of {geometry.head_dim},"

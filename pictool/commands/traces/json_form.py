@@ -29,7 +29,7 @@ def trace_json(path: str, trace: Trace, counts: TraceCounts, has_text: bool) -> 
     for part, chunk in zip(parts[1:-1], trace.chunks, strict=True):
         part |= {"key": chunk.key, "sinks": chunk.sinks}
     whole = {
-        "path": path, **trace.report, "target": asdict(trace.target), "parts": parts,
+        "path": path, **trace.report, "target": trace.target.fields, "parts": parts,
         "layers": counts.rows_per_layer.tolist(), "generated": [asdict(token) for token in trace.generated],
         "candidates": [asdict(candidate) for candidate in counts.candidates],
     }  # fmt: skip

@@ -120,6 +120,11 @@ def render_chat(
         raise ModelError(f"{_origin(model)} fails: {error}; correct it, or use another model") from error
 
 
+def has_date(model: Model) -> bool:
+    """Whether the chat template writes today's date, so that a head is compiled anew each day."""
+    return "strftime_now" in (model.tokenizer.get_chat_template() if model.tokenizer.chat_template else "")
+
+
 def _origin(model: Model) -> str:
     return f"{model.name}: its chat template ({_file(model)})"
 

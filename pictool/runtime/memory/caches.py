@@ -2,7 +2,9 @@
 
 A layer of `transformers` projects its rows to Q, K and V, calls its cache's `update` with K and V, and attends to what
 that returns. Layers are run with the identity rotation (`rope.py`), so a key arrives before rotation, and the cache
-rotates it. The class says what the rows attend to:
+rotates it. A layer that keeps other parts than keys and values (`Geometry.parts`), as a latent and a rotated key, hands
+these to `update` in their order, and expands what it returns. "K" and "V" below are the first and the second part.
+The class says what the rows attend to:
 
     PassThroughCache   each other                                     (a prefill; nothing is kept)
     CapturingCache     each other; un-rotated K and V are kept        (compiling)
@@ -11,6 +13,7 @@ rotates it. The class says what the rows attend to:
     ImageCache         the image, which their K and V are written to  (linking)
     ReadOnlyCache      the image, which stays as it is                (measuring attention)
     ProjectionCache    nothing: the layer ends at its projections     (comparing K and V)
+    CountingCache      what another cache says; it knows positions    (Llama 4)
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ class PassThroughCache:
         self._stack = stack
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
-        return self._stack.rotate(key, self.tables, layer), value
+        return self._stack.rotate_parts((key, value), self.tables, layer)
 
 
 class CapturingCache(PassThroughCache):
@@ -101,7 +104,9 @@ class GrowingCache(PrefixedCache):
 
     def __init__(self, stack: LayerStack) -> None:
         self._layers: dict[int, LayerKV] = {}
-        super().__init__(stack, {}, self._layers)
+        super().__init__(
+            stack, stack.rotary_tables(torch.zeros(1, dtype=torch.int64, device=stack.device)), self._layers
+        )
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
         self._layers[layer] = super().update(key, value, layer)
@@ -117,7 +122,7 @@ class ImageCache(PassThroughCache):
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
         if self._image.fresh_keys is not None:
-            self._image.fresh_keys.append(key)
+            self._image.fresh_keys.append(self._stack.by_rotation(key, value)[0])
         self._image.write(layer, *super().update(key, value, layer), self._rows)
         return self._image.key(layer), self._image.value(layer)
 
@@ -137,6 +142,20 @@ class ProjectionCache:
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
         raise Projected(key, value)
+
+
+class CountingCache:
+    """Another cache, for layers that take the positions of their rows from the number of tokens in it (Llama 4)."""
+
+    def __init__(self, cache: LayerCache, positions: Tensor) -> None:
+        self._cache, self._offsets = cache, positions - torch.arange(len(positions), device=positions.device)
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        return self._cache.update(key, value, layer)
+
+    def get_seq_length(self, layer: int = 0) -> Tensor:
+        """By how much each row's position is larger than its index, int64 [rows]: rows may be scattered."""
+        return self._offsets
 
 
 class Projected(Exception):

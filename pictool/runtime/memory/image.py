@@ -24,8 +24,9 @@ _AT_ONCE = 512
 class Image:
     """KV of a prompt, filled layer by layer; position j of the prompt is row j of every buffer.
 
-    Keys in the buffers are rotated to their positions. `place` and `write` copy: they never write to their sources.
-    Different layers may be filled by different threads.
+    A layer's buffers are its keys and values, or the other two parts that it keeps (`Geometry.parts`), which are then
+    called so, too. What is rotated is rotated to its position. `place` and `write` copy: they never write to their
+    sources. Different layers may be filled by different threads.
     """
 
     def __init__(self, stack: LayerStack, layout: Layout) -> None:
@@ -34,17 +35,17 @@ class Image:
         self._tables = stack.rotary_tables(torch.arange(self.num_tokens, device=stack.device))
         self._keys, self._values = self._buffers(self.num_tokens + GROWTH)
         self.logits: Tensor | None = None  # float32 [vocab], at the last prompt token
-        # Per layer, the keys of the rows computed there as they were before rotation, if `keep_keys` was called:
-        # [1, kv_heads, rows, head_dim]
+        # Per layer, the keys (or the other rotated part) of the rows computed there as they were before rotation, if
+        # `keep_keys` was called: [1, kv_heads, rows, head_dim]
         self.fresh_keys: list[Tensor] | None = None
 
     def _buffers(self, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
         """Keys and values of each layer, [1, kv_heads, tokens, head_dim]. No position is read before it is written."""
         stack = self.stack
-        shape = (1, stack.geometry.kv_heads, tokens, stack.geometry.head_dim)
+        shapes = [(1, part.heads, tokens, part.width) for part in stack.geometry.parts]
         keys, values = (
             [torch.empty(shape, dtype=stack.dtype, device=stack.device) for _ in range(stack.num_layers)]
-            for _ in ("keys", "values")
+            for shape in shapes
         )
         return keys, values
 
@@ -68,7 +69,7 @@ class Image:
 
     def relocate(self, layer: int, start: int, end: int) -> None:
         """Rotate the keys that were placed in [start, end) to their positions; to be called once."""
-        keys = self._keys[layer][:, :, start:end]
+        keys = self.stack.by_rotation(self._keys[layer], self._values[layer])[0][:, :, start:end]
         keys.copy_(self.stack.rotate(keys, tables_at(self._tables, slice(start, end)), layer))
 
     def compute(
@@ -100,21 +101,28 @@ class Image:
         Returns its hidden state [1, 1, hidden]; nothing needs those of the other rows.
         """
         layer, tables = self.stack.num_layers - 1, tables_at(self._tables, rows.positions)
-        key, value = self.stack.project(layer, hidden, tables)
+        fresh = self.stack.project(layer, hidden, tables)
         if self.fresh_keys is not None:
-            self.fresh_keys.append(key)
-        self.write(layer, self.stack.rotate(key, tables, layer), value, rows)
+            self.fresh_keys.append(self.stack.by_rotation(*fresh)[0])
+        self.write(layer, *self.stack.rotate_parts(fresh, tables, layer), rows)
         end, table = self.layout.num_tokens, tables_at(tables, slice(-1, None))
         return self.stack.layer(layer, hidden[:, -1:], ReadOnlyCache(self), table, (Run(0, end - 1, end),))
 
     def project(self, layer: int, hidden: Tensor, rows: Rows) -> LayerKV:
         """Fresh K (rotated) and V [1, kv_heads, rows, head_dim] of `rows` at a layer; the image stays as it is."""
         tables = tables_at(self._tables, rows.positions)
-        key, value = self.stack.project(layer, hidden, tables)
-        return self.stack.rotate(key, tables, layer), value
+        return self.stack.rotate_parts(self.stack.project(layer, hidden, tables), tables, layer)
+
+    def unrotated(self, layer: int, key: Tensor, start: int, end: int) -> LayerKV:
+        """K and V of positions [start, end), [kv_heads, n, head_dim]; `key` is the rotated part before rotation."""
+        of_image = (self._keys[layer][0, :, start:end], self._values[layer][0, :, start:end])
+        return self.stack.by_rotation(key, self.stack.by_rotation(*of_image)[1])
 
     def deviation(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Squared L2 over KV heads and dims between K, V of `rows` and what the image holds there; float32 [rows]."""
+        """Squared L2 over KV heads and dims between K, V of `rows` and what the image holds there; float32 [rows].
+
+        Of latent attention K is the latent, and V the rotated key.
+        """
         pairs = ((key, self._keys[layer]), (value, self._values[layer]))
         k, v = ((fresh.float() - old[:, :, rows.positions].float()).square().sum((0, 1, 3)) for fresh, old in pairs)
         return k, v

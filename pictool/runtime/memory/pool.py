@@ -58,6 +58,8 @@ class Repositioning:
 class Pool:
     """The slots. Of each layer `raw` keys before rotation, rotated `keys`, and `values`: [kv_heads, slots, head_dim].
 
+    Of a model with other parts (`Geometry.parts`) "keys" are the part that is rotated, and "values" the other.
+
     Args:
         num_slots: that it holds, beside the scratch of a long cycle.
 
@@ -70,12 +72,13 @@ class Pool:
         require_movable(model)
         self.stack, self.num_slots = model.stack, num_slots
         geometry, stack = model.geometry, model.stack
-        shape = (geometry.kv_heads, num_slots + scratch, geometry.head_dim)
+        rotated, other = (part for has in (True, False) for part in geometry.parts if part.rotated is has)
+        shapes = [(part.heads, num_slots + scratch, part.width) for part in (rotated, rotated, other)]
         try:
             with torch.inference_mode(False):  # so that all may write to it
                 self.raw, self.keys, self.values = (
                     [torch.empty(shape, dtype=stack.dtype, device=stack.device) for _ in range(geometry.layers)]
-                    for _ in ("raw", "keys", "values")
+                    for shape in shapes
                 )
         except (RuntimeError, MemoryError) as error:  # torch's OutOfMemoryError is a RuntimeError
             raise ModelError(f"a pool of {num_slots} tokens does not fit on {stack.device}; give it less") from error
@@ -83,7 +86,8 @@ class Pool:
     def write(self, at: int, position: int, layers: Sequence[LayerKV]) -> None:
         """Copy un-rotated K and V, [kv_heads, n, head_dim] a layer, to the slots from `at` on."""
         end = at + layers[0][0].shape[1]
-        for layer, (key, value) in enumerate(layers):
+        for layer, parts in enumerate(layers):
+            key, value = self.stack.by_rotation(*parts)
             self.raw[layer][:, at:end], self.values[layer][:, at:end] = key, value
         move = Move(at, at, position, end - at)
         self._rotate([move], self._tables([move]))
@@ -95,7 +99,7 @@ class Pool:
 
     def read(self, layer: int, at: int, length: int) -> tuple[Tensor, Tensor]:
         """Rotated keys and values of slots, [kv_heads, length, head_dim]."""
-        return self.keys[layer][:, at : at + length], self.values[layer][:, at : at + length]
+        return self.stack.by_rotation(self.keys[layer][:, at : at + length], self.values[layer][:, at : at + length])
 
     def reposition(
         self, moves: Sequence[Move], batch: int | None = None, tables: RotaryTables | None = None
@@ -115,8 +119,8 @@ class Pool:
         self._run(made, tables)
         synchronize(self.stack.device)
         seconds = max(time.perf_counter() - started, 1e-9)
-        tensor = self.raw[0][:, :1]  # a slot of a layer's keys
-        buffered, saved = made.buffer * tensor.nbytes, made.scratch * 3 * len(self.raw) * tensor.nbytes
+        raw, keys, values = (tensors[0][:, :1].nbytes for tensors in (self.raw, self.keys, self.values))  # of a slot
+        buffered, saved = made.buffer * max(raw, values), made.scratch * len(self.raw) * (raw + keys + values)
         return Repositioning(
             made.num_moves, made.num_slots, len(made.batches), made.duplicates, made.scratch, made.buffer,
             buffered + saved, seconds,
@@ -178,16 +182,20 @@ class PooledImage(Image):
 
     def _buffers(self, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
         at, pool = slice(self._base, self._base + tokens), self._pool
-        return [keys[None, :, at] for keys in pool.keys], [values[None, :, at] for values in pool.values]
+        pairs = [
+            pool.stack.by_rotation(keys[None, :, at], values[None, :, at])
+            for keys, values in zip(pool.keys, pool.values, strict=True)
+        ]
+        return [first for first, _ in pairs], [second for _, second in pairs]
 
     def place(self, layer: int, start: int, key: Tensor, value: Tensor) -> None:
         at = slice(self._base + start, self._base + start + key.shape[1])
-        self._pool.raw[layer][:, at] = key
-        self._pool.values[layer][:, at] = value
+        self._pool.raw[layer][:, at], self._pool.values[layer][:, at] = self.stack.by_rotation(key, value)
 
     def relocate(self, layer: int, start: int, end: int) -> None:
         raw = self._pool.raw[layer][None, :, self._base + start : self._base + end]
-        self._keys[layer][:, :, start:end] = self.stack.rotate(raw, tables_at(self._tables, slice(start, end)), layer)
+        keys = self.stack.by_rotation(self._keys[layer], self._values[layer])[0]
+        keys[:, :, start:end] = self.stack.rotate(raw, tables_at(self._tables, slice(start, end)), layer)
 
     def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:
         within = self.layout.num_context
@@ -224,4 +232,5 @@ def require_movable(model: Model) -> None:
 def slot_bytes(model: Model) -> int:
     """Bytes of a slot."""
     geometry = model.geometry
-    return 3 * geometry.layers * geometry.kv_heads * geometry.head_dim * model.torch_dtype.itemsize
+    rotated = sum(part.heads * part.width for part in geometry.parts if part.rotated)
+    return (geometry.width + rotated) * geometry.layers * model.torch_dtype.itemsize

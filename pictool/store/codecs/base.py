@@ -1,12 +1,14 @@
-"""What a codec is: the key and value bytes of one layer to coded bytes, and back."""
+"""What a codec is: the bytes of one layer's keys and values, or of its other two parts, to coded bytes, and back."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from pictool.core import Geometry
+from pictool.core import Geometry, KVPart, standard_parts
 
 Buffer = bytes | bytearray | memoryview
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -18,25 +20,37 @@ class CodingError(Exception):
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A layer's keys, and its values: each `[kv_heads, tokens, head_dim]` of `dtype`."""
+    """A layer's keys, and its values: each `[kv_heads, tokens, head_dim]` of `dtype`; or its `others` (`Geometry`)."""
 
     kv_heads: int
     tokens: int
     head_dim: int
     dtype: str
+    others: tuple[KVPart, ...] = ()
 
     @classmethod
     def of(cls, geometry: Geometry, tokens: int, dtype: str) -> LayerShape:
-        return cls(geometry.kv_heads, tokens, geometry.head_dim, dtype)
+        return cls(geometry.kv_heads, tokens, geometry.head_dim, dtype, geometry.others)
 
     @property
     def dims(self) -> tuple[int, int, int]:
+        """Of keys, and of values."""
+        assert not self.others
         return self.kv_heads, self.tokens, self.head_dim
 
     @property
+    def parts(self) -> tuple[KVPart, ...]:
+        return self.others or standard_parts(self.kv_heads, self.head_dim)
+
+    @property
+    def part_dims(self) -> tuple[tuple[int, int, int], ...]:
+        """The dimensions of each part."""
+        return tuple((part.heads, self.tokens, part.width) for part in self.parts)
+
+    @property
     def count(self) -> int:
-        """Numbers in the keys, and as many in the values."""
-        return self.kv_heads * self.tokens * self.head_dim
+        """Numbers in all parts."""
+        return sum(map(math.prod, self.part_dims))
 
     @property
     def width(self) -> int:
@@ -44,8 +58,8 @@ class LayerShape:
 
     @property
     def num_bytes(self) -> int:
-        """Of keys and values together, not coded."""
-        return 2 * self.count * self.width
+        """Of all parts together, not coded."""
+        return self.count * self.width
 
     @property
     def head_bytes(self) -> int:
@@ -56,10 +70,10 @@ class LayerShape:
         """The shape of heads [start, stop) alone."""
         return replace(self, kv_heads=heads.stop - heads.start)
 
-    def split(self, data: memoryview) -> tuple[memoryview, memoryview]:
-        """The keys and the values in the bytes of a layer."""
-        middle = self.num_bytes // 2
-        return data[:middle], data[middle : self.num_bytes]
+    def split(self, data: memoryview) -> tuple[memoryview, ...]:
+        """The parts in the bytes of a layer, as keys and values."""
+        sizes = [math.prod(dims) * self.width for dims in self.part_dims]
+        return tuple(data[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True))
 
 
 class Codec(ABC):

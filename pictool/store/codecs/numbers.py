@@ -20,12 +20,12 @@ def array_dtype(dtype: str) -> np.dtype[Any]:
     return BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
 
 
-def to_floats(data: Buffer, shape: LayerShape) -> Floats:
-    """float32 [kv_heads, tokens, head_dim]. Raises CodingError for numbers that are not finite."""
+def to_floats(data: Buffer, shape: LayerShape, part: int) -> Floats:
+    """float32 [heads, tokens, width] of a part. Raises CodingError for numbers that are not finite."""
     numbers = np.frombuffer(data, dtype=array_dtype(shape.dtype)).astype(np.float32)
     if not np.isfinite(numbers).all():
         raise CodingError("the KV has numbers that are not finite, which only a lossless codec keeps")
-    return numbers.reshape(shape.dims)
+    return numbers.reshape(shape.part_dims[part])
 
 
 def round_up(numbers: Floats) -> BFloats:

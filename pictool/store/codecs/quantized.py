@@ -1,7 +1,8 @@
 """Codecs that keep a few bits of every number, and a scale for each group of them (KIVI, KVQuant).
 
 Keys, which are stored before rotation, have channels that are large throughout: their groups are GROUP tokens of one
-channel. Values have tokens that are large: their groups are channels of one token. Scales are bfloat16.
+channel. Values have tokens that are large: their groups are channels of one token. Scales are bfloat16. Of other parts
+those that are rotated are coded as keys, and the others, as latents, as values.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +28,12 @@ Codes = NDArray[Any]
 
 @dataclass(frozen=True)
 class PieceLayout:
-    """Which numbers a piece holds: of keys ("k") or values ("v"), tokens [start, end), grouped along `axis` of `codes`.
+    """Which numbers a piece holds: of a part (0: keys, 1: values), tokens [start, end), grouped along one axis.
 
-    `codes` is a shape [kv_heads, a, b, c] with a · b · c = tokens · head_dim.
+    `codes` is a shape [heads, a, b, c], of which `axis` is that of the groups, with a · b · c = tokens · width.
     """
 
-    part: str
+    part: int
     start: int
     end: int
     axis: int
@@ -61,18 +62,20 @@ class Piece:
 
 def piece_layouts(shape: LayerShape) -> Iterator[PieceLayout]:
     """The pieces of a layer, in the order in which they are stored: whole groups of keys, the last keys, all values."""
-    heads, tokens, dim = shape.dims
-    whole = tokens - tokens % GROUP
-    for start, end, group in ((0, whole, GROUP), (whole, tokens, tokens - whole)):
-        if start < end:
-            yield PieceLayout("k", start, end, 2, (heads, (end - start) // group, group, dim))
-    group = _value_group(shape)
-    yield PieceLayout("v", 0, tokens, 3, (heads, tokens, dim // group, group))
+    for index, (part, (heads, tokens, dim)) in enumerate(zip(shape.parts, shape.part_dims, strict=True)):
+        if not part.rotated:
+            group = _value_group(dim)
+            yield PieceLayout(index, 0, tokens, 3, (heads, tokens, dim // group, group))
+            continue
+        whole = tokens - tokens % GROUP
+        for start, end, group in ((0, whole, GROUP), (whole, tokens, tokens - whole)):
+            if start < end:
+                yield PieceLayout(index, start, end, 2, (heads, (end - start) // group, group, dim))
 
 
-def _value_group(shape: LayerShape) -> int:
+def _value_group(dim: int) -> int:
     """Channels in a group of values: the largest divisor of the head's dimension up to GROUP."""
-    return next(size for size in range(min(GROUP, shape.head_dim), 0, -1) if shape.head_dim % size == 0)
+    return next(size for size in range(min(GROUP, dim), 0, -1) if dim % size == 0)
 
 
 class Quantizing(Codec):
@@ -102,7 +105,7 @@ class Quantizing(Codec):
         """float32 that the codes stand for, before the scale."""
 
     def encode(self, key: Buffer, value: Buffer, shape: LayerShape) -> bytes:
-        numbers = {"k": to_floats(key, shape), "v": to_floats(value, shape)}
+        numbers = to_floats(key, shape, 0), to_floats(value, shape, 1)
         codes, scales, offsets = list[Codes](), list[BFloats](), list[BFloats]()
         for layout in piece_layouts(shape):
             piece = numbers[layout.part][:, layout.start : layout.end].reshape(layout.codes)
@@ -116,12 +119,12 @@ class Quantizing(Codec):
         planes = [plane for array in factors for plane in array.view(np.uint8).reshape(-1, 2).T]
         return pack([self.code_bytes(np.concatenate(codes)), *map(np.ascontiguousarray, planes)])
 
-    def pieces(self, data: memoryview, shape: LayerShape) -> Iterator[tuple[str, Piece]]:
-        """("k" or "v", piece): what `decode` computes from, for those who compute elsewhere (on a GPU)."""
+    def pieces(self, data: memoryview, shape: LayerShape) -> Iterator[tuple[int, Piece]]:
+        """(index of the part, piece): what `decode` computes from, for those who compute elsewhere (on a GPU)."""
         num_groups = sum(math.prod(layout.scales) for layout in piece_layouts(shape))
-        sizes = [self.num_code_bytes(2 * shape.count), *[num_groups] * (4 if self.has_offset else 2)]
+        sizes = [self.num_code_bytes(shape.count), *[num_groups] * (4 if self.has_offset else 2)]
         code_bytes, *planes = unpack(data, sizes)
-        codes, scales = self.codes_of(code_bytes, 2 * shape.count), _join(*planes[:2])
+        codes, scales = self.codes_of(code_bytes, shape.count), _join(*planes[:2])
         offsets = _join(*planes[2:]) if self.has_offset else None
         first_code, first_group = 0, 0
         for layout in piece_layouts(shape):
@@ -133,13 +136,19 @@ class Quantizing(Codec):
             first_code, first_group = last_code, last_group
 
     def decode(self, data: memoryview, shape: LayerShape, out: memoryview) -> None:
-        self.decode_heads(data, shape, slice(0, shape.kv_heads), out)
+        self._decode(self.pieces(data, shape), shape, out)
 
     def decode_heads(self, data: memoryview, shape: LayerShape, heads: slice, out: memoryview) -> None:
-        numbers = np.frombuffer(out, dtype=array_dtype(shape.dtype)).reshape(2, *shape.of_heads(heads).dims)
-        for part, whole in self.pieces(data, shape):
-            piece = whole.of_heads(heads)
-            target = numbers["kv".index(part)][:, piece.start : piece.end].reshape(piece.codes.shape)
+        pieces = ((part, whole.of_heads(heads)) for part, whole in self.pieces(data, shape))
+        self._decode(pieces, shape.of_heads(heads), out)
+
+    def _decode(self, pieces: Iterable[tuple[int, Piece]], shape: LayerShape, out: memoryview) -> None:
+        """Write the numbers of pieces to `out`, which is of this shape."""
+        dtype = array_dtype(shape.dtype)
+        parts = zip(shape.split(out), shape.part_dims, strict=True)
+        numbers = [np.frombuffer(part, dtype=dtype).reshape(dims) for part, dims in parts]
+        for part, piece in pieces:
+            target = numbers[part][:, piece.start : piece.end].reshape(piece.codes.shape)
             num_heads, rows, *group = piece.codes.shape
             head_step = max(1, _BLOCK // (rows * math.prod(group)))
             step = max(1, _BLOCK // math.prod(group))

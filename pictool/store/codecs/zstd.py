@@ -24,7 +24,7 @@ class Zstd(Codec):
         return pack(np.ascontiguousarray(plane) for plane in both.reshape(-1, shape.width).T)
 
     def decode(self, data: memoryview, shape: LayerShape, out: memoryview) -> None:
-        planes = unpack(data, [2 * shape.count] * shape.width)
+        planes = unpack(data, [shape.count] * shape.width)
         joined = np.frombuffer(out, dtype=f"<u{shape.width}")
         for start in range(0, len(joined), _BLOCK):
             block = joined[start : start + _BLOCK]

@@ -3,11 +3,12 @@
     file     := header-length(u64, little endian) header data
     header   := canonical JSON (sorted keys, no spaces, UTF-8 as it is), padded with spaces to a multiple of 8
                 {"__metadata__": metadata, tensor-name: {"data_offsets": [a, b], "dtype": …, "shape": […]}, …}
-    data     := tokens key0 value0 key1 value1 … [fixups] text          (no gaps; kv0 kv1 … if coded)
+    data     := tokens key0 value0 key1 value1 … [fixups] text          (no gaps; kv0 kv1 … if coded; or other parts)
 
     tokens           I32         [n]                        token ids of the chunk, without sinks
     layers.LLL.key   F32|BF16|F16 [kv_heads, n, head_dim]   keys before rotation (no position in them)
     layers.LLL.value F32|BF16|F16 [kv_heads, n, head_dim]
+    layers.LLL.NAME  F32|BF16|F16 [heads, n, width]         instead of the two, each of `parts`, if there are
     layers.LLL.kv    U8         [bytes]                     instead of the two, if the codec is not "none" (codecs/)
     fixups           F16         [n]                        optional: how much a token's KV depends on what precedes it
     text             U8          [bytes]                    the source text, UTF-8
@@ -17,6 +18,9 @@
     version     "1"
     key         sha256 of what determines the content, see below
     architecture, model, tokenizer, dtype, layers, kv_heads, head_dim      the target
+    parts       only of a model that keeps something else than keys and values, as latents; in place of kv_heads and
+                head_dim: spaced JSON [{"heads", "name", "rotated", "unit": "token", "width"}, …]. The rotated one is
+                kept before rotation
     tokens      the number of tokens
     sinks       the number of dummy tokens before the chunk when it was compiled
     dummy       the id of the token that was repeated so often; only with sinks (not in objects of version 0.1.0)
@@ -32,7 +36,8 @@ Every checksum h is BLAKE3 (256 bit, hex). Spaced JSON has sorted keys, a space 
 for what is not ASCII. The key is sha256 (hex) of this spaced JSON, with numbers as numbers, and the bytes of `tokens`:
 
     {"architecture": …, "codec": …, "dtype": …, "dummy"?: …, "frequencies"?: "float32" unless that is the dtype,
-     "geometry": {"head_dim": …, "kv_heads": …, "layers": …}, "model": …, "sinks": …, "tokenizer": …}
+     "geometry": {"head_dim": …, "kv_heads": …, "layers": …} or {"layers": …, "parts": […]}, "model": …, "sinks": …,
+     "tokenizer": …}
 
 with `parent` and `rotation` ("" if there is none) in place of `codec`, `dummy` and `sinks` for a block of a chain. With
 a salt the key is sha256 of that hash, a space and `salted`.
@@ -44,10 +49,11 @@ returns it. Sizes are what the header implies, within its limits, before anythin
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -62,7 +68,7 @@ from pictool.errors import ForeignObjectError, InputError, ObjectError, Unreadab
 from pictool.reading import NotRegularError, open_regular
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import Buffer as Buffer
-from pictool.store.codecs.base import CodingError
+from pictool.store.codecs.base import CodingError, LayerShape
 from pictool.store.files import advise_in_order
 from pictool.store.objects.header import DTYPES as DTYPES
 from pictool.store.objects.header import (
@@ -73,7 +79,6 @@ from pictool.store.objects.header import (
     HeaderError,
     header_bytes,
     is_codable,
-    layer_names,
 )
 from pictool.store.objects.header import ObjectMeta as ObjectMeta
 from pictool.store.objects.header import canonical as canonical
@@ -89,7 +94,7 @@ _EXPONENTS = {"float32": ("<u4", 0x7F800000), "bfloat16": ("<u2", 0x7F80), "floa
 
 @dataclass(frozen=True)
 class CompiledChunk:
-    """A chunk's KV in memory, ready to be written. `layers` holds (key, value) bytes in the target's dtype.
+    """A chunk's KV in memory, ready to be written. `layers` holds the bytes of the parts, in the target's dtype.
 
     `fixups` are the bytes of the table, float16 [n], if `meta` says that there is one.
     """
@@ -97,7 +102,7 @@ class CompiledChunk:
     meta: ObjectMeta
     text: str
     tokens: TokenIds
-    layers: Sequence[tuple[Buffer, Buffer]]
+    layers: Sequence[tuple[Buffer, ...]]
     fixups: Buffer | None = None
 
 
@@ -238,24 +243,38 @@ class ObjectFile:
             raise self._fail(f"its table of fixups has numbers that are not finite, or below 0; {_DAMAGED}")
         return table
 
-    def layer(self, index: int, into: memoryview | None = None) -> tuple[memoryview, memoryview]:
-        """Key and value bytes of one layer, each `[kv_heads, n, head_dim]` in the target's dtype; one read.
+    def layer(self, index: int, into: memoryview | None = None) -> tuple[memoryview, ...]:
+        """The bytes of one layer's parts (`Geometry.parts`), in the target's dtype; one read.
 
-        `into` is memory of at least `layer_bytes` that they are read (and decoded) to.
+        Of standard attention key and value, each `[kv_heads, n, head_dim]`. `into` is memory of at least `layer_bytes`
+        that they are read (and decoded) to.
         """
-        return self.layer_of_heads(index, slice(0, self.meta.shape.kv_heads), into)
+        shape, codec = self.meta.shape, codecs()[self.meta.codec]
+        if self.meta.codec == "none":
+            return shape.split(self.stored_layer(index, into))
+        return self._decoded(index, shape, codec.decode, into)
 
-    def layer_of_heads(self, index: int, heads: slice, into: memoryview | None = None) -> tuple[memoryview, memoryview]:
+    def layer_of_heads(self, index: int, heads: slice, into: memoryview | None = None) -> tuple[memoryview, ...]:
         """As `layer`, of heads [start, stop) alone. All of the layer is read and checked, since its checksum is one."""
         shape = self.meta.shape
         if self.meta.codec == "none":
             first, last = heads.start * shape.head_bytes, heads.stop * shape.head_bytes
-            key, value = shape.split(self.stored_layer(index, into))
-            return key[first:last], value[first:last]
-        coded, own = self.stored_layer(index), shape.of_heads(heads)
+            return tuple(part[first:last] for part in self.layer(index, into))
+
+        def decode(coded: memoryview, whole: LayerShape, data: memoryview) -> None:
+            codecs()[self.meta.codec].decode_heads(coded, whole, heads, data)
+
+        return self._decoded(index, shape.of_heads(heads), decode, into)
+
+    def _decoded(
+        self, index: int, own: LayerShape, decode: Callable[[memoryview, LayerShape, memoryview], None],
+        into: memoryview | None,
+    ) -> tuple[memoryview, ...]:  # fmt: skip
+        """The parts, of the shape `own`, that `decode` makes of a layer's coded bytes."""
+        coded = self.stored_layer(index)
         data = memoryview(bytearray(own.num_bytes)) if into is None else into[: own.num_bytes]
         try:
-            codecs()[self.meta.codec].decode_heads(coded, shape, heads, data)
+            decode(coded, self.meta.shape, data)
         except CodingError as error:
             raise self.undecodable(index, error) from error
         return own.split(data)
@@ -266,7 +285,7 @@ class ObjectFile:
 
     def stored_layer(self, index: int, into: memoryview | None = None) -> memoryview:
         """The bytes of one layer as they are in the file, checked but not decoded."""
-        names, expected = layer_names(index, self.meta.codec), self._header.checksums["layers"][index]
+        names, expected = self._header.names(index), self._header.checksums["layers"][index]
         start, end = self._header.span(*names)
         data = self._read(self._data_start + start, end - start, into)
         self._require_checksum(f"layer {index}", checksum(data), expected)
@@ -279,7 +298,7 @@ class ObjectFile:
 
     def stored_bytes(self, index: int) -> int:
         """Bytes that one layer takes in the file."""
-        start, end = self._header.span(*layer_names(index, self.meta.codec))
+        start, end = self._header.span(*self._header.names(index))
         return end - start
 
     @property
@@ -326,7 +345,7 @@ class ObjectFile:
                 raise self._fail(f"layer {index} has numbers that are not finite; {_DAMAGED}")
 
     def _verify_plain(self, index: int) -> None:
-        start, end = self._header.span(*layer_names(index, "none"))
+        start, end = self._header.span(*self._header.names(index))
         digest, buffer = blake3(), memoryview(bytearray(min(_PIECE, end - start)))
         for offset in range(start, end, _PIECE):
             piece = self._read(self._data_start + offset, min(_PIECE, end - offset), buffer)
@@ -382,13 +401,16 @@ def _coded_layers(chunk: CompiledChunk) -> list[tuple[Buffer, ...]]:
     """The bytes of every layer's tensors; layers are coded in parallel."""
     assert len(chunk.layers) == chunk.meta.target.geometry.layers
     codec, shape = codecs()[chunk.meta.codec], chunk.meta.shape
-    assert all(len(key) == len(value) == shape.num_bytes // 2 for key, value in chunk.layers)
+    sizes = [math.prod(dims) * shape.width for dims in shape.part_dims]
+    assert all([len(part) for part in parts] == sizes for parts in chunk.layers)
     if chunk.meta.codec == "none":
         return list(chunk.layers)
     layers: list[tuple[Buffer, ...]]
     try:
         with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(chunk.layers))) as threads:
-            layers = [(data,) for data in threads.map(lambda pair: codec.encode(pair[0], pair[1], shape), chunk.layers)]
+            layers = [
+                (data,) for data in threads.map(lambda parts: codec.encode(parts[0], parts[1], shape), chunk.layers)
+            ]
         if not all(is_codable(shape, len(data)) for (data,) in layers):
             raise CodingError("a layer would take so few bytes that the object could not be told from a forged one")
     except CodingError as error:

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from blake3 import blake3
 
-from pictool.core import Geometry, Identity, Target, TokenIds
+from pictool.core import Geometry, Identity, KVPart, Target, TokenIds
 from pictool.errors import ForeignObjectError
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import Buffer, LayerShape
@@ -38,6 +38,7 @@ _MAX_NAME = 256  # characters
 _MAX_RATIO, _SMALL_LAYER = 128, 4 << 20
 _OPTIONAL = ("dummy", "fixups", "parent", "rotation", "salted")  # fields that not every object has
 _KEY = re.compile("[0-9a-f]{64}")
+_PART = re.compile("(?!kv$)[a-z][a-z0-9_]{0,31}")
 _DIGITS = re.compile("0|[1-9][0-9]{0,9}")
 _DAMAGED = "; the object is damaged; delete it, or compile it again (pic compile --force)"
 _NOT_OURS = f"the header is not that of an object{_DAMAGED}"
@@ -157,6 +158,10 @@ class Header:
         """Bytes of all tensors: what follows the header in the file."""
         return int(self.entries["text"]["data_offsets"][1])
 
+    def names(self, layer: int) -> tuple[str, ...]:
+        """The tensors of a layer."""
+        return layer_names(layer, self.meta)
+
     def span(self, *tensors: str) -> tuple[int, int]:
         """[start, end) of adjacent tensors in the data."""
         return self.entries[tensors[0]]["data_offsets"][0], self.entries[tensors[-1]]["data_offsets"][1]
@@ -215,10 +220,13 @@ def metadata_of(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str
     target, geometry = meta.target, meta.target.geometry
     values = {
         "format": FORMAT, "version": VERSION, "key": meta.key, "architecture": target.architecture,
-        "model": target.model, "tokenizer": target.tokenizer, "dtype": target.dtype, "layers": geometry.layers,
-        "kv_heads": geometry.kv_heads, "head_dim": geometry.head_dim, "tokens": meta.num_tokens,
+        "model": target.model, "tokenizer": target.tokenizer, "dtype": target.dtype, "tokens": meta.num_tokens,
         "sinks": meta.sinks, "codec": meta.codec, "checksums": json.dumps(checksums, sort_keys=True),
     }  # fmt: skip
+    parts = geometry.fields.get("parts")
+    values |= (
+        geometry.fields if parts is None else {"layers": geometry.layers, "parts": json.dumps(parts, sort_keys=True)}
+    )
     values |= {name: value for name in _OPTIONAL if (value := getattr(meta, name)) is not None}
     return {name: str(value) for name, value in values.items()}
 
@@ -240,34 +248,61 @@ def meta_of(fields: Mapping[str, Any]) -> ObjectMeta:
 
 
 def _target_of(fields: Mapping[str, Any]) -> Target:
-    layers, kv_heads = _count(fields, "layers", _MAX_LAYERS), _count(fields, "kv_heads", _MAX_CHANNELS)
-    geometry = Geometry(layers, kv_heads, _count(fields, "head_dim", _MAX_CHANNELS // kv_heads))
+    layers = _count(fields, "layers", _MAX_LAYERS)
+    if "parts" in fields:
+        geometry = Geometry(layers, others=_parts_of(fields["parts"]))
+    else:
+        kv_heads = _count(fields, "kv_heads", _MAX_CHANNELS)
+        geometry = Geometry(layers, kv_heads, _count(fields, "head_dim", _MAX_CHANNELS // kv_heads))
     architecture, model, tokenizer = (_name(fields, name) for name in ("architecture", "model", "tokenizer"))
     return Target(architecture, model, tokenizer, _one_of(fields, "dtype", DTYPES), geometry)
 
 
+def _parts_of(text: str) -> tuple[KVPart, ...]:
+    """The parts of a model that keeps something else than keys and values: two, of which one is rotated."""
+    try:
+        parts = Geometry.from_fields({"layers": 1, "parts": json.loads(text)}).parts
+    except (ValueError, TypeError, RecursionError) as error:
+        raise HeaderError(_NOT_OURS) from error
+    sizes = [size for part in parts for size in (part.heads, part.width)]
+    is_sound = (
+        len(parts) == 2
+        and all(type(size) is int and 1 <= size <= _MAX_CHANNELS for size in sizes)
+        and sum(part.heads * part.width for part in parts) <= _MAX_CHANNELS
+        and all(isinstance(part.name, str) and _PART.fullmatch(part.name) and part.unit == "token" for part in parts)
+        and [part.rotated for part in parts].count(True) == [part.rotated for part in parts].count(False) == 1
+        and all(type(part.rotated) is bool for part in parts)
+        and parts[0].name != parts[1].name
+    )
+    if not is_sound:
+        raise HeaderError(_NOT_OURS)
+    return parts
+
+
 def tensor_entries(meta: ObjectMeta, text_bytes: int, coded_bytes: Sequence[int]) -> dict[str, dict[str, Any]]:
     """The header's entry of every tensor, in data order. `coded_bytes` are those of each layer, if layers are coded."""
-    geometry = meta.target.geometry
-    kv = (*DTYPES[meta.target.dtype], [geometry.kv_heads, meta.num_tokens, geometry.head_dim])
+    dtype, parts = DTYPES[meta.target.dtype], meta.shape.part_dims
     shapes = {"tokens": ("I32", 4, [meta.num_tokens])}
-    for layer in range(geometry.layers):
-        entry = kv if meta.codec == "none" else ("U8", 1, [coded_bytes[layer]])
-        shapes |= dict.fromkeys(layer_names(layer, meta.codec), entry)
+    for layer in range(meta.target.geometry.layers):
+        entries = [(*dtype, [*dims]) for dims in parts] if meta.codec == "none" else [("U8", 1, [coded_bytes[layer]])]
+        shapes |= zip(layer_names(layer, meta), entries, strict=True)
     if meta.fixups is not None:
         shapes["fixups"] = ("F16", 2, [meta.num_tokens])
-    entries, offset = {}, 0
-    for name, (dtype, width, shape) in {**shapes, "text": ("U8", 1, [text_bytes])}.items():
+    tensors, offset = dict[str, dict[str, Any]](), 0
+    for name, (kind, width, shape) in {**shapes, "text": ("U8", 1, [text_bytes])}.items():
         end = offset + width * math.prod(shape)
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+        tensors[name] = {"dtype": kind, "shape": shape, "data_offsets": [offset, end]}
         offset = end
-    return entries
+    return tensors
+
+
+def layer_names(layer: int, meta: ObjectMeta) -> tuple[str, ...]:
+    """The tensors of a layer: key and value (or other parts), or the two coded as one."""
+    return _names(layer, tuple(part.name for part in meta.target.geometry.parts) if meta.codec == "none" else ("kv",))
 
 
 @lru_cache(maxsize=1 << 12)
-def layer_names(layer: int, codec: str) -> tuple[str, ...]:
-    """The tensors of a layer: key and value, or the two coded as one."""
-    parts = ("key", "value") if codec == "none" else ("kv",)
+def _names(layer: int, parts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"layers.{layer:03d}.{part}" for part in parts)
 
 
@@ -354,7 +389,7 @@ def _checksums_of(text: object) -> dict[str, Any]:
 def _require_parts(meta: ObjectMeta, checksums: Mapping[str, Any], num_tensors: int) -> None:
     """There are as many tensors and checksums as the metadata implies."""
     optional = {"fixups"} if meta.fixups is not None else set()
-    expected = meta.target.geometry.layers * len(layer_names(0, meta.codec)) + 2 + len(optional)
+    expected = meta.target.geometry.layers * len(layer_names(0, meta)) + 2 + len(optional)
     num_layers, parts = len(checksums["layers"]), {"layers", "text", "tokens"} | optional
     if (num_layers, set(checksums), num_tensors) != (meta.target.geometry.layers, parts, expected):
         raise HeaderError(_NOT_OURS)
@@ -366,7 +401,7 @@ def _layers(meta: ObjectMeta) -> range:
 
 def _coded_size(meta: ObjectMeta, tensors: Mapping[str, Any], layer: int) -> int:
     """The bytes of a coded layer; decoding tells whether its parts have the sizes that the metadata implies."""
-    size = _size_of(tensors, layer_names(layer, meta.codec)[0], 1 << 62)
+    size = _size_of(tensors, layer_names(layer, meta)[0], 1 << 62)
     if not is_codable(meta.shape, size):
         raise HeaderError(f"layer {layer} is too short for what the header says{_DAMAGED}")
     return size

@@ -15,7 +15,7 @@ from pictool.engines.vllm.request import parse_codec, parse_policy
 from pictool.errors import InputError
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
-from pictool.runtime.support import depends_on_length
+from pictool.runtime.support import depends_on_length, require_in_vllm
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
         raise InputError(f"PicConnector: {'; '.join(problems)}")
     assert config.kv_transfer_config is not None
     setup = Setup(config, kv_cache_config, parse_settings(config.kv_transfer_config.kv_connector_extra_config))
+    require_in_vllm(setup.model.config, setup.model.name)
     if depends_on_length(setup.model.config):
         raise InputError(
             "PicConnector: dynamic and long RoPE rotate by the length of the prompt, vLLM by that of the server; "

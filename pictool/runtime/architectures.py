@@ -1,0 +1,241 @@
+"""The architectures that are supported, and all that is known about them: the one module that tells them apart.
+
+A family of a known kind is one line of `ARCHITECTURES`, and a row of the exactness tables in tests/. What a layer's
+attention needs beside Q, K and V (scale, window, soft cap, learned sinks) comes from the layer itself, as
+`transformers` passes it on; here is only what it does not pass on. What is refused, and why, is in `REFUSED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pictool.core import Geometry, KVPart, standard_parts
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from torch import Tensor
+    from transformers import PretrainedConfig
+
+Rotation = Callable[["ModuleType", "Tensor", "tuple[Tensor, ...]"], "Tensor"]
+
+
+def _rotated_by_angles(modeling: ModuleType, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
+    """By cos and sin: halves or interleaved pairs, all of a head or a part, as the model's own function has it."""
+    rotated: Tensor = modeling.apply_rotary_pos_emb(x, x[:, :0], *table)[0]
+    return rotated
+
+
+def _rotated_by_complex(modeling: ModuleType, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
+    """By complex numbers, of pairs of neighbours (DeepSeek V2)."""
+    rotated: Tensor = modeling.apply_rotary_emb(x, x[:, :1], *table)[0]
+    return rotated
+
+
+def _rotated_by_complex_before_heads(modeling: ModuleType, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
+    """The same, by a function that takes [batch, positions, heads, width] (Llama 4)."""
+    by_token = x.transpose(1, 2)
+    rotated: Tensor = modeling.apply_rotary_emb(by_token, by_token[:, :, :1], *table)[0]
+    return rotated.transpose(1, 2)
+
+
+def heads_of(config: Any) -> tuple[KVPart, ...]:
+    """The keys and values of standard attention."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return standard_parts(config.num_key_value_heads, head_dim)
+
+
+def latents_of(config: Any) -> tuple[KVPart, ...]:
+    """Latent attention (DeepSeek): what keys and values are expanded from, and a rotated key that all heads share."""
+    latent = KVPart("latent", 1, config.kv_lora_rank, False)
+    return latent, KVPart("rope_key", 1, config.qk_rope_head_dim, True)
+
+
+def _always(attention: Any) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How the layers of a family differ from Llama's, where they do not say so themselves.
+
+    Fields:
+        rotation: applies a rotary table to [batch, heads, positions, width] by the model's own function.
+        is_rotated: whether an attention module rotates its queries and keys at all.
+        embedding_scale: the field of the configuration that embeddings are multiplied by.
+        counts_cached: whether a layer takes its rows' positions from the length of its cache.
+        parts: what a layer keeps of every token, from a configuration.
+    """
+
+    rotation: Rotation = _rotated_by_angles
+    is_rotated: Callable[[Any], bool] = _always
+    embedding_scale: str | None = None
+    counts_cached: bool = False
+    parts: Callable[[Any], tuple[KVPart, ...]] = heads_of
+
+
+def chunk_of(attention: Any) -> int | None:
+    """The size of the chunks in which an attention module attends, if it does (Llama 4)."""
+    kinds = getattr(attention.config, "layer_types", None)
+    is_chunked = kinds is not None and kinds[attention.layer_idx] == "chunked_attention"
+    return int(attention.config.attention_chunk_size) if is_chunked else None
+
+
+_PLAIN = Architecture()
+_LATENT = Architecture(parts=latents_of)
+_SCALED = Architecture(embedding_scale="embedding_multiplier")
+
+# By model type. Yi and other Llama descendants have the type "llama".
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": _PLAIN,
+    "mistral": _PLAIN,
+    "qwen2": _PLAIN,
+    "qwen3": _PLAIN,
+    "phi3": _PLAIN,
+    "gemma2": _PLAIN,
+    "gemma3_text": _PLAIN,
+    "granite": _SCALED,
+    "olmo2": _PLAIN,
+    "olmo3": _PLAIN,
+    "glm4": _PLAIN,
+    "cohere2": Architecture(is_rotated=lambda attention: attention.sliding_window is not None),
+    "exaone4": Architecture(is_rotated=lambda attention: attention.sliding_window is None or attention.is_sliding),
+    "seed_oss": _PLAIN,
+    "ernie4_5": _PLAIN,
+    "apertus": _PLAIN,
+    "ministral3": _PLAIN,
+    "starcoder2": _PLAIN,
+    "smollm3": Architecture(is_rotated=lambda attention: bool(attention.use_rope)),
+    "llama4_text": Architecture(
+        _rotated_by_complex_before_heads, is_rotated=lambda attention: bool(attention.use_rope), counts_cached=True
+    ),
+    "mixtral": _PLAIN,
+    "qwen3_moe": _PLAIN,
+    "olmoe": _PLAIN,
+    "granitemoe": _SCALED,
+    "glm4_moe": _PLAIN,
+    "minimax_m2": _PLAIN,
+    "ernie4_5_moe": _PLAIN,
+    "gpt_oss": _PLAIN,
+    "deepseek_v2": Architecture(_rotated_by_complex, parts=latents_of),
+    "deepseek_v3": _LATENT,
+    "glm4_moe_lite": _LATENT,
+    "mistral4": _LATENT,
+    "qwen3_vl_text": _PLAIN,
+    "qwen3_vl_moe_text": _PLAIN,
+}
+
+# Those that the connector for vLLM is tested with.
+IN_VLLM = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text")
+
+# Models of images and text by their own type: the language model within is run, if its type is one of the above.
+WRAPPERS = ("gemma3", "mistral3", "llama4", "qwen3_vl", "qwen3_vl_moe", "kimi_k25")
+
+_NORM_AFTER_ROPE = "it normalises keys after their rotation, so an un-rotated key cannot be kept"
+_INDEXER = "its sparse attention keeps the keys of an indexer beside the latents, rotated another way"
+_LINEAR = "its layers of linear attention keep a state of all that precedes, which no position can be given"
+_SHARED_KV = "layers share the KV of others, and every layer has embeddings of its own"
+_GEMMA_4 = "layers share the KV of others, differ in their heads, and have embeddings of their own"
+_MAMBA = "its Mamba layers keep a state of all that precedes, which no position can be given"
+
+# By model type: why a family that people ask for is refused.
+REFUSED: Mapping[str, str] = {
+    "stablelm": "its layers in transformers pass no arguments on to their attention function",
+    "hunyuan_v1_dense": _NORM_AFTER_ROPE,
+    "hunyuan_v1_moe": _NORM_AFTER_ROPE,
+    "deepseek_v32": _INDEXER,
+    "glm_moe_dsa": _INDEXER,
+    "deepseek_v4": "it rotates values, keeps compressed blocks instead of tokens, and has hyper-connections",
+    "glm5_next": _LINEAR,
+    "gemma3n": _SHARED_KV,
+    "gemma3n_text": _SHARED_KV,
+    "gemma4": _GEMMA_4,
+    "gemma4_text": _GEMMA_4,
+    "gemma4_unified": _GEMMA_4,
+    "kimi_linear": _LINEAR,
+    "qwen3_next": _LINEAR,
+    "qwen3_5": _LINEAR,
+    "qwen3_5_moe": _LINEAR,
+    "granitemoehybrid": _MAMBA,
+    "nemotron_h": _MAMBA,
+}
+
+
+def text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of the language model: of a wrapper that within, else its own."""
+    if config.model_type not in WRAPPERS:
+        return config
+    inner: PretrainedConfig = config.get_text_config()
+    return inner
+
+
+def language_model_of(module: Any) -> Any:
+    """The module that has the decoder and its head: itself, or the language model in a wrapper (Llama 4)."""
+    return module._modules.get("language_model", module)
+
+
+def decoder_of(module: Any) -> Any:
+    """The decoder of a model: embedding, layers, norm and rotary embedding."""
+    inner = language_model_of(module).model
+    return inner._modules.get("language_model", inner)
+
+
+def keep_language_model(module: Any) -> None:
+    """Drop what a wrapper has for images from memory."""
+    from torch import nn
+
+    decoder, language = decoder_of(module), language_model_of(module)
+    for parent in (module, language.model):
+        for name, child in parent.named_children():
+            if parent is not decoder and child not in (decoder, language, language.model, language.lm_head):
+                setattr(parent, name, nn.Identity())
+
+
+def image_tokens(config: PretrainedConfig) -> frozenset[int]:
+    """The token ids in whose place a wrapper puts images, videos or sounds."""
+    names = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id")
+    ids = (getattr(config, name, None) for name in names if config.model_type in WRAPPERS)
+    return frozenset(token for token in ids if isinstance(token, int))
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """The class of `transformers` that makes a model of this configuration."""
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    is_mapped = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if is_mapped else AutoModelForCausalLM
+
+
+def geometry_of(config: PretrainedConfig) -> Geometry:
+    """The shape of a supported model's KV."""
+    key, value = architecture_of(config).parts(config)
+    if (key, value) == standard_parts(key.heads, key.width):
+        return Geometry(config.num_hidden_layers, key.heads, key.width)
+    return Geometry(config.num_hidden_layers, others=(key, value))
+
+
+def query_width(config: Any) -> int:
+    """Numbers in a row's queries, of all heads."""
+    key, *_ = parts = architecture_of(config).parts(config)
+    rotated = next(part for part in parts if part.rotated)
+    width = key.width if key is rotated else config.qk_nope_head_dim + rotated.width
+    return int(config.num_attention_heads * width)
+
+
+def chosen_experts(config: Any) -> int:
+    """How many experts compute a row; 1 of a dense model."""
+    names = ("num_experts_per_tok", "moe_k", "top_k")
+    return next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 1)
+
+
+def active_width(config: Any) -> int:
+    """The intermediate width that a row passes in a layer: of all chosen experts."""
+    width: int = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    return chosen_experts(config) * width
+
+
+def architecture_of(config: PretrainedConfig) -> Architecture:
+    """The architecture of a supported model."""
+    return ARCHITECTURES[config.model_type]
