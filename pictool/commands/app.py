@@ -19,6 +19,7 @@ from pictool.escapes import guard_streams
 
 # What `pic --help` says of each command; its module has its name.
 COMMANDS = {
+    "ask": "Answer a question from the documents of a folder, and name the sources.",
     "compile": "Compile text files to KV objects.",
     "link": "Link documents into a prompt and answer a query.",
     "query": "Run a span query: a program over model calls.",
