@@ -144,11 +144,12 @@ def ask(
     """
     from pictool.conversation import Conversation
     from pictool.documents.finding import Selection, find_files
-    from pictool.documents.library import Library
+    from pictool.documents.library import LibraryReader
 
     listed = [folders] if isinstance(folders, str | Path) else folders
     files = find_files(listed, Selection(tuple(include), tuple(exclude)))
-    library = Library.read(model, files, passage_tokens, reader)
+    with LibraryReader(model, passage_tokens, reader) as opened:
+        library = opened.read(files)
     made_policy = named_policy(policy) if isinstance(policy, str) else policy
     spec = Spec(policy=made_policy, max_new_tokens=max_new_tokens, codec=codec)
     with TorchEngine(model, store) as engine:

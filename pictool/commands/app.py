@@ -30,6 +30,7 @@ COMMANDS = {
     "eval": "Ask a dataset's questions under several policies.",
     "tune": "Find the cheapest policy that meets a target.",
     "bench": "Measure speed, on models of any shape with random weights.",
+    "sync": "Compile what is new in folders, and remove the objects of what is gone.",
     "serve": "Serve a model over HTTP: OpenAI's API with explicit caches.",
     "tui": "Browse objects and traces on the terminal.",
     "config": "Show the settings, and who says each.",

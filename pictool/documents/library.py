@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from pictool.documents.passages import PASSAGE_TOKENS, Passage, passages_of
 from pictool.documents.ranking import TextIndex
 from pictool.documents.reading import Document, FileReader
 from pictool.errors import InputError
+from pictool.reading import file_state
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -32,38 +33,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Library:
-    """What was read. `problems` are the files that could not be, each with why."""
+    """What was read (`LibraryReader`). `problems` are the files that could not be, each with why."""
 
     passages: tuple[Passage, ...]
     num_documents: int
     problems: tuple[Document, ...] = ()
-
-    @classmethod
-    def read(
-        cls, model: Model, files: Sequence[Path], passage_tokens: int = PASSAGE_TOKENS, command: str | None = None,
-        on_read: Callable[[Document], None] = lambda _: None,
-    ) -> Library:  # fmt: skip
-        """Read files (`find_files`).
-
-        Args:
-            model: whose tokens are counted.
-            passage_tokens: of a passage at most.
-            command: reads what no reader knows (`FileReader`).
-            on_read: called for each file, also one that cannot be read.
-
-        Raises:
-            InputError: none of them can be read.
-        """
-        passages, problems = list[Passage](), list[Document]()
-        with FileReader(command) as reader:
-            for path in files:
-                document = reader.read(path)
-                passages += passages_of(model, document, passage_tokens)
-                problems += [document] if document.problem else []
-                on_read(document)
-        if not passages:
-            raise InputError(f"none of {len(problems)} files can be read; the first: {problems[0]}")
-        return cls(tuple(passages), len(files) - len(problems), tuple(problems))
 
     @cached_property
     def _index(self) -> TextIndex:
@@ -79,3 +53,53 @@ class Library:
                 found.append(Found(passage, score, at))
                 left -= passage.num_tokens
         return found
+
+
+class LibraryReader:
+    """Reads files to libraries; one that has not changed since it was last read is not read again. A context manager.
+
+    Args:
+        model: whose tokens are counted.
+        passage_tokens: of a passage at most.
+        command: reads what no reader knows (`FileReader`).
+    """
+
+    def __init__(self, model: Model, passage_tokens: int = PASSAGE_TOKENS, command: str | None = None) -> None:
+        self._model, self._passage_tokens, self._reader = model, passage_tokens, FileReader(command)
+        self._known: dict[Path, tuple[object, Document, tuple[Passage, ...]]] = {}
+
+    def __enter__(self) -> LibraryReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+
+    def read(self, files: Sequence[Path], on_read: Callable[[Document], None] = lambda _: None) -> Library:
+        """The library of files (`find_files`).
+
+        Args:
+            on_read: called for each file, also one that cannot be read.
+
+        Raises:
+            InputError: none of them can be read.
+        """
+        passages, problems = list[Passage](), list[Document]()
+        for path in files:
+            document, of_file = self._read(path)
+            passages += of_file
+            problems += [document] if document.problem else []
+            on_read(document)
+        if not passages:
+            raise InputError(f"none of {len(problems)} files can be read; the first: {problems[0]}")
+        return Library(tuple(passages), len(files) - len(problems), tuple(problems))
+
+    def _read(self, path: Path) -> tuple[Document, tuple[Passage, ...]]:
+        try:
+            state: object = file_state(path)
+        except OSError:  # reading it says why
+            state = object()
+        if path not in self._known or self._known[path][0] != state:
+            document = self._reader.read(path)
+            found = tuple(passages_of(self._model, document, self._passage_tokens))
+            self._known[path] = state, replace(document, sections=()), found
+        return self._known[path][1:]

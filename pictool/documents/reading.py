@@ -47,6 +47,10 @@ class FileReader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process that reads."""
         self._process.close()
 
     def read(self, path: Path) -> Document:
