@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pictool.api import answer as answer
+    from pictool.api import ask as ask
     from pictool.api import compile as compile
     from pictool.api import link as link
     from pictool.compiler.compile import Compiled as Compiled
     from pictool.compiler.compile import chunks_of_files as chunks_of_files
+    from pictool.conversation import Reply as Reply
     from pictool.core import Chunk as Chunk
     from pictool.core import CompileOptions as CompileOptions
     from pictool.core import Layout as Layout
@@ -56,10 +58,10 @@ _HOMES = {
     "Answer": "engines.base", "Chunk": "core", "CompileOptions": "core", "Compiled": "compiler.compile",
     "Engine": "engines.base", "Layout": "core", "Linked": "linker.link", "Message": "core", "Model": "runtime.model",
     "ObjectFile": "store.objects.format", "PicError": "errors", "Policy": "linker.policies.base",
-    "Request": "linker.spec",
+    "Reply": "conversation", "Request": "linker.spec",
     "Sampling": "core", "Spec": "linker.spec", "Store": "store.store", "Text": "core", "TorchEngine": "engines.torch",
-    "answer": "api", "chunks_of_files": "compiler.compile", "compile": "api", "generate": "runtime.decode",
-    "link": "api",
+    "answer": "api", "ask": "api", "chunks_of_files": "compiler.compile", "compile": "api",
+    "generate": "runtime.decode", "link": "api",
     "load_model": "runtime.model", "make_policy": "linker.grid", "policies": "linker.policies",
     "wrap_model": "runtime.model",
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunk
@@ -13,11 +14,13 @@ from pictool.engines.torch import TorchEngine
 from pictool.linker import link as linker
 from pictool.linker.grid import named_policy
 from pictool.linker.link import Linked
+from pictool.linker.policies import DEFAULT
 from pictool.linker.policies.base import Policy
-from pictool.linker.spec import Document, Spec
+from pictool.linker.spec import MAX_NEW_TOKENS, Document, Spec
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
+    from pictool.conversation import Reply
     from pictool.runtime.model import Model
 
 
@@ -108,3 +111,47 @@ def answer(
     """
     with TorchEngine(model, store) as engine:
         return engine.answer(spec, compare=compare, on_text=on_text, on_compile=on_compile)
+
+
+def ask(
+    model: Model,
+    store: Store,
+    folders: Sequence[str | Path] | str | Path,
+    question: str,
+    *,
+    policy: Policy | str = DEFAULT,
+    num_passages: int = 8,
+    passage_tokens: int = 256,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    reader: str | None = None,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    codec: str = CODEC,
+    on_text: Callable[[str], None] | None = None,
+    on_compile: Callable[[Compiled], None] | None = None,
+) -> Reply:
+    """Answer a question from the files of folders, and name its sources, as `pic ask`. Needs `pictool[documents]`.
+
+    Args:
+        folders: folders or files; one needs no list.
+        num_passages: that are linked at most, of at most `passage_tokens` each. What the store lacks is compiled.
+        include, exclude: patterns of files, as .gitignore has them.
+        reader: a command that reads files of other kinds, as `pandoc -t plain {}`.
+        on_text, on_compile: as of `answer`.
+
+    Raises:
+        InputError: no file that can be read, or no passage with a word of the question. PicError: see `answer`.
+    """
+    from pictool.conversation import Conversation
+    from pictool.documents.finding import Selection, find_files
+    from pictool.documents.library import LibraryReader
+
+    listed = [folders] if isinstance(folders, str | Path) else folders
+    files = find_files(listed, Selection(tuple(include), tuple(exclude)))
+    with LibraryReader(model, passage_tokens, reader) as opened:
+        library = opened.read(files)
+    made_policy = named_policy(policy) if isinstance(policy, str) else policy
+    spec = Spec(policy=made_policy, max_new_tokens=max_new_tokens, codec=codec)
+    with TorchEngine(model, store) as engine:
+        conversation = Conversation(engine, library, spec, num_passages)
+        return conversation.ask(question, on_text=on_text, on_compile=on_compile)

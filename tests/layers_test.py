@@ -29,14 +29,15 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.
 # Who stands on whom, lowest first. A part imports from the parts below it, and itself; `core` from `errors` and
 # `reading`, `commands` from `tui`, and nothing else from beside it. `pictool/__init__.py` re-exports, and is exempt.
 RANKS = {
-    "core": 0, "errors": 0, "escapes": 0, "plugins": 0, "reading": 0, "routing": 0, "urls": 0, "strict_yaml": 0,
+    "bounded_process": 0, "core": 0, "errors": 0, "escapes": 0, "plugins": 0, "reading": 0, "routing": 0,
+    "urls": 0, "strict_yaml": 0,
     "store": 1, "runtime": 1, "world": 1,
     "compiler": 2,
-    "linker": 3,
+    "documents": 3, "linker": 3,
     "controller": 4, "trace": 4,
     "engines": 5,
     "fidelity": 6,
-    "api": 7, "eval": 7, "spans": 7,
+    "api": 7, "conversation": 7, "eval": 7, "spans": 7,
     "bench": 8,  # goodput needs datasets and metrics
     "serve": 8,
     "tuning": 8,  # chooses by what eval measures
@@ -47,8 +48,9 @@ RANKS = {
 }  # fmt: skip
 VLLM = "engines.vllm"  # the only package that imports vllm
 RAY = {"ray", "pyarrow"}  # of `cluster` alone
+FILES = {"charset_normalizer", "docx", "openpyxl", "pathspec", "pptx", "pypdf", "selectolax"}  # of `documents` alone
 HTTP = {"fastapi", "starlette", "uvicorn"}  # of `serve` alone
-BESIDE = {("core", "errors"), ("core", "reading"), ("plugins", "errors"), ("commands", "tui")}
+BESIDE = {("core", "errors"), ("core", "reading"), ("plugins", "errors"), ("commands", "tui"), ("api", "conversation")}
 HEAVY = {"torch", "transformers", "tokenizers", "vllm"}
 LIGHT = ("core", "errors", "escapes", "store", "world")
 
@@ -80,6 +82,8 @@ def is_allowed(importer: str, module: str) -> bool:
     importer = importer.split(".")[0]
     if top in RAY:
         return importer == "cluster"
+    if top in FILES:
+        return importer == "documents"
     if top in HTTP:
         return importer == "serve"
     if top != "pictool":
@@ -119,6 +123,9 @@ def test_arrows_go_down_only(module: str) -> None:
         ("engines", "from vllm.v1 import x", False),
         ("serve", "from fastapi import Request", True),
         ("commands", "import uvicorn", False),
+        ("documents", "import pypdf", True),
+        ("linker", "from pictool.documents.reading import FileReader", False),
+        ("spans", "from docx import Document", False),
         ("cluster", "import ray", True),
         ("cluster", "from pictool.serve.work import Work", True),
         ("serve", "import ray.serve", False),
@@ -260,6 +267,14 @@ def test_a_wrong_command_line_is_told_before_torch_is_loaded(command: list[str])
     Path("a.txt").write_text("words")
     loaded = loaded_by("from pictool.commands import main; main()", *command, code=2)
     assert "pictool.commands.app" in loaded and not loaded & HEAVY
+
+
+def test_a_link_imports_nothing_that_reads_folders_of_files() -> None:
+    Path("a.txt").write_text("words")
+    loaded = loaded_by("from pictool.commands import main; main()", "link", "a.txt", "-q", "Who?")
+    assert "pictool.linker.link" in loaded and "torch" in loaded
+    libraries = FILES - {"charset_normalizer"}  # of requests, too
+    assert not [name for name in loaded if name.startswith("pictool.documents") or name.partition(".")[0] in libraries]
 
 
 LIGHT_MODULES = [

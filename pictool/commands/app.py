@@ -19,6 +19,7 @@ from pictool.escapes import guard_streams
 
 # What `pic --help` says of each command; its module has its name.
 COMMANDS = {
+    "ask": "Answer a question from the documents of a folder, and name the sources.",
     "compile": "Compile text files to KV objects.",
     "link": "Link documents into a prompt and answer a query.",
     "query": "Run a span query: a program over model calls.",
@@ -29,6 +30,7 @@ COMMANDS = {
     "eval": "Ask a dataset's questions under several policies.",
     "tune": "Find the cheapest policy that meets a target.",
     "bench": "Measure speed, on models of any shape with random weights.",
+    "sync": "Compile what is new in folders, and remove the objects of what is gone.",
     "serve": "Serve a model over HTTP: OpenAI's API with explicit caches.",
     "tui": "Browse objects and traces on the terminal.",
     "config": "Show each setting and where it comes from.",

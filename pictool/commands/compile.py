@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool.commands.console.errors import UsageError
+from pictool.commands.console.forecast import warn_of_disk
 from pictool.commands.console.outputs import depfile_path, model_files, output_path, print_json, write_depfile
 from pictool.commands.console.progress import progress
 from pictool.commands.console.verbosity import note
@@ -91,6 +92,7 @@ def run_compile(
         Optional[str], option("-o, --output", "FILE", "Write one file's object here too.", OUTPUT)
     ] = None,
     depfile: DepfileOption = False,
+    is_dry: Annotated[bool, option("--dry-run", None, "Print what it would cost; write nothing.")] = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,
     bulk: BulkOptions = BulkOptions(),
@@ -106,7 +108,7 @@ def run_compile(
     what.check()
     others = {
         "-o": output, "--depfile": depfile, "--engine": engine, "--probes": what.probes is not None,
-        "--probe-model": what.probe_model,
+        "--probe-model": what.probe_model, "--dry-run": is_dry,
     }  # fmt: skip
     bulk.check(others, settings)
     if bulk.ray is not None:
@@ -118,7 +120,10 @@ def run_compile(
         raise all_of(unreadable)
     for error in unreadable:
         note(f"left out: {error}")
-    compile_files(what, texts, settings, engine, target, depfile, as_json)
+    if is_dry:
+        foresee(what, texts, settings, as_json)
+    else:
+        compile_files(what, texts, settings, engine, target, depfile, as_json)
     if unreadable:
         raise InputError(f"{count(len(unreadable), 'file')} left out, as {unreadable[0]}")
 
@@ -194,6 +199,21 @@ def _texts_below(directory: Path) -> list[tuple[str, str]]:
     return texts
 
 
+def foresee(what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, as_json: bool) -> None:
+    """Print what compiling texts would cost."""
+    from pictool.commands.console.forecast import print_forecast
+    from pictool.compiler.chunking import make_chunks
+    from pictool.compiler.forecast import forecast
+    from pictool.core import CompileOptions
+
+    model = open_model(settings)
+    chunks = [
+        chunk for name, text in texts for chunk in make_chunks(model, text, name, what.chunk_tokens, what.overlap)
+    ]
+    options = CompileOptions(what.sinks, settings.codec)
+    print_forecast(forecast(model, open_store(settings), chunks, options), len(texts), as_json)
+
+
 def compile_texts(
     what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, engine: str | None
 ) -> tuple[Model, list[Compiled], Model | None]:
@@ -212,10 +232,11 @@ def compile_texts(
     measurer = open_speculative(what.probe_model, model) if what.probe_model else None
     by_text = [make_chunks(model, text, name, what.chunk_tokens, what.overlap) for name, text in texts]
     chunks = [chunk for of_text in by_text for chunk in of_text]
+    warn_of_disk(model, store, chunks, CompileOptions(what.sinks, settings.codec))
     with progress("compiling", len(chunks)) as advance, engine_type(model, store) as running:
         compiled = running.compile(
             chunks, CompileOptions(what.sinks, settings.codec, probes), force=what.force, probe_model=measurer,
-            on_done=lambda done: advance(len(done.chunk) if done.is_new else 0),
+            on_done=lambda done: advance(*new_work(done)),
         )  # fmt: skip
     if surroundings is not None and can_remember:
         from pictool.compiler.recall import RecalledChunk, remember
@@ -303,6 +324,11 @@ def _copy(source: Path, target: Path) -> None:
 
     with atomic_write(target) as out, source.open("rb") as file:
         shutil.copyfileobj(file, out, 1 << 20)
+
+
+def new_work(done: Compiled) -> tuple[int, int]:
+    """Tokens that were computed, and bytes that were written."""
+    return (len(done.chunk), done.path.stat().st_size) if done.is_new and done.path.exists() else (0, 0)
 
 
 @dataclass(frozen=True)

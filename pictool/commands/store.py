@@ -53,6 +53,7 @@ def run_ls(
     after: Annotated[str, option("--after", "KEY", "List those after this key.")] = "",
     sort: Annotated[str, option("--sort", "ORDER", "key, used (last first) or size (largest first).")] = "key",
     chains: Annotated[bool, option("--chains", None, "List blocks of prefix chains, too.")] = False,
+    by: Annotated[Optional[str], option("--by", "folder", "List the folders of pic sync instead.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the objects, with size, last use and origin.
@@ -66,6 +67,9 @@ def run_ls(
     if sort not in SORTS:
         raise UsageError(f"--sort {sort}: must be {', '.join(SORTS[:-1])} or {SORTS[-1]}")
     store = open_existing(settings)
+    if by is not None:
+        list_folders(store, by, as_json)
+        return
     listed, num_objects = _listed(store, after, chains, sort, limit)
     pins, sources = pinned(store.root), read_sources(store.root, on_problem=note)
     if as_json:
@@ -76,6 +80,29 @@ def run_ls(
     num_bytes = sum(entry.num_bytes for entry in listed)
     of_all = f"{len(listed):,d} of " if len(listed) < num_objects else ""
     note(f"{of_all}{count(num_objects, 'object')}, {show_size(num_bytes)}{' listed' if of_all else ''}")
+
+
+def list_folders(store: Store, by: str, as_json: bool) -> None:
+    """List the folders that `pic sync` keeps in step, each with its files and objects that are there."""
+    from pictool.store.side.folders import read_folders
+
+    if by != "folder":
+        raise UsageError(f"--by {by}: must be folder")
+    files, folders = store.files(), dict[str, dict[str, Any]]()
+    for row in read_folders(store.root):
+        found = folders.setdefault(row.folder, {"files": set(), "objects": 0, "bytes": 0})
+        if (entry := files.get(row.key)) is not None:
+            found["files"].add(row.path)
+            found["objects"] += 1
+            found["bytes"] += entry.num_bytes
+    listed = [{"folder": name} | found | {"files": len(found["files"])} for name, found in sorted(folders.items())]
+    if as_json:
+        print_json(listed)
+        return
+    for found in listed:
+        size = f"{count(found['files'], 'file')}, {count(found['objects'], 'object')}, {show_size(found['bytes'])}"
+        print(f"{visible(found['folder'])}  {size}")
+    note(count(len(listed), "folder"))
 
 
 def open_existing(settings: Settings) -> Store:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunks, read_text
+from pictool.documents.ranking import TextIndex
 from pictool.errors import InputError
 from pictool.reading import file_state, is_within
 from pictool.spans.query import Augment, Fragment, Join, Message, Query, Retrieve
@@ -19,42 +20,9 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 MAX_FILES = 10_000
-_WORDS = r"(?u)\w+"
 
 # Called with a query's text, the fragments and k: the fragments to take, at most k, the best first.
 Retriever = Callable[[str, Sequence[Fragment], int], Sequence[Fragment]]
-
-
-class TextIndex:
-    """Texts that are ranked by BM25."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        import bm25s
-
-        words = _words(texts)
-        self._order: Sequence[int] = range(len(texts))
-        self._index = None
-        if any(words):
-            self._index = bm25s.BM25()
-            self._index.index(words, show_progress=False)
-
-    def ranked(self, query: str) -> Sequence[int]:
-        """The indices of all texts, the best first; of equal ones the earlier."""
-        import numpy as np
-
-        (words,) = _words([query])
-        if self._index is None or not words:
-            return self._order
-        return [int(at) for at in np.argsort(-self._index.get_scores(words), kind="stable")]
-
-
-def _words(texts: Sequence[str]) -> list[list[str]]:
-    import bm25s
-
-    words: list[list[str]] = bm25s.tokenize(
-        list(texts), token_pattern=_WORDS, stopwords=None, return_ids=False, show_progress=False
-    )
-    return words
 
 
 def bm25(query: str, fragments: Sequence[Fragment], k: int) -> list[Fragment]:

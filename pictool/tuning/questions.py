@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pictool.compiler.chunking import make_chunks, read_text
 from pictool.core import Chunk, Sampling
+from pictool.documents.ranking import TextIndex
 from pictool.engines.answer_file import model_identity
 from pictool.errors import InputError
 from pictool.eval.cases import SpecOptions, group_cases
@@ -24,7 +25,6 @@ from pictool.eval.datasets.records import Record, first_record, read_records
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
 from pictool.reading import parse_json, read_file
-from pictool.spans.retrieve import TextIndex
 from pictool.store.directory import claim_within
 from pictool.store.store import Store, atomic_write
 

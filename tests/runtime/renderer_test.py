@@ -108,7 +108,8 @@ def test_threads_and_forks_get_their_own_answers(renderer: Renderer) -> None:
 
 def test_a_process_that_was_killed_is_started_again(renderer: Renderer) -> None:
     assert renderer.render("a", [], {}) == "a"
-    assert renderer._process is not None
-    renderer._process.kill()
-    renderer._process.wait()
+    process = renderer._process._process
+    assert process is not None
+    process.kill()
+    process.wait()
     assert renderer.render("b", [], {}) == "b"

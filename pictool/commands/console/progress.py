@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, TextIO, cast
 
+from pictool.commands.console.sizes import show_size
 from pictool.commands.console.verbosity import note, showing_bar
 from pictool.escapes import GuardedStream
 
@@ -21,13 +22,13 @@ _NOTE_S = 30.0
 def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
     """Show a bar of `total` steps; without a terminal, a note now and then.
 
-    Yields a function that counts one step and, if it is called with them, the tokens computed in that step.
+    Yields a function that counts one step and, if it has them, the tokens computed and the bytes written in it.
     """
     steps = _Steps(total)
     with work_bar(what) if total > 1 else nullcontext(lambda done, total, more: None) as show:
 
-        def advance(tokens: int = 0) -> None:
-            show(steps.done + 1, total, steps.count(tokens))
+        def advance(tokens: int = 0, num_bytes: int = 0) -> None:
+            show(steps.done + 1, total, steps.count(tokens, num_bytes))
 
         yield advance
 
@@ -37,13 +38,15 @@ class _Steps:
 
     def __init__(self, total: int) -> None:
         self._total, self._began = total, time.monotonic()
-        self.done = self._tokens = 0
+        self.done = self._tokens = self._num_bytes = 0
 
-    def count(self, tokens: int) -> str:
+    def count(self, tokens: int, num_bytes: int = 0) -> str:
         """Count a step; returns how far the work is."""
         self.done, self._tokens = self.done + 1, self._tokens + tokens
+        self._num_bytes += num_bytes
         rate = self._tokens / max(time.monotonic() - self._began, 1e-9)
-        return f"{self.done:,d} of {self._total:,d}" + (f", {rate:,.0f} tokens/s" if self._tokens else "")
+        more = f", {rate:,.0f} tokens/s" if self._tokens else ""
+        return f"{self.done:,d} of {self._total:,d}{more}" + (f", {show_size(self._num_bytes)}" if num_bytes else "")
 
 
 @contextmanager

@@ -1,15 +1,12 @@
-"""The process that renders chat templates. `renderer.py` runs this file; it imports jinja2 and nothing of the package.
+"""The process that renders chat templates (`bounded_process.py`), which `renderer.py` starts. It imports jinja2.
 
-A request is a line of JSON: `template`, `messages`, `variables`, `tools`, `documents`. A reply is one too: `text`, or
-`refusal` (what the template says with `raise_exception`), or `failure`. The process ends by itself where a template
-takes too long.
+A request has `template`, `messages`, `variables`, `tools`, `documents`. A reply has `text`, or `refusal` (what the
+template says with `raise_exception`), or `failure`.
 """
 
 from __future__ import annotations
 
 import json
-import resource
-import signal
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -20,6 +17,8 @@ from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pictool.bounded_process import TOO_MUCH_MEMORY, serve_requests
 
 LIMIT_S = 3.0
 LIMIT_BYTES = 512 << 20
@@ -74,7 +73,7 @@ def render(request: dict[str, Any]) -> dict[str, str]:
             **request["variables"],
         )
     except MemoryError:
-        return {"failure": "it takes too much memory"}
+        return {"failure": TOO_MUCH_MEMORY}
     except Exception as error:  # a template can raise anything
         message = " ".join(str(error).split())[:200]
         if type(error) is TemplateError:
@@ -85,21 +84,5 @@ def render(request: dict[str, Any]) -> dict[str, str]:
     return {"text": text}
 
 
-def serve(limit_s: float) -> None:
-    """Answer requests until there are no more, each within `limit_s` seconds."""
-    resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, whatever it computes
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-    for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_REAL, limit_s)
-        try:
-            reply = json.dumps(render(json.loads(line)))
-        except MemoryError:
-            reply = json.dumps({"failure": "it takes too much memory"})
-        sys.stdout.write(reply + "\n")
-        sys.stdout.flush()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
 if __name__ == "__main__":
-    serve(float(sys.argv[1]))
+    serve_requests(render, float(sys.argv[1]), int(sys.argv[2]))

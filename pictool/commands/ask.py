@@ -1,0 +1,117 @@
+"""`pic ask`: folders of files and a question to an answer with its sources."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Optional
+
+from pictool.commands.console.errors import UsageError
+from pictool.commands.console.outputs import print_json
+from pictool.commands.console.verbosity import note
+from pictool.commands.link import Stream, fetching_ends_with_an_error, tell
+from pictool.commands.linking.folder import FolderOptions, compile_all_of, read_library
+from pictool.commands.linking.request import RequestOptions, make_spec, require_text
+from pictool.commands.settings.engine import find_engine
+from pictool.commands.settings.options import (
+    SALT,
+    EngineOption,
+    JsonOption,
+    command,
+    make_app,
+    option,
+)
+from pictool.commands.settings.resources import open_model, open_store
+from pictool.commands.settings.settings import Settings
+from pictool.errors import PicError
+from pictool.escapes import visible
+
+if TYPE_CHECKING:
+    from pictool.conversation import Conversation, Reply
+    from pictool.documents.library import Found
+
+app = make_app()
+PASSAGES = 8
+REQUEST_FIELDS_OF_LINK = ("documents", "query", "script", "chunk_tokens")
+
+
+@command(app, "ask", "model", "device", "dtype", "store", "remote", *SALT, without=REQUEST_FIELDS_OF_LINK)
+def run_ask(
+    folder: FolderOptions,
+    request: RequestOptions,
+    settings: Settings,
+    question: Annotated[Optional[str], option("-q, --query", "TEXT", "The question.")] = None,
+    is_conversation: Annotated[
+        bool, option("-i, --interactive", None, "Ask more, one line each, in one process.")
+    ] = False,
+    num_passages: Annotated[int, option("--passages", "N", "Passages that are linked at most.", min=1)] = PASSAGES,
+    compile_all: Annotated[bool, option("--all", None, "Compile all passages first, not only what is linked.")] = False,
+    as_json: JsonOption = False,
+    engine: EngineOption = None,
+) -> None:
+    """Answer a question from the documents of a folder, and name the sources.
+
+    \b
+      pic ask docs -q "Which festival does Gadwick hold?"
+      pic ask reports notes.md --include '*.pdf' -i
+    """
+    if question is None and not is_conversation:
+        raise UsageError("no question; give one with --query, or ask several with -i")
+    if as_json and is_conversation:
+        raise UsageError("--json: is of one question; leave -i out")
+    from pictool.conversation import Conversation
+
+    spec = make_spec(replace(request, query=question or "?"), settings)
+    engine_type, store = find_engine(engine), open_store(settings)
+    model = open_model(settings)
+    with folder.open_reader(model) as reader:
+        library = read_library(reader, folder)
+    with engine_type(model, store) as running, fetching_ends_with_an_error(store):
+        if compile_all:
+            compile_all_of(running, [passage.chunk(model) for passage in library.passages], spec.objects)
+        conversation = Conversation(running, library, spec, num_passages)
+        if question is not None:
+            reply = ask(conversation, question, as_json)
+            if as_json:
+                print_json(reply.report())
+        if is_conversation:
+            converse(conversation)
+    store.drain()
+
+
+def ask(conversation: Conversation, question: str, is_quiet: bool = False) -> Reply:
+    """Answer a question; print the answer as it comes, then its sources, unless the caller prints the reply."""
+    stream = None if is_quiet else Stream()
+    reply = conversation.ask(require_text("the question", question), on_text=stream, on_compile=tell)
+    if not is_quiet:
+        print(flush=True)
+        print_sources(reply.sources)
+    return reply
+
+
+def print_sources(sources: Sequence[Found]) -> None:
+    print("\nSources:")
+    for source in dict.fromkeys(found.passage.source for found in sources):
+        print(f"  {visible(source)}")
+
+
+def converse(conversation: Conversation) -> None:
+    """Answer the lines of stdin until it ends; one that cannot be answered is not the end."""
+    while (question := read_line()) is not None:
+        if not question.strip():
+            continue
+        try:
+            ask(conversation, question)
+        except PicError as error:
+            note(str(error))
+
+
+def read_line() -> str | None:
+    """The next line of stdin, with a prompt and a history where it is a terminal; None at the end."""
+    if sys.stdin.isatty():
+        import readline  # noqa: F401 (`input` edits its line with it)
+    try:
+        return input("\n> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return None

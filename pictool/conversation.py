@@ -1,0 +1,109 @@
+"""Questions over a library, one after the other: retrieve, link, answer, and name the sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pictool.core import Message
+from pictool.documents.library import Found, Library
+from pictool.engines.base import Answer, Engine
+from pictool.errors import InputError
+from pictool.linker.spec import Spec
+
+if TYPE_CHECKING:
+    from pictool.compiler.compile import Compiled
+    from pictool.documents.reading import Document
+
+NUM_PASSAGES = 8
+_MARGIN = 16  # tokens that a chat's frame may have more than its parts alone
+_HISTORY = 4  # the earlier messages have at most this part of the positions
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer, the passages that were linked for it (the best first), and the files that could not be read."""
+
+    answer: Answer
+    sources: tuple[Found, ...]
+    problems: tuple[Document, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.answer.text
+
+    def __repr__(self) -> str:
+        return f"Reply({self.text!r}, {', '.join(found.passage.source for found in self.sources)})"
+
+    def report(self) -> dict[str, Any]:
+        """The JSON of `pic ask --json`: that of `pic link`, its sources, and what could not be read."""
+        objects = self.answer.origin()["objects"]  # in the order of the prompt
+        keys = {found.at: named["key"] for found, named in zip(in_order(self.sources), objects, strict=True)}
+        sources = [found.report() | {"key": keys[found.at]} for found in self.sources]
+        problems = [{"path": str(document.path), "problem": document.problem} for document in self.problems]
+        return self.answer.report() | {"sources": sources, "unreadable": problems}
+
+
+def in_order(found: Sequence[Found]) -> list[Found]:
+    """Passages as the prompt has them: in the order of the library, so that what follows on something still does."""
+    return sorted(found, key=lambda one: one.at)
+
+
+class Conversation:
+    """Asks a library. A model with a chat template is told the earlier questions and answers; others take each alone.
+
+    Args:
+        spec: how to link and answer; its query and documents are those of each question.
+        num_passages: that are linked for a question at most.
+    """
+
+    def __init__(self, engine: Engine, library: Library, spec: Spec = Spec(), num_passages: int = NUM_PASSAGES) -> None:
+        self._engine, self._library, self._spec, self._most = engine, library, spec, num_passages
+        self._messages = list[Message]()
+        self._last: Sequence[Found] = ()
+
+    def ask(
+        self, question: str, *, on_text: Callable[[str], None] | None = None,
+        on_compile: Callable[[Compiled], None] | None = None,
+    ) -> Reply:  # fmt: skip
+        """Answer a question from the passages that concern it, then, as far as they fit, those of the last question.
+
+        Raises:
+            InputError: no passage has a word of it. PicError: see `Engine.answer`.
+        """
+        self._forget_oldest()
+        model, found = self._engine.model, self._find(question)
+        chunks = [one.passage.chunk(model) for one in in_order(found)]
+        spec = replace(self._with_query(question), documents=chunks)
+        answer = self._engine.answer(spec, on_text=on_text, on_compile=on_compile)
+        self._messages += [Message("user", question), Message("assistant", answer.text)]
+        self._last = found
+        return Reply(answer, tuple(found), self._library.problems)
+
+    def _find(self, question: str) -> list[Found]:
+        """The passages for a question, the best first; those of the last one come after its own. Raises InputError."""
+        model = self._engine.model
+        frame = self._with_query(question).frame(model)
+        room = model.max_positions - self._spec.max_new_tokens - _MARGIN
+        room -= len(model.encode(frame.head)) + len(model.encode(frame.tail))
+        found = self._library.find(question, self._most, room)
+        room -= sum(one.passage.num_tokens for one in found)
+        for one in self._last:
+            if len(found) < self._most and one.passage.num_tokens <= room and one.at not in {own.at for own in found}:
+                found.append(one)
+                room -= one.passage.num_tokens
+        if not found:
+            raise InputError("no passage that fits has a word of the question; ask with other words")
+        return found
+
+    def _with_query(self, question: str) -> Spec:
+        if self._messages and self._engine.model.tokenizer.chat_template:
+            return replace(self._spec, messages=(*self._messages, Message("user", question)))
+        return replace(self._spec, query=question)
+
+    def _forget_oldest(self) -> None:
+        """Drop the earliest questions and answers while all of them are long."""
+        model = self._engine.model
+        while sum(len(model.encode(one.content)) for one in self._messages) > model.max_positions // _HISTORY:
+            del self._messages[:2]

@@ -1,0 +1,170 @@
+"""`pic ask`: from a folder of files of every kind to an answer with its sources."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import folders
+import pytest
+from PIL import Image
+from reportlab import rl_config
+from reportlab.lib.utils import ImageReader
+from reportlab.pdfgen.canvas import Canvas
+
+import pictool
+from commands.conftest import MORE, TEXT
+from commands.run import pic, write
+from pictool.world.generate import Question, filler, write_prompt
+
+QUESTION = ("-q", "Who knows why?", "--max-new-tokens", 4)
+
+
+@pytest.fixture
+def docs() -> Path:
+    write("docs/a.md", f"# Harbour\n{TEXT}\n# Numbers\n{MORE}")
+    write(
+        "docs/sub/b.pdf",
+        folders.pdf(["Nothing here.", "A mill knows the wind, and turns in the night, when all the others sleep."]),
+    )
+    write("docs/noise.bin", bytes(range(256)))
+    return Path("docs")
+
+
+def sources(out: str) -> list[str]:
+    return [line.strip() for line in out.partition("\nSources:\n")[2].splitlines()]
+
+
+def test_it_names_its_sources_and_what_it_left_out(docs: Path, model: Path) -> None:
+    first = pic("ask", docs, *QUESTION, "-m", model)
+    assert first.code == 0, first.err
+    assert sources(first.out) == ["docs/a.md, Harbour", "docs/sub/b.pdf, p. 2"]
+    assert "left out: docs/noise.bin: is binary" in first.err and "1 file left out" in first.err
+    assert "compiled docs/a.md, Harbour first" in first.err and "Numbers first" not in first.err
+    second = pic("ask", docs, *QUESTION, "-m", model)
+    assert second.out == first.out and "compiled" not in second.err
+
+
+def test_json_is_that_of_link_with_sources_and_problems(docs: Path, model: Path) -> None:
+    report = pic("ask", docs, *QUESTION, "-m", model, "--json").json
+    assert {"answer", "algo", "tokens", "timing", "sources", "unreadable"} <= report.keys()
+    assert report["unreadable"] == [{"path": "docs/noise.bin", "problem": "is binary"}]
+    (best, other) = report["sources"]
+    assert (best["path"], best["place"], other["place"]) == ("docs/a.md", "Harbour", "p. 2") and best["score"] > 0
+    assert report["tokens"]["context"] == report["tokens"]["head"] + best["tokens"] + other["tokens"]
+    shown = pic("inspect", best["key"], "--text").out
+    assert "harbour was quiet" in shown
+
+
+def test_a_passage_is_an_object_as_any_other(docs: Path, model: Path) -> None:
+    """What `pic ask` links, `pic link` links too: the answer is that of the passages' own texts."""
+    report = pic("ask", docs, *QUESTION, "-m", model, "--json").json
+    in_order = sorted(report["sources"], key=lambda source: source["path"])
+    linked = pic("link", *(source["key"] for source in in_order), *QUESTION, "-m", model, "--json").json
+    assert linked["answer"] == report["answer"] and linked["tokens"] == report["tokens"]
+
+
+def test_all_compiles_what_is_not_linked_too(docs: Path, model: Path) -> None:
+    assert pic("ask", docs, *QUESTION, "-m", model, "--all", "--passages", 1).code == 0
+    assert len(pic("store", "ls", "--json").json) == 5  # four passages, and the head
+
+
+def test_a_conversation_is_one_line_each_and_goes_on_after_an_error(docs: Path, model: Path) -> None:
+    outcome = pic("ask", docs, "-i", "-m", model, "--max-new-tokens", 4, stdin="zzz\n\nWho knows?\nzzz again\n")
+    assert outcome.code == 0 and outcome.err.count("ask with other words") == 1
+    first, second = (sources(part) for part in re.findall(r"\nSources:\n(?:  .*\n)*", outcome.out))
+    assert first == second  # the last question has no words of its own: what was linked stays
+    assert pic("ask", docs, "-i", "--json", "-m", model).code == 2 and pic("ask", docs, "-m", model).code == 2
+
+
+def test_what_cannot_work_is_one_line(model: Path) -> None:
+    write("bad/noise.bin", bytes(range(256)))
+    for arguments, said in (
+        (["bad"], "none of 1 files can be read; the first: bad/noise.bin: is binary"),
+        (["nowhere"], "nowhere: no such file or folder"),
+        (["bad", "--include", "*.pdf"], "bad: has no files to read"),
+        (["bad", "--reader", "cat"], "must have {}"),
+    ):
+        outcome = pic("ask", *arguments, *QUESTION, "-m", model)
+        assert outcome.code == 1 and said in outcome.err
+
+
+def test_python_answers_as_the_command_does(docs: Path, model: Path) -> None:
+    report = pic("ask", docs, *QUESTION, "-m", model, "--json").json
+    loaded, store = pictool.load_model(str(model)), pictool.Store(".pic")
+    reply = pictool.ask(loaded, store, docs, "Who knows why?", max_new_tokens=4, policy="legolink-16")
+    assert isinstance(reply, pictool.Reply) and reply.text == report["answer"]
+    assert [found.passage.source for found in reply.sources] == ["docs/a.md, Harbour", "docs/sub/b.pdf, p. 2"]
+    assert reply.report()["sources"] == report["sources"] and "docs/a.md, Harbour" in repr(reply)
+
+
+# The folder of the first hour: five hundred files of every kind, questions of the world, all broken ones named
+
+MAKERS: dict[str, Callable[[str], bytes]] = {
+    "pdf": lambda text: folders.pdf(["A title page.", text]), "docx": lambda text: folders.word([("Page", text)]),
+    "html": lambda text: folders.html([("Page", text)]), "md": lambda text: f"# Page\n\n{text}".encode(),
+    "txt": lambda text: text.encode("utf-16"), "eml": lambda text: folders.mail("A page", text),
+    "pptx": lambda text: folders.slides([text]), "xlsx": lambda text: folders.sheet([[text]]),
+    "py": lambda text: f'"""{text}"""\n\nx = 1\n'.encode(), "ipynb": lambda text: folders.notebook([text]),
+}  # fmt: skip
+NUM_FILES, NUM_BROKEN, NUM_WORLD = 500, 36, 132
+
+
+def large_pdf(text: str) -> bytes:
+    """A PDF of 50 MB: a picture that cannot be compressed, and a page of text."""
+    out, picture = io.BytesIO(), Image.frombytes("RGB", (4096, 4096), os.urandom(4096 * 4096 * 3))
+    rl_config.useA85 = 0
+    canvas = Canvas(out)
+    canvas.drawImage(ImageReader(picture), 0, 0, 500, 500)
+    canvas.showPage()
+    for at in range(0, len(text), 90):
+        canvas.drawString(40, 800 - at // 6, text[at : at + 90])
+    canvas.save()
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[tuple[Question, Path]]]]:
+    """The folder, and questions whose subject one file names, with that file."""
+    root, rng, asked, number = tmp_path_factory.mktemp("world") / "files", random.Random(7), [], 0
+    makers = [*MAKERS]
+    texts, paths = list[str](), list[Path]()
+    questions = list[tuple[Question, int]]()
+    while number < NUM_FILES - NUM_BROKEN - 1:
+        prompt = write_prompt(rng, 12)
+        if number < NUM_WORLD:
+            questions += [(each, number + each.pages[0]) for each in prompt.questions if each.kind == "local"]
+        for page in prompt.pages[: NUM_FILES - NUM_BROKEN - 1 - number]:
+            text = page if number < NUM_WORLD else filler(rng) * 20
+            kind = makers[number % len(makers)]
+            paths.append(write(root / f"part {number % 7}" / f"{number}.{kind}", MAKERS[kind](text)))
+            texts.append(text)
+            number += 1
+    for index in range(NUM_BROKEN // len(folders.BROKEN)):
+        for name, (make, _) in folders.BROKEN.items():
+            write(root / "broken" / f"{index} {name}", make())
+    write(root / "large.pdf", large_pdf(" ".join(write_prompt(rng, 1).pages)))
+    for question, at in questions:
+        (fact,) = question.facts
+        if at < len(texts) and sum(fact.subject in text for text in texts) == 1 and fact.subject in texts[at]:
+            asked.append((question, paths[at]))
+    yield root, asked
+
+
+def test_a_question_of_the_world_over_five_hundred_files(world: tuple[Path, list[tuple[Question, Path]]]) -> None:
+    root, asked = world
+    assert sum(path.is_file() for path in root.rglob("*")) == NUM_FILES and (root / "large.pdf").stat().st_size > 50e6
+    replies = [pic("ask", root, "-q", question.text, "--json").json for question, _ in asked[:6]]
+    assert [reply["sources"][0]["path"] for reply in replies] == [str(path) for _, path in asked[:6]]
+    right = [reply["answer"] == question.answer for reply, (question, _) in zip(replies, asked, strict=False)]
+    assert sum(right) >= 4, replies
+    question, path = asked[0]
+    first, second = (pic("ask", root, "-q", question.text) for _ in range(2))
+    assert "compiled" not in second.err and first.out == second.out and sources(second.out)[0].startswith(str(path))
+    named = re.findall(r"left out: .*/broken/\d (.*?): (.*)", second.err)
+    assert len(named) == NUM_BROKEN and all(folders.BROKEN[name][1] in said for name, said in named)
+    assert f"{NUM_BROKEN} files left out" in second.err

@@ -1,0 +1,124 @@
+"""`pic sync` and `--dry-run`: what would change, what it costs, and a store in step with a folder."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import folders
+import pytest
+
+from commands.run import pic, write
+from pictool.world.generate import write_prompt
+
+
+@pytest.fixture
+def docs() -> Path:
+    pages = write_prompt(random.Random(3), 30).pages
+    for number, page in enumerate(pages[:24]):
+        write(f"docs/{number}.txt", page * (1 + number % 4))
+    write("docs/all.pdf", folders.pdf(pages[24:]))
+    write("docs/cut.pdf", folders.pdf(["a"])[:200])
+    return Path("docs")
+
+
+def sources() -> set[str]:
+    return {entry["source"].partition(",")[0] for entry in pic("store", "ls", "--json").json}
+
+
+def test_a_dry_run_is_right_within_ten_percent_and_writes_nothing(docs: Path) -> None:
+    for codec in ("none", "zstd", "int8", "int4"):
+        said = pic("sync", docs, "--dry-run", "--json", "--codec", codec, "--store", codec).json
+        assert not Path(codec).exists()
+        assert pic("sync", docs, "--codec", codec, "--store", codec).code == 0
+        listed = pic("store", "ls", "--json", "--store", codec).json
+        assert said["documents"] == 25 and said["new_chunks"] == len(listed)
+        assert said["new_tokens"] == sum(entry["tokens"] for entry in listed)
+        assert sum(entry["bytes"] for entry in listed) == pytest.approx(said["bytes"][codec], rel=0.1)
+        assert said["seconds"] > 0 and said["free_bytes"] > 0 and len(said["new"]) == len(listed)
+        again = pic("sync", docs, "--dry-run", "--json", "--codec", codec, "--store", codec).json
+        assert (again["new_chunks"], again["bytes"][codec], again["new"], again["gone"]) == (0, 0, [], [])
+
+
+def test_compile_forecasts_the_same_way() -> None:
+    for number, page in enumerate(write_prompt(random.Random(5), 12).pages):
+        write(f"{number}.txt", page * (1 + number % 3))
+    names = [f"{number}.txt" for number in range(12)]
+    said = pic("compile", *names, "--dry-run", "--json").json
+    assert said["documents"] == 12 and not Path(".pic").exists()
+    assert pic("compile", *names).code == 0
+    size = sum(entry["bytes"] for entry in pic("store", "ls", "--json").json)
+    assert size == pytest.approx(said["bytes"]["none"], rel=0.1)
+    shown = pic("compile", *names, "--dry-run").out
+    assert "documents  12, 12 chunks" in shown and "to compile 0 chunks, 0 tokens" in shown
+
+
+def test_more_than_a_tenth_of_the_free_disk_is_warned_of(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pictool.compiler.forecast.free_bytes", lambda path: 10_000_000)
+    assert "of disk are free; --dry-run forecasts it" in pic("sync", docs).err
+    assert "of disk are free" not in pic("sync", docs).err  # all is there
+
+
+def test_what_is_new_is_compiled_and_what_is_gone_is_removed(docs: Path) -> None:
+    first = pic("sync", docs)
+    assert first.code == 0 and "docs/cut.pdf: is damaged" in first.err and "+  docs/0.txt" in first.out
+    (docs / "0.txt").unlink()
+    write("docs/1.txt", "Here begins a new book.\n"), write("docs/new.html", "<html><p>It is new.")
+    planned, done = pic("sync", docs, "--dry-run").out, pic("sync", docs)
+    assert done.out.splitlines() == [" - docs/0.txt", "+- docs/1.txt", "+  docs/new.html"]
+    assert planned.startswith(done.out)
+    assert {"docs/1.txt", "docs/new.html"} <= sources() and "docs/0.txt" not in sources()
+    (folder,) = pic("store", "ls", "--by", "folder", "--json").json
+    assert folder["folder"] == str(docs.resolve()) and folder["files"] == 25
+    assert folder["objects"] == len(pic("store", "ls", "--json").json)
+    assert pic("sync", docs).out == "" and pic("store", "verify").code == 0
+
+
+def test_what_others_have_stays(docs: Path, model: Path) -> None:
+    """Another folder's, another model's, a pinned object, and those of a file that cannot be read now."""
+    write("more/copy.txt", (docs / "0.txt").read_text())
+    assert pic("sync", docs, "more").code == 0 and pic("sync", docs, "-m", model).code == 0
+    pinned = [entry["key"] for entry in pic("store", "ls", "--json").json if entry["source"] == "docs/2.txt"]
+    assert pinned and pic("store", "pin", *pinned).code == 0
+    before = len(pic("store", "ls", "--json").json)
+    for name in ("0.txt", "1.txt", "2.txt"):
+        (docs / name).unlink()
+    (docs / "all.pdf").write_bytes(b"%PDF-broken")
+    assert pic("sync", docs).out.splitlines() == [" - docs/1.txt"]
+    assert len(pic("store", "ls", "--json").json) < before
+    assert sources() >= {"docs/0.txt", "docs/2.txt", "docs/all.pdf"}  # 0.txt is in the other folder too
+
+
+def test_what_cannot_work_is_said(docs: Path) -> None:
+    assert "is no folder" in pic("sync", docs / "0.txt").err and pic("sync", docs, "--watch", "--json").code == 2
+    assert "takes no salt" in pic("sync", docs, "--salt", "a-salt-that-is-long-enough").err
+    assert pic("sync", docs).code == 0
+    assert pic("store", "ls", "--by", "colour").code == 2
+    Path(".pic/folders.sqlite3").write_bytes(b"x" * 4096)
+    assert "delete it, and run pic sync again" in pic("sync", docs).err
+    Path(".pic/folders.sqlite3").unlink()
+    assert pic("sync", docs).code == 0
+
+
+def test_watching_follows_a_change() -> None:
+    write("docs/a.txt", "The harbour was quiet.\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "pictool", "sync", "docs", "--watch"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "watching docs" in line:
+                break
+        time.sleep(1)  # the watch begins after the note
+        write("docs/b.txt", "A mill.\n")
+        for line in process.stderr:
+            if "2 objects, 1 new, 0 removed" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert sources() == {"docs/a.txt", "docs/b.txt"}
