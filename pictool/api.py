@@ -143,11 +143,11 @@ def ask(
         InputError: no file that can be read, or no passage with a word of the question. PicError: see `answer`.
     """
     from pictool.conversation import Conversation
-    from pictool.documents.finding import Selection, find_files
+    from pictool.documents.finding import FileFilter, find_files
     from pictool.documents.library import LibraryReader
 
     listed = [folders] if isinstance(folders, str | Path) else folders
-    files = find_files(listed, Selection(tuple(include), tuple(exclude)))
+    files = find_files(listed, FileFilter(tuple(include), tuple(exclude)))
     with LibraryReader(model, passage_tokens, reader) as opened:
         library = opened.read(files)
     made_policy = named_policy(policy) if isinstance(policy, str) else policy

@@ -23,7 +23,7 @@ EXTRA = "pip install 'pictool[documents]'"
 
 
 @dataclass(frozen=True)
-class Selection:
+class FileFilter:
     """Which files of a folder are read.
 
     Fields:
@@ -37,7 +37,7 @@ class Selection:
     reads_ignored: bool = False
 
 
-def find_files(names: Sequence[str | Path], selection: Selection = Selection()) -> list[Path]:
+def find_files(names: Sequence[str | Path], selection: FileFilter = FileFilter()) -> list[Path]:
     """The files that are named, and those below the folders that are, in the order of their paths; each once.
 
     Below a folder, hidden files, stores, links to folders or out of it, and what `selection` says are left out.
@@ -58,7 +58,7 @@ def find_files(names: Sequence[str | Path], selection: Selection = Selection()) 
     return list(found)
 
 
-def _below(folder: Path, selection: Selection) -> Iterator[Path]:
+def _below(folder: Path, selection: FileFilter) -> Iterator[Path]:
     filtered = _Filter(folder, selection)
     for root, folders, names in os.walk(folder):
         here = Path(root)
@@ -75,7 +75,7 @@ def _below(folder: Path, selection: Selection) -> Iterator[Path]:
 class _Filter:
     """Which files and folders below a folder are read."""
 
-    def __init__(self, folder: Path, selection: Selection) -> None:
+    def __init__(self, folder: Path, selection: FileFilter) -> None:
         self._folder, self._reads_ignored = folder, selection.reads_ignored
         self._include = _patterns("--include", selection.include) if selection.include else None
         self._exclude = _patterns("--exclude", selection.exclude)

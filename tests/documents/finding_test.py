@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands.run import write
 
-from pictool.documents.finding import Selection, find_files
+from pictool.documents.finding import FileFilter, find_files
 from pictool.errors import InputError
 
 FILES = (
@@ -25,13 +25,13 @@ def folder() -> Path:
     return Path("docs")
 
 
-def found(folder: Path, selection: Selection = Selection()) -> list[str]:
+def found(folder: Path, selection: FileFilter = FileFilter()) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in find_files([folder], selection)]
 
 
 def test_ignored_hidden_files_and_stores_are_left_out(folder: Path) -> None:
     assert found(folder) == ["a.txt", "deep/c.txt", "deep/er/g.md", "deep/keep.log"]
-    everything = found(folder, Selection(reads_ignored=True))
+    everything = found(folder, FileFilter(reads_ignored=True))
     assert everything == ["a.txt", "b.log", "build/x.txt", "deep/c.txt", "deep/d.log", "deep/er/g.md", "deep/keep.log"]
 
 
@@ -45,12 +45,12 @@ def test_git_itself_agrees(folder: Path) -> None:
 
 
 def test_patterns_include_and_exclude(folder: Path) -> None:
-    assert found(folder, Selection(include=("*.md", "a.*"))) == ["a.txt", "deep/er/g.md"]
-    assert found(folder, Selection(exclude=("deep/",))) == ["a.txt"]
+    assert found(folder, FileFilter(include=("*.md", "a.*"))) == ["a.txt", "deep/er/g.md"]
+    assert found(folder, FileFilter(exclude=("deep/",))) == ["a.txt"]
     with pytest.raises(InputError, match="no files to read"):
-        found(folder, Selection(include=("*.pdf",)))
+        found(folder, FileFilter(include=("*.pdf",)))
     with pytest.raises(InputError, match="--exclude"):
-        found(folder, Selection(exclude=("!",)))
+        found(folder, FileFilter(exclude=("!",)))
 
 
 def test_links_are_not_followed_out_of_the_folder(folder: Path) -> None:

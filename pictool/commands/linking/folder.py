@@ -52,9 +52,9 @@ class FolderOptions:
 
 def read_library(reader: LibraryReader, folder: FolderOptions, names: Sequence[str | Path] | None = None) -> Library:
     """What the command line names, or `names`, read; notes say what cannot be."""
-    from pictool.documents.finding import Selection, find_files
+    from pictool.documents.finding import FileFilter, find_files
 
-    selection = Selection(tuple(folder.include), tuple(folder.exclude), folder.no_ignore)
+    selection = FileFilter(tuple(folder.include), tuple(folder.exclude), folder.no_ignore)
     files = find_files(folder.names if names is None else names, selection)
     with progress("reading", len(files)) as advance:
         library = reader.read(files, on_read=lambda _: advance())

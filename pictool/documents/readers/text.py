@@ -18,7 +18,7 @@ _KINDS = {
 }  # fmt: skip
 
 
-class PlainText(Reader):
+class TextReader(Reader):
     """Texts and source code in any encoding, in blocks of lines. It takes what no other reader does."""
 
     name: ClassVar[str] = "text"
