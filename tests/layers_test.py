@@ -33,10 +33,11 @@ RANKS = {
     "compiler": 2,
     "linker": 3,
     "controller": 4, "trace": 4,
+    "estimate": 5,
     "engines": 5,
     "api": 6, "eval": 6, "spans": 6,
     "bench": 7,  # goodput needs datasets and metrics
-    "serve": 7,
+    "serve": 7,  # writes the log of requests that `estimate` reads
     "tuning": 7,  # chooses by what eval measures
     "cluster": 8,
     "doctor": 8,  # measures as bench does
@@ -208,14 +209,16 @@ def trace(tmp_path: Path) -> Path:
 COMMANDS = [
     ["--help"], ["store", "ls"], ["store", "verify"], ["inspect", "OBJECT"], ["inspect", "KEY", "--json"],
     ["inspect", "OBJECT", "--layers"], ["inspect", "TRACE"], ["inspect", "TRACE", "--plot", "a.svg"],
-    ["diff", "TRACE", "TRACE"],
+    ["diff", "TRACE", "TRACE"], ["estimate", "LOG"], ["estimate", "LOG", "--json", "--shape", "qwen3-8b"],
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_commands_that_need_no_model_load_no_torch(path: Path, trace: Path, store: Store, command: list[str]) -> None:
-    names = {"TRACE": str(trace), "OBJECT": str(path), "KEY": path.stem[:12]}
-    options = [] if command[0] in ("--help", "diff") else ["--store", str(store.root)]
+    log = path.with_name("log.jsonl")
+    log.write_text('{"prompt": "a prompt"}\n')
+    names = {"TRACE": str(trace), "OBJECT": str(path), "KEY": path.stem[:12], "LOG": str(log)}
+    options = [] if command[0] in ("--help", "diff", "estimate") else ["--store", str(store.root)]
     arguments = [names.get(argument, argument) for argument in command] + options
     loaded = loaded_by("from pictool.commands import main; main()", *arguments)
     assert "pictool.commands.app" in loaded and not loaded & HEAVY
