@@ -16,6 +16,7 @@ from pictool.commands.console.words import count
 from pictool.commands.settings.options import MODEL, OUTPUT, JsonOption, PlotOption, argument, command, make_app, option
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
+from pictool.escapes import visible
 
 if TYPE_CHECKING:
     from pictool.estimate.costs import ModelSize, Rates
@@ -290,7 +291,7 @@ def print_groups(report: Report) -> None:
         for label, tokens in entries:
             new = tokens.total - tokens.prefix - tokens.linked
             print(
-                f"{(label or '-')[:18]:<19}{tokens.total:>15,.0f}  {percent(tokens.prefix, tokens.total):>7}  "
+                f"{visible(label or '-')[:18]:<19}{tokens.total:>15,.0f}  {percent(tokens.prefix, tokens.total):>7}  "
                 f"{percent(tokens.linked, tokens.total):>8}  {percent(new, tokens.total):>7}"
             )
 
@@ -352,7 +353,7 @@ def print_documents(report: Report, top: int) -> None:
         return
     print(f"\n{'document':<18}{'kind':<10}{'tokens':>9}{'uses':>9}{'saved':>14}")
     for document in shown:
-        text = "" if document.text is None else f"  {' '.join(document.text.split())[:18]}"
+        text = "" if document.text is None else f"  {visible(' '.join(document.text.split()))[:18]}"
         print(
             f"{document.name:<18}{document.kind:<10}{document.tokens:>9,.0f}{document.uses:>9,d}"
             f"{document.saved:>14,.0f}{text}"

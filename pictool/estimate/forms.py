@@ -55,7 +55,7 @@ class Forms:
         Raises:
             FormError: its form is not known. ValueError, TypeError, KeyError: it is not as its form has it.
         """
-        if isinstance(record, list) and record and isinstance(record[-1], list):
+        if isinstance(record, list) and len(record) > 1 and isinstance(record[1], list):
             record = {"ts": record[0], "events": record[1]}
         if not isinstance(record, Mapping):
             raise FormError("is no object of a known form")

@@ -18,7 +18,8 @@ Indices = NDArray[np.int64]
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _BASE = 0xD1342543DE82EF95  # odd, so that it has an inverse modulo 2^64
-_LEAST = 1 << 16
+_INVERSE = pow(_BASE, -1, 1 << 64)
+_LEAST, _MANY = 1 << 16, 1 << 22  # slots; hashes from which on a table is denser
 
 
 def mixed(values: Hashes) -> Hashes:
@@ -37,8 +38,8 @@ def _powers(count: int, base: int) -> Hashes:
 
 def powers_of_base(count: int, is_inverse: bool = False) -> Hashes:
     """The first `count` powers of the base of rolling hashes, or of its inverse, modulo 2^64."""
-    size = max(_LEAST, 1 << (count - 1).bit_length())
-    return _powers(size, pow(_BASE, -1, 1 << 64) if is_inverse else _BASE)[:count]
+    size = max(_LEAST, 1 << (count - 1).bit_length()) if count > _LEAST else _LEAST
+    return _powers(size, _INVERSE if is_inverse else _BASE)[:count]
 
 
 class Rolling:
@@ -121,15 +122,14 @@ class HashIndex:
 
     def find(self, hashes: Hashes) -> Indices:
         """The number of each hash; -1: it was not added."""
-        found = np.full(len(hashes), -1, dtype=np.int64)
-        places, open_ = self._first(hashes), np.arange(len(hashes))
+        places = self._first(hashes)
+        found = self._slots[places].astype(np.int64)
+        open_ = np.flatnonzero((self._hashes[found] != hashes) & (found >= 0))
         while len(open_):
-            numbers = self._slots[places]
-            is_same = self._hashes[numbers] == hashes[open_]  # of an empty slot, that of some other hash
-            is_hit = is_same & (numbers >= 0)
-            found[open_[is_hit]] = numbers[is_hit]
-            goes_on = (numbers >= 0) & ~is_same
-            open_, places = open_[goes_on], (places[goes_on] + 1) & (len(self._slots) - 1)
+            places[open_] = (places[open_] + 1) & (len(self._slots) - 1)
+            numbers = self._slots[places[open_]]
+            found[open_] = numbers
+            open_ = open_[(self._hashes[numbers] != hashes[open_]) & (numbers >= 0)]
         return found
 
     def add(self, hashes: Hashes) -> None:
@@ -139,14 +139,22 @@ class HashIndex:
         self._place(hashes, self.count)
         self.count += len(hashes)
 
-    def number(self, hashes: Hashes) -> tuple[Indices, NDArray[np.bool_]]:
-        """The number of each hash, which is added if it is new; and which of them were new."""
+    def number(self, hashes: Hashes, differ: bool = False) -> tuple[Indices, NDArray[np.bool_]]:
+        """The number of each hash, which is added if it is new; and which of them were new.
+
+        Args:
+            differ: whether the hashes are known to differ from each other.
+        """
         found = self.find(hashes)
         is_new = found < 0
         if is_new.any():
-            unique, inverse = np.unique(hashes[is_new], return_inverse=True)
-            found[is_new] = self.count + inverse
-            self.add(unique)
+            new = hashes[is_new]
+            if differ or len(new) == 1:
+                found[is_new] = np.arange(self.count, self.count + len(new))
+            else:
+                new, inverse = np.unique(new, return_inverse=True)
+                found[is_new] = self.count + inverse
+            self.add(new)
         return found, is_new
 
     def _first(self, hashes: Hashes) -> Indices:
@@ -164,7 +172,7 @@ class HashIndex:
         if count > len(self._hashes):
             self._hashes = grown(self._hashes, count, 0)
         if 2 * count > len(self._slots):
-            self._bits = (2 * count).bit_length()
+            self._bits = (4 * count if count < _MANY else 2 * count).bit_length()
             self._slots = np.full(1 << self._bits, -1, dtype=np.int32)
             self._place(self._hashes[: self.count], 0)
 

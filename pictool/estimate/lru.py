@@ -42,7 +42,7 @@ class LruCaches:
         times = np.arange(self._now + len(items) - 1, self._now - 1, -1)
         self._sizes[times], self._items[times], self._last[items] = sizes, items, times
         self._now += len(items)
-        self._held += (~is_hit * sizes[None, :]).sum(axis=1)
+        self._held += ~is_hit @ sizes
         for which in np.flatnonzero(self._held > self.capacities).tolist():
             self._drop(which)
         return is_hit

@@ -58,7 +58,7 @@ class Tokens:
     linked: float = 0.0  # beyond the prefix
     most: float = 0.0
 
-    def add(self, total: float, prefix: float, linked: float, most: float) -> None:
+    def add(self, total: float, prefix: float, linked: float, most: float = 0.0) -> None:
         self.prompts += 1
         self.total += total
         self.prefix += prefix
@@ -156,7 +156,7 @@ class Measure:
         self.totals.prefix_at, self.totals.linked_at = np.zeros(len(capacities)), np.zeros(len(capacities))
         self._tokenize, self._memory, self._shows_text = tokenize, memory, shows_text
         window = self.scale.window
-        self._repeats: Repeats = ExactRepeats(window) if memory is None else SampledRepeats(window, memory // 2)
+        self._repeats: Repeats = ExactRepeats(window) if memory is None else SampledRepeats(window, memory // 4)
         self._outputs, self._borders = set[bytes](), list[int]()
         self._start()
 
@@ -164,8 +164,8 @@ class Measure:
         """Remember nothing but repeats."""
         self._texts = dict[bytes, _Text]()
         self._text_bytes = 0
-        self._blocks, self._parts, self._pairs, self._chain = HashIndex(), HashIndex(), HashIndex(), HashIndex()
-        self._first_block = self._first_part = np.zeros(0, dtype=np.int32)
+        self._blocks, self._pairs, self._chain = HashIndex(), HashIndex(), HashIndex()
+        self._first = np.zeros(0, dtype=np.int32)
         units = np.asarray(self.capacities, dtype=np.int64) * self.scale.per_token
         self._prefixes, self._objects = LruCaches(units.tolist()), LruCaches(units.tolist())
         self._held = 0.0  # tokens of different blocks
@@ -204,7 +204,7 @@ class Measure:
 
     def add(self, prompt: Prompt) -> None:
         """Measure the next prompt against all before it."""
-        seed = _seed_of(prompt.tenant)
+        seed = seed_of(prompt.tenant)
         pairs = [(segment, self._text(segment, seed)) for segment in prompt.segments]
         pairs = [(segment, text) for segment, text in pairs if len(text.numbers)]
         found = _Prompt(self, [text for _, text in pairs])
@@ -238,7 +238,7 @@ class Measure:
 
     def _num_bytes(self) -> int:
         """About what texts, tables and caches take."""
-        tables = (self._blocks, self._parts, self._pairs, self._chain)
+        tables = (self._blocks, self._pairs, self._chain)
         return (
             24 * sum(table.count for table in tables) + 20 * (self._blocks.count + self._chain.count) + self._text_bytes
         )
@@ -247,7 +247,9 @@ class Measure:
         content, kind = segment.content, segment.kind
         if isinstance(content, HashedBlocks):
             lengths = content.lengths * self.scale.per_token // BYTES_PER_TOKEN
-            return self._number(content.hashes + np.uint64(seed), lengths, [(kind, int(lengths.sum()))], segment, None)
+            hashes, whole = content.hashes + np.uint64(seed), int(lengths.sum())
+            parts = [(kind, whole)] if whole else []
+            return self._number(hashes, lengths, chained(hashes, 1)[-1:], parts, segment, None)
         data = content.encode(errors="surrogatepass") if isinstance(content, str) else content.tobytes()
         salt = seed.to_bytes(8, "little") + kind[:4].encode() + (b"m" if segment.is_marked else b"")
         digest = hashlib.blake2b(data, digest_size=16, salt=salt[:16]).digest()
@@ -270,35 +272,31 @@ class Measure:
             if self._is_bytes:  # token ids in a log that began with texts
                 encoded = [np.frombuffer(encoded[0].astype("<i4").tobytes(), dtype=np.uint8)]
         units: Units = np.concatenate(encoded) if len(encoded) > 1 else encoded[0]  # type: ignore[assignment]
-        ends, at = list[Indices](), 0
-        for part in encoded:
-            ends.append(self.scale.cut(part) + at)
-            at += len(part)
-        bounds = np.concatenate(([0], *ends)).astype(np.int64)
-        hashes = Rolling(units, seed).ranges(bounds[:-1], bounds[1:])
-        sizes = [(kind, len(part)) for (kind, _), part in zip(parts, encoded, strict=True)]
+        sizes = [(kind, len(part)) for (kind, _), part in zip(parts, encoded, strict=True) if len(part)]
+        bounds = np.cumsum([0, *(size for _, size in sizes)])
+        rolling = Rolling(units, seed)
+        ends = self.scale.cut(rolling, bounds.tolist())
+        starts = np.concatenate(([0], ends[:-1])).astype(np.int64)[: len(ends)]
+        hashes, part_hashes = rolling.ranges(starts, ends), rolling.ranges(bounds[:-1], bounds[1:])
         kept = None if self._is_bytes and isinstance(content, str) else units
-        return self._number(hashes, np.diff(bounds), sizes, segment, kept)
+        return self._number(hashes, ends - starts, part_hashes, sizes, segment, kept)
 
     def _number(
-        self, hashes: Hashes, lengths: NDArray[np.int64], sizes: list[tuple[str, int]], segment: Segment,
-        units: Units | None,
+        self, hashes: Hashes, lengths: NDArray[np.int64], part_hashes: Hashes, sizes: list[tuple[str, int]],
+        segment: Segment, units: Units | None,
     ) -> _Text:  # fmt: skip
         """Give blocks and parts their numbers; new ones are of this prompt."""
-        numbers, is_new = self._blocks.number(hashes)
-        self._first_block = grown(self._first_block, self._blocks.count, 0)
-        self._first_block[numbers[is_new]] = self.num_prompts
-        _, first = np.unique(numbers[is_new], return_index=True)
-        self._held += float(lengths[is_new][first].sum()) / self.scale.per_token
-        part_sizes = np.asarray([size for _, size in sizes if size], dtype=np.int64)
+        both, is_new = self._blocks.number(np.concatenate((hashes, part_hashes)))  # a part may be a block
+        self._first = grown(self._first, self._blocks.count, 0)
+        self._first[both[is_new]] = self.num_prompts
+        numbers, part_numbers = both[: len(hashes)], both[len(hashes) :]
+        is_new = is_new[: len(hashes)]
+        if is_new.any():
+            _, first = np.unique(numbers[is_new], return_index=True)
+            self._held += float(lengths[is_new][first].sum()) / self.scale.per_token
+        part_sizes = np.asarray([size for _, size in sizes], dtype=np.int64)
         part_of = np.searchsorted(np.cumsum(part_sizes), np.cumsum(lengths) - lengths, side="right")
-        part_hashes = np.asarray(
-            [chained(hashes[part_of == part], 1)[-1] for part in range(len(part_sizes))], dtype=np.uint64
-        )
-        part_numbers, is_new = self._parts.number(part_hashes)
-        self._first_part = grown(self._first_part, self._parts.count, 0)
-        self._first_part[part_numbers[is_new]] = self.num_prompts
-        kinds = np.asarray([KINDS.index(kind) for kind, size in sizes if size], dtype=np.int64)
+        kinds = np.asarray([KINDS.index(kind) for kind, _ in sizes], dtype=np.int64)
         return _Text(
             numbers, lengths, part_numbers[part_of], part_sizes[part_of], kinds[part_of], segment.is_marked,
             self.num_prompts, units,
@@ -340,27 +338,27 @@ class Measure:
 
     def _reuse_prefix(self, found: _Prompt, hashes: Hashes, sizes: NDArray[np.int64]) -> None:
         """What prefix caches have of a prompt, without a limit and with those of the capacities."""
-        numbers, is_new = self._chain.number(hashes)
+        numbers, is_new = self._chain.number(hashes, differ=True)
         count = int(np.argmax(is_new)) if is_new.any() else len(is_new)
         found.prefix = int(sizes[:count].sum())
         is_hit = self._prefixes.use(numbers, sizes)
-        self.totals.prefix_at += (is_hit * sizes).sum(axis=1) / self.scale.per_token
+        self.totals.prefix_at += (is_hit @ sizes) / self.scale.per_token
         tokens = found.prefix / self.scale.per_token
         self.totals.losses["prefix 256"] += int(tokens % LARGE_BLOCK)
 
     def _link(self, found: _Prompt) -> None:
         """What can be linked beyond the prefix."""
         least = self.scale.window
-        is_old = self._first_block[found.numbers] < self.num_prompts
+        is_old = self._first[found.numbers] < self.num_prompts
         found.is_whole = is_old & (found.lengths >= least)
-        is_part = (self._first_part[found.parts] < self.num_prompts) & (found.part_sizes >= least)
+        is_part = (self._first[found.parts] < self.num_prompts) & (found.part_sizes >= least)
         found.beyond = np.clip(found.ends - found.prefix, 0, found.lengths)
         found.is_linked = (found.is_whole | is_part) & (found.beyond > 0)
         unique, first, inverse = np.unique(found.numbers, return_index=True, return_inverse=True)
         order = np.argsort(first)
         is_hit = self._objects.use(unique[order], found.lengths[first[order]])
         gained = np.bincount(inverse, found.beyond * found.is_linked, len(unique))[order]
-        self.totals.linked_at += (is_hit * gained).sum(axis=1) / self.scale.per_token
+        self.totals.linked_at += (is_hit @ gained) / self.scale.per_token
         self._note_runs(found)
 
     def _note_runs(self, found: _Prompt) -> None:
@@ -406,19 +404,17 @@ class Measure:
         total, prefix, most = (units / scale for units in (found.size, found.prefix, found.most))
         linked = float(found.beyond[found.is_linked].sum()) / scale
         moment = prompt.time
-        sums = [totals.tokens, totals.tenants[prompt.tenant]]
+        groups = [totals.tokens, totals.tenants[prompt.tenant]]
         if moment is not None:
-            sums.append(totals.hours[int(moment // 3600 % 24)])
-        for tokens in sums:
+            groups.append(totals.hours[int(moment // 3600 % 24)])
+        for tokens in groups:
             tokens.add(total, prefix, linked, most)
         self.series.extend((float("nan") if moment is None else moment, total, prefix, linked, most))
-        for kind in np.unique(found.kinds).tolist():
-            is_kind = found.kinds == kind
-            size, own = (
-                float(units[is_kind].sum()) / scale
-                for units in (found.lengths, np.clip(found.prefix - found.ends + found.lengths, 0, found.lengths))
-            )
-            totals.kinds[KINDS[kind]].add(size, own, float(found.beyond[is_kind & found.is_linked].sum()) / scale, 0.0)
+        before = np.clip(found.prefix - found.ends + found.lengths, 0, found.lengths)
+        columns = (found.lengths, before, found.beyond * found.is_linked)
+        sums = np.asarray([np.bincount(found.kinds, column, len(KINDS)) for column in columns]).T / scale
+        for kind in np.flatnonzero(sums[:, 0]).tolist():
+            totals.kinds[KINDS[kind]].add(*sums[kind].tolist())
         self._count_computed(total, prefix, linked, found.again)
 
     def _count_computed(self, total: float, prefix: float, linked: float, again: float) -> None:
@@ -514,7 +510,7 @@ def common(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 @cache
-def _seed_of(tenant: str) -> int:
+def seed_of(tenant: str) -> int:
     """What separates a tenant's hashes from those of others."""
     return int.from_bytes(hashlib.blake2b(tenant.encode(errors="surrogatepass"), digest_size=7).digest(), "little")
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from pictool.errors import InputError
 from pictool.estimate.forms import FormError, Forms
@@ -23,8 +23,15 @@ from pictool.reading import NotRegularError, open_regular, require_shape
 MAX_LINE = 64 << 20  # bytes of a record
 _CHECKED = 1 << 20  # a longer line's shape is checked before it is parsed
 _PART = 1 << 20
+_COMPRESSED = 1 << 12  # bytes of zstd that are read at once: a block of 128 KiB may take 4
 _MAX_IDLE = 1 << 32  # bytes without a line end: no log
 STDIN = "-"
+
+
+class Stream(Protocol):
+    """Gives bytes as they come."""
+
+    def read1(self, size: int, /) -> bytes: ...
 
 
 @dataclass
@@ -64,8 +71,8 @@ class LogReader:
             for prompt in self._read_one(name):
                 prompts += 1
                 yield prompt
-            if self.num_lines > lines and not prompts and sum(self.forms.found.values()) == 0:
-                where = self.unread.first or f"{name}: has no requests"
+            if not prompts and not self.forms.found and (self.num_lines > lines or self.problems):
+                where = self.unread.first or next(iter(self.problems), f"{name}: has no requests")
                 raise InputError(f"{where}; pic estimate reads OpenAI's and Anthropic's requests, logs of proxies and "
                                  "vLLM, and traces, as lines of JSON")  # fmt: skip
 
@@ -79,16 +86,16 @@ class LogReader:
                         self.unread.add(shown, number, f"is longer than {MAX_LINE >> 20} MiB")
                     elif stripped := line.strip():
                         yield from self._parse(shown, number, stripped)
-            except (EOFError, zlib.error, gzip.BadGzipFile, _zstd_error()) as error:
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 self.problems.append(
                     f"{shown}: is cut or damaged after line {self.num_lines:,d} ({error}); what is before is counted"
                 )
             except OSError as error:
                 raise InputError(f"{shown}: cannot be read ({error.strerror or error})") from error
 
-    def _lines(self, stream: IO[bytes]) -> Iterator[bytes | None]:
+    def _lines(self, stream: Stream) -> Iterator[bytes | None]:
         """Lines in UTF-8; None for one that is too long."""
-        head = stream.read(_PART)
+        head = stream.read1(_PART)
         decode = _decoder(head)
         rest, is_skipped, idle = b"", False, 0
         while head:
@@ -106,7 +113,7 @@ class LogReader:
             rest = b"" if is_skipped else last
             if idle > _MAX_IDLE:
                 raise EOFError("no line ends for 4 GiB")
-            head = stream.read(_PART)
+            head = stream.read1(_PART)
         if rest:
             yield rest
 
@@ -159,24 +166,40 @@ def _open(name: str, opened: ExitStack) -> BinaryIO:
         raise InputError(f"{name}: cannot be opened ({getattr(error, 'strerror', None) or error})") from error
 
 
-def decompressed(raw: BinaryIO, opened: ExitStack) -> IO[bytes]:
+def decompressed(raw: BinaryIO, opened: ExitStack) -> Stream:
     """A stream by its first bytes: gzip, zstd, or as it is."""
     stream: Any = raw if hasattr(raw, "peek") else io.BufferedReader(raw, _PART)  # type: ignore[type-var]
     head = stream.peek(4)[:4]
     if head[:2] == b"\x1f\x8b":
-        return cast("IO[bytes]", opened.enter_context(gzip.GzipFile(fileobj=stream)))
-    if head == b"\x28\xb5\x2f\xfd":
+        return opened.enter_context(gzip.GzipFile(fileobj=stream))
+    return ZstdStream(stream) if head == b"\x28\xb5\x2f\xfd" else cast("Stream", stream)
+
+
+class ZstdStream:
+    """What zstd frames hold, in parts of a bounded size. zstandard's own reader takes a cut frame for a whole one."""
+
+    def __init__(self, stream: Stream) -> None:
         import zstandard
 
-        reading = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-        return reading.stream_reader(stream, read_across_frames=True, closefd=False)
-    return cast("IO[bytes]", stream)
+        self._stream, self._make = stream, zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj
+        self._frame, self._error = self._make(), zstandard.ZstdError
+        self._rest, self._is_within = b"", False
 
-
-def _zstd_error() -> type[Exception]:
-    import zstandard
-
-    return zstandard.ZstdError
+    def read1(self, size: int) -> bytes:
+        """Some bytes; none at the end. Raises EOFError: the last frame is cut. zlib.error: it is damaged."""
+        while data := self._rest or self._stream.read1(_COMPRESSED):
+            try:
+                found: bytes = self._frame.decompress(data)
+            except self._error as error:
+                raise zlib.error(str(error)) from error
+            self._rest, self._is_within = self._frame.unused_data, not self._frame.eof
+            if self._frame.eof:
+                self._frame = self._make()
+            if found:
+                return found
+        if self._is_within:
+            raise EOFError("the last frame is not whole")
+        return b""
 
 
 def _decoder(head: bytes) -> codecs.IncrementalDecoder | None:

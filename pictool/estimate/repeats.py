@@ -122,7 +122,7 @@ class ExactRepeats(Repeats):
         for scan in scans:
             covered[scan.text.places[scan.covered()]] = True
         for scan in scans:
-            scan.remember()
+            scan.remember(has_others=len(scans) > 1)
         return float(np.count_nonzero(covered & inner))
 
     def relate(self, text: Gathered, places: Indices, lefts: Indices, rights: Indices, numbers: Indices) -> Mask:
@@ -170,13 +170,14 @@ class ExactRepeats(Repeats):
         self._length = size
         return places
 
-    def first_of(self, hashes: Hashes) -> Indices:
-        """Of anchors that are new, those that are the first of their hash; they are added."""
-        unique, first = np.unique(hashes, return_index=True)
-        self._positions = grown(self._positions, self._anchors.count + len(unique), 0)
-        self._is_varied = grown(self._is_varied, self._anchors.count + len(unique), 0)
+    def add_anchors(self, hashes: Hashes) -> tuple[Indices, Indices]:
+        """Add anchors that are new: their numbers, and which of them are the first of their hash."""
+        unique, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+        numbers = self._anchors.count + inverse
         self._anchors.add(unique)
-        return first
+        self._positions = grown(self._positions, self._anchors.count, 0)
+        self._is_varied = grown(self._is_varied, self._anchors.count, 0)
+        return numbers, first
 
 
 class _Scan:
@@ -216,20 +217,25 @@ class _Scan:
             np.concatenate((self._lasts[same] + window, hits + window)),
         )  # fmt: skip
 
-    def remember(self) -> None:
-        """Add the anchors that are new, and the windows of those that occur in other surroundings than at first."""
+    def remember(self, has_others: bool) -> None:
+        """Add the anchors that are new, and the windows of those that occur in other surroundings than at first.
+
+        Args:
+            has_others: whether other parts of the prompt may have added some of them meanwhile.
+        """
         index = self._index
         if not len(self._places):
             return
+        self._numbers = index._anchors.find(self._hashes) if has_others else self._numbers
         new = np.flatnonzero(self._numbers < 0)
-        again = np.flatnonzero(index._anchors.find(self._hashes[new]) >= 0)  # added by another part of this prompt
-        if len(new) > len(again):
-            fresh = np.delete(new, again)
-            first = fresh[index.first_of(self._hashes[fresh])]
-            numbers = index._anchors.find(self._hashes[first])
-            index._positions[numbers] = index.store(self.text, self._around(first))[self._places[first]]
-            new = np.setdiff1d(new, first, assume_unique=True)
-        self._numbers = index._anchors.find(self._hashes)
+        if len(new):
+            numbers, first = index.add_anchors(self._hashes[new])
+            self._numbers[new] = numbers
+            first = new[first]
+            index._positions[self._numbers[first]] = index.store(self.text, self._around(first))[self._places[first]]
+            is_first = np.zeros(len(self._places), dtype=np.bool_)
+            is_first[first] = True
+            new = new[~is_first[new]]
         _, other = self._compare(new)
         index.vary(self._numbers[other], self._seed)
         starts = self._starts_of(np.concatenate((self._varied, other)))
@@ -331,7 +337,7 @@ class SampledRepeats(Repeats):
 
     def _thin(self) -> None:
         """Keep fewer windows where they take more than the budget."""
-        while self._kept.num_bytes > self.budget and self._kept.count > 1 << 12:
+        while self._kept.num_bytes > self.budget:
             self.rate *= 2
             hashes = self._kept._hashes[: self._kept.count]
             kept = HashIndex()

@@ -6,13 +6,15 @@ begins, after the first cut (content-defined chunking; Muthitacharoen et al. 200
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.estimate.hashing import Hashes, Rolling, Units
+from pictool.estimate.hashing import Hashes, Rolling
 
 KINDS = ("template", "system", "user", "assistant", "tool", "document", "prompt")
 BYTES_PER_TOKEN = 4  # where no tokenizer says it: English text has 4 to 5, code 3 to 4
@@ -22,14 +24,14 @@ _CUT_TOKENS = 8  # whose hash cuts
 _MEAN_TOKENS = 64  # from the least length of a block to its cut, in the mean
 
 # What marks documents in a message. A heading with a number is no part of its document: the number is its place.
-_NAMES = "document|doc|passage|source|context|chunk|result|page"
-_SEPARATORS = re.compile(
-    r"</?(?:document|doc|passage|context|source|file|search_result)\b[^<>\n]{0,300}>"
-    r"|\n(?:-{3,}|={3,}|\*{3,}|#{3,})[ \t]*(?=\n)"
-    rf"|(?:^|(?<=\n))[\[(#*]{{0,3}}(?:{_NAMES})[ \t]{{0,3}}[\[(#]{{0,2}}\d{{1,4}}[\])]?[*:.)\]]{{0,3}}[ \t]*\n?",
-    re.IGNORECASE,
+_TAG = r"</?(?i:document|doc|passage|context|source|file|search_result)\b[^<>\n]{0,300}>"
+_RULE = r"\n(?:-{3,}|={3,}|\*{3,}|#{3,})[ \t]*(?=\n)"
+_HEADING = (
+    r"[\[(#*]{0,3}(?i:document|doc|passage|source|context|chunk|result|page)[ \t]{0,3}[\[(#]{0,2}\d{1,4}[\])]?"
+    r"[*:.)\]]{0,3}[ \t]*\n?"
 )
-_MAY_SEPARATE = re.compile(rf"<|\n[-=*#]{{3}}|(?:{_NAMES})[ \t\[(#]", re.IGNORECASE)
+_SEPARATORS = re.compile(rf"{_TAG}|{_RULE}|\n{_HEADING}")  # each begins with one character, so a search is quick
+_FIRST = re.compile(_HEADING)
 
 
 @dataclass(frozen=True)
@@ -73,43 +75,42 @@ class Scale:
         """The shortest repeat in units."""
         return self.min_tokens * self.per_token
 
-    def cut(self, units: Units, seed: int = 0) -> NDArray[np.int64]:
-        """The ends of the blocks of a text, in units; the last is its length."""
+    def cut(self, text: Rolling, bounds: Sequence[int]) -> NDArray[np.int64]:
+        """The ends of the blocks of a text in units; none crosses a bound. `bounds` are 0, the parts' ends, the end."""
         reach = _CUT_TOKENS * self.per_token
-        if len(units) <= self.window:
-            return np.asarray([len(units)] if len(units) else [], dtype=np.int64)
-        hashes = Rolling(units, seed).windows(reach)
-        is_cut = hashes & np.uint64(_MEAN_TOKENS * self.per_token - 1) == 0
-        return bounded_cuts(np.flatnonzero(is_cut) + reach, len(units), self.window, MAX_TOKENS * self.per_token)
+        hashes = text.windows(reach)
+        candidates = np.flatnonzero(hashes & np.uint64(_MEAN_TOKENS * self.per_token - 1) == 0) + reach
+        lows = np.searchsorted(candidates, np.asarray(bounds[:-1]) + reach).tolist()
+        highs = np.searchsorted(candidates, bounds[1:]).tolist()
+        ends = list[int]()
+        for start, end, low, high in zip(bounds, bounds[1:], lows, highs, strict=False):
+            ends += bounded_cuts(candidates[low:high].tolist(), start, end, self.window, MAX_TOKENS * self.per_token)
+        return np.asarray(ends, dtype=np.int64)
 
 
-def bounded_cuts(candidates: NDArray[np.int64], size: int, least: int, most: int) -> NDArray[np.int64]:
-    """The first candidate at least `least` after each cut, at most `most` after it; the last cut is at `size`."""
-    ends, at, most = list[int](), 0, max(most, least)
-    for place in candidates.tolist():
+def bounded_cuts(candidates: Sequence[int], start: int, end: int, least: int, most: int) -> list[int]:
+    """The first candidate at least `least` after each cut, at most `most` after it; the last cut is the end."""
+    cuts, at, most = list[int](), start, max(most, least)
+    for place in (*candidates, end):
         while place - at > most:
             at += most
-            ends.append(at)
-        if place - at >= least and place < size:
+            cuts.append(at)
+        if place - at >= least and place < end:
             at = place
-            ends.append(at)
-    while size - at > most:
-        at += most
-        ends.append(at)
-    return np.asarray([*ends, size], dtype=np.int64)
+            cuts.append(at)
+    return [*cuts, end] if end > start else cuts
 
 
 def split_text(kind: str, text: str) -> list[tuple[str, str]]:
     """A message's text at its separators: (kind, text) in order, which are all of it."""
-    if kind == "template" or _MAY_SEPARATE.search(text) is None:
+    if kind == "template" or not text:
         return [(kind, text)]
     parts, at, inner = list[tuple[str, str]](), 0, kind
-    for found in _SEPARATORS.finditer(text):
+    first = _FIRST.match(text)
+    for found in itertools.chain((first,) if first else (), _SEPARATORS.finditer(text, first.end() if first else 0)):
         if found.start() > at:
             parts.append((inner, text[at : found.start()]))
         parts.append((kind, found[0]))
         inner = kind if found[0].startswith("</") else "document"
         at = found.end()
-    if at < len(text):
-        parts.append((inner, text[at:]))
-    return parts
+    return [*parts, (inner, text[at:])] if at < len(text) else parts

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from estimate.references import prefixes, repeated
+from pictool.estimate.hashing import Rolling
 from pictool.estimate.lru import LruCaches
-from pictool.estimate.measure import Measure
+from pictool.estimate.measure import Measure, seed_of
 from pictool.estimate.segments import Prompt, Scale, Segment, split_text
 
 MIN_TOKENS = 8
@@ -41,7 +42,7 @@ def random_prompts(draw: random.Random) -> list[Prompt]:
     ]
 
 
-def blocks_of(segment: Segment) -> list[tuple[bytes, bytes]]:
+def blocks_of(segment: Segment, tenant: str) -> list[tuple[bytes, bytes]]:
     """The blocks of a message, each with the part that it is in."""
     assert isinstance(segment.content, str)
     is_whole = segment.is_marked or segment.kind == "assistant"
@@ -49,7 +50,8 @@ def blocks_of(segment: Segment) -> list[tuple[bytes, bytes]]:
     found = []
     for part in parts:
         data, at = part.encode(), 0
-        for end in SCALE.cut(np.frombuffer(data, dtype=np.uint8)).tolist():
+        rolling = Rolling(np.frombuffer(data, dtype=np.uint8), seed_of(tenant))
+        for end in SCALE.cut(rolling, [0, len(data)]).tolist():
             found.append((data[at:end], data))
             at = end
     return found
@@ -60,7 +62,7 @@ def linked(prompts: Sequence[Prompt], starts: Sequence[int]) -> list[int]:
     counts, known = [], set[bytes]()
     for prompt, start in zip(prompts, starts, strict=True):
         at = count = 0
-        blocks = [block for segment in prompt.segments for block in blocks_of(segment)]
+        blocks = [block for segment in prompt.segments for block in blocks_of(segment, prompt.tenant)]
         for block, part in blocks:
             is_known = any(len(text) >= SCALE.window and text in known for text in (block, part))
             count += max(0, at + len(block) - max(start, at)) if is_known else 0

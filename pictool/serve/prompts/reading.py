@@ -109,7 +109,7 @@ def turns_of(
     system, documents = list[Piece](), list[Piece]()
     for cache_id in cache_ids:
         for entry in require_cache(find_cache, cache_id, "cache_ids").objects:
-            (system if entry.role == "system" else documents).append(Stored(entry.key))
+            (system if entry.role == "system" else documents).append(Stored(entry.key, entry.num_tokens))
     if documents:
         last = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=None)
         if last is None:
@@ -144,7 +144,7 @@ def _turn(message: Message, find_cache: FindCache, find_file: FindFile) -> Turn:
         open_texts = []
         if isinstance(part, CachePart):
             objects = require_cache(find_cache, part.cache_id, "messages").objects
-            pieces += [Stored(entry.key) for entry in objects]
+            pieces += [Stored(entry.key, entry.num_tokens) for entry in objects]
         elif isinstance(part, FilePart):
             if part.file.file_id is None:
                 raise ApiError(
@@ -205,7 +205,7 @@ def prompts_of(body: CompletionRequest) -> list[tuple[Piece, ...]]:
 def cached_pieces(find_cache: FindCache, cache_ids: Iterable[str]) -> tuple[Piece, ...]:
     """The objects of caches that come before a prompt."""
     return tuple(
-        Stored(entry.key)
+        Stored(entry.key, entry.num_tokens)
         for cache_id in cache_ids
         for entry in require_cache(find_cache, cache_id, "cache_ids").objects
     )
