@@ -1,6 +1,7 @@
 """Traffic whose reuse is known, in the form of OpenAI's chat requests with a time: what `pic estimate` is tried on.
 
-    python -m benchmarks.traffic rag --requests 200 --out benchmarks/results/traffic_rag.jsonl
+    python -m benchmarks.traffic rag --requests 60 --documents 12 --out fixtures/traffic/rag.jsonl.zst
+    python -m benchmarks.traffic chat --requests 60 --out fixtures/traffic/chat.jsonl.zst
 
 Kinds: `rag` (documents by Zipf's law, in any order), `chat` (growing histories), `agent` (a loop with tool outputs;
 files are read again), `compaction` (the same, whose history is replaced by a summary that quotes it), `judge`
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import zstandard
 
 Turns = list[tuple[str, list[str]]]  # of a request: role, and the pieces of its text
 _START = 1_760_000_000.0
@@ -125,11 +128,14 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--documents", type=int, help="of rag")
+    parser.add_argument("--out", type=Path, required=True, help="compressed, if it ends in .zst")
     options = parser.parse_args()
-    with options.out.open("w") as file:
-        for record, _ in requests(options.kind, options.requests, options.seed):
-            file.write(json.dumps(record) + "\n")
+    if options.documents is not None:
+        KINDS["rag"] = lambda writer: rag(writer, options.documents)
+    lines = (json.dumps(record) + "\n" for record, _ in requests(options.kind, options.requests, options.seed))
+    data = "".join(lines).encode()
+    options.out.write_bytes(zstandard.compress(data, 19) if options.out.suffix == ".zst" else data)
 
 
 if __name__ == "__main__":

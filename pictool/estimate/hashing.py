@@ -173,6 +173,7 @@ class HashIndex:
             self._hashes = grown(self._hashes, count, 0)
         if 2 * count > len(self._slots):
             self._bits = (4 * count if count < _MANY else 2 * count).bit_length()
+            self._slots = np.zeros(0, dtype=np.int32)  # before the larger one is made
             self._slots = np.full(1 << self._bits, -1, dtype=np.int32)
             self._place(self._hashes[: self.count], 0)
 
@@ -181,6 +182,6 @@ def grown(array: NDArray[Any], count: int, fill: int) -> NDArray[Any]:
     """An array with room for `count` values: itself, or a longer copy."""
     if count <= len(array):
         return array
-    larger = np.full(max(count, len(array) + len(array) // 2), fill, dtype=array.dtype)
+    larger = np.full(max(count, len(array) + len(array) // 4), fill, dtype=array.dtype)
     larger[: len(array)] = array
     return larger

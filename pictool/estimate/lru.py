@@ -26,7 +26,7 @@ class LruCaches:
         self.capacities = np.asarray(capacities, dtype=np.int64)
         self._since = np.zeros(len(capacities), dtype=np.int64)  # items that were used at this time or later are in
         self._held = np.zeros(len(capacities), dtype=np.int64)
-        self._last = np.full(_ROOM >> 4, -1, dtype=np.int64)  # [items]
+        self._last = np.full(_ROOM >> 4, -1, dtype=np.int32)  # [items]
         self._sizes = np.zeros(_ROOM, dtype=np.int32)  # [times] of the item whose last use this was, or 0
         self._items = np.zeros(_ROOM, dtype=np.int32)  # [times]
         self._now = 0
@@ -36,7 +36,7 @@ class LruCaches:
         if not len(items):
             return np.zeros((len(self.capacities), 0), dtype=np.bool_)
         self._reserve(int(items.max()) + 1, len(items))
-        last = self._last[items]
+        last = self._last[items].astype(np.int64)
         is_hit = (last[None, :] >= self._since[:, None]) & (last >= 0)[None, :]
         self._sizes[last[last >= 0]] = 0
         times = np.arange(self._now + len(items) - 1, self._now - 1, -1)

@@ -162,7 +162,7 @@ class Measure:
 
     def _start(self) -> None:
         """Remember nothing but repeats."""
-        self._texts = dict[bytes, _Text]()
+        self._texts = dict[bytes, _Text | int]()  # or the prompt that had it first
         self._text_bytes = 0
         self._blocks, self._pairs, self._chain = HashIndex(), HashIndex(), HashIndex()
         self._first = np.zeros(0, dtype=np.int32)
@@ -249,18 +249,24 @@ class Measure:
             lengths = content.lengths * self.scale.per_token // BYTES_PER_TOKEN
             hashes, whole = content.hashes + np.uint64(seed), int(lengths.sum())
             parts = [(kind, whole)] if whole else []
-            return self._number(hashes, lengths, chained(hashes, 1)[-1:], parts, segment, None)
+            return self._number(hashes, lengths, chained(hashes, 1)[-1:], parts, segment, None, self.num_prompts)
         data = content.encode(errors="surrogatepass") if isinstance(content, str) else content.tobytes()
         salt = seed.to_bytes(8, "little") + kind[:4].encode() + (b"m" if segment.is_marked else b"")
         digest = hashlib.blake2b(data, digest_size=16, salt=salt[:16]).digest()
         known = self._texts.get(digest)
-        if known is None:
-            known = self._texts[digest] = self._cut(segment, data, seed)
-            self._text_bytes += 600 + 40 * len(known.numbers) + (0 if known.units is None else known.units.nbytes)
-        return known
+        if isinstance(known, _Text):
+            return known
+        text = self._cut(segment, data, seed, self.num_prompts if known is None else known)
+        if known is None and self._is_bytes:  # most come once; what comes again is kept from then on
+            self._texts[digest] = text.first
+            self._text_bytes += 160
+        else:
+            self._texts[digest] = text
+            self._text_bytes += 600 + 40 * len(text.numbers) + (0 if text.units is None else text.units.nbytes)
+        return text
 
-    def _cut(self, segment: Segment, data: bytes, seed: int) -> _Text:
-        """A text that comes for the first time: its parts, each cut into blocks."""
+    def _cut(self, segment: Segment, data: bytes, seed: int, first: int) -> _Text:
+        """The parts of a text, each cut into blocks; `first` is the prompt that had it first."""
         content = segment.content
         if isinstance(content, str):
             is_whole = segment.is_marked or segment.kind == "assistant"
@@ -279,11 +285,11 @@ class Measure:
         starts = np.concatenate(([0], ends[:-1])).astype(np.int64)[: len(ends)]
         hashes, part_hashes = rolling.ranges(starts, ends), rolling.ranges(bounds[:-1], bounds[1:])
         kept = None if self._is_bytes and isinstance(content, str) else units
-        return self._number(hashes, ends - starts, part_hashes, sizes, segment, kept)
+        return self._number(hashes, ends - starts, part_hashes, sizes, segment, kept, first)
 
     def _number(
         self, hashes: Hashes, lengths: NDArray[np.int64], part_hashes: Hashes, sizes: list[tuple[str, int]],
-        segment: Segment, units: Units | None,
+        segment: Segment, units: Units | None, first: int,
     ) -> _Text:  # fmt: skip
         """Give blocks and parts their numbers; new ones are of this prompt."""
         both, is_new = self._blocks.number(np.concatenate((hashes, part_hashes)))  # a part may be a block
@@ -292,14 +298,14 @@ class Measure:
         numbers, part_numbers = both[: len(hashes)], both[len(hashes) :]
         is_new = is_new[: len(hashes)]
         if is_new.any():
-            _, first = np.unique(numbers[is_new], return_index=True)
-            self._held += float(lengths[is_new][first].sum()) / self.scale.per_token
+            _, once = np.unique(numbers[is_new], return_index=True)
+            self._held += float(lengths[is_new][once].sum()) / self.scale.per_token
         part_sizes = np.asarray([size for _, size in sizes], dtype=np.int64)
         part_of = np.searchsorted(np.cumsum(part_sizes), np.cumsum(lengths) - lengths, side="right")
         kinds = np.asarray([KINDS.index(kind) for kind, _ in sizes], dtype=np.int64)
         return _Text(
             numbers, lengths, part_numbers[part_of], part_sizes[part_of], kinds[part_of], segment.is_marked,
-            self.num_prompts, units,
+            first, units,
         )  # fmt: skip
 
     def _encode(self, text: str) -> Units:
