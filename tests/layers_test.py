@@ -35,11 +35,12 @@ RANKS = {
     "compiler": 2,
     "documents": 3, "linker": 3,
     "controller": 4, "trace": 4,
+    "estimate": 5,
     "engines": 5,
     "fidelity": 6,
     "api": 7, "conversation": 7, "eval": 7, "spans": 7,
     "bench": 8,  # goodput needs datasets and metrics
-    "serve": 8,
+    "serve": 8,  # writes the log of requests that `estimate` reads
     "tuning": 8,  # chooses by what eval measures
     "cluster": 9,
     "doctor": 9,  # measures as bench does
@@ -243,14 +244,16 @@ def trace(tmp_path: Path) -> Path:
 COMMANDS = [
     ["--help"], ["store", "ls"], ["store", "verify"], ["inspect", "OBJECT"], ["inspect", "KEY", "--json"],
     ["inspect", "OBJECT", "--layers"], ["inspect", "TRACE"], ["inspect", "TRACE", "--plot", "a.svg"],
-    ["diff", "TRACE", "TRACE"],
+    ["diff", "TRACE", "TRACE"], ["estimate", "LOG"], ["estimate", "LOG", "--json", "--shape", "qwen3-8b"],
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_commands_that_need_no_model_load_no_torch(path: Path, trace: Path, store: Store, command: list[str]) -> None:
-    names = {"TRACE": str(trace), "OBJECT": str(path), "KEY": path.stem[:12]}
-    options = [] if command[0] in ("--help", "diff") else ["--store", str(store.root)]
+    log = path.with_name("log.jsonl")
+    log.write_text('{"prompt": "a prompt"}\n')
+    names = {"TRACE": str(trace), "OBJECT": str(path), "KEY": path.stem[:12], "LOG": str(log)}
+    options = [] if command[0] in ("--help", "diff", "estimate") else ["--store", str(store.root)]
     arguments = [names.get(argument, argument) for argument in command] + options
     loaded = loaded_by("from pictool.commands import main; main()", *arguments)
     assert "pictool.commands.app" in loaded and not loaded & HEAVY

@@ -23,6 +23,7 @@ COMMANDS = {
     "compile": "Compile text files to KV objects.",
     "link": "Link documents into a prompt and answer a query.",
     "query": "Run a span query: a program over model calls.",
+    "estimate": "Estimate what linking would save on a log of requests.",
     "plan": "Estimate delays by storage tier; choose ratio and tier.",
     "inspect": "Show what an object is, or what a link did.",
     "diff": "Compare two links of one prompt.",

@@ -20,6 +20,7 @@ from pictool.commands.settings.options import (
     ANSWER,
     COMPILING,
     MODEL,
+    OUTPUT,
     POLICY,
     SALT,
     CodecOption,
@@ -34,6 +35,7 @@ from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
+    from pictool.estimate.request_log import RequestLog
     from pictool.linker.policies.base import Policy
     from pictool.runtime.model import Model
     from pictool.serve.backends.torch.backend import BackendSettings
@@ -99,6 +101,12 @@ class ServeOptions:
     pool: Annotated[
         Optional[str], option("--pool", "SIZE", "KV of objects that stays on the device, as 500M; 0: none.", MODEL)
     ] = None
+    request_log: Annotated[
+        Optional[str], option("--request-log", "FILE", "Log keyed hashes of requests, for pic estimate.", OUTPUT)
+    ] = None
+    request_log_size: Annotated[
+        str, option("--request-log-size", "SIZE", "Of this log, with the one before it.", OUTPUT)
+    ] = "1G"
 
 
 @command(app, "serve", "model", "device", "dtype", "store", "remote", *SALT)
@@ -145,7 +153,10 @@ def run_serve(
             store = open_store(settings)
             backend = resources.enter_context(opened_backend(options, fleet, settings, store, vllm, len(keys.tenants)))
             leased = leased_bytes(options) or lease_share(store.max_bytes, keys)
-            service = Service(backend, store.root, keys, ServiceSettings(options.ttl, lease_bytes=leased))
+            service = Service(
+                backend, store.root, keys, ServiceSettings(options.ttl, lease_bytes=leased),
+                request_log=open_request_log(options, resources),
+            )  # fmt: skip
         host, port = listener.getsockname()[:2]
         note(f"serving {backend.model} on http://{_shown(host)}:{port}/v1 ({backend.status().policy}); Ctrl-C ends it")
         run(make_application(service, __version__), listener, backend)
@@ -179,6 +190,8 @@ def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) 
 
     require_plugins()
     refuse_torch_only(options)
+    if options.request_log is not None:
+        raise UsageError("--request-log: not with --engine vllm, whose handlers answer; log before it, or use --ray")
     if settings.salt:
         raise UsageError("--salt: not with --engine vllm; give salts to tenants by --keys")
     read_tenants(options, settings)  # what is wrong with them is said before vLLM starts
@@ -312,6 +325,19 @@ def pool_bytes(options: ServeOptions) -> int:
     from pictool.commands.console.sizes import parse_size
 
     return 0 if options.pool is None else parse_size("--pool", options.pool)
+
+
+def open_request_log(options: ServeOptions, resources: ExitStack) -> RequestLog | None:
+    """The log of requests, which is closed with the resources. Raises InputError."""
+    if options.request_log is None:
+        return None
+    from pictool.commands.console.sizes import parse_size
+    from pictool.estimate.request_log import RequestLog
+
+    size = parse_size("--request-log-size", options.request_log_size)
+    log = RequestLog(Path(options.request_log), size, note)
+    resources.callback(log.close)
+    return log
 
 
 def bind(options: ServeOptions) -> socket.socket:

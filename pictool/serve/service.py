@@ -13,10 +13,12 @@ from typing import TypeVar
 from fastapi import Request
 from prometheus_client import CollectorRegistry
 
+from pictool.estimate.request_log import RequestLog
 from pictool.serve.errors import ApiError, model_not_found, not_found
 from pictool.serve.files import MAX_TOTAL_BYTES, Files
 from pictool.serve.metrics import Metrics
 from pictool.serve.prompts.learning import texts_of
+from pictool.serve.prompts.logged import logged
 from pictool.serve.prompts.reading import hint_of
 from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.work import AnswerRequest, Backend, DeltaEvent, Event, FinishEvent, StartEvent
@@ -63,9 +65,11 @@ class Service:
     def __init__(
         self, backend: Backend, root: Path, keys: Keys, settings: ServiceSettings = ServiceSettings(),
         clock: Callable[[], float] = time.time, registry: CollectorRegistry | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:  # fmt: skip
         self.backend, self.keys, self.settings, self.clock = backend, keys, settings, clock
         self.leases = Leases(root, clock, Share(settings.lease_bytes))
+        self._request_log = request_log
         self.files = Files(root, settings.file_bytes)
         leased_keys(root)  # a damaged file, or a directory that is no store, is told at the start, not to every client
         self.metrics = Metrics(backend.status, self.leases.count, registry)
@@ -109,12 +113,13 @@ class Service:
 
     async def events(self, work: AnswerRequest, started: float) -> AsyncGenerator[Event, None]:
         """The events of an answer, counted. `started` is when the request came, by time.perf_counter."""
-        is_first = True
+        is_first, reuse, came = True, None, self.clock()
         answer = self.backend.answer(work)
         try:
             async for event in answer:
                 if isinstance(event, StartEvent):
-                    self.metrics.count_prompt(event.reuse)
+                    reuse = event.reuse
+                    self.metrics.count_prompt(reuse)
                     event = StartEvent(replace(event.reuse, hint=hint_of(work.linking, texts_of(work.prompt))))
                 elif isinstance(event, DeltaEvent) and is_first:
                     self.metrics.ttft.observe(time.perf_counter() - started)
@@ -124,7 +129,10 @@ class Service:
                 yield event
         finally:
             await answer.aclose()
-        self.metrics.duration.observe(time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self.metrics.duration.observe(seconds)
+        if self._request_log is not None and reuse is not None:
+            self._request_log.add(logged(work, reuse, came, seconds))
 
 
 async def unless_gone(request: Request, answer: Awaitable[T]) -> T:

@@ -39,9 +39,10 @@ class TokenizedText:
 
 @dataclass(frozen=True)
 class ObjectReference:
-    """An object of the tenant that the request names by a lease."""
+    """An object of the tenant that the request names by a lease, and its tokens as far as they are known."""
 
     key: str
+    num_tokens: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

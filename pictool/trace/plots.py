@@ -41,7 +41,7 @@ _STYLE: Any = {
 P = ParamSpec("P")
 
 
-def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     """Decorate a function so that it draws in our style, whatever the user's matplotlibrc says."""
 
     @functools.wraps(draw)
@@ -80,7 +80,7 @@ def save(figure: Figure, path: Path) -> None:
         file.write(buffer.getvalue())
 
 
-@_styled
+@styled
 def draw_attention(
     maps: Sequence[tuple[Trace, AttentionMap]], layer: int | None = None, head: int | None = None, scale: str = "minmax"
 ) -> Figure:
@@ -100,7 +100,7 @@ def draw_attention(
     return figure
 
 
-@_styled
+@styled
 def draw_selection(traces: Sequence[Trace]) -> Figure:
     """Draw the tokens × layers that each link computed, and the policy's scores if it has any."""
     panels = [
@@ -126,7 +126,7 @@ def draw_selection(traces: Sequence[Trace]) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def draw_deviation(links: Sequence[tuple[Trace, DeviationFromFull]]) -> Figure:
     """Draw per link the KV deviation and attention gained, layers × tokens (CacheBlend fig. 7), and KL per token."""
     heights = [
@@ -153,7 +153,7 @@ def draw_deviation(links: Sequence[tuple[Trace, DeviationFromFull]]) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def draw_attention_sinks(sinks: AttentionSinks, title: str) -> Figure:
     """Draw what the initial tokens of an object draw of its attention, by token and layer, and by layer and head."""
     num_layers, num_heads = sinks.initial_share.shape
@@ -177,7 +177,7 @@ def draw_attention_sinks(sinks: AttentionSinks, title: str) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def draw_share_by_offset(maps: Sequence[tuple[Trace, AttentionMap]]) -> Figure:
     """Draw the attention of tail and answer to one token of a chunk, by its offset in the chunk; a line per link."""
     figure, (axis,) = _figure([2.6])

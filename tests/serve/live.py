@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import tiny
 
+from pictool.estimate.request_log import RequestLog
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model, wrap_model
 from pictool.serve.app import make_app
@@ -111,21 +112,22 @@ def text_of(response: Any) -> str:
 @contextmanager
 def serving(
     model: Model, store: Store, keys: Keys | None = None, settings: BackendSettings | None = None,
-    service_settings: ServiceSettings = ServiceSettings(), key: str = "none",
+    service_settings: ServiceSettings = ServiceSettings(), key: str = "none", request_log: RequestLog | None = None,
 ) -> Iterator[Live]:  # fmt: skip
     """A server that runs until the end."""
     backend = TorchBackend(model, store, settings or BackendSettings(parse_policy("legolink-4"), refresh_s=3600))
-    with serving_backend(backend, store, keys, service_settings, key) as live:
+    with serving_backend(backend, store, keys, service_settings, key, request_log) as live:
         yield live
 
 
 @contextmanager
 def serving_backend(
     backend: Any, store: Store, keys: Keys | None = None, service_settings: ServiceSettings = ServiceSettings(),
-    key: str = "none",
+    key: str = "none", request_log: RequestLog | None = None,
 ) -> Iterator[Live]:  # fmt: skip
     """A server of a backend, which ends with it."""
-    service = Service(backend, store.root, keys or Keys(default=Tenant("default")), service_settings)
+    tenants = keys or Keys(default=Tenant("default"))
+    service = Service(backend, store.root, tenants, service_settings, request_log=request_log)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = Server(make_app(service, "test"))

@@ -118,7 +118,7 @@ def turns_of(
     system, documents = list[Piece](), list[Piece]()
     for cache_id in cache_ids:
         for entry in require_cache(find_cache, cache_id, "cache_ids").objects:
-            (system if entry.role == "system" else documents).append(ObjectReference(entry.key))
+            (system if entry.role == "system" else documents).append(ObjectReference(entry.key, entry.num_tokens))
     if documents:
         last = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=None)
         if last is None:
@@ -153,7 +153,7 @@ def _turn(message: ChatMessage, find_cache: FindCache, find_file: FindFile) -> T
         open_texts = []
         if isinstance(part, CachePart):
             objects = require_cache(find_cache, part.cache_id, "messages").objects
-            pieces += [ObjectReference(entry.key) for entry in objects]
+            pieces += [ObjectReference(entry.key, entry.num_tokens) for entry in objects]
         elif isinstance(part, FilePart):
             if part.file.file_id is None:
                 raise ApiError(
@@ -214,7 +214,7 @@ def prompts_of(body: CompletionRequest) -> list[tuple[Piece, ...]]:
 def cached_pieces(find_cache: FindCache, cache_ids: Iterable[str]) -> tuple[Piece, ...]:
     """The objects of caches that come before a prompt."""
     return tuple(
-        ObjectReference(entry.key)
+        ObjectReference(entry.key, entry.num_tokens)
         for cache_id in cache_ids
         for entry in require_cache(find_cache, cache_id, "cache_ids").objects
     )

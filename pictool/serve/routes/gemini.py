@@ -222,7 +222,7 @@ def _work(service: Service, tenant: Tenant, model: str, body: GenerateRequest, p
 
 
 def _stored(lease: Lease, *roles: str) -> list[Piece]:
-    return [ObjectReference(entry.key) for entry in lease.objects if entry.role in roles]
+    return [ObjectReference(entry.key, entry.num_tokens) for entry in lease.objects if entry.role in roles]
 
 
 def _turn(content: Content, role: str | None = None) -> Turn:

@@ -1,0 +1,187 @@
+"""Hashes of many substrings at once, and a table of hashes: what makes a pass over a log quick enough in numpy.
+
+Units are what a prompt is made of: bytes (uint8), or token ids (int32).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Units = NDArray[np.uint8] | NDArray[np.int32]
+Hashes = NDArray[np.uint64]
+Indices = NDArray[np.int64]
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_BASE = 0xD1342543DE82EF95  # odd, so that it has an inverse modulo 2^64
+_INVERSE = pow(_BASE, -1, 1 << 64)
+_LEAST, _MANY = 1 << 16, 1 << 22  # slots; hashes from which on a table is denser
+
+
+def mixed(values: Hashes) -> Hashes:
+    """Finish hashes, so that each of their bits depends on all (splitmix64)."""
+    values = (values ^ (values >> np.uint64(30))) * _MIX[0]
+    values = (values ^ (values >> np.uint64(27))) * _MIX[1]
+    return values ^ (values >> np.uint64(31))
+
+
+@cache
+def _powers(count: int, base: int) -> Hashes:
+    powers = np.full(count, base, dtype=np.uint64)
+    powers[0] = 1
+    return np.multiply.accumulate(powers)
+
+
+def powers_of_base(count: int, is_inverse: bool = False) -> Hashes:
+    """The first `count` powers of the base of rolling hashes, or of its inverse, modulo 2^64."""
+    size = max(_LEAST, 1 << (count - 1).bit_length()) if count > _LEAST else _LEAST
+    return _powers(size, _INVERSE if is_inverse else _BASE)[:count]
+
+
+class Rolling:
+    """Polynomial hashes of the substrings of a text, modulo 2^64 over random values of its units.
+
+    Args:
+        seed: texts of other seeds have other hashes.
+    """
+
+    def __init__(self, units: Units, seed: int = 0) -> None:
+        self._sums = np.zeros(len(units) + 1, dtype=np.uint64)
+        values = unit_values(units, seed)
+        values *= powers_of_base(len(units))
+        np.cumsum(values, out=self._sums[1:])
+
+    def windows(self, length: int) -> Hashes:
+        """The hashes of all windows of so many units, by their starts; the same content has the same hash."""
+        count = max(0, len(self._sums) - length)
+        found = self._sums[length:] - self._sums[:count]
+        found *= powers_of_base(count, is_inverse=True)
+        return mixed(found)
+
+    def ranges(self, starts: Indices, ends: Indices) -> Hashes:
+        """The hashes of the substrings [start, end), with their lengths."""
+        inverse = powers_of_base(len(self._sums), is_inverse=True)
+        found = (self._sums[ends] - self._sums[starts]) * inverse[starts]
+        return mixed(found + (ends - starts).astype(np.uint64) * _MULTIPLIER)
+
+
+def unit_values(units: Units, seed: int = 0) -> Hashes:
+    """A random number for each unit, by its content."""
+    if units.dtype == np.uint8:
+        return _byte_values(seed)[units]
+    return mixed(units.astype(np.uint64) + _seed_value(seed))
+
+
+@cache
+def _byte_values(seed: int) -> Hashes:
+    return mixed(np.arange(256, dtype=np.uint64) + _seed_value(seed))
+
+
+@cache
+def _seed_value(seed: int) -> np.uint64:
+    """A random number, so that units under one seed are not other units under the next."""
+    return np.uint64(mixed(np.asarray([seed], dtype=np.uint64) + _MULTIPLIER)[0])
+
+
+def chain_hashes(units: Units, block: int, seed: int) -> Hashes:
+    """A hash for each whole block of `block` units of a prompt, over the block and all before it. [blocks]"""
+    count = len(units) // block
+    blocks = units[: count * block].reshape(count, block)
+    words = blocks.view(np.uint64) if units.dtype == np.uint8 and block % 8 == 0 else blocks.astype(np.uint64)
+    values = mixed(words + _seed_value(seed))  # [blocks, words]
+    values *= powers_of_base(values.shape[1])
+    return chained(values.sum(axis=1, dtype=np.uint64), seed)
+
+
+def chained(hashes: Hashes, seed: int) -> Hashes:
+    """The hash of each beginning of a sequence of hashes."""
+    return mixed(np.cumsum(mixed(hashes) * powers_of_base(len(hashes)), dtype=np.uint64) + _seed_value(seed))
+
+
+class HashIndex:
+    """A table from 64-bit hashes to the numbers 0, 1, 2, … in the order in which they were added. 16 bytes each."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._hashes = np.zeros(_LEAST // 2, dtype=np.uint64)
+        self._slots = np.full(_LEAST, -1, dtype=np.int32)
+        self._bits = _LEAST.bit_length() - 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the table takes."""
+        return self._hashes.nbytes + self._slots.nbytes
+
+    def hashes(self, numbers: Indices) -> Hashes:
+        """The hashes of numbers."""
+        return self._hashes[numbers]
+
+    def find(self, hashes: Hashes) -> Indices:
+        """The number of each hash; -1: it was not added."""
+        places = self._first(hashes)
+        found = self._slots[places].astype(np.int64)
+        open_ = np.flatnonzero((self._hashes[found] != hashes) & (found >= 0))
+        while len(open_):
+            places[open_] = (places[open_] + 1) & (len(self._slots) - 1)
+            numbers = self._slots[places[open_]]
+            found[open_] = numbers
+            open_ = open_[(self._hashes[numbers] != hashes[open_]) & (numbers >= 0)]
+        return found
+
+    def add(self, hashes: Hashes) -> None:
+        """Add hashes that are not in the table and differ from each other."""
+        self._reserve(self.count + len(hashes))
+        self._hashes[self.count : self.count + len(hashes)] = hashes
+        self._place(hashes, self.count)
+        self.count += len(hashes)
+
+    def number(self, hashes: Hashes, differ: bool = False) -> tuple[Indices, NDArray[np.bool_]]:
+        """The number of each hash, which is added if it is new; and which of them were new.
+
+        Args:
+            differ: whether the hashes are known to differ from each other.
+        """
+        found = self.find(hashes)
+        is_new = found < 0
+        if is_new.any():
+            new = hashes[is_new]
+            if differ or len(new) == 1:
+                found[is_new] = np.arange(self.count, self.count + len(new))
+            else:
+                new, inverse = np.unique(new, return_inverse=True)
+                found[is_new] = self.count + inverse
+            self.add(new)
+        return found, is_new
+
+    def _first(self, hashes: Hashes) -> Indices:
+        return ((hashes * _MULTIPLIER) >> np.uint64(64 - self._bits)).astype(np.int64)
+
+    def _place(self, hashes: Hashes, first: int) -> None:
+        places, numbers = self._first(hashes), np.arange(first, first + len(hashes), dtype=np.int32)
+        while len(numbers):
+            is_free = self._slots[places] < 0
+            self._slots[places[is_free]] = numbers[is_free]
+            is_left = self._slots[places] != numbers  # taken before, or by another of these
+            places, numbers = (places[is_left] + 1) & (len(self._slots) - 1), numbers[is_left]
+
+    def _reserve(self, count: int) -> None:
+        if count > len(self._hashes):
+            self._hashes = grown(self._hashes, count, 0)
+        if 2 * count > len(self._slots):
+            self._bits = (4 * count if count < _MANY else 2 * count).bit_length()
+            self._slots = np.zeros(0, dtype=np.int32)  # before the larger one is made
+            self._slots = np.full(1 << self._bits, -1, dtype=np.int32)
+            self._place(self._hashes[: self.count], 0)
+
+
+def grown(array: NDArray[Any], count: int, fill: int) -> NDArray[Any]:
+    """An array with room for `count` values: itself, or a longer copy."""
+    if count <= len(array):
+        return array
+    larger = np.full(max(count, len(array) + len(array) // 4), fill, dtype=array.dtype)
+    larger[: len(array)] = array
+    return larger

@@ -1,0 +1,211 @@
+"""Reading logs: files and streams, plain, gzip or zstd, line by line within bounds. Nothing is skipped silently."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from pictool.errors import InputError
+from pictool.estimate.forms import FormError, Forms
+from pictool.estimate.segments import Prompt
+from pictool.reading import NotRegularError, open_regular, require_shape
+
+MAX_LINE = 64 << 20  # bytes of a record
+_CHECKED = 1 << 20  # a longer line's shape is checked before it is parsed
+_PART = 1 << 20
+_COMPRESSED = 1 << 12  # bytes of zstd that are read at once: a block of 128 KiB may take 4
+_MAX_IDLE = 1 << 32  # bytes without a line end: no log
+STDIN = "-"
+
+
+class Stream(Protocol):
+    """Gives bytes as they come."""
+
+    def read1(self, size: int, /) -> bytes: ...
+
+
+@dataclass
+class Unread:
+    """Lines that could not be read: how many, of which kinds, and where the first is."""
+
+    lines: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    first: str = ""
+
+    def add(self, name: str, number: int, reason: str) -> None:
+        self.lines += 1
+        self.reasons[reason] += 1
+        self.first = self.first or f"{name}, line {number}: {reason}"
+
+
+class LogReader:
+    """Reads logs one after another.
+
+    Attributes:
+        unread: what could not be read. problems: files that end early, one line each.
+        num_bytes: read so far, uncompressed. num_lines: with something on them.
+    """
+
+    def __init__(self) -> None:
+        self.forms, self.unread, self.problems = Forms(), Unread(), list[str]()
+        self.num_bytes = self.num_lines = 0
+
+    def read(self, names: Sequence[str]) -> Iterator[Prompt]:
+        """The prompts of logs.
+
+        Raises:
+            InputError: a file that cannot be opened or read, or that is no log.
+        """
+        for name in names:
+            lines, prompts = self.num_lines, 0
+            for prompt in self._read_one(name):
+                prompts += 1
+                yield prompt
+            if not prompts and not self.forms.found and (self.num_lines > lines or self.problems):
+                where = self.unread.first or next(iter(self.problems), f"{name}: has no requests")
+                raise InputError(f"{where}; pic estimate reads OpenAI's and Anthropic's requests, logs of proxies and "
+                                 "vLLM, and traces, as lines of JSON")  # fmt: skip
+
+    def _read_one(self, name: str) -> Iterator[Prompt]:
+        shown = "stdin" if name == STDIN else name
+        with ExitStack() as opened:
+            try:
+                stream = decompressed(_open(name, opened), opened)
+                for number, line in enumerate(self._lines(stream), 1):
+                    if line is None:
+                        self.unread.add(shown, number, f"is longer than {MAX_LINE >> 20} MiB")
+                    elif stripped := line.strip():
+                        yield from self._parse(shown, number, stripped)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                self.problems.append(
+                    f"{shown}: is cut or damaged after line {self.num_lines:,d} ({error}); what is before is counted"
+                )
+            except OSError as error:
+                raise InputError(f"{shown}: cannot be read ({error.strerror or error})") from error
+
+    def _lines(self, stream: Stream) -> Iterator[bytes | None]:
+        """Lines in UTF-8; None for one that is too long."""
+        head = stream.read1(_PART)
+        decode = _decoder(head)
+        rest, is_skipped, idle = b"", False, 0
+        while head:
+            self.num_bytes += len(head)
+            data = head if decode is None else decode.decode(head).encode(errors="replace")
+            *lines, last = (rest + data).split(b"\n")
+            idle = 0 if lines else idle + len(data)
+            if lines and is_skipped:
+                lines[0], is_skipped = b"", False
+            yield from lines
+            if len(last) > MAX_LINE:
+                if not is_skipped:
+                    yield None
+                last, is_skipped = b"", True
+            rest = b"" if is_skipped else last
+            if idle > _MAX_IDLE:
+                raise EOFError("no line ends for 4 GiB")
+            head = stream.read1(_PART)
+        if rest:
+            yield rest
+
+    def _parse(self, name: str, number: int, line: bytes) -> Iterator[Prompt]:
+        self.num_lines += 1
+        try:
+            yield from self._prompts(line.removeprefix(codecs.BOM_UTF8))
+        except FormError as error:
+            self.unread.add(name, number, str(error))
+        except json.JSONDecodeError as error:
+            self.unread.add(name, number, f"is not JSON ({error.msg})")
+        except UnicodeDecodeError:
+            self.unread.add(name, number, "is not UTF-8")
+        except RecursionError:
+            self.unread.add(name, number, "is nested too deep")
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            reason = (
+                "is not as its form has it" if not isinstance(error, ValueError) else "has a value that cannot be read"
+            )
+            self.unread.add(name, number, reason)
+
+    def _prompts(self, line: bytes) -> Sequence[Prompt]:
+        if line[:1] not in (b"{", b"["):
+            found = self.forms.line(line.decode(errors="replace"))
+            if found is not None:
+                return found
+        if len(line) > _CHECKED:
+            require_shape(line)
+        return self._of_value(json.loads(line))
+
+    def _of_value(self, value: Any) -> list[Prompt]:
+        """A record; or a list of them, as a whole export is."""
+        if isinstance(value, list) and value and all(isinstance(record, dict) for record in value):
+            return [prompt for record in value for prompt in self.forms.prompts(record)]
+        return self.forms.prompts(value)
+
+
+def _open(name: str, opened: ExitStack) -> BinaryIO:
+    """Open a log. Raises InputError: no regular file; or OSError."""
+    if name == STDIN:
+        return sys.stdin.buffer
+    path = Path(name)
+    try:
+        if path.is_fifo():
+            return opened.enter_context(path.open("rb"))
+        return opened.enter_context(open(open_regular(path), "rb"))
+    except NotRegularError as error:
+        raise InputError(f"{name}: {error.strerror}; name the files of a log") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}: cannot be opened ({getattr(error, 'strerror', None) or error})") from error
+
+
+def decompressed(raw: BinaryIO, opened: ExitStack) -> Stream:
+    """A stream by its first bytes: gzip, zstd, or as it is."""
+    stream: Any = raw if hasattr(raw, "peek") else io.BufferedReader(raw, _PART)  # type: ignore[type-var]
+    head = stream.peek(4)[:4]
+    if head[:2] == b"\x1f\x8b":
+        return opened.enter_context(gzip.GzipFile(fileobj=stream))
+    return ZstdStream(stream) if head == b"\x28\xb5\x2f\xfd" else cast("Stream", stream)
+
+
+class ZstdStream:
+    """What zstd frames hold, in parts of a bounded size. zstandard's own reader takes a cut frame for a whole one."""
+
+    def __init__(self, stream: Stream) -> None:
+        import zstandard
+
+        self._stream, self._make = stream, zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj
+        self._frame, self._error = self._make(), zstandard.ZstdError
+        self._rest, self._is_within = b"", False
+
+    def read1(self, size: int) -> bytes:
+        """Some bytes; none at the end. Raises EOFError: the last frame is cut. zlib.error: it is damaged."""
+        while data := self._rest or self._stream.read1(_COMPRESSED):
+            try:
+                found: bytes = self._frame.decompress(data)
+            except self._error as error:
+                raise zlib.error(str(error)) from error
+            self._rest, self._is_within = self._frame.unused_data, not self._frame.eof
+            if self._frame.eof:
+                self._frame = self._make()
+            if found:
+                return found
+        if self._is_within:
+            raise EOFError("the last frame is not whole")
+        return b""
+
+
+def _decoder(head: bytes) -> codecs.IncrementalDecoder | None:
+    """What decodes UTF-16 and UTF-32, which begin with a byte order mark; None: UTF-8."""
+    for marks, name in (((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
+                        ((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16")):  # fmt: skip
+        if head.startswith(marks) and len(head) > 4:
+            return codecs.getincrementaldecoder(name)("replace")
+    return None

@@ -1,0 +1,121 @@
+"""The pass over a log against plain forms of its own definitions."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from estimate.references import prefixes, repeated
+from pictool.estimate.hashing import Rolling
+from pictool.estimate.lru import LruCaches
+from pictool.estimate.measure import Measure, seed_of
+from pictool.estimate.segments import Prompt, Scale, Segment, split_text
+
+MIN_TOKENS = 8
+SCALE = Scale(4, MIN_TOKENS)
+
+
+def random_prompts(draw: random.Random) -> list[Prompt]:
+    """Chats over common documents, pasted, marked, cut, with headings."""
+    letters = draw.choice(["ab", string.ascii_lowercase + " \n"])
+
+    def text(most: int) -> str:
+        return "".join(draw.choice(letters) for _ in range(draw.randrange(most)))
+
+    documents = [text(900) for _ in range(5)]
+
+    def message() -> Segment:
+        kind = draw.choice(["user", "system", "assistant", "tool"])
+        shown = draw.choices(documents, k=draw.randrange(4))
+        heading = draw.choice(["", "\nDocument {}:\n", "<doc>"])
+        body = "".join(heading.format(number) + document for number, document in enumerate(shown)) + text(60)
+        marked = draw.random() < 0.2
+        return Segment("document" if marked else kind, body[draw.choice([0, 0, 7]) :], marked)
+
+    return [
+        Prompt(tuple(message() for _ in range(draw.randrange(4))), tenant=draw.choice(["", "", "b"]))
+        for _ in range(draw.randrange(2, 10))
+    ]
+
+
+def blocks_of(segment: Segment, tenant: str) -> list[tuple[bytes, bytes]]:
+    """The blocks of a message, each with the part that it is in."""
+    assert isinstance(segment.content, str)
+    is_whole = segment.is_marked or segment.kind == "assistant"
+    parts = [segment.content] if is_whole else [text for _, text in split_text(segment.kind, segment.content)]
+    found = []
+    for part in parts:
+        data, at = part.encode(), 0
+        rolling = Rolling(np.frombuffer(data, dtype=np.uint8), seed_of(tenant))
+        for end in SCALE.cut(rolling, [0, len(data)]).tolist():
+            found.append((data[at:end], data))
+            at = end
+    return found
+
+
+def linked(prompts: Sequence[Prompt], starts: Sequence[int]) -> list[int]:
+    """Of each prompt, the bytes beyond its prefix that are in blocks, or parts, of an earlier one."""
+    counts, known = [], set[bytes]()
+    for prompt, start in zip(prompts, starts, strict=True):
+        at = count = 0
+        blocks = [block for segment in prompt.segments for block in blocks_of(segment, prompt.tenant)]
+        for block, part in blocks:
+            is_known = any(len(text) >= SCALE.window and text in known for text in (block, part))
+            count += max(0, at + len(block) - max(start, at)) if is_known else 0
+            at += len(block)
+        counts.append(count)
+        known.update(text for block in blocks for text in block)
+    return counts
+
+
+def data_of(prompt: Prompt) -> bytes:
+    return b"".join(str(segment.content).encode() for segment in prompt.segments)
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_prefix_linkable_and_at_most_are_those_of_their_definitions(part: int) -> None:
+    for number in range(30):
+        prompts = random_prompts(random.Random(100 * part + number))
+        measure = Measure(MIN_TOKENS)
+        for prompt in prompts:
+            measure.add(prompt)
+        found = np.asarray(measure.series).reshape(-1, 5)[:, 1:] * 4
+        for tenant in {prompt.tenant for prompt in prompts}:
+            own = [i for i, prompt in enumerate(prompts) if prompt.tenant == tenant]
+            texts = [data_of(prompts[i]) for i in own]
+            starts = prefixes(texts, 64)
+            assert found[own, 0].tolist() == [len(text) for text in texts]
+            assert found[own, 1].tolist() == starts
+            assert found[own, 2].tolist() == linked([prompts[i] for i in own], starts)
+            assert found[own, 3].tolist() == repeated(texts, SCALE.window)
+
+
+def test_parts_are_the_whole_text() -> None:
+    for number in range(200):
+        for prompt in random_prompts(random.Random(number)):
+            for segment in prompt.segments:
+                assert "".join(text for _, text in split_text("user", str(segment.content))) == segment.content
+
+
+def test_caches_of_all_capacities_are_lists_of_the_last_used() -> None:
+    for seed in range(60):
+        draw = random.Random(seed)
+        sizes = [draw.randrange(1, 9) for _ in range(30)]
+        capacities = sorted(draw.randrange(1, 120) for _ in range(4))
+        caches, order = LruCaches(capacities), list[int]()
+        for _ in range(60):
+            items = draw.sample(range(30), draw.randrange(8))
+            found = caches.use(np.asarray(items, dtype=np.int64), np.asarray([sizes[i] for i in items], dtype=np.int64))
+            for row, capacity in enumerate(capacities):
+                held, room = set[int](), capacity
+                for item in order:
+                    room -= sizes[item]
+                    if room < 0:
+                        break
+                    held.add(item)
+                assert found[row].tolist() == [item in held for item in items]
+            order = items + [item for item in order if item not in items]

@@ -1,0 +1,47 @@
+"""Replay: what is predicted of documents that are given as documents is what a server reports, to the token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from serve.live import DOCS, TEMPLATE, serving, tiny_model
+
+from pictool.errors import InputError
+from pictool.estimate.forms import Forms
+from pictool.estimate.replay import Server, replay
+from pictool.runtime.model import Model
+from pictool.store.store import Store
+
+SHORT = [{"type": "document", "text": text} for text in ("short", DOCS[0])]
+
+
+@pytest.fixture(scope="module", params=[None, TEMPLATE], ids=["plain", "template"])
+def model(request: pytest.FixtureRequest) -> Model:
+    return tiny_model(request.param)
+
+
+def test_predictions_are_what_the_server_reports(model: Model, tmp_path: Path) -> None:
+    marker = {"cache_control": {"type": "ephemeral"}}
+    question = {"type": "text", "text": "Really?"}
+    records = [
+        {"messages": [{"role": "user", "content": [{"type": "document", "text": doc} for doc in docs] + [question]}]}
+        for docs in (DOCS, DOCS[::-1])
+    ]
+    records += [
+        {"messages": [{"role": "user", "content": "Really?"}], "documents": [{"text": DOCS[1]}, {"text": DOCS[0]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": DOCS[2], **marker}, question]}]},
+        {"messages": [{"role": "user", "content": "no document"}]},
+        {"messages": [{"role": "user", "content": [*SHORT, question]}]},
+    ]  # fmt: skip
+    prompts = (prompt for record in records for prompt in Forms().prompts(record))
+    with serving(model, Store(tmp_path / "store")) as live:
+        compared = list(replay(Server(live.url), prompts, model.encode, 10))
+    assert len(compared) == 5
+    assert [row.predicted for row in compared] == [row.reported for row in compared]
+    assert compared[0].again == 0 and all(row.again == row.predicted > 0 for row in compared[1:])
+
+
+def test_what_is_no_server_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no server answers"):
+        list(replay(Server("http://127.0.0.1:9"), iter(()), lambda text: [1], 1))

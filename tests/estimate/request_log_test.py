@@ -1,0 +1,128 @@
+"""The log that `pic serve` writes: no text, keys for their owner, bounds, a full disk; and that it is read back."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from serve.live import NAME, serving, tiny_model
+
+from pictool.errors import InputError
+from pictool.estimate.measure import Measure
+from pictool.estimate.readers import LogReader
+from pictool.estimate.request_log import Named, Request, RequestLog
+from pictool.estimate.segments import Segment
+from pictool.runtime.model import Model
+from pictool.serve.tenants import Keys, Tenant
+from pictool.store.store import Store
+
+DOCUMENTS = [" ".join(f"{name}{number}" for number in range(300)) for name in ("harbour", "festival", "river")]
+KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b")})
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return tiny_model()
+
+
+def request(*texts: str, tenant: str = "a") -> Request:
+    segments = tuple(Segment("user", text) for text in texts)
+    return Request(1.7e9, tenant, segments, 10, 0, 0.5)
+
+
+def measured(path: Path) -> Measure:
+    measure = Measure()
+    for prompt in LogReader().read([str(path)]):
+        measure.add(prompt)
+    return measure
+
+
+def test_a_server_s_log_tells_what_its_requests_repeat(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    log, documents = RequestLog(path, 1 << 20, print), [document[:160] for document in DOCUMENTS]
+    with serving(model, Store(tmp_path / "store"), KEYS, key="key-of-a", request_log=log) as live:
+        cache = live.cache(documents[2])
+        for order in ([0, 1], [1, 0]):
+            parts = [{"type": "document", "text": documents[i]} for i in order]
+            live.chat([*parts, {"type": "cache", "cache_id": cache}, {"type": "text", "text": "Which?"}])
+        with live.client_of("key-of-b") as other:
+            assert other.post("/v1/completions", json={"model": NAME, "prompt": documents[0]}).status_code == 200
+    log.close()
+    text = path.read_text()
+    assert len(text.splitlines()) == 3 and "harbour" not in text and "Which" not in text
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(f"{path}.keys").stat().st_mode) == 0o600
+    assert len(set(json.loads(Path(f"{path}.keys").read_text()).values())) == 2
+    measure = measured(path)
+    totals = measure.finish()
+    again = sum(len(documents[i]) for i in range(2)) / 4
+    cached = json.loads(text.splitlines()[0])["segments"][-2][2][0][1] / 4
+    assert abs(totals.tokens.linked + totals.tokens.prefix - again - cached) <= 16
+    assert totals.tenants["b"].linked == 0 and not measure.most_is_known and measure.linked_is_known
+
+
+def test_hashes_differ_by_tenant_and_by_log(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        log = RequestLog(tmp_path / name, 1 << 20, print)
+        log.add(request(DOCUMENTS[0]))
+        log.add(request(DOCUMENTS[0], tenant="b"))
+        log.close()
+    lines = [line for name in ("a.jsonl", "b.jsonl") for line in (tmp_path / name).read_text().splitlines()]
+    first = [json.loads(line)["segments"][0][2][0][0] for line in lines]
+    assert len(set(first)) == 4
+
+
+def test_a_log_goes_on_with_its_keys_and_is_rotated_within_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    for _ in range(3):
+        log = RequestLog(path, 64 << 10, print)
+        for _ in range(60):
+            log.add(request(*DOCUMENTS))
+        log.close()
+    old = Path(f"{path}.1")
+    assert old.exists() and path.stat().st_size + old.stat().st_size <= 64 << 10
+    names = {json.dumps(json.loads(line)["segments"]) for part in (path, old) for line in part.read_text().splitlines()}
+    assert len(names) == 1
+
+
+def test_a_full_disk_ends_the_log_and_not_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    path = tmp_path / "log"
+    log = RequestLog(path, 1 << 20, warned.append)
+    log.add(request(DOCUMENTS[0]))
+    log._thread.submit(lambda: None).result()
+    whole, write = path.read_bytes(), os.write
+
+    def full(file: int, data: bytes) -> int:
+        write(file, data[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    for _ in range(3):
+        log.add(request(DOCUMENTS[1]))
+    log.close()
+    assert len(warned) == 1 and "No space left" in warned[0] and path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "told"),
+    [("{}", 0o644, "chmod 600"), ("[]", 0o600, "no file of keys"), ('{"a": "00"}', 0o600, "no file of keys")],
+)
+def test_keys_that_cannot_be_used_are_refused(tmp_path: Path, content: str, mode: int, told: str) -> None:
+    keys = tmp_path / "log.keys"
+    keys.write_text(content)
+    keys.chmod(mode)
+    with pytest.raises(InputError, match=told):
+        RequestLog(tmp_path / "log", 1 << 20, print)
+
+
+def test_an_object_is_named_by_its_hash_and_its_tokens(tmp_path: Path) -> None:
+    log = RequestLog(tmp_path / "log", 1 << 20, print)
+    log.add(Request(1.0, "a", (Named("f" * 64, 100),), 100, 100, 0.1))
+    log.close()
+    (segment,) = json.loads((tmp_path / "log").read_text())["segments"]
+    assert segment[0] == "document" and segment[2][0][1] == 400 and "ffff" not in segment[2][0][0]
