@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import reference
 import tiny
+from torch import Tensor
 
 from pictool.api import link
 from pictool.core import Chunk
@@ -87,6 +88,11 @@ def run(
     one: Subject, store: Store, policy: Policy, chunks: Sequence[Document], head: str = HEAD, tail: str = TAIL
 ) -> Linked:
     return link(one.model, store, chunks, tail, policy, head=head)
+
+
+def of_keys(weights: Tensor) -> Tensor:
+    """Attention weights [..., n] as shares of what a row gives to keys: a learned sink has a part beside them."""
+    return weights / weights.sum(-1, keepdim=True)
 
 
 def parts_of(linked: Linked) -> list[list[int]]:

@@ -40,7 +40,7 @@ def dequantized(
     out = tuple(torch.empty(dims, dtype=dtype, device=device) for dims in shape.part_dims)
     for part, piece in codec.pieces(coded, shape):
         target = out[part][:, piece.start : piece.end]
-        _fill(target.view(piece.codes.shape), piece, codec.name == "fp8")
+        _fill(target.view(piece.codes.shape), piece, codec.is_float8)
     return out
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.errors import ModelError
 from pictool.reading import open_regular, parse_json, read_file, require_size, shown
-from pictool.runtime.architectures import auto_class, text_config
+from pictool.runtime import quantized
+from pictool.runtime.architectures import text_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -178,8 +179,6 @@ def require_weights(directory: Path, config: PretrainedConfig, name: str) -> Non
     Raises:
         ModelError: names the missing layer, or both numbers of weights.
     """
-    import torch
-
     shapes, num_layers = dict[str, Shape](), text_config(config).num_hidden_layers
     for path in weight_files(directory):
         shapes |= tensor_shapes(path)
@@ -191,9 +190,9 @@ def require_weights(directory: Path, config: PretrainedConfig, name: str) -> Non
             f"{name}: config.json describes {num_layers} layers, but the weights of "
             f"model.layers.{missing or _MAX_LAYERS} are missing; {COPY}"
         )
-    with torch.device("meta"):
-        module = auto_class(config).from_config(config)
-    expected, held = sum(parameter.numel() for parameter in module.parameters()), sum(map(math.prod, shapes.values()))
+    if quantized.method_of(config) is not None:  # several weights are packed in one number
+        return
+    expected, held = quantized.num_weights(config), sum(map(math.prod, shapes.values()))
     if expected > held:
         raise ModelError(
             f"{name}: the weights hold {held} numbers, but config.json describes {expected}: some are missing or have "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pictool.core import Geometry, Identity, Target, TokenIds
 from pictool.errors import ModelError, PicError
 from pictool.reading import shown
-from pictool.runtime import architectures, checkpoint, fingerprint, support
+from pictool.runtime import architectures, checkpoint, fingerprint, quantized, support
 from pictool.runtime.device import resolve_device, resolve_dtype
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Model:
 
         if self._module is None:
             _ = self.fingerprint  # first: it is compared with what is loaded
-            with self.on_wait(f"loading the weights of {self.name}"):
+            with self.on_wait(self._loading_text()):
                 self._module = self._read_weights(attention.NAME)
         # Moved, not cast: the weights have their dtype, and frequencies of RoPE are float32 in every dtype.
         module = self._module.to(device=torch.device(self.device)).eval()
@@ -154,15 +154,26 @@ class Model:
         self._state = fingerprint.ModuleState(module, self.name)
         return module
 
+    def _loading_text(self) -> str:
+        """What `on_wait` is called with: of quantized weights, how much memory they will take."""
+        if quantized.method_of(self.whole_config) is None:
+            return f"loading the weights of {self.name}"
+        needed = quantized.require_memory(self.whole_config, self.name, self.torch_dtype, self.device)
+        return f"dequantizing the weights of {self.name} to {self.dtype} ({needed / 1e9:.1f} GB)"
+
     def _read_weights(self, attention: str) -> Any:
         """The model of `directory`. Missing weights are an error (transformers would initialise them at random)."""
         assert self.directory is not None and self._files is not None
         with _loading(f"{self.name}: the weights cannot be loaded"), self._files.loading(), _no_bars():
             checkpoint.require_weights(self.directory, self.whole_config, self.name)
-            module, info = architectures.auto_class(self.whole_config).from_pretrained(
-                self.directory, config=self.whole_config, dtype=self.torch_dtype, attn_implementation=attention,
+            is_quantized = quantized.method_of(self.whole_config) is not None
+            config = quantized.to_dequantize(self.whole_config) if is_quantized else self.whole_config
+            module, info = architectures.auto_class(config).from_pretrained(
+                self.directory, config=config, dtype=self.torch_dtype, attn_implementation=attention,
                 ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False,
             )  # fmt: skip
+            if is_quantized:
+                module = quantized.plain_module(module, self.whole_config, self.torch_dtype)
         if wrong := sorted([*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]):
             raise ModelError(
                 f"{self.name}: {len(wrong)} weights that config.json describes are missing or have another shape, as "
@@ -304,6 +315,7 @@ def _load_config_and_tokenizer(name: str, directory: Path) -> tuple[Any, Any]:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         support.require_supported(config, name)
         support.require_sound(config, name)
+        quantized.require_loadable(config, name)
     if not any((directory / file).exists() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise ModelError(f"{name}: the directory has no tokenizer (tokenizer.json); save the model's tokenizer into it")
     with _loading(f"{name}: the tokenizer cannot be loaded"):

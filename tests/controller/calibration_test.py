@@ -258,7 +258,7 @@ def test_a_measured_link_compiles_what_is_missing(store: Store) -> None:
 # Estimating
 
 
-@pytest.mark.parametrize("name", tiny.CONFIGS)
+@pytest.mark.parametrize("name", list(tiny.CONFIGS)[:12])  # dense ones; of experts only some compute a row
 def test_the_share_of_the_projections_is_that_of_the_weights(name: str) -> None:
     layer = model(name).module.model.layers[0]
     weights = {key: value.numel() for key, value in layer.named_parameters() if "proj.weight" in key}

@@ -11,7 +11,7 @@ import pytest
 import reference
 import tiny
 import torch
-from subjects import ARCHITECTURES, LENGTHS, Subject, make_chunks, run, subject
+from subjects import ARCHITECTURES, LENGTHS, Subject, make_chunks, of_keys, run, subject
 from torch import Tensor
 
 from pictool.errors import InputError
@@ -49,8 +49,7 @@ def assert_close(got: list[Tensor], expected: list[Tensor], rows: list[int], ato
     assert len(got) == len(expected) == NUM_LAYERS
     for probabilities, eager in zip(got, expected, strict=True):
         assert probabilities.dtype == torch.float32
-        of_keys = eager[:, rows].float()  # less than 1 in all where learned sinks have a part
-        torch.testing.assert_close(probabilities, of_keys / of_keys.sum(-1, keepdim=True), atol=atol, rtol=0)
+        torch.testing.assert_close(probabilities, of_keys(eager[:, rows].float()), atol=atol, rtol=0)
         torch.testing.assert_close(probabilities.sum(-1), torch.ones(probabilities.shape[:2]), atol=1e-5, rtol=0)
 
 

@@ -27,8 +27,8 @@ def test_blocks_are_where_they_belong_after_many_rounds(name: str) -> None:
     model, rng = load(name), random.Random(4)
     pool, twin = (Pool(model, BLOCKS * BLOCK, scratch=BLOCK) for _ in range(2))
     torch.manual_seed(1)
-    shape = (model.geometry.kv_heads, BLOCK, model.geometry.head_dim)
-    held = [[(torch.randn(shape), torch.randn(shape)) for _ in range(model.geometry.layers)] for _ in range(BLOCKS)]
+    first, second = ((part.heads, BLOCK, part.width) for part in model.geometry.parts)
+    held = [[(torch.randn(first), torch.randn(second)) for _ in range(model.geometry.layers)] for _ in range(BLOCKS)]
     positions = [rng.randrange(200) for _ in range(BLOCKS)]
     for at in range(BLOCKS):
         pool.write(at * BLOCK, positions[at], held[at])

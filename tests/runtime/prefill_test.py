@@ -7,6 +7,7 @@ import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from subjects import ARCHITECTURES
 
 from pictool.runtime.model import wrap_model
 from pictool.runtime.prefill import plan_packs, prefill_chunks
@@ -31,7 +32,7 @@ LENGTHS = {"short": [20, 23, 1, 21, 2, 20, 20], "past-rope-switches": [130, 150,
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("sinks", [(), (0, 0)], ids=["", "sinks"])
-@pytest.mark.parametrize("architecture", tiny.CONFIGS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_packed_equals_one_by_one(architecture: str, sinks: tuple[int, ...], lengths: list[int]) -> None:
     """Beyond the windows, and where rotation depends on a chunk's own length; neighbours of one length too."""
     model = wrap_model(tiny.random_module(tiny.CONFIGS[architecture]()), tiny.tokenizer())
@@ -68,14 +69,16 @@ def test_no_chunk_of_a_pack_sees_another() -> None:
 
 
 @pytest.mark.parametrize("sinks", [(), (0,), (0, 0, 0, 0)])
-@pytest.mark.parametrize("architecture", tiny.CONFIGS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_values_are_those_of_transformers(architecture: str, sinks: tuple[int, ...]) -> None:
     """The chunk alone (after sinks) through the model's own forward; values carry no rotation."""
     module = tiny.random_module(tiny.CONFIGS[architecture]())
     (chunk,) = random_tokens([30])
     expected = reference.isolated(reference.eager(module), chunk, len(sinks), sinks)
-    ((_, layers),) = prefill_chunks(wrap_model(module, tiny.tokenizer()), [chunk], sinks)
-    for (_, value), (_, value1) in zip(layers, expected, strict=True):
+    model = wrap_model(module, tiny.tokenizer())
+    ((_, layers),) = prefill_chunks(model, [chunk], sinks)
+    for pair, own in zip(layers, expected, strict=True):
+        value, value1 = (model.stack.by_rotation(*parts)[1] for parts in (pair, own))
         torch.testing.assert_close(value, value1[0], atol=1e-5, rtol=1e-5)
 
 

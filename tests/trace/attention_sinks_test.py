@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from subjects import ARCHITECTURES, subject
+from subjects import ARCHITECTURES, of_keys, subject
 from transformers import LlamaConfig
 
 from pictool.errors import InputError
@@ -77,7 +77,8 @@ def test_it_is_what_transformers_attentions_give(architecture: str, monkeypatch:
         attentions = (
             subject(architecture).reference(torch.tensor([[*dummies, *TOKENS]]), output_attentions=True).attentions
         )
-    rows = np.stack([a[0].double().numpy()[:, 3 + 4 :] for a in attentions]).mean(2)  # [layers, heads, columns]
+    shares = [of_keys(weights[0].double()).numpy()[:, 3 + 4 :] for weights in attentions]
+    rows = np.stack(shares).mean(2)  # [layers, heads, columns]
     np.testing.assert_allclose(sinks.share_by_offset, rows[..., 3 : 3 + NUM_OFFSETS], atol=1e-5)
     np.testing.assert_allclose(sinks.initial_share, rows[..., 3:7].sum(-1), atol=1e-5)
     np.testing.assert_allclose(sinks.dummy_share, rows[..., :3].sum(-1), atol=1e-5)

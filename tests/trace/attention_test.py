@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from subjects import ARCHITECTURES, HEAD, LENGTH_DEPENDENT, LENGTHS, TAIL, make_chunks, run, subject
+from subjects import ARCHITECTURES, HEAD, LENGTH_DEPENDENT, LENGTHS, TAIL, make_chunks, of_keys, run, subject
 
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
@@ -36,7 +36,7 @@ def test_tail_and_generated_tokens_attend_as_in_transformers(architecture: str, 
     attention, tokens = attention_of(architecture, store, "full")
     with torch.no_grad():
         out = subject(architecture).reference(torch.tensor([tokens]), output_attentions=True)
-    expected = np.stack([weights[0, :, attention.starts[-1] :].numpy() for weights in out.attentions])
+    expected = np.stack([of_keys(weights[0, :, attention.starts[-1] :]).numpy() for weights in out.attentions])
     np.testing.assert_allclose(attention.weights, expected, atol=1e-4)
     assert attention.positions.tolist() == list(range(attention.starts[-1], len(tokens)))
 

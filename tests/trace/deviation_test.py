@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from subjects import ARCHITECTURES, HEAD, LENGTH_DEPENDENT, LENGTHS, make_chunks, parts_of, run, subject
+from subjects import ARCHITECTURES, HEAD, LENGTH_DEPENDENT, LENGTHS, make_chunks, of_keys, parts_of, run, subject
 from traces import trace_of_link
 
 from pictool.core import Layout
@@ -143,7 +143,9 @@ def test_attention_deviation_is_that_of_transformers_attentions(architecture: st
             out = subject(architecture).reference(
                 input_ids=ids, past_key_values=cache, use_cache=True, output_attentions=True
             )
-        attentions.append(np.stack([x[0, :, slice(*image.layout.tail)].double().numpy() for x in out.attentions]))
+        attentions.append(
+            np.stack([of_keys(x[0, :, slice(*image.layout.tail)].double()).numpy() for x in out.attentions])
+        )
     difference = attentions[0] - attentions[1]  # [layers, heads, tail rows, n]
     expected = np.sqrt((difference**2).sum((2, 3))).mean(1)
     deviation = attention_deviation(linked, full)

@@ -17,8 +17,9 @@ class Fp8(Quantizing):
     """float8 e4m3fn times the group's scale: as many steps for small numbers as for large ones."""
 
     name: ClassVar[str] = "fp8"
+    is_float8 = True
 
-    def quantize(self, numbers: Floats, axis: int) -> tuple[Codes, BFloats, None]:
+    def quantize(self, numbers: Floats, axis: int | tuple[int, ...]) -> tuple[Codes, BFloats, None]:
         scale = round_up(np.abs(numbers).max(axis=axis, keepdims=True) / LARGEST)
         steps = scale.astype(np.float32)
         scaled: Floats = np.divide(numbers, np.where(steps > 0, steps, 1), dtype=np.float32)

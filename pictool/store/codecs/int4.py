@@ -18,7 +18,7 @@ class Int4(Quantizing):
     name: ClassVar[str] = "int4"
     has_offset = True
 
-    def quantize(self, numbers: Floats, axis: int) -> tuple[Codes, BFloats, BFloats]:
+    def quantize(self, numbers: Floats, axis: int | tuple[int, ...]) -> tuple[Codes, BFloats, BFloats]:
         offset = round_down(numbers.min(axis=axis, keepdims=True))
         least, largest = offset.astype(np.float32), numbers.max(axis=axis, keepdims=True)
         scale = round_up(largest / np.float32(15) - least / np.float32(15))

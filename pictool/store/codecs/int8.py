@@ -14,7 +14,7 @@ class Int8(Quantizing):
 
     name: ClassVar[str] = "int8"
 
-    def quantize(self, numbers: Floats, axis: int) -> tuple[Codes, BFloats, None]:
+    def quantize(self, numbers: Floats, axis: int | tuple[int, ...]) -> tuple[Codes, BFloats, None]:
         scale = round_up(np.abs(numbers).max(axis=axis, keepdims=True) / np.float32(127))
         steps = scale.astype(np.float32)
         codes = np.rint(numbers / np.where(steps > 0, steps, 1)).astype(np.int8)

@@ -30,19 +30,20 @@ Codes = NDArray[Any]
 class PieceLayout:
     """Which numbers a piece holds: of a part (0: keys, 1: values), tokens [start, end), grouped along one axis.
 
-    `codes` is a shape [heads, a, b, c], of which `axis` is that of the groups, with a · b · c = tokens · width.
+    `codes` is a shape [heads, a, b, c] with a · b · c = tokens · width; along `axis` (one or several) a scale is one.
     """
 
     part: int
     start: int
     end: int
-    axis: int
+    axis: int | tuple[int, ...]
     codes: tuple[int, ...]
 
     @property
     def scales(self) -> tuple[int, ...]:
-        """The shape of the scales: that of the codes, with 1 along the axis of the groups."""
-        return tuple(1 if axis == self.axis else size for axis, size in enumerate(self.codes))
+        """The shape of the scales: that of the codes, with 1 along the axes of the groups."""
+        axes = (self.axis,) if isinstance(self.axis, int) else self.axis
+        return tuple(1 if axis in axes else size for axis, size in enumerate(self.codes))
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,14 @@ class Quantizing(Codec):
 
     is_lossless = False
     has_offset = False
+    is_float8 = False  # whether codes are those of float8 e4m3fn
+
+    def layouts(self, shape: LayerShape) -> Iterator[PieceLayout]:
+        """The pieces of a layer, in the order in which they are stored."""
+        return piece_layouts(shape)
 
     @abstractmethod
-    def quantize(self, numbers: Floats, axis: int) -> tuple[Codes, BFloats, BFloats | None]:
+    def quantize(self, numbers: Floats, axis: int | tuple[int, ...]) -> tuple[Codes, BFloats, BFloats | None]:
         """Codes, scales and offsets of groups along `axis`."""
 
     @abstractmethod
@@ -107,7 +113,7 @@ class Quantizing(Codec):
     def encode(self, key: Buffer, value: Buffer, shape: LayerShape) -> bytes:
         numbers = to_floats(key, shape, 0), to_floats(value, shape, 1)
         codes, scales, offsets = list[Codes](), list[BFloats](), list[BFloats]()
-        for layout in piece_layouts(shape):
+        for layout in self.layouts(shape):
             piece = numbers[layout.part][:, layout.start : layout.end].reshape(layout.codes)
             code, scale, offset = self.quantize(piece, layout.axis)
             codes.append(code.reshape(-1))
@@ -121,17 +127,17 @@ class Quantizing(Codec):
 
     def pieces(self, data: memoryview, shape: LayerShape) -> Iterator[tuple[int, Piece]]:
         """(index of the part, piece): what `decode` computes from, for those who compute elsewhere (on a GPU)."""
-        num_groups = sum(math.prod(layout.scales) for layout in piece_layouts(shape))
+        num_groups = sum(math.prod(layout.scales) for layout in self.layouts(shape))
         sizes = [self.num_code_bytes(shape.count), *[num_groups] * (4 if self.has_offset else 2)]
         code_bytes, *planes = unpack(data, sizes)
         codes, scales = self.codes_of(code_bytes, shape.count), _join(*planes[:2])
         offsets = _join(*planes[2:]) if self.has_offset else None
         first_code, first_group = 0, 0
-        for layout in piece_layouts(shape):
+        for layout in self.layouts(shape):
             last_code, last_group = first_code + math.prod(layout.codes), first_group + math.prod(layout.scales)
             code = codes[first_code:last_code].reshape(layout.codes)
-            scale = scales[first_group:last_group].reshape(layout.scales)
-            offset = None if offsets is None else offsets[first_group:last_group].reshape(layout.scales)
+            scale = _spread(scales[first_group:last_group], layout)
+            offset = None if offsets is None else _spread(offsets[first_group:last_group], layout)
             yield layout.part, Piece(layout.start, layout.end, code, scale, offset)
             first_code, first_group = last_code, last_group
 
@@ -161,6 +167,13 @@ class Quantizing(Codec):
             if piece.offset is not None:
                 numbers += piece.offset[index]
             np.copyto(target[index], numbers, casting="unsafe")  # rounded to the nearest, ties to even
+
+
+def _spread(scales: Floats, layout: PieceLayout) -> Floats:
+    """Scales of a piece, one for each head and row at least, so that any of these can be taken alone."""
+    shape = (*layout.codes[:2], *layout.scales[2:])
+    shaped = scales.reshape(layout.scales)
+    return shaped if shaped.shape == shape else np.broadcast_to(shaped, shape).copy()
 
 
 def _join(low: Bytes, high: Bytes) -> Floats:

@@ -20,7 +20,7 @@ from pictool.errors import InputError, ObjectError
 from pictool.store.codecs import codecs, require_codec
 from pictool.store.codecs.base import Codec, CodingError, LayerShape
 from pictool.store.codecs.fp8 import from_fp8, to_fp8
-from pictool.store.codecs.quantized import GROUP, Quantizing, piece_layouts
+from pictool.store.codecs.quantized import GROUP, Quantizing
 from pictool.store.objects.format import CompiledChunk, ObjectFile, ObjectMeta, write_object
 from pictool.store.store import Store
 
@@ -73,7 +73,7 @@ def test_lossless_codecs_keep_bits_that_are_no_numbers(name: str) -> None:
     assert round_trip(codecs()[name], pair, shape) == pair
 
 
-def step(name: str, group: torch.Tensor, axis: int) -> torch.Tensor:
+def step(name: str, group: torch.Tensor, axis: int | tuple[int, ...]) -> torch.Tensor:
     """By how much a number of a group may be off: half a step, and what the scale's eight bits add."""
     top = group.abs().amax(axis, keepdim=True)
     if name == "int8":
@@ -91,7 +91,9 @@ def test_lossy_codecs_are_off_by_half_a_step_of_the_group(name: str, dims: tuple
     pair = random_layer(shape)
     back = round_trip(codecs()[name], pair, shape)
     before, after = ([floats(part, shape) for part in kv] for kv in (pair, back))
-    for layout in piece_layouts(shape):
+    codec = codecs()[name]
+    assert isinstance(codec, Quantizing)
+    for layout in codec.layouts(shape):
         was, now = (
             numbers[layout.part][:, layout.start : layout.end].reshape(layout.codes) for numbers in (before, after)
         )
@@ -100,12 +102,29 @@ def test_lossy_codecs_are_off_by_half_a_step_of_the_group(name: str, dims: tuple
 
 
 @pytest.mark.parametrize("dims", SHAPES)
-def test_groups_cover_every_number_once(dims: tuple[int, int, int]) -> None:
-    shape = LayerShape(*dims, "float32")
+@pytest.mark.parametrize("name", LOSSY)
+def test_groups_cover_every_number_once(name: str, dims: tuple[int, int, int]) -> None:
+    shape, codec = LayerShape(*dims, "float32"), codecs()[name]
+    assert isinstance(codec, Quantizing)
     for part in (0, 1):
-        spans = [(layout.start, layout.end) for layout in piece_layouts(shape) if layout.part == part]
+        spans = [(layout.start, layout.end) for layout in codec.layouts(shape) if layout.part == part]
         assert [token for start, end in spans for token in range(start, end)] == list(range(dims[1]))
-    assert sum(int(np.prod(layout.codes)) for layout in piece_layouts(shape)) == shape.count
+    assert sum(int(np.prod(layout.codes)) for layout in codec.layouts(shape)) == shape.count
+
+
+@pytest.mark.parametrize(("name", "scales"), [("float8_e4m3", 1), ("float8_e4m3_head", 3)])
+def test_float8_has_one_scale_for_the_keys_of_a_layer_or_head(name: str, scales: int) -> None:
+    """As vLLM's KV cache of dtype fp8: the codes are those that torch makes of keys over that scale."""
+    shape = LayerShape(3, 70, 8, "float32")
+    key, value = random_layer(shape)
+    codec = codecs()[name]
+    assert isinstance(codec, Quantizing)
+    pieces = dict(codec.pieces(memoryview(codec.encode(key, value, shape)), shape))
+    for part, numbers in enumerate((floats(key, shape), floats(value, shape))):
+        scale = torch.from_numpy(pieces[part].scale)
+        assert len(set(scale.flatten().tolist())) == scales
+        wanted = (numbers / scale[:, :, 0]).to(torch.float8_e4m3fn).view(torch.uint8)
+        assert torch.equal(torch.from_numpy(pieces[part].codes.copy())[:, :, 0], wanted)
 
 
 @pytest.mark.parametrize("name", LOSSY)
@@ -120,7 +139,7 @@ def test_the_numpy_decoder_is_what_torch_computes_from_the_pieces(name: str) -> 
     expected = torch.frombuffer(out, dtype=torch.bfloat16).view(2, *shape.dims)
     for part, piece in codec.pieces(coded, shape):
         codes = torch.from_numpy(piece.codes.copy())
-        numbers = codes.view(torch.float8_e4m3fn).float() if name == "fp8" else codes.float()
+        numbers = codes.view(torch.float8_e4m3fn).float() if codec.is_float8 else codes.float()
         sums = numbers * torch.from_numpy(piece.scale)
         if piece.offset is not None:
             sums += torch.from_numpy(piece.offset)
@@ -263,7 +282,7 @@ def test_a_layer_that_cannot_be_decoded_names_its_file(tmp_path: Path, monkeypat
 
 
 def test_an_unknown_codec_is_refused_with_those_there_are() -> None:
-    with pytest.raises(InputError, match="codec 'int3': must be one of fp8, int4, int8, none, zstd"):
+    with pytest.raises(InputError, match="codec 'int3': must be one of float8_e4m3, float8_e4m3_head, fp8, "):
         require_codec("int3")
 
 

@@ -1,0 +1,115 @@
+"""Checkpoints of quantized weights: which are loaded, and which are refused before memory is taken.
+
+Weights are dequantized to the dtype of computation when they are loaded, by `transformers`, and the model is then an
+ordinary one: its KV is in that dtype, and activations are not quantized. The fingerprint is that of the quantized
+weights and their configuration.
+"""
+
+from __future__ import annotations
+
+import copy
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from pictool.errors import ModelError
+from pictool.reading import shown
+from pictool.runtime.architectures import auto_class
+from pictool.runtime.machine import machine
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig
+
+# By method: the package that is needed to dequantize it.
+_PACKAGES = {"compressed-tensors": "compressed_tensors", "fp8": "accelerate", "mxfp4": None}
+
+
+def method_of(config: PretrainedConfig) -> str | None:
+    """How the weights are quantized, as config.json says it; None if they are not."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return None
+    method = _fields(settings).get("quant_method")
+    return str(getattr(method, "value", method))
+
+
+def require_loadable(config: PretrainedConfig, name: str) -> None:
+    """Refuse quantized weights that cannot be dequantized here.
+
+    Raises:
+        ModelError: names the method, and the remedy.
+    """
+    method = method_of(config)
+    if method is None:
+        return
+    if method not in _PACKAGES:
+        raise ModelError(
+            f"{name}: weights quantized by {shown(method)} are not supported (supported: {', '.join(_PACKAGES)}); use "
+            "the model in bfloat16, or one that llm-compressor quantized"
+        )
+    package = _PACKAGES[method]
+    if package is not None and find_spec(package) is None:
+        raise ModelError(f"{name}: weights quantized by {method} need more packages; pip install 'pictool[quantized]'")
+
+
+def require_memory(config: PretrainedConfig, name: str, dtype: torch.dtype, device: str) -> int:
+    """The bytes of all weights in `dtype`. Refuse what the memory of a CPU does not hold, before it is taken.
+
+    Raises:
+        ModelError: says both sizes, and the remedy.
+    """
+    needed, has = num_weights(config) * dtype.itemsize, machine()["memory_bytes"]
+    if device == "cpu" and has is not None and needed > has:
+        raise ModelError(
+            f"{name}: dequantized to {str(dtype).removeprefix('torch.')} its weights take {needed / 1e9:.1f} GB, but "
+            f"this machine has {has / 1e9:.1f} GB of memory; take --dtype bfloat16, a smaller model, or more memory"
+        )
+    return needed
+
+
+def num_weights(config: PretrainedConfig) -> int:
+    """How many weights the configuration describes; nothing is allocated."""
+    return sum(parameter.numel() for parameter in _empty(config).parameters())
+
+
+def to_dequantize(config: PretrainedConfig) -> PretrainedConfig:
+    """A copy that makes `transformers` dequantize the weights while it loads them."""
+    changed = copy.deepcopy(config)
+    changed.quantization_config = _fields(changed.quantization_config) | {"dequantize": True}
+    return changed
+
+
+def plain_module(loaded: Any, config: PretrainedConfig, dtype: torch.dtype) -> Any:
+    """An ordinary model over the dequantized weights of `loaded`, without the hooks of its quantizer.
+
+    Raises:
+        ModelError: weights that were not dequantized.
+    """
+    plain, weights = _empty(config, dtype=dtype), loaded.state_dict()
+    needed = plain.state_dict()
+    wrong = [name for name in needed if name not in weights or weights[name].shape != needed[name].shape]
+    if wrong:
+        raise ModelError(f"{len(wrong)} weights cannot be dequantized, as {wrong[0]}; use the model in bfloat16")
+    plain.load_state_dict({name: weights[name].to(dtype) for name in needed}, assign=True)
+    buffers = dict(loaded.named_buffers())
+    for name, buffer in list(plain.named_buffers()):
+        if buffer.is_meta:  # not part of the state, as frequencies of RoPE
+            parent, _, last = name.rpartition(".")
+            plain.get_submodule(parent).register_buffer(last, buffers[name].clone(), persistent=False)
+    plain.tie_weights()
+    return plain
+
+
+def _fields(settings: Any) -> dict[str, Any]:
+    return dict(settings if isinstance(settings, dict) else settings.to_dict())
+
+
+def _empty(config: PretrainedConfig, **options: Any) -> Any:
+    """The model of a configuration, without weights and without its quantization."""
+    import torch
+
+    plain = copy.deepcopy(config)
+    if hasattr(plain, "quantization_config"):
+        del plain.quantization_config
+    with torch.device("meta"):
+        return auto_class(plain).from_config(plain, **options)

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from pictool.store.codecs.base import LayerShape
+from pictool.store.codecs.fp8 import Fp8
+from pictool.store.codecs.quantized import PieceLayout
+
+
+class Float8E4M3(Fp8):
+    """float8 e4m3fn as in vLLM's ``fp8`` KV cache: one scale for the keys of a layer, one for its values."""
+
+    name: ClassVar[str] = "float8_e4m3"
+    axes: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)  # along which a scale is one
+
+    def layouts(self, shape: LayerShape) -> Iterator[PieceLayout]:
+        for part, (heads, tokens, dim) in enumerate(shape.part_dims):
+            yield PieceLayout(part, 0, tokens, self.axes, (heads, tokens, 1, dim))
+
+
+class Float8E4M3Head(Float8E4M3):
+    """The same with a scale for each head."""
+
+    name: ClassVar[str] = "float8_e4m3_head"
+    axes: ClassVar[tuple[int, ...]] = (1, 2, 3)
