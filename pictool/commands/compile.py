@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.console.errors import UsageError
+from pictool.commands.console.errors import UsageError, of_command_line
 from pictool.commands.console.forecast import warn_of_disk
 from pictool.commands.console.outputs import depfile_path, model_files, output_path, print_json, write_depfile
 from pictool.commands.console.progress import progress
@@ -40,10 +40,13 @@ from pictool.escapes import visible
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.compiler.recall import Surroundings
+    from pictool.compiler.splitters.base import Splitter
+    from pictool.core import Chunk
     from pictool.runtime.model import Model
 
 app = make_app()
 EMBEDDED = "embedded"
+_RECORDS = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 _HTML = re.compile(r"\s*(<\?xml[^>]*>\s*)?<(!doctype\s+html|html)\b", re.IGNORECASE)
 
 
@@ -63,6 +66,10 @@ class Compilation:
     overlap: Annotated[
         int, option("--overlap", "N", "Begin each chunk with N tokens of the one before it.", COMPILING, min=0)
     ] = 0
+    splitter: Annotated[
+        Optional[str],
+        option("--splitter", "NAME", "Cut as a splitter does: NAME[:FIELD=N,...]; a wrong name lists all.", COMPILING),
+    ] = None
     sinks: Annotated[
         int, option("--sinks", "N", "Dummy tokens before each chunk, dropped afterwards.", COMPILING, min=0)
     ] = 0
@@ -78,10 +85,31 @@ class Compilation:
         """Refuse what makes no sense together."""
         if self.probe_model and self.probes == 0:
             raise UsageError(f"--probe-model {self.probe_model}: measures nothing with --probes 0")
+        if self.splitter is not None:
+            if self.chunk_tokens is not None:
+                raise UsageError(f"--splitter {self.splitter}: cuts by its own fields; leave --chunk-tokens out")
+            self.cut_by()
         if self.overlap and self.chunk_tokens is None:
             raise UsageError(f"--overlap {self.overlap}: is of the chunks that --chunk-tokens makes")
         if self.chunk_tokens is not None and self.overlap >= self.chunk_tokens:
             raise UsageError(f"--overlap {self.overlap}: must be less than --chunk-tokens {self.chunk_tokens}")
+
+    def cut_by(self) -> Splitter | None:
+        """The splitter, if one is named. Raises UsageError: there is none of this name, or it has no such field."""
+        from pictool.compiler.splitters import make_splitter
+
+        with of_command_line():
+            return None if self.splitter is None else make_splitter(self.splitter)
+
+    def chunks(self, model: Model, text: str, source: str) -> list[Chunk]:
+        """The chunks of a text. Raises InputError."""
+        from pictool.compiler.chunking import make_chunks
+        from pictool.compiler.splitters import split
+
+        splitter = self.cut_by()
+        if splitter is not None:
+            return split(model, text, source, splitter)
+        return make_chunks(model, text, source, self.chunk_tokens, self.overlap)
 
 
 @command(app, "compile", "codec", "model", "device", "dtype", "store", "remote", *SALT)
@@ -108,14 +136,14 @@ def run_compile(
     what.check()
     others = {
         "-o": output, "--depfile": depfile, "--engine": engine, "--probes": what.probes is not None,
-        "--probe-model": what.probe_model, "--dry-run": is_dry,
+        "--probe-model": what.probe_model, "--dry-run": is_dry, "--splitter": what.splitter is not None,
     }  # fmt: skip
     bulk.check(others, settings)
     if bulk.ray is not None:
         run_bulk(bulk, what, settings, as_json)
         return
     target = check_output(output, depfile, what.files)
-    texts, unreadable = read_texts(what.files, what.recursive)
+    texts, unreadable = read_texts(what.files, what.recursive, bulk)
     if unreadable and (not what.keep_going or not texts):
         raise all_of(unreadable)
     for error in unreadable:
@@ -151,7 +179,9 @@ def compile_files(
     print_rows(model.name, [ReportRow.of(done) for done in compiled], as_json)
 
 
-def read_texts(files: Sequence[str], is_recursive: bool) -> tuple[list[tuple[str, str]], list[InputError]]:
+def read_texts(
+    files: Sequence[str], is_recursive: bool, bulk: BulkOptions = BulkOptions()
+) -> tuple[list[tuple[str, str]], list[InputError]]:
     """Names and contents of text files, of stdin (`-`), and of those below directories, in order.
 
     Below a directory, hidden files, links out of it, and files that are not UTF-8 text are skipped; a note names the
@@ -161,13 +191,28 @@ def read_texts(files: Sequence[str], is_recursive: bool) -> tuple[list[tuple[str
     texts, unreadable = list[tuple[str, str]](), list[InputError]()
     for name in files:
         try:
-            texts += _texts_of(name, is_recursive)
+            texts += _records_of(name, bulk) if name.endswith(_RECORDS) else _texts_of(name, is_recursive)
         except InputError as error:
             unreadable.append(error)
     for name, text in texts:
         if _HTML.match(text):
             note(f"{name}: is HTML, and is compiled with its tags; extract its text first if you want that alone")
     return texts, unreadable
+
+
+def _records_of(name: str, bulk: BulkOptions) -> list[tuple[str, str]]:
+    """The texts of a file with a JSON object in each line, by FILE#NUMBER or id. Raises InputError: the first wrong."""
+    from pictool.cluster.sources import Columns, SourceFile, read_documents
+
+    source = SourceFile(name, str(Path(name).absolute()), 0)
+    texts = list[tuple[str, str]]()
+    for document in read_documents(source, Columns(bulk.text_column or "text", bulk.id_column)):
+        if document.text is None:
+            raise InputError(str(document.error))
+        texts.append((document.id, document.text))
+    if not texts:
+        raise InputError(f"{name}: has no lines; there is nothing to compile")
+    return texts
 
 
 def _texts_of(name: str, is_recursive: bool) -> list[tuple[str, str]]:
@@ -202,14 +247,11 @@ def _texts_below(directory: Path) -> list[tuple[str, str]]:
 def foresee(what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, as_json: bool) -> None:
     """Print what compiling texts would cost."""
     from pictool.commands.console.forecast import print_forecast
-    from pictool.compiler.chunking import make_chunks
     from pictool.compiler.forecast import forecast
     from pictool.core import CompileOptions
 
     model = open_model(settings)
-    chunks = [
-        chunk for name, text in texts for chunk in make_chunks(model, text, name, what.chunk_tokens, what.overlap)
-    ]
+    chunks = [chunk for name, text in texts for chunk in what.chunks(model, text, name)]
     options = CompileOptions(what.sinks, settings.codec)
     print_forecast(forecast(model, open_store(settings), chunks, options), len(texts), as_json)
 
@@ -218,7 +260,6 @@ def compile_texts(
     what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, engine: str | None
 ) -> tuple[Model, list[Compiled], Model | None]:
     """The model, what was compiled, and the small model that measured it, if one did."""
-    from pictool.compiler.chunking import make_chunks
     from pictool.compiler.sensitivity import PROBES
     from pictool.core import CompileOptions
     from pictool.runtime.model import require_name
@@ -230,7 +271,7 @@ def compile_texts(
     require_name(what.probe_model or settings.model)
     engine_type, store, model = find_engine(engine), open_store(settings), open_model(settings)
     measurer = open_speculative(what.probe_model, model) if what.probe_model else None
-    by_text = [make_chunks(model, text, name, what.chunk_tokens, what.overlap) for name, text in texts]
+    by_text = [what.chunks(model, text, name) for name, text in texts]
     chunks = [chunk for of_text in by_text for chunk in of_text]
     warn_of_disk(model, store, chunks, CompileOptions(what.sinks, settings.codec))
     with progress("compiling", len(chunks)) as advance, engine_type(model, store) as running:
@@ -279,7 +320,7 @@ def _surroundings(what: Compilation, settings: Settings) -> Surroundings | None:
     from pictool.runtime.model import local_directory
 
     directory = local_directory(settings.model)
-    if directory is None:
+    if directory is None or what.splitter is not None:  # a splitter's package may change
         return None
     try:
         files = model_files(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 _WORDS = r"(?u)\w+"
@@ -13,6 +14,7 @@ class TextIndex:
     def __init__(self, texts: Sequence[str]) -> None:
         import bm25s
 
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets its own level to DEBUG
         words = _words(texts)
         self._order: Sequence[int] = range(len(texts))
         self._index = None

@@ -40,10 +40,10 @@ class BulkOptions:
         option("--manifest", "FILE", f"With --ray: what every document became ({_MANIFEST}).", CLUSTER),
     ] = None
     text_column: Annotated[
-        Optional[str], option("--text-column", "NAME", "With --ray: of jsonl and parquet (text).", CLUSTER)
+        Optional[str], option("--text-column", "NAME", "Of jsonl, and with --ray parquet (text).", CLUSTER)
     ] = None
     id_column: Annotated[
-        Optional[str], option("--id-column", "NAME", "With --ray: names documents (FILE#NUMBER).", CLUSTER)
+        Optional[str], option("--id-column", "NAME", "Names their documents (FILE#NUMBER).", CLUSTER)
     ] = None
     workers: Annotated[
         Optional[int], option("--workers", "N", "With --ray: models (one a GPU, or a CPU).", CLUSTER, min=1)
@@ -53,9 +53,9 @@ class BulkOptions:
         """Refuse options that exclude each other. `others` are options that a bulk compile lacks, by name."""
         if self.ray is None:
             own = {
-                "--manifest": self.manifest, "--text-column": self.text_column, "--id-column": self.id_column,
+                "--manifest": self.manifest,
                 "--workers": self.workers,
-            }  # fmt: skip
+            }
             if given := [name for name, value in own.items() if value is not None]:
                 raise UsageError(f"{given[0]}: applies to a bulk compile; add --ray")
             return

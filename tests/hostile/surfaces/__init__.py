@@ -5,6 +5,7 @@ from __future__ import annotations
 from hostile.surfaces.archives import Archives
 from hostile.surfaces.base import Surface
 from hostile.surfaces.databases import Databases
+from hostile.surfaces.files import Files
 from hostile.surfaces.logs import Logs
 from hostile.surfaces.models import Models
 from hostile.surfaces.objects import Objects
@@ -15,5 +16,6 @@ from hostile.surfaces.scripts import Scripts
 from hostile.surfaces.traces import Traces
 
 SURFACES: dict[str, type[Surface]] = {
-    kind.name: kind for kind in (Objects, Archives, Traces, Models, Remotes, Databases, Scripts, Runs, Replies, Logs)
+    kind.name: kind
+    for kind in (Objects, Archives, Traces, Models, Remotes, Databases, Scripts, Runs, Replies, Files, Logs)
 }

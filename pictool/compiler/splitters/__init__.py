@@ -1,0 +1,50 @@
+"""Splitters: how a text is cut into chunks. One file each; those of other packages come by `pictool.splitters`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from pictool.compiler.chunking import make_chunk
+from pictool.compiler.splitters.base import Splitter
+from pictool.core import Chunk
+from pictool.errors import InputError
+from pictool.plugins import find_classes
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
+
+
+def splitters() -> dict[str, type[Splitter]]:
+    """Every splitter by its name. Raises PluginError."""
+    return find_classes(__name__, __path__, "pictool.splitters", Splitter)  # type: ignore[type-abstract]
+
+
+def make_splitter(spec: str) -> Splitter:
+    """A splitter from NAME or NAME:FIELD=VALUE,…; all fields are whole numbers.
+
+    Raises:
+        InputError: no such splitter or field, or a value that is none for it; the list of names.
+    """
+    name, _, rest = spec.partition(":")
+    kinds = splitters()
+    if name not in kinds:
+        raise InputError(f"splitter {name!r}: must be one of {', '.join(kinds)}")
+    known, values = {field.name for field in fields(kinds[name])}, dict[str, int]()  # type: ignore[arg-type]
+    for part in filter(None, rest.split(",")):
+        field, _, value = part.partition("=")
+        if field not in known or not value.isascii() or not value.isdigit():
+            raise InputError(f"splitter {name}: {part!r} must be {' or '.join(sorted(known))}, = and a whole number")
+        values[field] = int(value)
+    return kinds[name](**values)
+
+
+def split(model: Model, text: str, source: str, splitter: Splitter) -> list[Chunk]:
+    """The chunks of a text, which need not join to it: some splitters strip or repeat what is between.
+
+    Raises:
+        InputError: a chunk without tokens or too long for the model, or a package that is not installed.
+    """
+    pieces = [piece for piece in splitter.pieces(model, text) if piece.strip()]
+    names = [f"{source}[{index}]" for index in range(len(pieces))] if len(pieces) > 1 else [source]
+    return [make_chunk(model, piece, name) for piece, name in zip(pieces, names, strict=True)]
