@@ -87,11 +87,9 @@ def naive_cache(module: Any, parts: list[list[int]], sinks: tuple[int, ...] = ()
 
 def _forward(module: Any, tokens: list[int], start: int) -> Dense:
     none = torch.zeros(len(tokens), dtype=torch.bool)
-    return forward_over(module, tokens, start, Splice(_empty(module, len(tokens)), none))
+    return forward_over(module, tokens, start, Splice(_empty(module), none))
 
 
-def _empty(module: Any, count: int) -> KV:
-    config = module.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    zero = torch.zeros(1, config.num_key_value_heads, count, head_dim, dtype=module.dtype, device=module.device)
-    return [(zero, zero)] * config.num_hidden_layers
+def _empty(module: Any) -> KV:
+    zero = torch.zeros(1, 1, 1, 1, dtype=module.dtype, device=module.device)  # stands for K and V of any shape
+    return [(zero, zero)] * module.config.num_hidden_layers
