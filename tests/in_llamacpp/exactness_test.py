@@ -11,9 +11,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gguf_files
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -24,7 +25,7 @@ from pictool.doctor import reference
 from pictool.engines.llamacpp.model import GgufModel, open_gguf
 from pictool.linker.grid import named_policy
 from pictool.linker.link import Linked, link
-from pictool.linker.policies.base import Policy
+from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.spec import Spec
 from pictool.store.store import Store
 
@@ -108,6 +109,25 @@ def test_legolink_of_whole_chunks_is_full(pair: Pair) -> None:
         full, lego = (linked(pair, chunks, named_policy(name)).image.logits for name in ("full", "legolink-1000"))
         assert full is not None and lego is not None
         assert float((full - lego).abs().max()) <= TOLERANCE
+
+
+@dataclass(frozen=True)
+class Scattered(Policy):
+    """Every third row: runs that are shorter than any window, in the middle of chunks."""
+
+    name: ClassVar[str] = "every-third"
+    reference: ClassVar[str] = "for checking only"
+
+    def select(self, prompt: Prompt) -> Selection:
+        return Selection(np.arange(prompt.layout.num_context) % 3 == 1)
+
+
+def test_scattered_rows_attend_to_all_that_precedes_them(pair: Pair) -> None:
+    """Rule 5. A row in the middle of a chunk attends to what the end of the chunk does not."""
+    for number in range(min(LAYOUTS, 20)):
+        done = linked(pair, draw_chunks(random.Random(number)), Scattered())
+        assert done.image.logits is not None
+        assert float((done.image.logits - expected(pair, done)).abs().max()) <= pair.tolerance
 
 
 def test_decoding_goes_on_in_a_larger_context_and_can_be_taken_back(pair: Pair) -> None:

@@ -1,7 +1,9 @@
 """A prepared link on llama.cpp: objects of which something is reused are set, moved, and joined with computed runs.
 
 Rows of one distance from where they were compiled are one sequence. All are set first, so that llama.cpp moves their
-keys in one pass, when the first run is computed. Then the prompt, sequence 0, grows from left to right: reused runs are
+keys in one pass, when the first run is computed. All that is set is in a spare sequence too until something was
+computed after it: llama.cpp takes a cell of a layer with a window for free, if one sequence alone has it and that
+sequence's last position does not attend to it. Then the prompt, sequence 0, grows from left to right: reused runs are
 given to it without a copy, and computed ones decoded, each after all that precedes it (rule 5).
 """
 
@@ -45,7 +47,7 @@ class LlamaImage:
         self._hold(model.stack.take(layout.num_tokens + _GROWTH, num_sequences))
 
     def _hold(self, context: Context) -> None:
-        self.context = context
+        self.context, self.spare = context, context.num_sequences - 1
         self._release = weakref.finalize(self, self.stack.give_back, context)
 
     def compute(self, end: int, wants_logits: bool = False) -> None:
@@ -65,6 +67,7 @@ class LlamaImage:
             self._grow()
         self.context.decode([token], self.num_tokens, wants_logits=True)
         self.num_tokens += 1
+        self.context.remove(self.spare)
         return torch.from_numpy(self.context.logits())
 
     def rewind(self) -> None:
@@ -76,9 +79,9 @@ class LlamaImage:
         """Go on in a larger context."""
         rows, old = self._rows(0, self.num_tokens), self._release
         larger = self.stack.take(self.num_tokens + self.num_tokens // 4 + _GROWTH, self.context.num_sequences)
-        larger.set_state(1, self._model.format.write(rows, np.arange(self.num_tokens, dtype=np.int32)))
-        larger.copy(1, 0, 0, self.num_tokens)
-        larger.remove(1)
+        spare = larger.num_sequences - 1
+        larger.set_state(spare, self._model.format.write(rows, np.arange(self.num_tokens, dtype=np.int32)))
+        larger.copy(spare, 0, 0, self.num_tokens)
         old()
         self._hold(larger)
 
@@ -153,6 +156,7 @@ def compute(prepared: Prepared) -> Linked:
     sequences, bytes_read = np.zeros(layout.num_tokens, dtype=np.int64), 0
     for sequence, (distance, reuses) in enumerate(groups.items(), 1):
         bytes_read += _set(image.context, model, sequence, reuses, is_moved=any(groups))
+        image.context.copy(sequence, image.spare, -1, -1)
         image.context.shift(sequence, distance)
         for reuse in reuses:
             sequences[reuse.rows] = sequence
@@ -169,7 +173,7 @@ def compute(prepared: Prepared) -> Linked:
     with prompt.stage("logits"):
         image.logits = torch.from_numpy(image.context.logits())
         require_finite(model.name, model.dtype, image.logits)
-    for sequence in range(1, len(groups) + 1):
+    for sequence in (*range(1, len(groups) + 1), image.spare):
         image.context.remove(sequence)
     timing = clock.timing(load_s)
     image.computed = computed
