@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
 VLLM   ?= .venv-vllm
+LLAMACPP ?= .venv-llamacpp
 
 LOCKING := .venv-lock
 
@@ -13,9 +14,10 @@ TORCH ?=
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BUILD := $(if $(filter cpu,$(TORCH)),$(VENV)/.torch-cpu)
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+INSTALL_LLAMACPP := $(LLAMACPP)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-llamacpp.txt
 
 .NOTPARALLEL:
-.PHONY: demo test test-ray test-vllm fuzz fuzz-vllm faults check lock model zoo fixtures bench gpu gpu-wheels fresh wheel clean
+.PHONY: demo test test-ray test-vllm test-llamacpp fuzz fuzz-vllm faults check lock model zoo fixtures bench gpu gpu-wheels fresh wheel clean
 
 demo: $(DEMO)
 	$(BIN)/python examples/demo.py
@@ -30,6 +32,10 @@ test-ray: $(READY)
 # Without a GPU: vLLM's CPU build in an environment of its own. All of its tests must run; none may be skipped.
 test-vllm: $(VLLM)/.ready
 	$(VLLM)/bin/python -m pytest tests/in_vllm --require-all
+
+# GGUF files through llama.cpp, which pip builds: minutes, once; a C++ compiler, cmake and ninja. All tests must run.
+test-llamacpp: $(LLAMACPP)/.ready
+	$(LLAMACPP)/bin/python -m pytest tests/in_llamacpp --require-all
 
 # Requests of all kinds to a running vLLM server whose store has faults: `make fuzz-vllm REQUESTS=5000 SEED=2`, CASE=123.
 fuzz-vllm: $(VLLM)/.ready
@@ -47,6 +53,11 @@ fuzz: $(READY)
 
 $(VLLM)/.ready: pyproject.toml tests/in_vllm/install.py constraints-vllm.txt
 	$(PYTHON) tests/in_vllm/install.py $(VLLM) constraints-vllm.txt
+	touch $@
+
+$(LLAMACPP)/.ready: pyproject.toml constraints.txt constraints-llamacpp.txt
+	$(PYTHON) -m venv $(LLAMACPP)
+	$(INSTALL_LLAMACPP) gguf --editable '.[test,llamacpp]'
 	touch $@
 
 check: $(READY)
@@ -118,4 +129,4 @@ wheel: $(READY)
 	$(BIN)/python -m benchmarks.wheel $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels gpu-results
+	rm -rf $(VENV) $(VLLM) $(LLAMACPP) $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels gpu-results

@@ -62,7 +62,8 @@ _HOMES = {
     "Sampling": "core", "Spec": "linker.spec", "Store": "store.store", "Text": "core", "TorchEngine": "engines.torch",
     "answer": "api", "ask": "api", "chunks_of_files": "compiler.compile", "compile": "api",
     "generate": "runtime.decode", "link": "api",
-    "load_model": "runtime.model", "make_policy": "linker.grid", "policies": "linker.policies",
+    "load_model": "runtime.model", "make_policy": "linker.grid",
+    "open_gguf": "engines.llamacpp.model", "policies": "linker.policies",
     "wrap_model": "runtime.model",
 }  # fmt: skip
 _RENAMED = {"Request": "Spec", "make_policy": "named_policy"}

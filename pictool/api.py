@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks
 from pictool.core import Chunk, CompileOptions, Text
+from pictool.engines import engine_of
 from pictool.engines.base import Answer
-from pictool.engines.torch import TorchEngine
 from pictool.linker import link as linker
 from pictool.linker.grid import named_policy
 from pictool.linker.link import Linked
@@ -104,12 +104,12 @@ def answer(
     on_text: Callable[[str], None] | None = None,
     on_compile: Callable[[Compiled], None] | None = None,
 ) -> Answer:
-    """Link, decode, and (with `compare`) do the same under full recompute, on the torch engine.
+    """Link, decode, and (with `compare`) do the same under full recompute, on the engine of the model.
 
     Raises:
         PicError: see `Engine.answer`.
     """
-    with TorchEngine(model, store) as engine:
+    with engine_of(model)(model, store) as engine:
         return engine.answer(spec, compare=compare, on_text=on_text, on_compile=on_compile)
 
 
@@ -152,6 +152,6 @@ def ask(
         library = opened.read(files)
     made_policy = named_policy(policy) if isinstance(policy, str) else policy
     spec = Spec(policy=made_policy, max_new_tokens=max_new_tokens, codec=codec)
-    with TorchEngine(model, store) as engine:
+    with engine_of(model)(model, store) as engine:
         conversation = Conversation(engine, library, spec, num_passages)
         return conversation.ask(question, on_text=on_text, on_compile=on_compile)

@@ -48,11 +48,12 @@ RANKS = {
     "__main__": 11,
 }  # fmt: skip
 VLLM = "engines.vllm"  # the only package that imports vllm
+LLAMACPP = "engines.llamacpp"  # the only package that imports llama_cpp
 RAY = {"ray", "pyarrow"}  # of `cluster` alone
 FILES = {"charset_normalizer", "docx", "openpyxl", "pathspec", "pptx", "pypdf", "selectolax"}  # of `documents` alone
 HTTP = {"fastapi", "starlette", "uvicorn"}  # of `serve` alone
 BESIDE = {("core", "errors"), ("core", "reading"), ("plugins", "errors"), ("commands", "tui"), ("api", "conversation")}
-HEAVY = {"torch", "transformers", "tokenizers", "vllm"}
+HEAVY = {"torch", "transformers", "tokenizers", "vllm", "llama_cpp"}
 LIGHT = ("core", "errors", "escapes", "store", "world")
 
 
@@ -71,8 +72,9 @@ def part_of(module: str) -> str:
 
 
 def importer_of(path: str) -> str:
-    """The part that a file belongs to, or the package in it that alone may import vllm."""
-    return VLLM if path.startswith("pictool/engines/vllm/") else part_of(path)
+    """The part that a file belongs to, or the package in it that alone may import vllm, or llama_cpp."""
+    apart = [part for part in (VLLM, LLAMACPP) if path.startswith(f"pictool/{part.replace('.', '/')}/")]
+    return apart[0] if apart else part_of(path)
 
 
 def is_allowed(importer: str, module: str) -> bool:
@@ -80,6 +82,8 @@ def is_allowed(importer: str, module: str) -> bool:
     top, part = module.split(".")[0], part_of(module)
     if top == "vllm":
         return importer == VLLM
+    if top == "llama_cpp":
+        return importer == LLAMACPP
     importer = importer.split(".")[0]
     if top in RAY:
         return importer == "cluster"
@@ -135,6 +139,10 @@ def test_arrows_go_down_only(module: str) -> None:
         ("spans", "from pictool.serve.work import Work", False),
         ("engines.vllm", "from vllm.v1 import x", True),
         ("engines.vllm", "from pictool.linker.link import link", True),
+        ("engines.vllm", "import llama_cpp", False),
+        ("engines.llamacpp", "from llama_cpp import llama_cpp", True),
+        ("engines.llamacpp", "from pictool.commands.app import app", False),
+        ("commands", "import llama_cpp", False),
         ("engines.vllm", "from pictool.eval.datasets.base import Case", False),
         ("engines", "from pictool.commands.app import app", False),
         ("commands", "from pictool.engines.torch import answer", True),

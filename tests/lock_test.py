@@ -24,9 +24,13 @@ PINS: dict[str, Version] = {
 HOLES = {"jinja2": ("3.1.5", "3.1.6"), "aiohttp": ("3.14.3", "3.14.4")}
 
 
+APART = "llamacpp"  # is built from source, in an environment of its own, with more constraints
+
+
 def required() -> list[Requirement]:
-    """What pyproject.toml names, with all extras but those that are this project's own."""
-    lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    """What pyproject.toml names, with all extras but those that are this project's own, or have their own lock."""
+    extras = [lines for name, lines in PROJECT["optional-dependencies"].items() if name != APART]
+    lists = [PROJECT["dependencies"], *extras]
     found = [Requirement(line) for lines in lists for line in lines]
     return [requirement for requirement in found if requirement.name != "pictool"]
 
@@ -41,6 +45,13 @@ def test_the_lock_keeps_the_bounds_of_the_project(requirement: Requirement) -> N
     pin = PINS[canonicalize_name(requirement.name)]
     assert requirement.specifier.contains(pin)
     assert requirement.specifier or requirement.name.startswith("types-"), f"{requirement}: state the oldest version"
+
+
+def test_what_is_built_from_source_has_its_own_lock() -> None:
+    (requirement,) = map(Requirement, PROJECT["optional-dependencies"][APART])
+    lines = (ROOT / f"constraints-{APART}.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert requirement.specifier.contains(pins[requirement.name]) and not pins.keys() & PINS.keys()
 
 
 @pytest.mark.parametrize("name", HOLES)

@@ -63,7 +63,7 @@ def run_ask(
     from pictool.conversation import Conversation
 
     spec = make_spec(replace(request, query=question or "?"), settings)
-    engine_type, store = find_engine(engine), open_store(settings)
+    engine_type, store = find_engine(engine, model=settings.model), open_store(settings)
     model = open_model(settings)
     with folder.open_reader(model) as reader:
         library = read_library(reader, folder)

@@ -269,7 +269,7 @@ def compile_texts(
     surroundings = None if probes else _surroundings(what, settings)  # before the model is loaded
     can_remember = surroundings is not None and surroundings.are_settled
     require_name(what.probe_model or settings.model)
-    engine_type, store, model = find_engine(engine), open_store(settings), open_model(settings)
+    engine_type, store, model = find_engine(engine, model=settings.model), open_store(settings), open_model(settings)
     measurer = open_speculative(what.probe_model, model) if what.probe_model else None
     by_text = [what.chunks(model, text, name) for name, text in texts]
     chunks = [chunk for of_text in by_text for chunk in of_text]

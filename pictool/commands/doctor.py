@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Optional
 from pictool.commands.console.errors import of_command_line
 from pictool.commands.console.outputs import output_path, print_json, write_json
 from pictool.commands.console.verbosity import waiting
-from pictool.commands.settings.engine import find_engine
+from pictool.commands.settings.engine import engine_name, find_engine
 from pictool.commands.settings.options import OUTPUT, POLICY, SPECS, EngineOption, JsonOption, command, make_app, option
 from pictool.commands.settings.resources import quiet_libraries
 from pictool.commands.settings.settings import Settings
-from pictool.engines import DEFAULT
 from pictool.errors import InputError
 from pictool.escapes import visible
 
@@ -47,7 +46,7 @@ def run_doctor(
 
     with of_command_line():
         parse_repeatable(algo or ())
-    engine = _engine_name(engine)
+    engine = _engine_name(engine, settings.model)
     require_name(settings.model)
     with waiting("loading transformers"):
         quiet_libraries()
@@ -63,12 +62,12 @@ def run_doctor(
         sys.exit(1)
 
 
-def _engine_name(name: str | None) -> str:
+def _engine_name(name: str | None, model: str | None) -> str:
     """The engine's name. One that is not installed is a verdict, and no reason to look at nothing."""
     try:
-        return find_engine(name).name
+        return find_engine(name, model=model).name
     except InputError:
-        return name or DEFAULT
+        return engine_name(name, model)
 
 
 class _Printer:

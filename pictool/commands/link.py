@@ -181,7 +181,9 @@ def link_here(asked: LinkCommand, opened: ExitStack) -> LinkOutput:
     """Link in this process. `opened` waits for what the store still writes."""
     settings, spec = asked.settings, asked.spec
     needed: dict[Feature, str] = {"auto_ratio": "--ratio auto"} if asked.is_auto else {}
-    engine_type = find_engine(asked.engine, needed | ({} if asked.trace is None else {"trace": "--trace"}))
+    engine_type = find_engine(
+        asked.engine, needed | ({} if asked.trace is None else {"trace": "--trace"}), settings.model
+    )
     store = open_store(settings)
     check_keys(store, spec.documents, settings.salt)
     model = open_model(settings)

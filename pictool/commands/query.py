@@ -169,7 +169,7 @@ def run_query(
         else:
             policy = policy_with_options(options.algo or DEFAULT, values)
     pool: dict[str, int] = {"pool_bytes": options.pool_bytes} if options.pool_bytes else {}
-    engine_type = choose_engine(engine, options.outputs, wanted.trace, bool(pool))
+    engine_type = choose_engine(engine, options.outputs, wanted.trace, bool(pool), settings.model)
     require_name(settings.model)
     if wanted.bulk:
         run = partial(run_bulk, queries=read_bulk(text, name), name=name, memory=settings.memory)
@@ -184,13 +184,15 @@ def run_query(
     store.drain()
 
 
-def choose_engine(name: str | None, outputs: str | None, trace: str | None, has_pool: bool) -> type[Engine]:
+def choose_engine(
+    name: str | None, outputs: str | None, trace: str | None, has_pool: bool, model: str | None = None
+) -> type[Engine]:
     """The engine, which can do what the options need."""
     if outputs not in (None, GENERATED, "compiled"):
         raise UsageError(f"--outputs {outputs}: must be {GENERATED} or compiled")
     needed: dict[Feature, str] = {} if outputs != GENERATED else {"trace": f"--outputs {GENERATED}"}
     needed |= {"pool": "--pool"} if has_pool else {}
-    return find_engine(name, needed | ({} if trace is None else {"trace": "--trace"}))
+    return find_engine(name, needed | ({} if trace is None else {"trace": "--trace"}), model)
 
 
 def keeps_outputs(outputs: str | None, engine: type[Engine]) -> bool:

@@ -129,10 +129,10 @@ def run_serve(
     """
     require_installed()
     fleet.check({name: getattr(options, field) != getattr(ServeOptions(), field) for name, field in _ALONE}, settings)
-    is_vllm = engine_name(options.engine) == "vllm"
+    is_vllm = engine_name(options.engine, settings.model) == "vllm"
     check_choices(options, settings)
     if fleet.ray is None:
-        find_engine(options.engine)  # replicas have theirs on their machines
+        find_engine(options.engine, model=settings.model)  # replicas have theirs on their machines
         if is_vllm:
             run_in_vllm(options, settings, more or [])
             return

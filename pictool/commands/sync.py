@@ -47,7 +47,11 @@ def run_sync(
 
     if watch and (is_dry or as_json):
         raise UsageError("--watch: goes on and writes; leave --dry-run and --json out")
-    folders, engine_type, store = require_folders(folder.names), find_engine(engine), open_store(settings)
+    folders, engine_type, store = (
+        require_folders(folder.names),
+        find_engine(engine, model=settings.model),
+        open_store(settings),
+    )
     model, options = open_model(settings), CompileOptions(codec=settings.codec)
     with engine_type(model, store) as running, folder.open_reader(model) as reader:
         plans = [sync_folder(running, reader, folder, path, options, is_dry, as_json) for path in folders]

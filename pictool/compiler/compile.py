@@ -141,11 +141,9 @@ def _compute(
 ) -> Iterator[CompiledChunk]:
     if not missing:
         return
-    from pictool.runtime.prefill import prefill_chunks
-
     keys, tables = list(missing), table_maker.tables(missing, alone)
     dummy = prefix[0] if prefix else None
-    for index, layers in prefill_chunks(model, [missing[key].tokens for key in keys], prefix, alone):
+    for index, layers in model.prefill([missing[key].tokens for key in keys], prefix, alone):
         key = keys[index]
         chunk, table = missing[key], tables.get(key)
         salted = model.identify(chunk.tokens, len(prefix), codec).salted if model.salt else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from pictool.linker.grid import label_of, parse_repeatable
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.runtime.chat.template import has_date, make_frame
 from pictool.runtime.device import free_memory
-from pictool.runtime.model import Model, load_model
+from pictool.runtime.model import Model, is_gguf, load_model
 from pictool.store.store import Store
 
 POLICIES = (BASELINE, "naive", "legolink-16", "cacheblend-15")
@@ -66,6 +67,13 @@ def examine(examination: Examination, on_verdict: OnVerdict = lambda _: None) ->
 
 def _verdicts(examination: Examination, engine: type[Engine], question: AnswerCheck) -> Iterator[Verdict]:
     yield from examine_surroundings(Store(examination.store), examination.device, examination.dtype)
+    if is_gguf(examination.model):
+        from pictool.doctor.gguf import examine_gguf
+
+        name = examination.model or os.environ["PIC_MODEL"]
+        with tempfile.TemporaryDirectory(prefix="pic-doctor-") as inside:
+            yield from examine_gguf(name, examination.device, examination.dtype, Path(inside), question)
+        return
     opened: list[Model] = []
     yield from guarded("model", "model", lambda: _open(examination, opened))
     if not opened:

@@ -87,7 +87,9 @@ def naive_cache(module: Any, parts: list[list[int]], sinks: tuple[int, ...] = ()
 
 def _forward(module: Any, tokens: list[int], start: int) -> Dense:
     none = torch.zeros(len(tokens), dtype=torch.bool)
-    zero = torch.zeros(1, 1, 1, 1, dtype=module.dtype, device=module.device)  # nothing is taken of it
-    return forward_over(
-        module, tokens, start, Splice([(zero, zero)] * module.config.get_text_config().num_hidden_layers, none)
-    )
+    return forward_over(module, tokens, start, Splice(_empty(module), none))
+
+
+def _empty(module: Any) -> KV:
+    zero = torch.zeros(1, 1, 1, 1, dtype=module.dtype, device=module.device)  # stands for K and V of any shape
+    return [(zero, zero)] * module.config.get_text_config().num_hidden_layers

@@ -1,4 +1,6 @@
-"""Engines: what answers a request. One contract (`base.py`); `torch` is ours, `vllm` links inside vLLM.
+"""Engines: what answers a request. One contract (`base.py`).
+
+`torch` is ours, `vllm` links inside vLLM, `llamacpp` runs GGUF files.
 
 Another package adds an engine by an entry point of the group `pictool.engines` that names a subclass of `Engine`.
 """
@@ -14,10 +16,15 @@ from pictool.plugins import load_class
 
 if TYPE_CHECKING:
     from pictool.engines.base import Engine
+    from pictool.engines.torch import TorchEngine
+    from pictool.runtime.model import Model
 
-DEFAULT = "torch"
+DEFAULT, GGUF = "torch", "llamacpp"
 _GROUP = "pictool.engines"
-_BUILTIN = {"torch": "pictool.engines.torch:TorchEngine", "vllm": "pictool.engines.vllm.client.offline:VllmEngine"}
+_BUILTIN = {
+    "torch": "pictool.engines.torch:TorchEngine", "vllm": "pictool.engines.vllm.client.offline:VllmEngine",
+    "llamacpp": "pictool.engines.llamacpp.engine:LlamaCppEngine",
+}  # fmt: skip
 
 
 def engine_names() -> list[str]:
@@ -40,3 +47,8 @@ def engine_class(name: str) -> type[Engine]:
 
         return load_class(entry, _GROUP, Engine)  # type: ignore[type-abstract]
     raise InputError(f"engine {name!r}: must be {' or '.join(engine_names())}")
+
+
+def engine_of(model: Model) -> type[TorchEngine]:
+    """The engine in this process that runs a model."""
+    return cast("type[TorchEngine]", engine_class(model.engine))

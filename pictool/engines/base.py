@@ -225,6 +225,7 @@ class Engine(ABC):
 
     def require_supported(self, spec: Spec) -> None:
         """Refuse a spec that needs what this engine cannot do. Raises InputError as `require` does."""
+        self.model.require_policy(spec.policy)
         if spec.plan is not None:
             self.require("plans", "a prompt of token ids")
         if spec.policy.needs.chain_block:

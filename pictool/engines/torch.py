@@ -101,7 +101,7 @@ class TorchEngine(Engine):
         assert result.linked is not None
         started = time.perf_counter()
         generated = generate(self.model, result.linked.image, spec.max_new_tokens, spec.sampling, on_text)
-        return Answer(generated, result, time.perf_counter() - started, self.model, self.name)
+        return Answer(generated, result, time.perf_counter() - started, self.model, self.model.engine)
 
     def warm_up(self, spec: Spec, on_compile: Callable[[Compiled], None] | None = None) -> None:
         """A first pass over the model, of a prompt without documents."""

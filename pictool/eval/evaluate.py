@@ -180,7 +180,9 @@ def _is_small(model: Model) -> bool:
 
     if model.device != "cpu":
         return False
-    if model.directory is None:
+    if model.directory is None and model.files:
+        sizes = [path.stat().st_size for path in model.files]
+    elif model.directory is None:
         sizes = [int(weight.numel() * weight.itemsize) for weight in model.module.parameters()]
     else:
         sizes = [path.stat().st_size for path in weight_files(model.directory)]

@@ -114,9 +114,9 @@ class Runner:
         return answer, peak.bytes
 
     def _call(self, spec: Spec) -> Answer:
-        from pictool.engines.torch import TorchEngine
+        from pictool.engines import engine_of
 
-        return TorchEngine(self._model, self._store).answer(spec, on_compile=_refuse_compiling)
+        return engine_of(self._model)(self._model, self._store).answer(spec, on_compile=_refuse_compiling)
 
 
 def make_result(

@@ -95,6 +95,9 @@ def link(
         try:
             with ExitStack() as opened:
                 prepared = prepare(model, store, spec, context, clock, stage, opened)
+                if model.own_link is not None:
+                    linked: Linked = model.own_link(prepared)
+                    return linked
                 return compute(prepared, reserve_alone(prepared, residents))
         except (ObjectError, NotFiniteError) as error:  # something turned out damaged, or lost, while it was read
             if not context.recover(error):
@@ -104,6 +107,7 @@ def link(
 
 def start_clock(model: Model, spec: Spec) -> LinkTimer:
     """Load what is loaded but once, and see that it is still the same; then the clock of a link starts."""
+    model.require_policy(spec.policy)
     _ = model.stack, model.target, model.eos_ids
     model.require_unchanged()
     spec.policy.prepare(model)

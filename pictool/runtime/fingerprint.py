@@ -18,7 +18,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -181,8 +181,23 @@ class WeightFiles:
 
     def __init__(self, directory: Path) -> None:
         """Raises ModelError as `weight_files`."""
-        self._directory = directory
-        self._files = [_WeightFile(path) for path in weight_files(directory)]
+        self._list: Callable[[], list[Path]] = lambda: weight_files(directory)
+        self._place = directory
+        self._files = [_WeightFile(path) for path in self._list()]
+
+    @classmethod
+    def of_paths(cls, paths: Sequence[Path]) -> WeightFiles:
+        """Files that are named, and hashed as wholes. Raises ModelError: one cannot be read."""
+        files = cls.__new__(cls)
+        files._list, files._place = lambda: list(paths), paths[0].parent
+        files._files = [_WeightFile(path) for path in paths]
+        return files
+
+    def hashes(self) -> list[dict[str, str]]:
+        """The hashes of each file, in their order. Raises ModelError: one that is being changed."""
+        for file in self._files:
+            file.hash()
+        return [file.hashes for file in self._files]
 
     def fingerprint(self, config: PretrainedConfig) -> str:
         """The fingerprint of a model with these weights (hex).
@@ -219,8 +234,8 @@ class WeightFiles:
     def _require_in_place(self) -> None:
         for file in self._files:
             file.require_in_place()
-        if weight_files(self._directory) != [file.path for file in self._files]:
-            raise ModelError(f"{self._directory}: has other weight files than were fingerprinted; {LOAD_AGAIN}")
+        if self._list() != [file.path for file in self._files]:
+            raise ModelError(f"{self._place}: has other weight files than were fingerprinted; {LOAD_AGAIN}")
 
 
 def module_fingerprint(module: Any) -> str:
@@ -255,7 +270,12 @@ def _set_frequencies(module: Any) -> dict[str, torch.Tensor]:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Fingerprint of a tokenizer (hex): its whole pipeline if it is a `tokenizers` one, else class and vocabulary."""
+    """Fingerprint of a tokenizer (hex): its whole pipeline if it is a `tokenizers` one, else class and vocabulary.
+
+    One that has a `fingerprint` of its content says it itself.
+    """
+    if isinstance(own := getattr(tokenizer, "fingerprint", None), str):
+        return own
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = (
         backend.to_str() if backend else json.dumps([type(tokenizer).__name__, tokenizer.get_vocab()], sort_keys=True)

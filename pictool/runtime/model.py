@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pictool.core import Geometry, Identity, Target, TokenIds
 from pictool.errors import ModelError, PicError
@@ -21,9 +21,17 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+    from pictool.runtime.prefill import ChunkKV
     from pictool.runtime.stack import LayerStack
 
 EMBEDDED = {"embedded": "base", "embedded-small": "small"}
+_GGUF_SOURCES = ("ollama:", "lmstudio:")
+
+
+def is_gguf(name: str | None) -> bool:
+    """Whether a name is that of a GGUF file, which llama.cpp runs."""
+    name = name or os.environ.get("PIC_MODEL") or ""
+    return name.endswith(".gguf") or name.startswith(_GGUF_SOURCES)
 
 
 def embedded_path(name: str) -> Path:
@@ -39,7 +47,10 @@ class Model:
         device: ``cpu``, ``cuda``, …. dtype: dtype of computation.
         salt: a tenant's own; objects of another salt are never found.
         on_wait: called with what takes long, as loading weights; it lasts as long as the context that is returned.
+        engine: the name of the engine that runs it, if none is named.
     """
+
+    engine: ClassVar[str] = "torch"
 
     def __init__(
         self,
@@ -59,7 +70,12 @@ class Model:
         self.device, self.dtype, self.directory = device, dtype, directory
         self._module, self.salt = module, salt
         self._state: fingerprint.ModuleState | None = None  # of the module, once it is loaded
-        self.on_wait: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
+        self.on_wait: Callable[[str], AbstractContextManager[None]] = self.no_wait
+
+    @staticmethod
+    def no_wait(_: str) -> AbstractContextManager[None]:
+        """Tell nobody."""
+        return nullcontext()
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.device}, {self.dtype})"
@@ -106,6 +122,29 @@ class Model:
         """What objects for this model are compiled for."""
         tokenizer = fingerprint.tokenizer_fingerprint(self.tokenizer)
         return Target(self.config.model_type, self.fingerprint, tokenizer, self.dtype, self.geometry)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of its weights, or the directory that they are in; none of a model in memory."""
+        return () if self.directory is None else (self.directory,)
+
+    # What a model that another library runs does in its own way
+
+    @property
+    def own_link(self) -> Callable[[Any], Any] | None:
+        """What computes a prepared link (`linker.link.Prepared` to `Linked`) in place of the layers of `stack`."""
+        return None
+
+    def require_policy(self, policy: Any) -> None:
+        """Refuse a policy whose rows cannot be computed. Raises InputError: says why."""
+
+    def prefill(
+        self, chunks: Sequence[Sequence[int]], prefix: Sequence[int] = (), alone: bool = False
+    ) -> Iterator[tuple[int, ChunkKV]]:
+        """Compute each chunk on its own, for objects (`prefill_chunks`)."""
+        from pictool.runtime.prefill import prefill_chunks
+
+        return prefill_chunks(self, chunks, prefix, alone)
 
     def with_salt(self, salt: str) -> Model:
         """The same model, with all that is loaded of it, for another tenant."""
@@ -272,6 +311,8 @@ def require_name(name: str | None) -> None:
         ModelError: no directory of a model, and no name of the hub's.
     """
     name = name or os.environ.get("PIC_MODEL") or "embedded"
+    if is_gguf(name):  # opening it says what is wrong
+        return
     directory, path = local_directory(name), Path(name).expanduser()
     if directory is not None:
         if not (directory / "config.json").exists():
@@ -335,6 +376,10 @@ def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto
         ModelError: not a model, no tokenizer, or an architecture that is not supported (named).
     """
     name = name or os.environ.get("PIC_MODEL") or "embedded"
+    if is_gguf(name):
+        raise ModelError(
+            f"{name}: a GGUF file, which llama.cpp runs (pictool.open_gguf); a transformers model is needed here"
+        )
     directory = _find_directory(name)
     config, tokenizer = _load_config_and_tokenizer(name, directory)
     device = resolve_device(device)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pictool.engines.torch import TorchEngine
+from pictool.engines import engine_of
 from pictool.errors import InputError
 from pictool.fidelity.divergence import MAX_KL, measure_divergence
 from pictool.fidelity.sample import read_sample
@@ -44,7 +44,7 @@ def check_linking(model: Model, policy: Policy, limit: float = MAX_KL, tuned: Pa
     with tempfile.TemporaryDirectory(prefix="pic-check-") as root:
         try:
             sample = [] if tuned is None else read_sample(tuned)
-            (divergence,) = measure_divergence(TorchEngine(model, Store(root)), [policy], sample=sample)
+            (divergence,) = measure_divergence(engine_of(model)(model, Store(root)), [policy], sample=sample)
         except InputError as error:
             raise InputError(f"the start-up check cannot run: {error}; turn it off with --check off") from error
     return CheckResult(divergence.mean_kl, limit)

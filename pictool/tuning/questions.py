@@ -244,11 +244,11 @@ def _write(
     model: Model, store: Store, texts: Sequence[str], documents: int, count: int, seed: int,
     on_progress: Callable[[int, int], None],
 ) -> Iterator[Case]:  # fmt: skip
-    from pictool.engines.torch import TorchEngine
+    from pictool.engines import engine_of
 
     rng, seen = random.Random(f"tune write {seed}"), set[str]()
     sizes = [len(model.encode(text)) for text in texts]
-    engine, full = TorchEngine(model, store), make_policy(BASELINE)
+    engine, full = engine_of(model)(model, store), make_policy(BASELINE)
     for number in range(count):
         on_progress(number, count)
         asked = rng.randrange(len(texts))

@@ -12,7 +12,7 @@ from .run import pic
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--engine", "onnx"], 2, "--engine onnx: must be torch or vllm"),
+        (["--engine", "onnx"], 2, "--engine onnx: must be llamacpp or torch or vllm"),
         (["--engine", "vllm", "--trace", "t"], 2, "has no --trace"),
         (["--engine", "vllm", "--ratio", "auto", "--algo", "cacheblend"], 2, "has no --ratio auto"),
     ],

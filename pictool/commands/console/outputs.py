@@ -88,7 +88,8 @@ def model_files(model: Model) -> list[Path]:
     """The files that a model is made of."""
     from pictool.runtime.checkpoint import weight_files
 
-    assert model.directory is not None
+    if model.directory is None:
+        return list(model.files)
     named = [path for name in _MODEL_FILES if (path := model.directory / name).exists()]
     return named + weight_files(model.directory)
 

@@ -120,7 +120,7 @@ def run_batch(batch: BatchOptions, request: RequestOptions, settings: Settings, 
 
     check_batch(batch, request, settings)
     requests = read_batch(batch.path, request, settings)
-    engine_type = find_engine(engine, {})
+    engine_type = find_engine(engine, {}, settings.model)
     results: dict[int, Mapping[str, Any]] = {}
     store, model = open_store(settings), open_model(settings)
     with ExitStack() as opened:

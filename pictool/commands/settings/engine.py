@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from pictool.engines.base import Engine, Feature
 
 
-def find_engine(name: str | None, needed: dict[Feature, str] | None = None) -> type[Engine]:
-    """The engine of this name, or the default one; what it logs goes to stderr, since stdout is for the answer.
+def find_engine(name: str | None, needed: dict[Feature, str] | None = None, model: str | None = None) -> type[Engine]:
+    """The engine of this name, or that of the model; what it logs goes to stderr, since stdout is for the answer.
 
     Args:
+        model: the name of a model; that of a GGUF file chooses the engine that runs it.
         needed: features that the command line needs, each with the option that needs it.
 
     Raises:
@@ -23,7 +24,7 @@ def find_engine(name: str | None, needed: dict[Feature, str] | None = None) -> t
     """
     from pictool.engines import engine_class
 
-    name = engine_name(name)
+    name = engine_name(name, model)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_COLOR", "0")  # stderr shows escapes, and obeys none
@@ -35,12 +36,15 @@ def find_engine(name: str | None, needed: dict[Feature, str] | None = None) -> t
     return engine
 
 
-def engine_name(name: str | None) -> str:
-    """The name of an engine, which need not be installed here; by default the default one's. Raises UsageError."""
-    from pictool.engines import DEFAULT, engine_names
+def engine_name(name: str | None, model: str | None = None) -> str:
+    """The name of an engine, which need not be installed here; by default that of the model. Raises UsageError."""
+    from pictool.engines import DEFAULT, GGUF, engine_names
+    from pictool.runtime.model import is_gguf
 
     if name is None:
-        return DEFAULT
+        return GGUF if is_gguf(model) else DEFAULT
+    if name in (DEFAULT, "vllm") and is_gguf(model):
+        raise UsageError(f"--engine {name}: does not run GGUF files as {model}; leave --engine out")
     if name not in engine_names():
         raise UsageError(f"--engine {name}: must be {' or '.join(engine_names())}")
     return name

@@ -55,23 +55,33 @@ def open_remote(settings: Settings) -> Remote | None:
 
 def open_model(settings: Settings) -> Model:
     """The model; its weights are loaded when they are needed."""
-    from pictool.runtime.model import require_name
+    from pictool.runtime.model import is_gguf, require_name
 
     began = time.perf_counter()
     require_name(settings.model)
     with waiting("loading transformers"):
         quiet_libraries()
         from pictool.runtime.model import load_model
-
+    if is_gguf(settings.model):
+        model = open_gguf_model(settings)
+    else:
         model = load_model(settings.model, settings.device, settings.dtype, settings.salt)
-    model.on_wait = waiting
-    where = "in memory" if model.directory is None else model.directory
+        model.on_wait = waiting
+    where = ", ".join(map(str, model.files)) or "in memory"
     opened_s = time.perf_counter() - began
     detail(
         f"model {model.name} ({settings.origin('model')}): {where}, {model.device}, {model.dtype}, "
         f"opened in {opened_s:.1f} s"
     )
     return model
+
+
+def open_gguf_model(settings: Settings) -> Model:
+    """The GGUF file that the settings name. Raises InputError or ModelError as `open_gguf`."""
+    from pictool.engines.llamacpp.model import open_gguf
+
+    name = settings.model or os.environ.get("PIC_MODEL") or ""
+    return open_gguf(name, settings.device, settings.dtype, settings.salt, on_wait=waiting)
 
 
 def quiet_libraries() -> None:

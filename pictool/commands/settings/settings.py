@@ -28,7 +28,7 @@ _VARIABLES = {
     "algo": "PIC_ALGO", "memory": "PIC_MEMORY", "remote_rate": "PIC_REMOTE_RATE", "server": "PIC_SERVER",
     "server_key": "PIC_SERVER_KEY",
 }  # fmt: skip
-_OTHER_VARIABLES = ("PIC_TRUST", "PIC_ROUTER_SECRET", "PIC_ENGINE_ENDS_WITH_PARENT")
+_OTHER_VARIABLES = ("PIC_TRUST", "PIC_GPU_LAYERS", "PIC_ROUTER_SECRET", "PIC_ENGINE_ENDS_WITH_PARENT")
 _TRUST = "PIC_TRUST"  # directories whose files are obeyed, whoever's they are
 _STEERING = ("server", "remote", "model", "store", "salt_file")  # settings that say where texts and secrets go
 _SIZES = ("max_size", "memory", "remote_rate")

@@ -19,6 +19,7 @@ from pictool.compiler.chunking import make_chunk, make_chunks, require_within
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks
 from pictool.core import Chunk, TokenIds
 from pictool.core import Text as TextDocument
+from pictool.engines import engine_of
 from pictool.engines.base import Answer, LinkResult, compare_answers
 from pictool.engines.torch import TorchEngine
 from pictool.errors import NotFiniteError, ObjectError, StoreError
@@ -111,12 +112,15 @@ class TorchBackend(Backend):
     def __init__(self, model: Model, store: Store, settings: BackendSettings) -> None:
         self._base, self._store, self._settings = model, store, settings
         self._engines: dict[str, TorchEngine] = {}  # by salt
+        if settings.pool_bytes:
+            engine_of(model).require("pool", "--pool")
         self._residents = ResidentObjects(model, settings.pool_bytes) if settings.pool_bytes else None
         self.model, self.created = settings.name or model.name, int(time.time())
         self.context_length = model.max_positions
         self.policy = settings.policy
         self.divergence: dict[str, float] = {}
         self.problem: str | None = None
+        model.require_policy(settings.policy)
         settings.policy.prepare(model)
         self._tokenizer = model.tokenizer
         self._cutting = copy(model)  # for texts that are cut in other threads: a tokenizer is used by one at a time
@@ -238,7 +242,7 @@ class TorchBackend(Backend):
         if tenant.salt not in self._engines:
             model = self._base.with_salt(tenant.salt)
             model.name = self.model  # as clients know it, in what they are told
-            self._engines[tenant.salt] = TorchEngine(model, self._store, residents=self._residents)
+            self._engines[tenant.salt] = engine_of(model)(model, self._store, residents=self._residents)
         return self._engines[tenant.salt]
 
     # One answer, on the engine's thread
@@ -303,7 +307,7 @@ class TorchBackend(Backend):
         )
         seconds = time.perf_counter() - started
         own, exact = (
-            Answer(text, _result(result), seconds, model, TorchEngine.name)
+            Answer(text, _result(result), seconds, model, model.engine)
             for text, result in ((generated, linked), (recomputed, full))
         )
         compared = compare_answers(own, exact).report()

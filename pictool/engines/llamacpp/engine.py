@@ -1,0 +1,52 @@
+"""The engine `llamacpp`: the torch engine's flow over a GGUF file, whose links and prefills llama.cpp computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar
+
+from pictool.compiler.compile import Compiled
+from pictool.core import Chunk, CompileOptions
+from pictool.engines.base import Feature
+from pictool.engines.llamacpp.library import INSTALL
+from pictool.engines.llamacpp.model import GgufModel
+from pictool.engines.torch import TorchEngine
+from pictool.errors import InputError
+
+if TYPE_CHECKING:
+    from pictool.linker.residency import ResidentObjects
+    from pictool.runtime.model import Model
+    from pictool.store.store import Store
+
+
+class LlamaCppEngine(TorchEngine):
+    """What compiles, links and answers with a GGUF file."""
+
+    name: ClassVar[str] = "llamacpp"
+    title: ClassVar[str] = "llama.cpp"
+    supports: ClassVar[frozenset[Feature]] = frozenset({"codecs", "chains", "plans"})
+
+    def __init__(
+        self, model: Model, store: Store, pool_bytes: int = 0, residents: ResidentObjects | None = None
+    ) -> None:
+        if not isinstance(model, GgufModel):
+            raise InputError(f"--engine llamacpp: runs GGUF files, and {model.name} is none; name one with -m")
+        super().__init__(model, store, pool_bytes, residents)
+
+    @classmethod
+    def require_installed(cls) -> None:
+        if find_spec("llama_cpp") is None:
+            raise InputError(INSTALL)
+
+    def compile(
+        self,
+        chunks: Iterable[Chunk | str],
+        options: CompileOptions = CompileOptions(),
+        *,
+        force: bool = False,
+        probe_model: Model | None = None,
+        on_done: Callable[[Compiled], None] | None = None,
+    ) -> list[Compiled]:
+        self.require_options(options)
+        return super().compile(chunks, options, force=force, probe_model=probe_model, on_done=on_done)

@@ -1,0 +1,244 @@
+"""A prepared link on llama.cpp: objects of which something is reused are set, moved, and joined with computed runs.
+
+Rows of one distance from where they were compiled are one sequence. All are set first, so that llama.cpp moves their
+keys in one pass, when the first run is computed. All that is set is in a spare sequence too until something was
+computed after it: llama.cpp takes a cell of a layer with a window for free, if one sequence alone has it and that
+sequence's last position does not attend to it. Then the prompt, sequence 0, grows from left to right: reused runs are
+given to it without a copy, and computed ones decoded, each after all that precedes it (rule 5).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pictool.core import Layout, RowMask
+from pictool.engines.llamacpp.library import MAX_SEQUENCES, Context
+from pictool.engines.llamacpp.state import LayerRows, read_rows
+from pictool.errors import InputError, TraceError
+from pictool.linker.link import Linked, PreparedLink
+from pictool.linker.loader import PlacedObject
+from pictool.runtime.tensors import require_finite
+
+if TYPE_CHECKING:
+    from pictool.engines.llamacpp.model import GgufModel
+    from pictool.runtime.memory.image import Image
+
+_GROWTH = 256  # tokens that a context has room for after the prompt
+
+
+class LlamaImage:
+    """A linked prompt in a context of its own, which grows by the tokens that are appended.
+
+    `logits` are those of the prompt's last token, float32 [vocab].
+    """
+
+    def __init__(self, model: GgufModel, layout: Layout, num_sequences: int) -> None:
+        self._model, self.layout, self.num_tokens = model, layout, 0
+        self.stack, self.logits = model.stack, torch.empty(0)
+        self.computed: RowMask | None = None  # [n], once it is linked
+        self._hold(model.stack.take(layout.num_tokens + _GROWTH, num_sequences))
+
+    def _hold(self, context: Context) -> None:
+        self.context, self.spare = context, context.num_sequences - 1
+        self._release = weakref.finalize(self, self.stack.give_back, context)
+
+    def compute(self, end: int, wants_logits: bool = False) -> None:
+        """Compute the prompt's tokens up to `end`."""
+        self.context.decode(self.layout.tokens[self.num_tokens : end], self.num_tokens, wants_logits)
+        self.num_tokens = end
+
+    def reuse(self, sequence: int, end: int) -> None:
+        """Take the tokens up to `end` from another sequence."""
+        self.context.copy(sequence, 0, self.num_tokens, end)
+        self.num_tokens = end
+
+    def append(self, token: int, on_scores: Callable[[torch.Tensor], None] | None = None) -> torch.Tensor:
+        """Append one token; returns the logits after it, float32 [vocab]."""
+        assert on_scores is None
+        if self.num_tokens == self.context.num_cells:
+            self._grow()
+        self.context.decode([token], self.num_tokens, wants_logits=True)
+        self.num_tokens += 1
+        self.context.remove(self.spare)
+        return torch.from_numpy(self.context.logits())
+
+    def rewind(self) -> None:
+        """Forget what was appended after the prompt."""
+        self.context.remove(0, self.layout.num_tokens, -1)
+        self.num_tokens = self.layout.num_tokens
+
+    def _grow(self) -> None:
+        """Go on in a larger context."""
+        rows, old = self._rows(0, self.num_tokens), self._release
+        larger = self.stack.take(self.num_tokens + self.num_tokens // 4 + _GROWTH, self.context.num_sequences)
+        spare = larger.num_sequences - 1
+        larger.set_state(spare, self._model.format.write(rows, np.arange(self.num_tokens, dtype=np.int32)))
+        larger.copy(spare, 0, 0, self.num_tokens)
+        old()
+        self._hold(larger)
+
+    def _rows(self, start: int, end: int) -> list[LayerRows]:
+        return read_rows(self.context, self._model.format, self._model.facts.window, start, end)
+
+    # What prefix chains store
+
+    def keep_keys(self) -> None:
+        """Rows are read when they are stored."""
+
+    @property
+    def fresh_keys(self) -> list[torch.Tensor]:
+        """Rotated keys of the rows that were computed, by layer [1, kv_heads, rows, head_dim]."""
+        assert self.computed is not None
+        at = torch.from_numpy(self.computed)
+        return [torch.from_numpy(key)[None][:, :, at] for key, _ in self._packed()]
+
+    def value(self, layer: int) -> torch.Tensor:
+        """Values of a layer, [1, kv_heads, n, head_dim]."""
+        return torch.from_numpy(self._packed()[layer][1])[None]
+
+    def key(self, layer: int) -> torch.Tensor:
+        raise TraceError("the llamacpp engine shows no trace; use the torch engine")
+
+    def _packed(self) -> list[tuple[NDArray[np.generic], NDArray[np.generic]]]:
+        if self._kept is None:
+            self._kept = list(map(self._model.format.pack, self._rows(0, self.layout.num_tokens)))
+        return self._kept
+
+    _kept: list[tuple[NDArray[np.generic], NDArray[np.generic]]] | None = None
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Rows of one object that are reused: `rows` are the prompt's, `source` the object's own, both ascending."""
+
+    part: PlacedObject
+    rows: NDArray[np.int64]
+    source: NDArray[np.int64]
+
+    @property
+    def compiled_at(self) -> int:
+        """The position of the object's first token when it was compiled: after its sinks, or in its chain."""
+        meta = self.part.file.meta
+        return meta.sinks if meta.parent is None else self.part.start - self.part.offset
+
+    @property
+    def distance(self) -> int:
+        return self.part.start - self.part.offset - self.compiled_at
+
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        return (self.source + self.compiled_at).astype(np.int32)
+
+
+def compute(prepared: PreparedLink) -> Linked:
+    """The passes of a link over its image.
+
+    Raises:
+        PicError: a damaged object, numbers that are not finite, or no memory.
+    """
+    model, layout = cast("GgufModel", prepared.prompt.model), prepared.laid.layout
+    policy, clock, prompt = prepared.policy, prepared.clock, prepared.reused.prompt
+    selection = prepared.selection or policy.select(prompt)
+    computed = _computed(prepared, selection.rows)
+    groups = _groups(_reuses(prepared.reused.placed, computed))
+    clock.select_s += clock.lap()
+
+    # Load: every object is read, checked, and set in the sequence of its distance.
+    image = LlamaImage(model, layout, len(groups) + 2)
+    sequences, bytes_read = np.zeros(layout.num_tokens, dtype=np.int64), 0
+    for sequence, (distance, reuses) in enumerate(groups.items(), 1):
+        bytes_read += _set(image.context, model, sequence, reuses, is_moved=any(groups))
+        image.context.copy(sequence, image.spare, -1, -1)
+        image.context.shift(sequence, distance)
+        for reuse in reuses:
+            sequences[reuse.rows] = sequence
+    load_s = clock.lap()
+    clock.load_s += load_s
+
+    # From left to right: reused runs, and computed ones; the tail is the last.
+    for end, sequence in _runs(sequences):
+        with prompt.stage("layer"):
+            if sequence:
+                image.reuse(sequence, end)
+            else:
+                image.compute(end, wants_logits=end == layout.num_tokens)
+    with prompt.stage("logits"):
+        image.logits = torch.from_numpy(image.context.logits())
+        require_finite(model.name, model.dtype, image.logits)
+    for sequence in (*range(1, len(groups) + 1), image.spare):
+        image.context.remove(sequence)
+    timing = clock.timing(load_s)
+    image.computed = computed
+    rows = np.broadcast_to(computed, (model.geometry.layers, layout.num_tokens)).copy()
+    as_image = cast("Image", image)
+    prepared.context.keep(as_image, rows)
+    linked = {part.file.meta.key for part in prepared.reused.placed}
+    parts = tuple(part.after(linked) for part in prepared.laid.parts[1:])
+    return Linked(as_image, policy, parts, prompt.texts, rows, selection.scores, timing, bytes_read)
+
+
+def _computed(prepared: PreparedLink, selected: RowMask) -> RowMask:
+    """bool [n], the rows that are computed: selected ones, those that no object has, and the tail."""
+    layout = prepared.laid.layout
+    rows = np.ones(layout.num_tokens, dtype=bool)
+    rows[: layout.num_context] = selected
+    if prepared.laid.required is not None:
+        rows[: layout.num_context] |= prepared.laid.required
+    return rows
+
+
+def _reuses(placed: Sequence[PlacedObject], computed: RowMask) -> Iterator[Reuse]:
+    for part in placed:
+        rows = part.start + np.flatnonzero(~computed[part.start : part.end])
+        if len(rows):
+            yield Reuse(part, rows, rows - part.start + part.offset)
+
+
+def _groups(reuses: Iterator[Reuse]) -> Mapping[int, list[Reuse]]:
+    """By distance. Raises InputError: more distances than llama.cpp has sequences."""
+    groups = defaultdict[int, list[Reuse]](list)
+    for reuse in reuses:
+        groups[reuse.distance].append(reuse)
+    if len(groups) > MAX_SEQUENCES - 2:
+        raise InputError(
+            f"the prompt has {len(groups)} documents, but llama.cpp moves {MAX_SEQUENCES - 2} at most; link fewer"
+        )
+    return groups
+
+
+def _set(context: Context, model: GgufModel, sequence: int, reuses: Sequence[Reuse], is_moved: bool) -> int:
+    """Set a sequence to rows of objects, where these were compiled. Returns the bytes that were read.
+
+    Args:
+        is_moved: a pass will move keys, and multiply all of them by the model's scales: they are divided before.
+    """
+    num_bytes, layers = 0, list[LayerRows]()
+    for layer in range(model.geometry.layers):
+        parts = list[LayerRows]()
+        for reuse in reuses:
+            file = reuse.part.file
+            num_bytes += file.stored_bytes(layer)
+            keys, values = model.format.unpack(layer, *file.layer(layer))
+            parts.append((keys[reuse.source], values[reuse.source]))
+        key, value = (np.concatenate(side) if len(parts) > 1 else side[0] for side in zip(*parts, strict=True))
+        if is_moved and model.facts.scales:
+            key = (key / np.asarray(model.facts.scales[layer], dtype=np.float32)).astype(key.dtype)
+        layers.append((key, value))
+    positions = np.concatenate([reuse.positions for reuse in reuses])
+    context.set_state(sequence, model.format.write(layers, positions))
+    return num_bytes
+
+
+def _runs(sequences: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """The end of each run of equal numbers, and the number."""
+    borders = np.flatnonzero(np.diff(sequences)) + 1
+    for end in [*borders.tolist(), len(sequences)]:
+        yield end, int(sequences[end - 1])

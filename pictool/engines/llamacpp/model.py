@@ -1,0 +1,250 @@
+"""A GGUF file as a model: its tokenizer, its fingerprint, and contexts of llama.cpp over its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from pictool.core import Geometry, Target
+from pictool.engines.llamacpp.library import KV_TYPES, MAX_SEQUENCES, Context, ContextOptions, Weights, api
+from pictool.engines.llamacpp.names import find_files
+from pictool.engines.llamacpp.state import StateFormat, read_rows
+from pictool.engines.llamacpp.tokenizer import GgufTokenizer
+from pictool.engines.llamacpp.trial import Facts, try_file
+from pictool.errors import InputError, ModelError
+from pictool.linker.policies.base import Policy
+from pictool.reading import whole
+from pictool.runtime.fingerprint import WeightFiles
+from pictool.runtime.memory.user_cache import cache_dir
+from pictool.runtime.model import Model
+
+if TYPE_CHECKING:
+    from pictool.linker.link import Linked, PreparedLink
+    from pictool.runtime.prefill import ChunkKV
+
+GPU_LAYERS = "PIC_GPU_LAYERS"
+_IDLE = 2  # contexts that are kept for the next link
+_FEWEST_SEQUENCES = 16
+
+
+@dataclass(frozen=True)
+class GgufConfig:
+    """What other packages read of a model's configuration."""
+
+    model_type: str
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_id: int | None
+
+    @property
+    def rope_parameters(self) -> dict[str, Any]:
+        """Rotation that depends on the length of a prompt is excluded by the trial."""
+        return {"rope_type": "default"}
+
+
+class GgufModel(Model):
+    """A GGUF file that llama.cpp runs. Its `dtype` is that of KV."""
+
+    engine: ClassVar[str] = "llamacpp"
+
+    def __init__(self, name: str, files: Sequence[Path], dtype: str, gpu_layers: int, salt: str = "") -> None:
+        """Raises ModelError: a file that is damaged, or cannot be linked; names it."""
+        self.name, self._paths, self.dtype, self.salt = name, tuple(files), dtype, salt
+        self.device, self.directory, self._module, self._state = "cpu", None, None, None
+        self.on_wait = Model.no_wait
+        self._gpu_layers = gpu_layers
+        self.options = ContextOptions(dtype, gpu_layers != 0)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self._paths
+
+    def open(self) -> GgufModel:
+        """Try the file and read its tokenizer. Raises ModelError."""
+        num_bytes = sum(path.stat().st_size for path in self.files)
+        with self._loading(f"trying {self.name}"):
+            self.facts: Facts = try_file(
+                self.name, self.files[0], num_bytes, self.fingerprint, cache_dir() / "gguf", self.options
+            )
+            vocabulary = Weights(str(self.files[0]), vocab_only=True)
+        if vocabulary.num_tokens != self.facts.num_tokens:
+            raise ModelError(f"{self.name}: was replaced while it was opened; run the command again")
+        self.tokenizer: Any = GgufTokenizer(vocabulary, self.fingerprint)
+        self.config: Any = GgufConfig(
+            f"gguf.{self.facts.architecture}", vocabulary.num_tokens, self.tokenizer.bos_id, self.tokenizer.eos_token_id
+        )
+        self.format = StateFormat.of_json(self.facts.format)
+        return self
+
+    @contextmanager
+    def _loading(self, what: str) -> Iterator[None]:
+        """What is loaded within is what was hashed. Raises ModelError if it is not."""
+        _ = self.fingerprint
+        with self.on_wait(what), self._files.loading():
+            yield
+
+    @cached_property
+    def _files(self) -> WeightFiles:
+        return WeightFiles.of_paths(self.files)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Fingerprint (hex) of the file's content and of how its KV is computed. llama.cpp's build is not in it."""
+        with self.on_wait(f"hashing {self.name}"):
+            hashes = self._files.hashes()
+        return hashlib.sha256(json.dumps([hashes, asdict(self.options)], sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def target(self) -> Target:
+        return Target(self.config.model_type, self.fingerprint, self.fingerprint, self.dtype, self.geometry)
+
+    @property
+    def geometry(self) -> Geometry:
+        return self.format.geometry
+
+    @property
+    def max_positions(self) -> int:
+        return self.facts.positions
+
+    @property
+    def bos_id(self) -> int | None:
+        token: int | None = self.tokenizer.bos_id
+        return token
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        ends: frozenset[int] = self.tokenizer.end_ids
+        return ends
+
+    @property
+    def module(self) -> Any:
+        raise ModelError(f"{self.name}: is a GGUF file, which llama.cpp runs; this needs a transformers model")
+
+    @cached_property
+    def stack(self) -> Contexts:  # type: ignore[override]
+        """The contexts that compute."""
+        with self._loading(f"loading {self.name}"):
+            weights = Weights(str(self.files[0]), gpu_layers=self._gpu_layers)
+        return Contexts(weights, self.options, self.format)
+
+    def require_policy(self, policy: Policy) -> None:
+        """Refuse a policy whose rows llama.cpp cannot compute. Raises InputError: says why."""
+        needs, name = policy.needs, f"--algo {policy.name}"
+        if policy.check_layers(self.geometry.layers):
+            raise InputError(f"{name}: compares KV between two layers, which llama.cpp does not show; use legolink")
+        if needs.runs_model or needs.attention:
+            raise InputError(f"{name}: reads hidden states or attention, which llama.cpp does not show; use legolink")
+        if needs.tables:
+            raise InputError(f"{name}: needs tables of fixups, which are not measured on GGUF files; use legolink")
+
+    def prefill(
+        self, chunks: Sequence[Sequence[int]], prefix: Sequence[int] = (), alone: bool = False
+    ) -> Iterator[tuple[int, ChunkKV]]:
+        """See `Model.prefill`. Each chunk is computed alone; its keys are rotated, from the prefix on."""
+        start = len(prefix)
+        for index, chunk in enumerate(chunks):
+            tokens = [*prefix, *chunk]
+            context = self.stack.take(len(tokens), 2)
+            try:
+                context.decode(tokens, 0)
+                layers = read_rows(context, self.format, self.facts.window, start, len(tokens))
+            finally:
+                self.stack.give_back(context)
+            packed = map(self.format.pack, layers)
+            yield index, [(torch.from_numpy(key), torch.from_numpy(value)) for key, value in packed]
+
+    @property
+    def own_link(self) -> Callable[[PreparedLink], Linked]:
+        """See `Model.own_link`."""
+        from pictool.engines.llamacpp.link import compute
+
+        return compute
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text))
+
+
+class Contexts:
+    """Contexts over one model's weights; a few idle ones wait for the next prompt.
+
+    Attributes:
+        device, dtype, num_layers: of the KV of objects.
+    """
+
+    def __init__(self, weights: Weights, options: ContextOptions, form: StateFormat) -> None:
+        self._weights, self._options = weights, options
+        self._idle: list[Context] = []
+        self.geometry, self.num_layers = form.geometry, form.geometry.layers
+        self.device, self.dtype = torch.device("cpu"), getattr(torch, options.dtype)
+
+    def take(self, num_cells: int, num_sequences: int) -> Context:
+        """An empty context with so much room. Raises ModelError: there is no memory for it."""
+        threads = torch.get_num_threads()
+        fitting = [c for c in self._idle if c.num_cells >= num_cells and c.num_sequences >= num_sequences]
+        if fitting:
+            context = min(fitting, key=lambda context: context.num_cells)
+            self._idle.remove(context)
+            context.set_threads(threads)
+            return context
+        sequences = min(MAX_SEQUENCES, max(_FEWEST_SEQUENCES, 1 << (num_sequences - 1).bit_length()))
+        return Context(self._weights, self._options, num_cells, sequences, threads)
+
+    def give_back(self, context: Context) -> None:
+        """The context is not used any more."""
+        context.clear()
+        self._idle.append(context)
+        for old in self._idle[:-_IDLE]:
+            old.close()
+        del self._idle[:-_IDLE]
+
+    def rotation_id(self, _: int) -> str:
+        """See `LayerStack.rotation_id`: no rotation depends on the length of a prompt."""
+        return ""
+
+    def is_length_dependent(self, *_: int) -> bool:
+        return False
+
+
+def open_gguf(name: str, device: str = "auto", dtype: str = "auto", salt: str = "", on_wait: Any = None) -> GgufModel:
+    """Open a GGUF file: a path (of a split file the first part), `ollama:NAME`, or `lmstudio:NAME`.
+
+    Args:
+        device: ``cpu``; else all layers, or so many as PIC_GPU_LAYERS says, are on what llama.cpp was built for.
+        dtype: of KV: ``float16`` (also ``auto``) or ``float32``.
+
+    Raises:
+        InputError: llama.cpp is not installed, or another dtype. ModelError: a file that cannot be used; says why.
+    """
+    if dtype not in ("auto", *KV_TYPES):
+        raise InputError(
+            f"--dtype {dtype}: the KV of a GGUF file is {' or '.join(KV_TYPES)}; llama.cpp rotates no other exactly"
+        )
+    files, layers = find_files(name), 0
+    api()
+    if device != "cpu" and api().llama_supports_gpu_offload():
+        layers = _gpu_layers()
+    model = GgufModel(name, files, "float16" if dtype == "auto" else dtype, layers, salt)
+    if on_wait is not None:
+        model.on_wait = on_wait
+    return model.open()
+
+
+def _gpu_layers() -> int:
+    """The layers on an accelerator; -1: all. Raises InputError."""
+    value = os.environ.get(GPU_LAYERS)
+    if not value:
+        return -1
+    try:
+        count = whole(value if not value.isdigit() else int(value))
+    except ValueError as error:
+        raise InputError(f"{GPU_LAYERS}={value}: {error}") from error
+    return count

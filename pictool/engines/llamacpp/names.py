@@ -1,0 +1,108 @@
+"""Where a GGUF file is that `-m` names: a path, a model of Ollama's (`ollama:NAME`) or of LM Studio's folder
+(`lmstudio:NAME`). Their folders are only read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from pictool.errors import ModelError
+from pictool.reading import parse_json, read_file
+
+_OLLAMA, _LM_STUDIO = "ollama:", "lmstudio:"
+_MAX_MANIFEST = 1 << 20
+_MODEL_LAYER = "application/vnd.ollama.image.model"
+_DIGEST = re.compile("sha256[:-]([0-9a-f]{64})")
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_MAGIC = b"GGUF"
+
+
+def find_files(name: str) -> list[Path]:
+    """The file of a model, or all of one that is split, in their order.
+
+    Raises:
+        ModelError: there is none, a part is missing, or it is no GGUF file.
+    """
+    if name.startswith(_OLLAMA):
+        first = _in_ollama(name)
+    elif name.startswith(_LM_STUDIO):
+        first = _in_lm_studio(name)
+    else:
+        first = Path(name).expanduser()
+    files = _parts(first)
+    for path in files:
+        _require_gguf(path)
+    return files
+
+
+def _parts(path: Path) -> list[Path]:
+    found = _SPLIT.fullmatch(path.name)
+    if found is None:
+        return [path]
+    stem, number, count = found.groups()
+    if number != "00001":
+        raise ModelError(
+            f"{path}: is part {int(number)} of a split file; name the first one, {stem}-00001-of-{count}.gguf"
+        )
+    return [path.with_name(f"{stem}-{part:05d}-of-{count}.gguf") for part in range(1, int(count) + 1)]
+
+
+def _require_gguf(path: Path) -> None:
+    try:
+        if not path.is_file():
+            raise ModelError(f"{path}: no such GGUF file; name one that is here")
+        with path.open("rb") as file:
+            first = file.read(4)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror}); name a GGUF file that can") from error
+    if first != _MAGIC:
+        raise ModelError(f"{path}: is no GGUF file, or damaged; download it again")
+
+
+def _in_ollama(name: str) -> Path:
+    """The blob of `ollama:[HOST/][NAMESPACE/]MODEL[:TAG]`, by its manifest."""
+    root = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
+    model, _, tag = name.removeprefix(_OLLAMA).partition(":")
+    parts = model.split("/")
+    if any(part in ("", ".", "..") for part in (*parts, tag or "latest")) or len(parts) > 3 or "/" in tag:
+        raise ModelError(f"{name}: must be ollama:NAME or ollama:NAME:TAG, as ollama list shows it")
+    where = ["registry.ollama.ai", "library"][: 3 - len(parts)]
+    manifest = root.joinpath("manifests", *where, *parts, tag or "latest")
+    try:
+        layers = parse_json(read_file(manifest, _MAX_MANIFEST))["layers"]
+        (digest,) = (_digest(layer) for layer in layers if layer["mediaType"] == _MODEL_LAYER)
+    except OSError as error:
+        raise ModelError(f"{name}: Ollama has no such model here ({manifest}); see ollama list, or pull it") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(
+            f"{manifest}: is not a manifest of one model; pull {name.removeprefix(_OLLAMA)} again"
+        ) from error
+    return root / "blobs" / f"sha256-{digest}"
+
+
+def _digest(layer: Any) -> str:
+    found = _DIGEST.fullmatch(json.loads(json.dumps(layer["digest"])))
+    if found is None:
+        raise ValueError("digest")
+    return found.group(1)
+
+
+def _in_lm_studio(name: str) -> Path:
+    """The only GGUF file (less parts and projectors) whose path in LM Studio's folder has this text."""
+    asked = name.removeprefix(_LM_STUDIO)
+    roots = [Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"]
+    files = sorted(path for root in roots if root.is_dir() for path in root.rglob("*.gguf"))
+    named = [str(path) for path in files if asked and asked.lower() in str(path).lower() and "mmproj" not in path.name]
+    firsts = [path for path in named if "-of-" not in path or "-00001-of-" in path]
+    if len(firsts) != 1:
+        which = (
+            f"{len(firsts)} files match, as {', '.join(firsts[:2])}; write more of the path"
+            if firsts
+            else ("no file matches in LM Studio's folder; download it there, or name a .gguf file")
+        )
+        raise ModelError(f"{name}: {which}")
+    return Path(firsts[0])

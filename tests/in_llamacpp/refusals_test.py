@@ -1,0 +1,129 @@
+"""What cannot be linked is refused by name, before work; damaged and foreign files end no process."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import gguf_files
+import pytest
+import tiny
+
+from pictool.api import compile
+from pictool.core import Chunk, CompileOptions
+from pictool.engines.llamacpp.engine import LlamaCppEngine
+from pictool.engines.llamacpp.model import GgufModel, open_gguf
+from pictool.engines.torch import TorchEngine
+from pictool.errors import ForeignObjectError, InputError, ModelError, ObjectError, PicError
+from pictool.linker.grid import named_policy
+from pictool.linker.link import link
+from pictool.linker.spec import Spec
+from pictool.runtime.model import load_model
+from pictool.store.store import Store
+
+CHUNKS = [Chunk("a", tuple(range(5, 40)), "a"), Chunk("b", tuple(range(60, 80)), "b")]
+NUM_DAMAGED = 60
+
+
+@pytest.fixture(scope="module")
+def model(tiny_gguf: Path) -> GgufModel:
+    return open_gguf(str(tiny_gguf), dtype="float32")
+
+
+@pytest.mark.parametrize("name", ["cacheblend-15", "speccache-15", "fixup-10", "attended-10"])
+def test_policies_that_need_what_llama_cpp_does_not_show(model: GgufModel, store: Store, name: str) -> None:
+    policy = named_policy(name)
+    with pytest.raises(InputError, match=f"--algo {policy.name}: "):
+        LlamaCppEngine(model, store).answer(Spec("Really?", CHUNKS, policy))
+    with pytest.raises(InputError, match=f"--algo {policy.name}: "):
+        link(model, store, Spec.raw(CHUNKS, "Really?", policy))
+    assert not store.keys()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
+def test_kv_that_llama_cpp_does_not_rotate_exactly(tiny_gguf: Path, dtype: str) -> None:
+    with pytest.raises(InputError, match=f"--dtype {dtype}: "):
+        open_gguf(str(tiny_gguf), dtype=dtype)
+
+
+def test_a_pool_tables_and_transformers_models(model: GgufModel, store: Store) -> None:
+    with pytest.raises(InputError, match="keeps KV in a cache of its own"):
+        LlamaCppEngine(model, store, pool_bytes=1 << 20)
+    with pytest.raises(InputError, match="measures no tables"):
+        LlamaCppEngine(model, store).compile(CHUNKS, CompileOptions(probes=4))
+    with pytest.raises(InputError, match="runs GGUF files"):
+        LlamaCppEngine(load_model("embedded-small"), store)
+    with pytest.raises(ModelError, match="a transformers model is needed"):
+        load_model("a.gguf")
+
+
+def test_more_documents_than_llama_cpp_moves(model: GgufModel, store: Store) -> None:
+    chunks = [Chunk(str(i), (3 + i % 300, 3 + i // 300), str(i)) for i in range(300)]
+    with pytest.raises(InputError, match=r"301 documents, but llama\.cpp moves"):
+        link(model, store, Spec.raw(chunks, "Really?", named_policy("naive"), "<s>"))
+
+
+def test_objects_of_other_files_dtypes_and_engines_are_foreign(
+    model: GgufModel, tiny_gguf: Path, store: Store, tmp_path: Path
+) -> None:
+    (own,) = compile(model, store, CHUNKS[:1])
+    other = gguf_files.write_gguf(tmp_path / "b.gguf", gguf_files.random_module("llama", seed=1), tiny.tokenizer())
+    for foreign in (open_gguf(str(other), dtype="float32"), open_gguf(str(tiny_gguf), dtype="float16")):
+        with pytest.raises(ForeignObjectError, match="made for"):
+            link(foreign, store, Spec.raw([own.path], "Really?", named_policy("naive")))
+    with pytest.raises(ForeignObjectError, match="made for architecture"):
+        ours = load_model("embedded-small")
+        TorchEngine(ours, store).link(Spec.raw([own.path], "Really?", named_policy("naive")))
+
+
+def test_a_damaged_object_is_refused(model: GgufModel, store: Store, tmp_path: Path) -> None:
+    (own,) = compile(model, store, CHUNKS[:1])
+    data = bytearray(own.path.read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "damaged.kvo").write_bytes(data)
+    with pytest.raises(ObjectError, match="does not match its checksum"):
+        link(model, store, Spec.raw([tmp_path / "damaged.kvo"], "Really?", named_policy("naive")))
+
+
+def test_a_file_that_changes_is_noticed(tiny_gguf: Path, store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(tiny_gguf, path)
+    model = open_gguf(str(path), dtype="float32")
+    link(model, store, Spec.raw(CHUNKS, "Really?", named_policy("naive")))
+    with path.open("r+b") as file:
+        file.seek(-100, 2)
+        file.write(b"\1" * 50)
+    with pytest.raises(ModelError, match="was changed or replaced"):
+        link(model, store, Spec.raw(CHUNKS, "Really?", named_policy("naive")))
+
+
+def damage(data: bytes, draw: random.Random) -> bytes:
+    """Cut, overwritten in the metadata or the list of tensors, or with another number in place of a length."""
+    changed = bytearray(data)
+    kind = draw.choice(("cut", "header", "numbers", "middle", "long"))
+    if kind == "cut":
+        return bytes(changed[: draw.randrange(4, len(changed))])
+    if kind == "long":
+        at = draw.randrange(8, 400) // 8 * 8
+        changed[at : at + 8] = draw.choice((b"\xff" * 8, b"\xff" * 7 + b"\x7f", (1 << 40).to_bytes(8, "little")))
+    limit = {"header": 24, "numbers": 3000}.get(kind, len(changed) // 3)
+    for _ in range(draw.randint(1, 6)):
+        changed[draw.randrange(4, limit)] = draw.randrange(256)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("group", range(6))
+def test_damaged_files_are_refused_or_answer(tiny_gguf: Path, tmp_path: Path, group: int) -> None:
+    """Whatever llama.cpp does with a file, this process goes on, and says what is wrong in one line."""
+    data, refused = tiny_gguf.read_bytes(), 0
+    for number in range(group, NUM_DAMAGED, 6):
+        path = tmp_path / f"{number}.gguf"
+        path.write_bytes(damage(data, random.Random(number)))
+        try:
+            model = open_gguf(str(path), dtype="float32")
+            link(model, Store(tmp_path / str(number)), Spec.raw(CHUNKS, "Really?", named_policy("naive")))
+        except PicError as error:
+            assert "\n" not in str(error) and str(error)
+            refused += 1
+    assert refused
