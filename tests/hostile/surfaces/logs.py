@@ -39,7 +39,7 @@ _VLLM = b"INFO 11-24 10:00:00 [logger.py:43] Received request a: prompt: 'x', pa
 
 class Logs(Surface):
     name: ClassVar[str] = "logs"
-    weight: ClassVar[int] = 8
+    weight: ClassVar[int] = 3
 
     def make(self, draw: random.Random) -> Case:
         records = [copy.deepcopy(draw.choice(RECORDS)) for _ in range(draw.choice((1, 2, 5)))]
