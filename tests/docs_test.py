@@ -36,7 +36,9 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
 )
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_PATH = re.compile(r"\b(?:pictool|tests|benchmarks|training|fixtures|examples)/[\w./-]*\w\.(?:py|json|jsonl|yaml|md)\b")
+_PATH = re.compile(
+    r"\b(?:pictool|tests|benchmarks|training|fixtures|examples)/[\w./-]*\w\.(?:py|jsonl\.zst|json|jsonl|yaml|md)\b"
+)
 _MODULE = re.compile(r"python -m ((?:benchmarks|training)\.\w+)")
 _CITED = re.compile(r"docs/[\w/-]+\.md(?:,? §(\d))?")
 

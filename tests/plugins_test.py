@@ -17,7 +17,7 @@ from pictool.store.codecs import codecs
 MODULE = """
 from pictool.engines.base import Engine
 from pictool.linker.policies.base import Policy, Selection, no_rows
-from pictool.store.codecs.none import Plain
+from pictool.store.codecs.none import Uncoded
 
 class Mine(Policy):
     name = "mine"
@@ -27,7 +27,7 @@ class Mine(Policy):
 class Twin(Mine):
     name = "naive"
 
-class Copy(Plain):
+class Copy(Uncoded):
     name = "copy"
 
 class Echo(Engine):
@@ -85,5 +85,5 @@ def test_codecs_and_engines_of_another_package(install: Path) -> None:
         with pytest.raises(PluginError, match=f"entry point {name} of pictool.engines: {says}"):
             engine_class(name)
     install.write_text("[pictool.engines]\necho = their_module:Echo\n")
-    with pytest.raises(InputError, match="engine 'onnx': must be echo or torch or vllm"):
+    with pytest.raises(InputError, match="engine 'onnx': must be echo or llamacpp or torch or vllm"):
         engine_class("onnx")

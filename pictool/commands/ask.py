@@ -64,9 +64,10 @@ def run_ask(
 
     spec = make_spec(replace(request, query=question or "?"), settings)
     engine_type, store = find_engine(engine, model=settings.model), open_store(settings)
+    files = folder.find_files()
     model = open_model(settings)
     with folder.open_reader(model) as reader:
-        library = read_library(reader, folder)
+        library = read_library(reader, files)
     with engine_type(model, store) as running, fetching_ends_with_an_error(store):
         if compile_all:
             compile_all_of(running, [passage.chunk(model) for passage in library.passages], spec.objects)

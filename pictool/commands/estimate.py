@@ -19,11 +19,11 @@ from pictool.errors import InputError
 from pictool.escapes import visible
 
 if TYPE_CHECKING:
-    from pictool.estimate.costs import ModelSize, Rates
+    from pictool.estimate.costs import CostRates, ModelSize
     from pictool.estimate.measure import Measure, Tokens
     from pictool.estimate.readers import LogReader
     from pictool.estimate.report import Report
-    from pictool.estimate.segments import Prompt
+    from pictool.estimate.segments import LoggedPrompt
     from pictool.runtime.model import Model
 
 app = make_app()
@@ -150,12 +150,12 @@ def open_model(options: EstimateOptions) -> tuple[Model | None, ModelSize]:
     return model, ModelSize.of(model.name, model.config.to_dict())
 
 
-def make_rates(options: EstimateOptions, model: Model | None, size: ModelSize) -> Rates | None:
+def make_rates(options: EstimateOptions, model: Model | None, size: ModelSize) -> CostRates | None:
     """The rates that are stated, else those of `pic plan`'s profile of this model; None: neither is there."""
-    from pictool.estimate.costs import Rates
+    from pictool.estimate.costs import CostRates
 
     if options.tflops is not None:
-        return Rates.stated(size, options.tflops, options.read_gb_s)
+        return CostRates.stated(size, options.tflops, options.read_gb_s)
     if model is None:
         return None
     from pictool.controller.calibration import compute_facts, compute_profile
@@ -166,17 +166,17 @@ def make_rates(options: EstimateOptions, model: Model | None, size: ModelSize) -
         return None
     fitted = make_estimator(model, parse_policy("naive"), compute_profile(model))
     source = f"pic plan's profile of {model.name} here, {options.read_gb_s:g} GB/s"
-    return Rates(fitted.token_s, 2 * fitted.pair_s, 1 / (options.read_gb_s * 1e9), source)
+    return CostRates(fitted.token_s, 2 * fitted.pair_s, 1 / (options.read_gb_s * 1e9), source)
 
 
-def limited(prompts: Iterator[Prompt], limit: int | None) -> Iterator[Prompt]:
+def limited(prompts: Iterator[LoggedPrompt], limit: int | None) -> Iterator[LoggedPrompt]:
     from itertools import islice
 
     return prompts if limit is None else islice(prompts, limit)
 
 
 def passes(
-    options: EstimateOptions, model: Model | None, size: ModelSize, prompts: Iterable[Prompt], reader: LogReader
+    options: EstimateOptions, model: Model | None, size: ModelSize, prompts: Iterable[LoggedPrompt], reader: LogReader
 ) -> Iterator[Measure]:
     """Measure prompt after prompt; what was found so far is there after each."""
     from pictool.estimate.measure import CAPACITIES, Measure
@@ -199,7 +199,7 @@ def passes(
 
 def finish(
     options: EstimateOptions, measure: Measure, reader: LogReader, model: Model | None, size: ModelSize,
-    rates: Rates | None,
+    rates: CostRates | None,
 ) -> Report:  # fmt: skip
     """The report of what was read, and what could not be."""
     from pictool.estimate.report import Report
@@ -361,12 +361,14 @@ def print_documents(report: Report, top: int) -> None:
         )
 
 
-def run_replay(options: EstimateOptions, settings: Settings, model: Model | None, prompts: Iterator[Prompt]) -> None:
+def run_replay(
+    options: EstimateOptions, settings: Settings, model: Model | None, prompts: Iterator[LoggedPrompt]
+) -> None:
     """Send requests to a server, and compare what it reuses with what is predicted."""
-    from pictool.estimate.replay import Server, replay
+    from pictool.estimate.replay import ReplayServer, replay
 
     assert options.replay is not None and model is not None
-    server = Server(options.replay, settings.server_key)
+    server = ReplayServer(options.replay, settings.server_key)
     rows: list[dict[str, Any]] = []
     for compared in replay(server, prompts, model.encode, options.sample):
         rows.append(vars(compared))

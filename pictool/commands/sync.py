@@ -70,7 +70,7 @@ def sync_folder(
     from pictool.compiler.forecast import forecast
     from pictool.documents.sync import finish_sync, plan_sync
 
-    library = read_library(reader, options, [folder])
+    library = read_library(reader, options.find_files([folder]))
     plan = plan_sync(engine.model, engine.store, folder, library, how)
     if is_dry:
         found = forecast(engine.model, engine.store, list(plan.chunks.values()), how)

@@ -52,7 +52,7 @@ class ModelSize:
 
 
 @dataclass(frozen=True)
-class Rates:
+class CostRates:
     """Seconds that a machine takes: for a token, for a pair of tokens in attention, to load a byte; and who says so."""
 
     token_s: float
@@ -61,7 +61,7 @@ class Rates:
     source: str
 
     @classmethod
-    def stated(cls, size: ModelSize, tflops: float, read_gb_s: float) -> Rates:
+    def stated(cls, size: ModelSize, tflops: float, read_gb_s: float) -> CostRates:
         rate = tflops * 1e12
         return cls(size.token_flops / rate, size.pair_flops / rate, 1 / (read_gb_s * 1e9),
                    f"{tflops:g} TFLOP/s, {read_gb_s:g} GB/s as stated")  # fmt: skip
@@ -83,7 +83,7 @@ class BreakEven:
     uses: int | None
 
     @classmethod
-    def of(cls, size: ModelSize, rates: Rates, tokens: float) -> BreakEven:
+    def of(cls, size: ModelSize, rates: CostRates, tokens: float) -> BreakEven:
         compute, load = rates.token_s, rates.byte_s * size.kv_bytes
         if compute <= load:
             return cls(None, round(tokens), None)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pictool.estimate.hashing import mixed
-from pictool.estimate.segments import BYTES_PER_TOKEN, HashedBlocks, Prompt, Segment
+from pictool.estimate.segments import BYTES_PER_TOKEN, HashedBlocks, LoggedPrompt, Segment
 
 Record = Mapping[str, Any]
 MIN_MARKED = 64  # characters: as `pic serve` has it, a shorter document stays text
@@ -49,7 +49,7 @@ class Forms:
         self.found = dict[str, int]()  # prompts by the name of their form
         self._blocks = dict[Any, tuple[Any, tuple[int, ...]]]()  # of KV events: (parent, token ids) by hash
 
-    def prompts(self, record: Any) -> list[Prompt]:
+    def prompts(self, record: Any) -> list[LoggedPrompt]:
         """The prompts of a record.
 
         Raises:
@@ -66,7 +66,7 @@ class Forms:
                 return found
         raise FormError("has none of the fields of a request")
 
-    def line(self, text: str) -> list[Prompt] | None:
+    def line(self, text: str) -> list[LoggedPrompt] | None:
         """The prompts of a line of vLLM's log; None: it is none of a request."""
         found = _VLLM.search(text)
         if found is None:
@@ -80,9 +80,9 @@ class Forms:
             return []
         self.found["vLLM request log"] = self.found.get("vLLM request log", 0) + 1
         moment = _VLLM_TIME.search(text[: found.start()])
-        return [Prompt((Segment("prompt", content),), None if moment is None else _log_time(moment))]
+        return [LoggedPrompt((Segment("prompt", content),), None if moment is None else _log_time(moment))]
 
-    def kv_events(self, record: Record) -> list[Prompt]:
+    def kv_events(self, record: Record) -> list[LoggedPrompt]:
         """The prompts whose blocks were stored: each event has its token ids, and the block that it continues."""
         prompts = []
         for event in record["events"]:
@@ -100,7 +100,7 @@ class Forms:
             for number, name in enumerate(hashes):
                 self._blocks[_hashable(name)] = (parent, tuple(ids[number * size : (number + 1) * size]))
                 parent = name
-            prompts.append(Prompt((Segment("prompt", _token_ids(before + ids)),), _time(record)))
+            prompts.append(LoggedPrompt((Segment("prompt", _token_ids(before + ids)),), _time(record)))
         return prompts
 
     def _before(self, name: Any) -> list[int]:
@@ -158,7 +158,7 @@ def _tenant(record: Record) -> str:
     return salt if isinstance(salt, str) else ""
 
 
-def _chat(forms: Forms, record: Record) -> list[Prompt]:
+def _chat(forms: Forms, record: Record) -> list[LoggedPrompt]:
     messages = record["messages"]
     if isinstance(messages, str):
         return _one(record, [Segment("prompt", messages)])
@@ -264,7 +264,7 @@ def _tools(record: Record) -> list[Segment]:
     return [Segment("system", _dumped(tool)) for tool in tools] if isinstance(tools, list) else []
 
 
-def _responses(forms: Forms, record: Record) -> list[Prompt]:
+def _responses(forms: Forms, record: Record) -> list[LoggedPrompt]:
     """OpenAI's responses, and LMCache's agentic traces, whose `input` are messages of a chat."""
     segments, items = [*_tools(record), *_system(record.get("instructions"))], record["input"]
     if isinstance(items, str):
@@ -282,7 +282,7 @@ def _responses(forms: Forms, record: Record) -> list[Prompt]:
     return _one(record, segments)
 
 
-def _completion(forms: Forms, record: Record) -> list[Prompt]:
+def _completion(forms: Forms, record: Record) -> list[LoggedPrompt]:
     prompt = record["prompt"]
     listed = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
     if not isinstance(listed, list):
@@ -296,14 +296,14 @@ def _completion(forms: Forms, record: Record) -> list[Prompt]:
     return found
 
 
-def _contents(forms: Forms, record: Record) -> list[Prompt]:
+def _contents(forms: Forms, record: Record) -> list[LoggedPrompt]:
     segments = _system(record.get("systemInstruction", record.get("system_instruction")))
     for content in _listed(record, "contents"):
         segments += _message(content)
     return _one(record, segments)
 
 
-def _run(forms: Forms, record: Record) -> list[Prompt]:
+def _run(forms: Forms, record: Record) -> list[LoggedPrompt]:
     """A LangSmith run of a model; of a chain, the same messages come again with its calls of models."""
     if record["run_type"] not in ("llm", "chat_model"):
         return []
@@ -318,7 +318,7 @@ def _run(forms: Forms, record: Record) -> list[Prompt]:
     return [prompt for batch in batches for prompt in _chat(forms, more | {"messages": batch})]
 
 
-def _mooncake(forms: Forms, record: Record) -> list[Prompt]:
+def _mooncake(forms: Forms, record: Record) -> list[LoggedPrompt]:
     hashes = mixed(np.asarray([int(name) % (1 << 64) for name in record["hash_ids"]], dtype=np.uint64))
     if not len(hashes):
         return []
@@ -326,10 +326,10 @@ def _mooncake(forms: Forms, record: Record) -> list[Prompt]:
     tokens[-1] = max(1, min(MOONCAKE_TOKENS, int(record["input_length"]) - MOONCAKE_TOKENS * (len(hashes) - 1)))
     moment = record.get("timestamp")
     seconds = moment / 1e3 if isinstance(moment, int | float) and math.isfinite(moment) else None
-    return [Prompt((Segment("prompt", HashedBlocks(hashes, BYTES_PER_TOKEN * tokens, True)),), seconds)]
+    return [LoggedPrompt((Segment("prompt", HashedBlocks(hashes, BYTES_PER_TOKEN * tokens, True)),), seconds)]
 
 
-def _requests(forms: Forms, record: Record) -> list[Prompt]:
+def _requests(forms: Forms, record: Record) -> list[LoggedPrompt]:
     """What `pic serve --request-log` writes."""
     segments = []
     for kind, is_marked, blocks in record["segments"]:
@@ -338,13 +338,13 @@ def _requests(forms: Forms, record: Record) -> list[Prompt]:
         if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) < 1 << 31:
             raise FormError("has a block of no length")
         segments.append(Segment(str(kind), HashedBlocks(hashes, lengths), bool(is_marked)))
-    return [Prompt(tuple(segments), _time(record), str(record.get("tenant", "")))]
+    return [LoggedPrompt(tuple(segments), _time(record), str(record.get("tenant", "")))]
 
 
-def _wrapped(name: str) -> Callable[[Forms, Record], list[Prompt]]:
+def _wrapped(name: str) -> Callable[[Forms, Record], list[LoggedPrompt]]:
     """A request inside of its record, which has the time, the tenant and the response."""
 
-    def read(forms: Forms, record: Record) -> list[Prompt]:
+    def read(forms: Forms, record: Record) -> list[LoggedPrompt]:
         inner = record[name]
         inner = json.loads(inner) if isinstance(inner, str) and inner.lstrip()[:1] == "{" else inner
         inner = inner["body"] if isinstance(inner, Mapping) and isinstance(inner.get("body"), Mapping) else inner
@@ -359,9 +359,11 @@ def _wrapped(name: str) -> Callable[[Forms, Record], list[Prompt]]:
     return read
 
 
-def _one(record: Record, segments: Sequence[Segment]) -> list[Prompt]:
+def _one(record: Record, segments: Sequence[Segment]) -> list[LoggedPrompt]:
     body = {name: record[name] for name in ("messages", "prompt", "documents", "tools") if name in record}
-    return [Prompt(tuple(segments), _time(record), _tenant(record), tuple(_outputs(record.get("response"))), body)]
+    return [
+        LoggedPrompt(tuple(segments), _time(record), _tenant(record), tuple(_outputs(record.get("response"))), body)
+    ]
 
 
 def _outputs(response: Any) -> Iterator[str]:
@@ -391,7 +393,7 @@ def _dumped(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-_Reader = tuple[str, tuple[str, ...], Callable[[Forms, Record], list[Prompt]]]
+_Reader = tuple[str, tuple[str, ...], Callable[[Forms, Record], list[LoggedPrompt]]]
 _READERS: list[_Reader] = [
     ("pic serve", ("pic_request", "segments"), _requests),
     ("Mooncake", ("hash_ids", "input_length"), _mooncake),

@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 
 from pictool.estimate.hashing import Hashes, HashIndex, Indices, Rolling, Units, chain_hashes, chained, grown, mixed
 from pictool.estimate.lru import LruCaches
-from pictool.estimate.repeats import ExactRepeats, Repeats, SampledRepeats
+from pictool.estimate.repeats import ExactRepeats, RepeatIndex, SampledRepeats
 from pictool.estimate.segments import (
     BLOCK_TOKENS,
     BYTES_PER_TOKEN,
     KINDS,
     HashedBlocks,
-    Prompt,
-    Scale,
+    LoggedPrompt,
     Segment,
+    TokenScale,
     split_text,
 )
 
@@ -149,14 +149,14 @@ class Measure:
         capacities: Sequence[int] = CAPACITIES, memory: int | None = None, shows_text: bool = False,
     ) -> None:  # fmt: skip
         self._is_bytes = tokenize is None and not are_ids
-        self.scale = Scale(BYTES_PER_TOKEN if self._is_bytes else 1, min_tokens)
+        self.scale = TokenScale(BYTES_PER_TOKEN if self._is_bytes else 1, min_tokens)
         self.capacities, self.documents = tuple(capacities), dict[int, Repeated]()
         self.series = array("d")  # of each prompt: time or nan, tokens, prefix, linked, most
         self.totals = Totals()
         self.totals.prefix_at, self.totals.linked_at = np.zeros(len(capacities)), np.zeros(len(capacities))
         self._tokenize, self._memory, self._shows_text = tokenize, memory, shows_text
         window = self.scale.window
-        self._repeats: Repeats = ExactRepeats(window) if memory is None else SampledRepeats(window, memory // 4)
+        self._repeats: RepeatIndex = ExactRepeats(window) if memory is None else SampledRepeats(window, memory // 4)
         self._outputs, self._borders = set[bytes](), list[int]()
         self._start()
 
@@ -202,7 +202,7 @@ class Measure:
         self.totals.border_loss = float(np.mean(self._borders)) if self._borders else None
         return self.totals
 
-    def add(self, prompt: Prompt) -> None:
+    def add(self, prompt: LoggedPrompt) -> None:
         """Measure the next prompt against all before it."""
         seed = seed_of(prompt.tenant)
         pairs = [(segment, self._text(segment, seed)) for segment in prompt.segments]
@@ -403,7 +403,7 @@ class Measure:
         start = int(found.ends[block] - found.lengths[block])
         return bytes(found.units[start : start + 4 * _SHOWN]).decode(errors="replace")[:_SHOWN]
 
-    def _count(self, prompt: Prompt, found: _Prompt) -> None:
+    def _count(self, prompt: LoggedPrompt, found: _Prompt) -> None:
         """Add a prompt to all sums."""
         scale, totals = self.scale.per_token, self.totals
         self._count_outputs(prompt)
@@ -431,7 +431,7 @@ class Measure:
             computed.rows += count
             computed.pairs += count * (total if way == "none" else total + prefix) / 2
 
-    def _count_outputs(self, prompt: Prompt) -> None:
+    def _count_outputs(self, prompt: LoggedPrompt) -> None:
         """Note outputs, and which of them come back as messages of the assistant."""
         for text in prompt.outputs:
             self.totals.outputs = (self.totals.outputs or 0.0) + len(text.encode(errors="replace")) / BYTES_PER_TOKEN

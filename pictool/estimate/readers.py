@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from pictool.errors import InputError
 from pictool.estimate.forms import FormError, Forms
-from pictool.estimate.segments import Prompt
+from pictool.estimate.segments import LoggedPrompt
 from pictool.reading import NotRegularError, open_regular, require_shape
 
 MAX_LINE = 64 << 20  # bytes of a record
@@ -28,7 +28,7 @@ _MAX_IDLE = 1 << 32  # bytes without a line end: no log
 STDIN = "-"
 
 
-class Stream(Protocol):
+class LogStream(Protocol):
     """Gives bytes as they come."""
 
     def read1(self, size: int, /) -> bytes: ...
@@ -60,7 +60,7 @@ class LogReader:
         self.forms, self.unread, self.problems = Forms(), Unread(), list[str]()
         self.num_bytes = self.num_lines = 0
 
-    def read(self, names: Sequence[str]) -> Iterator[Prompt]:
+    def read(self, names: Sequence[str]) -> Iterator[LoggedPrompt]:
         """The prompts of logs.
 
         Raises:
@@ -76,7 +76,7 @@ class LogReader:
                 raise InputError(f"{where}; pic estimate reads OpenAI's and Anthropic's requests, logs of proxies and "
                                  "vLLM, and traces, as lines of JSON")  # fmt: skip
 
-    def _read_one(self, name: str) -> Iterator[Prompt]:
+    def _read_one(self, name: str) -> Iterator[LoggedPrompt]:
         shown = "stdin" if name == STDIN else name
         with ExitStack() as opened:
             try:
@@ -93,7 +93,7 @@ class LogReader:
             except OSError as error:
                 raise InputError(f"{shown}: cannot be read ({error.strerror or error})") from error
 
-    def _lines(self, stream: Stream) -> Iterator[bytes | None]:
+    def _lines(self, stream: LogStream) -> Iterator[bytes | None]:
         """Lines in UTF-8; None for one that is too long."""
         head = stream.read1(_PART)
         decode = _decoder(head)
@@ -117,7 +117,7 @@ class LogReader:
         if rest:
             yield rest
 
-    def _parse(self, name: str, number: int, line: bytes) -> Iterator[Prompt]:
+    def _parse(self, name: str, number: int, line: bytes) -> Iterator[LoggedPrompt]:
         self.num_lines += 1
         try:
             yield from self._prompts(line.removeprefix(codecs.BOM_UTF8))
@@ -135,7 +135,7 @@ class LogReader:
             )
             self.unread.add(name, number, reason)
 
-    def _prompts(self, line: bytes) -> Sequence[Prompt]:
+    def _prompts(self, line: bytes) -> Sequence[LoggedPrompt]:
         if line[:1] not in (b"{", b"["):
             found = self.forms.line(line.decode(errors="replace"))
             if found is not None:
@@ -144,7 +144,7 @@ class LogReader:
             require_shape(line)
         return self._of_value(json.loads(line))
 
-    def _of_value(self, value: Any) -> list[Prompt]:
+    def _of_value(self, value: Any) -> list[LoggedPrompt]:
         """A record; or a list of them, as a whole export is."""
         if isinstance(value, list) and value and all(isinstance(record, dict) for record in value):
             return [prompt for record in value for prompt in self.forms.prompts(record)]
@@ -166,19 +166,19 @@ def _open(name: str, opened: ExitStack) -> BinaryIO:
         raise InputError(f"{name}: cannot be opened ({getattr(error, 'strerror', None) or error})") from error
 
 
-def decompressed(raw: BinaryIO, opened: ExitStack) -> Stream:
+def decompressed(raw: BinaryIO, opened: ExitStack) -> LogStream:
     """A stream by its first bytes: gzip, zstd, or as it is."""
     stream: Any = raw if hasattr(raw, "peek") else io.BufferedReader(raw, _PART)  # type: ignore[type-var]
     head = stream.peek(4)[:4]
     if head[:2] == b"\x1f\x8b":
         return opened.enter_context(gzip.GzipFile(fileobj=stream))
-    return ZstdStream(stream) if head == b"\x28\xb5\x2f\xfd" else cast("Stream", stream)
+    return ZstdStream(stream) if head == b"\x28\xb5\x2f\xfd" else cast("LogStream", stream)
 
 
 class ZstdStream:
     """What zstd frames hold, in parts of a bounded size. zstandard's own reader takes a cut frame for a whole one."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: LogStream) -> None:
         import zstandard
 
         self._stream, self._make = stream, zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj

@@ -69,7 +69,7 @@ def cover(size: int, starts: Indices, ends: Indices) -> Mask:
     return np.cumsum(steps[:size]) > 0
 
 
-class Repeats(ABC):
+class RepeatIndex(ABC):
     """Finds repeats of at least `window` units in prompts that come one after another."""
 
     def __init__(self, window: int) -> None:
@@ -94,7 +94,7 @@ class Repeats(ABC):
         """By how many units the sum of all counts may be wrong."""
 
 
-class ExactRepeats(Repeats):
+class ExactRepeats(RepeatIndex):
     """All repeats. Memory grows with the different text that was scanned: about 3 bytes for a byte of it."""
 
     def __init__(self, window: int) -> None:
@@ -277,7 +277,7 @@ def sliding_min(values: Hashes, width: int) -> Hashes:
 
 
 @dataclass
-class SampledRepeats(Repeats):
+class SampledRepeats(RepeatIndex):
     """The same within a budget of memory: exact until it is used up, then by a sample of the windows, by their hashes.
 
     Each window that begins in `inner` and was there before is a unit in a repeat. The last units of a repeat begin no

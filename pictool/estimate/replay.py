@@ -12,7 +12,7 @@ from typing import Any
 
 from pictool.errors import InputError
 from pictool.estimate.measure import Tokenize
-from pictool.estimate.segments import Prompt
+from pictool.estimate.segments import LoggedPrompt
 from pictool.reading import parse_json
 from pictool.urls import open_url, without_credentials
 
@@ -37,7 +37,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Server:
+class ReplayServer:
     """A running `pic serve`."""
 
     url: str
@@ -82,7 +82,9 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return str(error.reason)
 
 
-def replay(server: Server, prompts: Iterator[Prompt], tokenize: Tokenize, sample: int) -> Iterator[Compared]:
+def replay(
+    server: ReplayServer, prompts: Iterator[LoggedPrompt], tokenize: Tokenize, sample: int
+) -> Iterator[Compared]:
     """Send the first requests of a log that have documents, and compare.
 
     A document that is given as one (`documents`, a part of type document, a marker) is linked in all its tokens, the

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pictool.estimate.costs import BreakEven, ModelSize, Rates
+from pictool.estimate.costs import BreakEven, CostRates, ModelSize
 from pictool.estimate.measure import LARGE_BLOCK, WAYS, Measure, Repeated, Tokens, Totals
 from pictool.estimate.segments import BLOCK_TOKENS
 
@@ -35,13 +35,15 @@ class Report:
     reads: dict[str, Any]
     documents: Sequence[Repeated]
     size: ModelSize
-    rates: Rates | None
+    rates: CostRates | None
     most_is_known: bool
     linked_is_known: bool
     sampled: int
 
     @classmethod
-    def of(cls, measure: Measure, counting: str, reads: dict[str, Any], size: ModelSize, rates: Rates | None) -> Report:
+    def of(
+        cls, measure: Measure, counting: str, reads: dict[str, Any], size: ModelSize, rates: CostRates | None
+    ) -> Report:
         documents = sorted(measure.documents.values(), key=lambda document: (-document.saved, document.name))
         return cls(
             measure.finish(), measure.capacities, measure.scale.min_tokens, counting, reads, documents, size, rates,

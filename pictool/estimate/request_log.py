@@ -23,7 +23,7 @@ import numpy as np
 
 from pictool.errors import InputError
 from pictool.estimate.hashing import Rolling
-from pictool.estimate.segments import BYTES_PER_TOKEN, Scale, Segment, split_text
+from pictool.estimate.segments import BYTES_PER_TOKEN, Segment, TokenScale, split_text
 from pictool.reading import parse_json, read_file
 
 MIN_TOKENS = 16  # of a block
@@ -72,7 +72,7 @@ class RequestLog:
         self._keys_path = path.with_name(f"{path.name}.keys")
         self._keys = _read_keys(self._keys_path)
         self._thread, self._waiting = ThreadPoolExecutor(1, "pic-log"), threading.Semaphore(_MAX_WAITING)
-        self._scale, self._is_broken, self._num_lost = Scale(BYTES_PER_TOKEN, MIN_TOKENS), False, 0
+        self._scale, self._is_broken, self._num_lost = TokenScale(BYTES_PER_TOKEN, MIN_TOKENS), False, 0
         try:
             self._file = _open(path)
         except OSError as error:

@@ -53,7 +53,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class LoggedPrompt:
     """One prompt of a log. `time` is in seconds since 1970; `body` is what a server can be sent again."""
 
     segments: tuple[Segment, ...]
@@ -64,7 +64,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Scale:
+class TokenScale:
     """How units become tokens: `per_token` bytes (an estimate), or 1 token id."""
 
     per_token: int

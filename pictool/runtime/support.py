@@ -65,6 +65,8 @@ def require_known(model_type: object, name: str) -> None:
     Raises:
         ModelError: says why, if that is known.
     """
+    if model_type is None:
+        raise ModelError(f"{name}: its config.json names no model_type; copy the model again")
     if model_type not in (*ARCHITECTURES, *WRAPPERS):
         raise _unsupported(model_type, name)
 
@@ -72,7 +74,7 @@ def require_known(model_type: object, name: str) -> None:
 def _unsupported(model_type: object, name: str) -> ModelError:
     why = f": {REFUSED[str(model_type)]}" if model_type in REFUSED else ""
     supported = ", ".join((*ARCHITECTURES, *WRAPPERS))
-    return ModelError(f"{name}: architecture {shown(model_type)} is not supported{why} (supported: {supported})")
+    return ModelError(f"{name}: architecture {shown(model_type)} is not supported{why}; use a model of {supported}")
 
 
 def require_in_vllm(config: PretrainedConfig, name: str) -> None:

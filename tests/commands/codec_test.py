@@ -73,11 +73,15 @@ def test_an_unknown_codec_in_a_script_names_the_script(model: Path) -> None:
     write("s.yaml", "{documents: [a.txt], query: 'Why?', codec: int3}")
     outcome = pic("link", "-T", "s.yaml", "-m", model)
     assert (outcome.code, outcome.err) == (
-        1, "pic: error: s.yaml: codec 'int3' must be one of fp8, int4, int8, none, zstd\n",
-    )  # fmt: skip
+        1,
+        "pic: error: s.yaml: codec 'int3' must be one of float8_e4m3, float8_e4m3_head, fp8, int4, int8, none, zstd\n",
+    )
 
 
 def test_an_unknown_codec_is_one_line(model: Path) -> None:
     write("a.txt", TEXT)
     outcome = pic("compile", "a.txt", "-m", model, "--codec", "int3")
-    assert (outcome.code, outcome.err) == (2, "pic: error: --codec int3: must be one of fp8, int4, int8, none, zstd\n")
+    assert (outcome.code, outcome.err) == (
+        2,
+        "pic: error: --codec int3: must be one of float8_e4m3, float8_e4m3_head, fp8, int4, int8, none, zstd\n",
+    )

@@ -107,7 +107,7 @@ def test_a_request_that_fails_does_not_stop_the_others(run: Run) -> None:
         (["-q", "Who?"], 2, "has the query of each request"),
         (["--trace", "t"], 2, "--trace is of one request"),
         (["--verify", "2"], 2, "must be a share of requests"),
-        (["--max-kl", "1"], 2, "say of which share"),
+        (["--max-kl", "1"], 2, "set their share with --verify"),
         (["--ratio", "auto"], 2, "name a ratio"),
         (["-o", "q/requests.jsonl"], 1, "is an input as well"),
     ],

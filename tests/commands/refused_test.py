@@ -62,6 +62,16 @@ store export a.kva --store none
 store import none
 store push all --store none
 store pull none
+ask
+ask none -q why
+ask a.txt -q why --algo none
+ask a.txt -q why -m ./none
+estimate
+estimate none
+estimate a.txt --shape none
+sync
+sync none
+sync a.txt --splitter none
 eval none
 eval world --algo none
 eval world --metric none

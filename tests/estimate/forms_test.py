@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pictool.estimate.forms import FormError, Forms
-from pictool.estimate.segments import HashedBlocks, Prompt
+from pictool.estimate.segments import HashedBlocks, LoggedPrompt
 
 LONG = "a document of more than sixty-four characters, so that it is compiled and linked"
 TEXT = {"type": "text", "text": "x"}
@@ -58,7 +58,7 @@ FORMS: dict[str, tuple[dict[str, Any], list[tuple[str, ...]]]] = {
 }  # fmt: skip
 
 
-def shown(prompt: Prompt) -> list[tuple[str, ...]]:
+def shown(prompt: LoggedPrompt) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for segment in prompt.segments:
         content = segment.content

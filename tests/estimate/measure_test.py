@@ -13,13 +13,13 @@ from estimate.references import prefixes, repeated
 from pictool.estimate.hashing import Rolling
 from pictool.estimate.lru import LruCaches
 from pictool.estimate.measure import Measure, seed_of
-from pictool.estimate.segments import Prompt, Scale, Segment, split_text
+from pictool.estimate.segments import LoggedPrompt, Segment, TokenScale, split_text
 
 MIN_TOKENS = 8
-SCALE = Scale(4, MIN_TOKENS)
+SCALE = TokenScale(4, MIN_TOKENS)
 
 
-def random_prompts(draw: random.Random) -> list[Prompt]:
+def random_prompts(draw: random.Random) -> list[LoggedPrompt]:
     """Chats over common documents, pasted, marked, cut, with headings."""
     letters = draw.choice(["ab", string.ascii_lowercase + " \n"])
 
@@ -37,7 +37,7 @@ def random_prompts(draw: random.Random) -> list[Prompt]:
         return Segment("document" if marked else kind, body[draw.choice([0, 0, 7]) :], marked)
 
     return [
-        Prompt(tuple(message() for _ in range(draw.randrange(4))), tenant=draw.choice(["", "", "b"]))
+        LoggedPrompt(tuple(message() for _ in range(draw.randrange(4))), tenant=draw.choice(["", "", "b"]))
         for _ in range(draw.randrange(2, 10))
     ]
 
@@ -57,7 +57,7 @@ def blocks_of(segment: Segment, tenant: str) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def linked(prompts: Sequence[Prompt], starts: Sequence[int]) -> list[int]:
+def linked(prompts: Sequence[LoggedPrompt], starts: Sequence[int]) -> list[int]:
     """Of each prompt, the bytes beyond its prefix that are in blocks, or parts, of an earlier one."""
     counts, known = [], set[bytes]()
     for prompt, start in zip(prompts, starts, strict=True):
@@ -72,7 +72,7 @@ def linked(prompts: Sequence[Prompt], starts: Sequence[int]) -> list[int]:
     return counts
 
 
-def data_of(prompt: Prompt) -> bytes:
+def data_of(prompt: LoggedPrompt) -> bytes:
     return b"".join(str(segment.content).encode() for segment in prompt.segments)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from estimate.references import SuffixAutomaton, repeated
-from pictool.estimate.repeats import ExactRepeats, Repeats, SampledRepeats, split
+from pictool.estimate.repeats import ExactRepeats, RepeatIndex, SampledRepeats, split
 
 
 def random_log(draw: random.Random, window: int) -> list[bytes]:
@@ -28,7 +28,7 @@ def random_log(draw: random.Random, window: int) -> list[bytes]:
     return [b"".join(piece() for _ in range(draw.randrange(5))) for _ in range(draw.randrange(1, 14))]
 
 
-def counts_of(repeats: Repeats, log: list[bytes], kind: Any = np.uint8, seed: int = 0) -> list[float]:
+def counts_of(repeats: RepeatIndex, log: list[bytes], kind: Any = np.uint8, seed: int = 0) -> list[float]:
     return [
         repeats.scan(
             np.frombuffer(prompt, dtype=np.uint8).astype(kind), [(0, len(prompt))],

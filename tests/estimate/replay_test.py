@@ -9,7 +9,7 @@ from serve.live import DOCS, TEMPLATE, serving, tiny_model
 
 from pictool.errors import InputError
 from pictool.estimate.forms import Forms
-from pictool.estimate.replay import Server, replay
+from pictool.estimate.replay import ReplayServer, replay
 from pictool.runtime.model import Model
 from pictool.store.store import Store
 
@@ -36,7 +36,7 @@ def test_predictions_are_what_the_server_reports(model: Model, tmp_path: Path) -
     ]  # fmt: skip
     prompts = (prompt for record in records for prompt in Forms().prompts(record))
     with serving(model, Store(tmp_path / "store")) as live:
-        compared = list(replay(Server(live.url), prompts, model.encode, 10))
+        compared = list(replay(ReplayServer(live.url), prompts, model.encode, 10))
     assert len(compared) == 5
     assert [row.predicted for row in compared] == [row.reported for row in compared]
     assert compared[0].again == 0 and all(row.again == row.predicted > 0 for row in compared[1:])
@@ -44,4 +44,4 @@ def test_predictions_are_what_the_server_reports(model: Model, tmp_path: Path) -
 
 def test_what_is_no_server_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no server answers"):
-        list(replay(Server("http://127.0.0.1:9"), iter(()), lambda text: [1], 1))
+        list(replay(ReplayServer("http://127.0.0.1:9"), iter(()), lambda text: [1], 1))

@@ -16,9 +16,11 @@ from subjects import (
     LENGTH_DEPENDENT,
     LENGTHS,
     PLACED,
+    SCALED,
     TAIL,
     Subject,
     default_policy,
+    families,
     make_chunks,
     max_difference,
     parts_of,
@@ -111,10 +113,12 @@ def test_rule_4_one_head_and_no_chunk_is_full(architecture: str, policy: str, st
 
 @pytest.mark.parametrize(("policy", "fields"), POLICIES)
 @pytest.mark.parametrize("head", ["", HEAD], ids=["no-head", "head"])
-@pytest.mark.parametrize("architecture", [a for a in FAMILIES if a not in (*LENGTH_DEPENDENT, *PLACED)])
+@pytest.mark.parametrize("architecture", families(*LENGTH_DEPENDENT, *PLACED))
 def test_rule_5_a_link_equals_the_dense_reference(
     architecture: str, head: str, policy: str, fields: dict[str, Any], store: Store
 ) -> None:
+    if architecture in SCALED and "s" in fields and not head:
+        pytest.skip("the reference has no position for dummy tokens before the prompt")
     one, chunks = subject(architecture), make_chunks(LENGTHS)
     linked = run(one, store, make_policy(policy, fields), chunks, head=head)
     rows = torch.zeros(linked.image.layout.num_tokens, dtype=torch.bool)
@@ -145,7 +149,7 @@ class Scattered(Policy):
         return Selection(np.arange(prompt.layout.num_context) % 3 == 1)
 
 
-@pytest.mark.parametrize("architecture", [a for a in FAMILIES if a not in (*LENGTH_DEPENDENT, *PLACED)])
+@pytest.mark.parametrize("architecture", families(*LENGTH_DEPENDENT, *PLACED))
 def test_rule_5_scattered_rows_attend_causally(architecture: str, store: Store) -> None:
     one = subject(architecture)
     linked = run(one, store, Scattered(), make_chunks(LENGTHS))

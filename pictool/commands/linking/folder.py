@@ -44,18 +44,21 @@ class FolderOptions:
         int, option("--passage-tokens", "N", "Tokens of a passage at most.", COMPILING, min=16)
     ] = PASSAGE_TOKENS
 
+    def find_files(self, names: Sequence[str | Path] | None = None) -> list[Path]:
+        """The files of what the command line names, or of `names`."""
+        from pictool.documents.finding import FileFilter, find_files
+
+        chosen = FileFilter(tuple(self.include), tuple(self.exclude), self.no_ignore)
+        return find_files(self.names if names is None else names, chosen)
+
     def open_reader(self, model: Model) -> LibraryReader:
         from pictool.documents.library import LibraryReader
 
         return LibraryReader(model, self.passage_tokens, self.reader)
 
 
-def read_library(reader: LibraryReader, folder: FolderOptions, names: Sequence[str | Path] | None = None) -> Library:
-    """What the command line names, or `names`, read; notes say what cannot be."""
-    from pictool.documents.finding import FileFilter, find_files
-
-    selection = FileFilter(tuple(folder.include), tuple(folder.exclude), folder.no_ignore)
-    files = find_files(folder.names if names is None else names, selection)
+def read_library(reader: LibraryReader, files: Sequence[Path]) -> Library:
+    """Read files; notes name those that cannot be read."""
     with progress("reading", len(files)) as advance:
         library = reader.read(files, on_read=lambda _: advance())
     tell_problems(library.problems)

@@ -17,7 +17,7 @@ _SENTENCE = re.compile(r".*?(?:[.!?。！？][\"'”’)\]]*\s+|\n+|\Z)", re.DOT
 
 
 @dataclass(frozen=True)
-class Content(Splitter):
+class ContentSplitter(Splitter):
     """Boundaries that follow from the content around them: an edit changes the chunks around it, not all after it.
 
     A chunk ends after a sentence whose hash is small, as in content-defined chunking of files (LBFS, Muthitacharoen

@@ -85,7 +85,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class ContextOptions:
+class LlamaContextOptions:
     """How contexts compute.
 
     Fields:
@@ -96,7 +96,7 @@ class ContextOptions:
     uses_flash: bool = False
 
 
-class Context:
+class LlamaContext:
     """KV of at least `num_cells` tokens in `num_sequences` sequences, and what computes into it.
 
     Raises:
@@ -104,7 +104,7 @@ class Context:
     """
 
     def __init__(
-        self, weights: Weights, options: ContextOptions, num_cells: int, num_sequences: int, threads: int
+        self, weights: Weights, options: LlamaContextOptions, num_cells: int, num_sequences: int, threads: int
     ) -> None:
         lib = api()
         params = lib.llama_context_default_params()

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from pictool.core import Layout, RowMask
-from pictool.engines.llamacpp.library import MAX_SEQUENCES, Context
+from pictool.engines.llamacpp.library import MAX_SEQUENCES, LlamaContext
 from pictool.engines.llamacpp.state import LayerRows, read_rows
 from pictool.errors import InputError, TraceError
 from pictool.linker.link import Linked, PreparedLink
@@ -46,7 +46,7 @@ class LlamaImage:
         self.computed: RowMask | None = None  # [n], once it is linked
         self._hold(model.stack.take(layout.num_tokens + _GROWTH, num_sequences))
 
-    def _hold(self, context: Context) -> None:
+    def _hold(self, context: LlamaContext) -> None:
         self.context, self.spare = context, context.num_sequences - 1
         self._release = weakref.finalize(self, self.stack.give_back, context)
 
@@ -116,7 +116,7 @@ class LlamaImage:
 
 
 @dataclass(frozen=True)
-class Reuse:
+class ReusedCells:
     """Rows of one object that are reused: `rows` are the prompt's, `source` the object's own, both ascending."""
 
     part: PlacedObject
@@ -195,16 +195,16 @@ def _computed(prepared: PreparedLink, selected: RowMask) -> RowMask:
     return rows
 
 
-def _reuses(placed: Sequence[PlacedObject], computed: RowMask) -> Iterator[Reuse]:
+def _reuses(placed: Sequence[PlacedObject], computed: RowMask) -> Iterator[ReusedCells]:
     for part in placed:
         rows = part.start + np.flatnonzero(~computed[part.start : part.end])
         if len(rows):
-            yield Reuse(part, rows, rows - part.start + part.offset)
+            yield ReusedCells(part, rows, rows - part.start + part.offset)
 
 
-def _groups(reuses: Iterator[Reuse]) -> Mapping[int, list[Reuse]]:
+def _groups(reuses: Iterator[ReusedCells]) -> Mapping[int, list[ReusedCells]]:
     """By distance. Raises InputError: more distances than llama.cpp has sequences."""
-    groups = defaultdict[int, list[Reuse]](list)
+    groups = defaultdict[int, list[ReusedCells]](list)
     for reuse in reuses:
         groups[reuse.distance].append(reuse)
     if len(groups) > MAX_SEQUENCES - 2:
@@ -214,7 +214,7 @@ def _groups(reuses: Iterator[Reuse]) -> Mapping[int, list[Reuse]]:
     return groups
 
 
-def _set(context: Context, model: GgufModel, sequence: int, reuses: Sequence[Reuse], is_moved: bool) -> int:
+def _set(context: LlamaContext, model: GgufModel, sequence: int, reuses: Sequence[ReusedCells], is_moved: bool) -> int:
     """Set a sequence to rows of objects, where these were compiled. Returns the bytes that were read.
 
     Args:

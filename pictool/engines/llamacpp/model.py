@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from pictool.core import Geometry, Target
-from pictool.engines.llamacpp.library import KV_TYPES, MAX_SEQUENCES, Context, ContextOptions, Weights, api
+from pictool.engines.llamacpp.library import KV_TYPES, MAX_SEQUENCES, LlamaContext, LlamaContextOptions, Weights, api
 from pictool.engines.llamacpp.names import find_files
 from pictool.engines.llamacpp.state import StateFormat, read_rows
 from pictool.engines.llamacpp.tokenizer import GgufTokenizer
@@ -62,7 +62,7 @@ class GgufModel(Model):
         self.device, self.directory, self._module, self._state = "cpu", None, None, None
         self.on_wait = Model.no_wait
         self._gpu_layers = gpu_layers
-        self.options = ContextOptions(dtype, gpu_layers != 0)
+        self.options = LlamaContextOptions(dtype, gpu_layers != 0)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -180,13 +180,13 @@ class Contexts:
         device, dtype, num_layers: of the KV of objects.
     """
 
-    def __init__(self, weights: Weights, options: ContextOptions, form: StateFormat) -> None:
+    def __init__(self, weights: Weights, options: LlamaContextOptions, form: StateFormat) -> None:
         self._weights, self._options = weights, options
-        self._idle: list[Context] = []
+        self._idle: list[LlamaContext] = []
         self.geometry, self.num_layers = form.geometry, form.geometry.layers
         self.device, self.dtype = torch.device("cpu"), getattr(torch, options.dtype)
 
-    def take(self, num_cells: int, num_sequences: int) -> Context:
+    def take(self, num_cells: int, num_sequences: int) -> LlamaContext:
         """An empty context with so much room. Raises ModelError: there is no memory for it."""
         threads = torch.get_num_threads()
         fitting = [c for c in self._idle if c.num_cells >= num_cells and c.num_sequences >= num_sequences]
@@ -196,9 +196,9 @@ class Contexts:
             context.set_threads(threads)
             return context
         sequences = min(MAX_SEQUENCES, max(_FEWEST_SEQUENCES, 1 << (num_sequences - 1).bit_length()))
-        return Context(self._weights, self._options, num_cells, sequences, threads)
+        return LlamaContext(self._weights, self._options, num_cells, sequences, threads)
 
-    def give_back(self, context: Context) -> None:
+    def give_back(self, context: LlamaContext) -> None:
         """The context is not used any more."""
         context.clear()
         self._idle.append(context)

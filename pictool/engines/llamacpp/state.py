@@ -30,7 +30,7 @@ from pictool.errors import ModelError
 from pictool.store.objects.format import Buffer
 
 if TYPE_CHECKING:
-    from pictool.engines.llamacpp.library import Context
+    from pictool.engines.llamacpp.library import LlamaContext
 
 Rows = NDArray[Any]  # [n, width] numbers of a layer's keys or values
 LayerRows = tuple[Rows, Rows]
@@ -169,7 +169,7 @@ def format_of(state: bytearray, heads: int) -> StateFormat:
     raise ModelError("llama.cpp keeps the memory of this model in a form that pic does not know; it cannot be linked")
 
 
-def read_rows(context: Context, form: StateFormat, window: int, start: int, end: int) -> list[LayerRows]:
+def read_rows(context: LlamaContext, form: StateFormat, window: int, start: int, end: int) -> list[LayerRows]:
     """The rows of positions [start, end) of sequence 0, by layer; the context's last sequence is used for it.
 
     A state leaves out what the last position of its sequence does not attend to, so rows of layers with a window are

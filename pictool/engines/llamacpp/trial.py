@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pictool.engines.llamacpp.library import INSTALL, Context, ContextOptions, Weights, api
+from pictool.engines.llamacpp.library import INSTALL, LlamaContext, LlamaContextOptions, Weights, api
 from pictool.engines.llamacpp.state import StateFormat, format_of
 from pictool.errors import InputError, ModelError, PicError
 
@@ -49,7 +49,7 @@ class Facts:
     scales: list[list[float]]
 
 
-def try_file(name: str, path: Path, num_bytes: int, content: str, kept: Path, options: ContextOptions) -> Facts:
+def try_file(name: str, path: Path, num_bytes: int, content: str, kept: Path, options: LlamaContextOptions) -> Facts:
     """What a trial finds, now or earlier.
 
     Args:
@@ -73,7 +73,7 @@ def try_file(name: str, path: Path, num_bytes: int, content: str, kept: Path, op
     return Facts(**reply["facts"])
 
 
-def _ask(path: Path, options: ContextOptions, limit_s: float) -> dict[str, Any]:
+def _ask(path: Path, options: LlamaContextOptions, limit_s: float) -> dict[str, Any]:
     request = json.dumps([str(path), options.dtype, options.uses_flash])
     root = str(Path(__file__).parents[3])
     try:
@@ -90,7 +90,7 @@ def _ask(path: Path, options: ContextOptions, limit_s: float) -> dict[str, Any]:
         return {"problem": f"llama.cpp ends at loading it (exit {done.returncode}); it is damaged: download it again"}
 
 
-def examine(path: str, options: ContextOptions) -> Facts:
+def examine(path: str, options: LlamaContextOptions) -> Facts:
     """Try a file in this process. Raises ModelError: it cannot be linked."""
     weights = Weights(path)
     lib, handle = api(), weights.handle
@@ -101,7 +101,7 @@ def examine(path: str, options: ContextOptions) -> Facts:
         )
     if lib.llama_model_has_encoder(handle) or not lib.llama_model_has_decoder(handle):
         raise ModelError(f"{architecture} is no causal decoder; use one")
-    context = Context(weights, options, _CELLS, 4, 1)
+    context = LlamaContext(weights, options, _CELLS, 4, 1)
     if not context.can_shift:
         raise ModelError(
             f"llama.cpp cannot move the keys of {architecture} (M-RoPE, or layers that differ); use another model"
@@ -121,7 +121,7 @@ def examine(path: str, options: ContextOptions) -> Facts:
     )  # fmt: skip
 
 
-def _scales(context: Context, form: StateFormat, state: bytearray, positions: Any) -> list[list[float]]:
+def _scales(context: LlamaContext, form: StateFormat, state: bytearray, positions: Any) -> list[list[float]]:
     """What a pass that moves keys multiplies those by that stay where they are."""
     rows = form.read(state, positions)
     again = form.write(rows, positions)
@@ -152,7 +152,7 @@ def _positions(weights: Weights, architecture: str, trained: int) -> int:
 def main(arguments: Sequence[str]) -> None:
     path, dtype, uses_flash = json.loads(arguments[0])
     try:
-        reply: dict[str, Any] = {"facts": asdict(examine(path, ContextOptions(dtype, uses_flash)))}
+        reply: dict[str, Any] = {"facts": asdict(examine(path, LlamaContextOptions(dtype, uses_flash)))}
     except InputError:
         reply = {"problem": INSTALL}
     except PicError as error:

@@ -42,7 +42,7 @@ def test_the_codec_of_what_is_recognised() -> None:
         assert isinstance(parsed, LinkParams) and parsed.codec == codec
     wrongs: tuple[Any, ...] = ("nosuch", 3, [])
     for wrong in wrongs:
-        with pytest.raises(RequestError, match="must be one of fp8, int4"):
+        with pytest.raises(RequestError, match="must be one of float8_e4m3, float8_e4m3_head, fp8, int4"):
             parse_request({"pic": {"recognise": True, "codec": wrong}}, NAIVE, True)
     with pytest.raises(RequestError, match="keys say which objects"):
         parse_request({"pic": {"keys": ["ab"], "codec": "int8"}}, NAIVE, True)
