@@ -59,6 +59,7 @@ def test_marks_have_their_own_ink_and_background(by_hand: Path, monkeypatch: pyt
     monkeypatch.setenv("COLORTERM", "truecolor")
     text = section(pic("inspect", by_hand), f"{ESCAPE}1mtext; marked")
     (line,) = (line for line in text if strip_styles(line) == "a bc")
-    assert line.count("38;2;") == line.count("48;2;") == 2
+    # rich keeps the codes of a style as it first rendered it: of 256 colours if another test had these.
+    assert len(re.findall(r"\b38;[25];", line)) == len(re.findall(r"\b48;[25];", line)) == 2
     monkeypatch.setenv("NO_COLOR", "1")
     assert any(strip_styles(line) == "[a]1[ b]2c" for line in pic("inspect", by_hand).out.splitlines())
