@@ -29,6 +29,7 @@ from pictool.reading import parse_json, read_file
 MIN_TOKENS = 16  # of a block
 _KEY_BYTES, _HASH_BYTES = 32, 8
 _MAX_WAITING = 1000  # requests that wait to be written; more are not logged
+_BEGIN = b'{"pic_request":'  # of every line
 _MAX_KEYS = 16 << 20  # bytes of their file
 LEAST_BYTES = 64 << 10
 
@@ -71,6 +72,8 @@ class RequestLog:
         self._path, self._max_bytes, self._warn = path, max_bytes, warn
         self._keys_path = path.with_name(f"{path.name}.keys")
         self._keys = _read_keys(self._keys_path)
+        for own in (path, path.with_name(f"{path.name}.1")):
+            _require_log(own)
         self._thread, self._waiting = ThreadPoolExecutor(1, "pic-log"), threading.Semaphore(_MAX_WAITING)
         self._scale, self._is_broken, self._num_lost = TokenScale(BYTES_PER_TOKEN, MIN_TOKENS), False, 0
         try:
@@ -170,6 +173,20 @@ def _hash(data: bytes, key: bytes) -> str:
 
 def _open(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _require_log(path: Path) -> None:
+    """Refuse a file that we did not write: a log is appended to, and the one before it replaced."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            begin = file.read(len(_BEGIN)) if is_file else b"no file"
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"--request-log {path}: cannot be read ({error.strerror})") from error
+    if begin not in (b"", _BEGIN):
+        raise InputError(f"--request-log {path}: is no log of requests; name another file")
 
 
 def _read_keys(path: Path) -> dict[str, bytes]:

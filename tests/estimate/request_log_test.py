@@ -120,6 +120,20 @@ def test_keys_that_cannot_be_used_are_refused(tmp_path: Path, content: str, mode
         RequestLog(tmp_path / "log", 1 << 20, print)
 
 
+@pytest.mark.parametrize("name", ["log", "log.1"])
+def test_a_file_of_somebody_else_is_neither_appended_to_nor_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("My notes.")
+    with pytest.raises(InputError, match="is no log of requests; name another file"):
+        RequestLog(tmp_path / "log", 1 << 20, print)
+    assert (tmp_path / name).read_text() == "My notes."
+
+
+def test_a_pipe_is_no_log_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(InputError, match="is no log of requests"):
+        RequestLog(tmp_path / "log", 1 << 20, print)
+
+
 def test_an_object_is_named_by_its_hash_and_its_tokens(tmp_path: Path) -> None:
     log = RequestLog(tmp_path / "log", 1 << 20, print)
     log.add(Request(1.0, "a", (Named("f" * 64, 100),), 100, 100, 0.1))
