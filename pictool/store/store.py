@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from pictool.errors import ObjectError, RemoteError, StoreError
+from pictool.errors import ObjectError, RemoteError, StoreError, UnreadableObjectError
 from pictool.store import eviction
 from pictool.store.directory import claim
 from pictool.store.entries import DEFAULT_ROOT, Entry, entries, is_key, keys_of, object_path, shards
@@ -159,8 +159,12 @@ class Store:
     def peek_local(self, key: str) -> ObjectFile:
         """`peek`, without the remote."""
         path = self.path(key)
-        if not os.path.exists(path):
-            raise self.absent(key)
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise self.absent(key) from None
+        except OSError as error:
+            raise UnreadableObjectError(f"{path}: cannot be read ({error.strerror})") from error
         file = ObjectFile(path)
         try:
             file.require_key(key)
