@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from pictool.estimate.hashing import mixed
-from pictool.estimate.segments import BYTES_PER_TOKEN, HashedBlocks, LoggedPrompt, Segment
+from pictool.estimate.segments import BYTES_PER_TOKEN, KINDS, HashedBlocks, LoggedPrompt, Segment
+from pictool.reading import shown
 
 Record = Mapping[str, Any]
 MIN_MARKED = 64  # characters: as `pic serve` has it, a shorter document stays text
@@ -333,11 +334,13 @@ def _requests(forms: Forms, record: Record) -> list[LoggedPrompt]:
     """What `pic serve --request-log` writes."""
     segments = []
     for kind, is_marked, blocks in record["segments"]:
+        if kind not in KINDS:
+            raise FormError(f"has a segment of no known kind: {shown(kind)}")
         hashes = np.asarray([int(name, 16) for name, _ in blocks], dtype=np.uint64)
         lengths = np.asarray([int(length) for _, length in blocks], dtype=np.int64)
         if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) < 1 << 31:
             raise FormError("has a block of no length")
-        segments.append(Segment(str(kind), HashedBlocks(hashes, lengths), bool(is_marked)))
+        segments.append(Segment(kind, HashedBlocks(hashes, lengths), bool(is_marked)))
     return [LoggedPrompt(tuple(segments), _time(record), str(record.get("tenant", "")))]
 
 

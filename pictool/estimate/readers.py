@@ -6,6 +6,7 @@ import codecs
 import gzip
 import io
 import json
+import os
 import sys
 import zlib
 from collections import Counter
@@ -158,12 +159,19 @@ def _open(name: str, opened: ExitStack) -> BinaryIO:
     path = Path(name)
     try:
         if path.is_fifo():
-            return opened.enter_context(path.open("rb"))
+            return opened.enter_context(open(_open_pipe(path), "rb"))
         return opened.enter_context(open(open_regular(path), "rb"))
     except NotRegularError as error:
         raise InputError(f"{name}: {error.strerror}; name the files of a log") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{name}: cannot be opened ({getattr(error, 'strerror', None) or error})") from error
+
+
+def _open_pipe(path: Path) -> int:
+    """A pipe, as of a shell's <(…). One that nobody has opened for writing is at its end: it is not waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def decompressed(raw: BinaryIO, opened: ExitStack) -> LogStream:

@@ -72,7 +72,8 @@ def require_known(model_type: object, name: str) -> None:
 
 
 def _unsupported(model_type: object, name: str) -> ModelError:
-    why = f": {REFUSED[str(model_type)]}" if model_type in REFUSED else ""
+    reason = REFUSED.get(model_type) if isinstance(model_type, str) else None
+    why = f": {reason}" if reason else ""
     supported = ", ".join((*ARCHITECTURES, *WRAPPERS))
     return ModelError(f"{name}: architecture {shown(model_type)} is not supported{why}; use a model of {supported}")
 

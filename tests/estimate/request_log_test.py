@@ -12,6 +12,7 @@ import pytest
 from serve.live import NAME, serving, tiny_model
 
 from pictool.errors import InputError
+from pictool.estimate.forms import FormError, Forms
 from pictool.estimate.measure import Measure
 from pictool.estimate.readers import LogReader
 from pictool.estimate.request_log import Named, Request, RequestLog
@@ -140,3 +141,22 @@ def test_an_object_is_named_by_its_hash_and_its_tokens(tmp_path: Path) -> None:
     log.close()
     (segment,) = json.loads((tmp_path / "log").read_text())["segments"]
     assert segment[0] == "document" and segment[2][0][1] == 400 and "ffff" not in segment[2][0][0]
+
+
+def test_a_segment_of_no_known_kind_is_told_and_not_counted(tmp_path: Path) -> None:
+    record = {"pic_request": 1, "segments": [["odd", False, [["ff", 4]]]]}
+    with pytest.raises(FormError, match="no known kind: 'odd'"):
+        Forms().prompts(record)
+
+
+def test_a_pipe_that_nobody_writes_to_is_at_its_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    assert list(LogReader().read([str(tmp_path / "log")])) == []
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b'{"prompt": "Who knows why?"}\n')
+    os.close(writing)
+    assert len(list(LogReader().read([f"/dev/fd/{reading}"]))) == 1
+    os.close(reading)

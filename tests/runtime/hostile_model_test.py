@@ -114,6 +114,8 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "padding": ({"pad_token_id": 10**6}, "pad_token_id is 1000000, but must be a token id below vocab_size"),
     "epsilon": ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
     "architecture": ({"model_type": "nosuch"}, "nosuch"),
+    "architecture of a list": ({"model_type": ["llama"]}, "llama"),
+    "architecture of an object": ({"model_type": {"a": None}}, "not supported"),
     "RoPE": ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta"),
     "RoPE 0": ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "rope_theta is 0"),
     "RoPE without base": ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, "rope_theta"),
