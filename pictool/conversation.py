@@ -36,6 +36,11 @@ class Reply:
     def __repr__(self) -> str:
         return f"Reply({self.text!r}, {', '.join(found.passage.source for found in self.sources)})"
 
+    def _repr_html_(self) -> str:
+        from pictool.trace.html import list_html
+
+        return self.answer._repr_html_() + list_html("sources", (found.passage.source for found in self.sources))
+
     def report(self) -> dict[str, Any]:
         """The JSON of `pic ask --json`: that of `pic link`, its sources, and what could not be read."""
         objects = self.answer.origin()["objects"]  # in the order of the prompt

@@ -78,6 +78,11 @@ class Comparison:
     def report(self) -> dict[str, Any]:
         return dict(vars(self))
 
+    def _repr_html_(self) -> str:
+        from pictool.trace.html import table_html
+
+        return table_html(self.report())
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -93,6 +98,16 @@ class Answer:
     def __repr__(self) -> str:
         rows = f"{self.link.recomputed:.0f} of {self.link.layout.num_context} rows"
         return f"Answer({self.text!r}, {self.link.policy.name}, {rows}, TTFT {self.timing.ttft_s * 1e3:.1f} ms)"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the text with its computed tokens coloured, of an engine that shows them."""
+        from pictool.trace.html import answer_html, list_html
+
+        compare = "" if self.compare is None else self.compare._repr_html_()
+        if self.link.linked is not None:
+            return self.trace()._repr_html_() + compare
+        documents = list_html("documents", (source for source, _ in self.link.objects))
+        return answer_html(self.text, repr(self)) + documents + compare
 
     @property
     def model(self) -> str:

@@ -170,11 +170,14 @@ def tensor_shapes(path: Path) -> dict[str, Shape]:
         raise ModelError(f"{path}: is damaged ({reason(error)}); {COPY}") from error
 
 
-def require_weights(directory: Path, config: PretrainedConfig, name: str) -> None:
+def require_weights(directory: Path, config: PretrainedConfig, name: str) -> int:
     """Refuse a configuration that describes more than the weights hold, before it is built.
 
     Args:
         name: what the user called the model.
+
+    Returns:
+        How many numbers the model will hold.
 
     Raises:
         ModelError: names the missing layer, or both numbers of weights.
@@ -190,14 +193,14 @@ def require_weights(directory: Path, config: PretrainedConfig, name: str) -> Non
             f"{name}: config.json describes {num_layers} layers, but the weights of "
             f"model.layers.{missing or _MAX_LAYERS} are missing; {COPY}"
         )
-    if quantized.method_of(config) is not None:  # several weights are packed in one number
-        return
     expected, held = quantized.num_weights(config), sum(map(math.prod, shapes.values()))
-    if expected > held:
+    is_packed = quantized.method_of(config) is not None  # several weights in one number
+    if expected > held and not is_packed:
         raise ModelError(
             f"{name}: the weights hold {held} numbers, but config.json describes {expected}: some are missing or have "
             f"another shape; {COPY}"
         )
+    return expected
 
 
 def reason(error: BaseException) -> str:

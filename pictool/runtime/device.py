@@ -67,6 +67,16 @@ def device_count() -> int:
     return torch.accelerator.device_count() if accelerator() else 0
 
 
+def device_memory_bytes(device: str) -> int | None:
+    """The memory of an accelerator; None where it is the machine's own, or not told."""
+    import torch
+
+    if not has_streams(device):
+        return None
+    whole: int = torch.get_device_module(device).get_device_properties(torch.device(device)).total_memory
+    return whole
+
+
 def is_accelerator(device: str | torch.device) -> bool:
     """Whether a device is another one than the CPU."""
     return _type_of(device) != "cpu"

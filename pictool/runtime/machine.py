@@ -12,8 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pictool.runtime.device import accelerator, device_name, has_streams
+from pictool.errors import ModelError
+from pictool.runtime.device import accelerator, device_memory_bytes, device_name, has_streams, is_accelerator
 
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")  # as a container sees its own
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -52,10 +54,33 @@ def usable_cores() -> int | None:
 
 
 def memory_bytes() -> int | None:
+    """The machine's memory, or what its container may take of it, if that is less."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return None
+    with suppress(OSError, ValueError):  # ValueError: "max"
+        return min(whole, int(_CONTAINER_LIMIT.read_text()))
+    return whole
+
+
+def require_memory(needed: int, name: str, dtype: str, device: str) -> None:
+    """Refuse weights that the memory of a device does not hold, before any is taken.
+
+    Args:
+        needed: bytes of all weights. name: of the model.
+
+    Raises:
+        ModelError: both sizes, and the remedy.
+    """
+    has = device_memory_bytes(device) if is_accelerator(device) else memory_bytes()
+    if has is None or needed <= has:
+        return
+    smaller = "--dtype bfloat16, " if dtype == "float32" else ""
+    raise ModelError(
+        f"{name}: in {dtype} its weights take {needed / 1e9:.1f} GB, but {device} has {has / 1e9:.1f} GB of memory; "
+        f"take {smaller}a GGUF file of the model (-m FILE.gguf), a smaller model, or another --device"
+    )
 
 
 def gpu_name() -> str | None:

@@ -16,6 +16,7 @@ from pictool.errors import ModelError, PicError
 from pictool.reading import shown
 from pictool.runtime import architectures, checkpoint, fingerprint, quantized, support
 from pictool.runtime.device import resolve_device, resolve_dtype
+from pictool.runtime.machine import require_memory
 
 if TYPE_CHECKING:
     import torch
@@ -197,14 +198,15 @@ class Model:
         """What `on_wait` is called with: of quantized weights, how much memory they will take."""
         if quantized.method_of(self.whole_config) is None:
             return f"loading the weights of {self.name}"
-        needed = quantized.require_memory(self.whole_config, self.name, self.torch_dtype, self.device)
+        needed = quantized.num_weights(self.whole_config) * self.torch_dtype.itemsize
         return f"dequantizing the weights of {self.name} to {self.dtype} ({needed / 1e9:.1f} GB)"
 
     def _read_weights(self, attention: str) -> Any:
         """The model of `directory`. Missing weights are an error (transformers would initialise them at random)."""
         assert self.directory is not None and self._files is not None
         with _loading(f"{self.name}: the weights cannot be loaded"), self._files.loading(), _no_bars():
-            checkpoint.require_weights(self.directory, self.whole_config, self.name)
+            num_weights = checkpoint.require_weights(self.directory, self.whole_config, self.name)
+            require_memory(num_weights * self.torch_dtype.itemsize, self.name, self.dtype, self.device)
             is_quantized = quantized.method_of(self.whole_config) is not None
             config = quantized.to_dequantize(self.whole_config) if is_quantized else self.whole_config
             module, info = architectures.auto_class(config).from_pretrained(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from pictool.errors import ModelError
 from pictool.reading import shown
 from pictool.runtime.architectures import auto_class
-from pictool.runtime.machine import machine
 
 if TYPE_CHECKING:
     import torch
@@ -50,21 +49,6 @@ def require_loadable(config: PretrainedConfig, name: str) -> None:
     package = _PACKAGES[method]
     if package is not None and find_spec(package) is None:
         raise ModelError(f"{name}: weights quantized by {method} need more packages; pip install 'pictool[quantized]'")
-
-
-def require_memory(config: PretrainedConfig, name: str, dtype: torch.dtype, device: str) -> int:
-    """The bytes of all weights in `dtype`. Refuse what the memory of a CPU does not hold, before it is taken.
-
-    Raises:
-        ModelError: says both sizes, and the remedy.
-    """
-    needed, has = num_weights(config) * dtype.itemsize, machine()["memory_bytes"]
-    if device == "cpu" and has is not None and needed > has:
-        raise ModelError(
-            f"{name}: dequantized to {str(dtype).removeprefix('torch.')} its weights take {needed / 1e9:.1f} GB, but "
-            f"this machine has {has / 1e9:.1f} GB of memory; take --dtype bfloat16, a smaller model, or more memory"
-        )
-    return needed
 
 
 def num_weights(config: PretrainedConfig) -> int:

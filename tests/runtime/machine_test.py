@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import tiny
 import torch
 import transformers
 
 import pictool
+from pictool.errors import ModelError
 from pictool.runtime.machine import PeakMemory, installed, machine, memory_bytes, torch_version, usable_cores
+from pictool.runtime.model import load_model
 
 SIZE = 64 << 20
 
@@ -24,7 +27,7 @@ def test_it_says_what_speed_depends_on() -> None:
     description = machine()
     assert description["torch"] == torch.__version__ and description["transformers"] == transformers.__version__
     assert description["pictool"] == pictool.__version__ and description["threads"] == torch.get_num_threads()
-    assert description["memory_bytes"] == psutil.virtual_memory().total
+    assert 0 < description["memory_bytes"] <= psutil.virtual_memory().total
     assert description["cores"] == len(psutil.Process().cpu_affinity())
     assert description["cpu"] and (description["gpu"] is None) == (not torch.cuda.is_available())
 
@@ -42,6 +45,25 @@ def test_torch_s_build_is_told_without_an_import_of_torch(monkeypatch: pytest.Mo
     assert torch_version() == "2.13.0+cu130"
     monkeypatch.setattr("pictool.runtime.machine.find_spec", lambda _: None)
     assert torch_version() is None
+
+
+@pytest.mark.parametrize(("limit", "has"), [("1000\n", 1000), ("max\n", None), (f"{1 << 60}\n", None)])
+def test_a_container_has_the_memory_that_it_may_take(
+    limit: str, has: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text(limit)
+    monkeypatch.setattr("pictool.runtime.machine._CONTAINER_LIMIT", tmp_path / "memory.max")
+    assert memory_bytes() == (has or psutil.virtual_memory().total)
+
+
+def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
+    monkeypatch.setattr("transformers.PreTrainedModel.from_pretrained", None)
+    monkeypatch.setattr("pictool.runtime.machine.memory_bytes", lambda: 1000)
+    with pytest.raises(ModelError, match=r"in bfloat16 its weights take 0\.0 GB, but cpu has .*take a GGUF file"):
+        _ = load_model(str(directory), "cpu", "bfloat16").module
 
 
 def test_it_names_neither_machine_nor_user() -> None:

@@ -17,7 +17,6 @@ from transformers import AutoConfig
 
 from pictool.errors import ModelError
 from pictool.linker.policies import make_policy
-from pictool.runtime import quantized
 from pictool.runtime.model import load_model
 from pictool.store.store import Store
 
@@ -71,8 +70,8 @@ def test_the_memory_is_said_before_it_is_taken(
 ) -> None:
     model = load_model(str(mxfp4[0]), "cpu", "float32")
     assert model._loading_text().startswith(f"dequantizing the weights of {mxfp4[0]} to float32 (")
-    monkeypatch.setattr(quantized, "machine", lambda: {"memory_bytes": 1000})
-    with pytest.raises(ModelError, match=r"dequantized to float32 its weights take .* GB, .*take --dtype bfloat16"):
+    monkeypatch.setattr("pictool.runtime.machine.memory_bytes", lambda: 1000)
+    with pytest.raises(ModelError, match=r"in float32 its weights take .* GB, but cpu has .*take --dtype bfloat16"):
         _ = model.module
 
 
