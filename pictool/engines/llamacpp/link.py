@@ -29,6 +29,7 @@ from pictool.runtime.tensors import require_finite
 
 if TYPE_CHECKING:
     from pictool.engines.llamacpp.model import GgufModel
+    from pictool.linker.policies.base import Prompt
     from pictool.runtime.memory.image import Image
 
 _GROWTH = 256  # tokens that a context has room for after the prompt
@@ -151,25 +152,11 @@ def compute(prepared: PreparedLink) -> Linked:
     groups = _groups(_reuses(prepared.reused.placed, computed))
     clock.select_s += clock.lap()
 
-    # Load: every object is read, checked, and set in the sequence of its distance.
     image = LlamaImage(model, layout, len(groups) + 2)
-    sequences, bytes_read = np.zeros(layout.num_tokens, dtype=np.int64), 0
-    for sequence, (distance, reuses) in enumerate(groups.items(), 1):
-        bytes_read += _set(image.context, model, sequence, reuses, is_moved=any(groups))
-        image.context.copy(sequence, image.spare, -1, -1)
-        image.context.shift(sequence, distance)
-        for reuse in reuses:
-            sequences[reuse.rows] = sequence
+    sequences, bytes_read = _load(image, model, groups)
     load_s = clock.lap()
     clock.load_s += load_s
-
-    # From left to right: reused runs, and computed ones; the tail is the last.
-    for end, sequence in _runs(sequences):
-        with prompt.stage("layer"):
-            if sequence:
-                image.reuse(sequence, end)
-            else:
-                image.compute(end, wants_logits=end == layout.num_tokens)
+    _join(image, sequences, prompt)
     with prompt.stage("logits"):
         image.logits = torch.from_numpy(image.context.logits())
         require_finite(model.name, model.dtype, image.logits)
@@ -183,6 +170,34 @@ def compute(prepared: PreparedLink) -> Linked:
     linked = {part.file.meta.key for part in prepared.reused.placed}
     parts = tuple(part.after(linked) for part in prepared.laid.parts[1:])
     return Linked(as_image, policy, parts, prompt.texts, rows, selection.scores, timing, bytes_read)
+
+
+def _load(
+    image: LlamaImage, model: GgufModel, groups: Mapping[int, Sequence[ReusedCells]]
+) -> tuple[NDArray[np.int64], int]:
+    """Read and check every object, and set it in the sequence of its distance.
+
+    Returns:
+        int64 [n], the sequence of each reused row, 0 for computed ones; the bytes that were read.
+    """
+    sequences, bytes_read = np.zeros(image.layout.num_tokens, dtype=np.int64), 0
+    for sequence, (distance, reuses) in enumerate(groups.items(), 1):
+        bytes_read += _set(image.context, model, sequence, reuses, is_moved=any(groups))
+        image.context.copy(sequence, image.spare, -1, -1)
+        image.context.shift(sequence, distance)
+        for reuse in reuses:
+            sequences[reuse.rows] = sequence
+    return sequences, bytes_read
+
+
+def _join(image: LlamaImage, sequences: NDArray[np.int64], prompt: Prompt) -> None:
+    """Grow the prompt from left to right by reused and computed runs; the tail is the last."""
+    for end, sequence in _runs(sequences):
+        with prompt.stage("layer"):
+            if sequence:
+                image.reuse(sequence, end)
+            else:
+                image.compute(end, wants_logits=end == image.layout.num_tokens)
 
 
 def _computed(prepared: PreparedLink, selected: RowMask) -> RowMask:
