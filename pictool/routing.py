@@ -103,9 +103,7 @@ def rank(
     holders = {key: fleet.places(residency.get(key, ())) for key in keys}
     is_over = _is_over(fleet, served, share, routing)
     is_free = _is_free(load, is_over, share, routing)
-    held = np.zeros(len(load))  # bytes
-    for places, size in _resident(keys, holders, is_chain):
-        held[places] += size
+    held = _resident_bytes(fleet, keys, holders, is_chain)
     for key, size in _cold(keys, holders, is_chain):
         held[np.where(is_free, fleet.affinity(key, share), -1.0).argmax()] += size
     score = held - routing.queue_bytes * load / share
@@ -130,6 +128,16 @@ def _is_free(load: Floats, is_over: Flags, share: Floats, routing: Routing) -> F
     is_short = np.asarray(load < np.ceil(routing.bound * (load.sum() + 1) * share / share.sum()))
     is_free = is_short & ~is_over
     return is_free if is_free.any() else is_short
+
+
+def _resident_bytes(fleet: _Fleet, keys: Mapping[str, int], holders: Mapping[str, list[int]], is_chain: bool) -> Floats:
+    """Bytes that each replica holds, float64 [replicas]."""
+    import numpy as np
+
+    held = np.zeros(len(fleet.names))
+    for places, size in _resident(keys, holders, is_chain):
+        held[places] += size
+    return held
 
 
 def _resident(

@@ -148,10 +148,14 @@ def run_serve(
             store = open_store(settings)
             backend = resources.enter_context(opened_backend(options, fleet, settings, store, vllm, len(keys.tenants)))
             service = make_service(options, backend, store, keys, resources)
-        host, port = listener.getsockname()[:2]
-        note(f"serving {backend.model} on http://{_shown(host)}:{port}/v1 ({backend.status().policy}); Ctrl-C ends it")
+        note_address(listener, backend)
         run(make_application(service, __version__), listener, backend)
     store.drain()
+
+
+def note_address(listener: socket.socket, backend: Backend) -> None:
+    host, port = listener.getsockname()[:2]
+    note(f"serving {backend.model} on http://{_shown(host)}:{port}/v1 ({backend.status().policy}); Ctrl-C ends it")
 
 
 def read_vllm_options(options: ServeOptions, is_vllm: bool, more: Sequence[str]) -> VllmOptions | None:

@@ -145,7 +145,7 @@ def compute(prepared: PreparedLink) -> Linked:
     Raises:
         PicError: a damaged object, numbers that are not finite, or no memory.
     """
-    model, layout = cast("GgufModel", prepared.prompt.model), prepared.laid.layout
+    model, layout = cast("GgufModel", prepared.prompt.model), prepared.prompt_parts.layout
     policy, clock, prompt = prepared.policy, prepared.clock, prepared.reused.prompt
     selection = prepared.selection or policy.select(prompt)
     computed = _computed(prepared, selection.rows)
@@ -168,7 +168,7 @@ def compute(prepared: PreparedLink) -> Linked:
     as_image = cast("Image", image)
     prepared.context.keep(as_image, rows)
     linked = {part.file.meta.key for part in prepared.reused.placed}
-    parts = tuple(part.after(linked) for part in prepared.laid.parts[1:])
+    parts = tuple(part.after(linked) for part in prepared.prompt_parts.parts[1:])
     return Linked(as_image, policy, parts, prompt.texts, rows, selection.scores, timing, bytes_read)
 
 
@@ -202,11 +202,11 @@ def _join(image: LlamaImage, sequences: NDArray[np.int64], prompt: Prompt) -> No
 
 def _computed(prepared: PreparedLink, selected: RowMask) -> RowMask:
     """bool [n], the rows that are computed: selected ones, those that no object has, and the tail."""
-    layout = prepared.laid.layout
+    layout = prepared.prompt_parts.layout
     rows = np.ones(layout.num_tokens, dtype=bool)
     rows[: layout.num_context] = selected
-    if prepared.laid.required is not None:
-        rows[: layout.num_context] |= prepared.laid.required
+    if prepared.prompt_parts.required is not None:
+        rows[: layout.num_context] |= prepared.prompt_parts.required
     return rows
 
 
