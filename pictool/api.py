@@ -21,6 +21,8 @@ from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.conversation import Reply
+    from pictool.documents.finding import FileFilter
+    from pictool.documents.library import Library
     from pictool.runtime.model import Model
 
 
@@ -88,10 +90,9 @@ def link(
     Raises:
         PicError: an unusable document or object, or a prompt that is too long for the model.
     """
-    made_policy = named_policy(policy) if isinstance(policy, str) else policy
     spec = Spec(
-        tail, documents, made_policy, head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec, is_raw=True
-    )  # fmt: skip
+        tail, documents, _policy_of(policy), head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec, is_raw=True
+    )
     return linker.link(model, store, spec, on_compile=on_compile)
 
 
@@ -143,15 +144,26 @@ def ask(
         InputError: no file that can be read, or no passage with a word of the question. PicError: see `answer`.
     """
     from pictool.conversation import Conversation
-    from pictool.documents.finding import FileFilter, find_files
-    from pictool.documents.library import LibraryReader
+    from pictool.documents.finding import FileFilter
 
     listed = [folders] if isinstance(folders, str | Path) else folders
-    files = find_files(listed, FileFilter(tuple(include), tuple(exclude)))
-    with LibraryReader(model, passage_tokens, reader) as opened:
-        library = opened.read(files)
-    made_policy = named_policy(policy) if isinstance(policy, str) else policy
-    spec = Spec(policy=made_policy, max_new_tokens=max_new_tokens, codec=codec)
+    library = _read_folders(model, listed, FileFilter(tuple(include), tuple(exclude)), passage_tokens, reader)
+    spec = Spec(policy=_policy_of(policy), max_new_tokens=max_new_tokens, codec=codec)
     with engine_of(model)(model, store) as engine:
         conversation = Conversation(engine, library, spec, num_passages)
         return conversation.ask(question, on_text=on_text, on_compile=on_compile)
+
+
+def _policy_of(policy: Policy | str) -> Policy:
+    return named_policy(policy) if isinstance(policy, str) else policy
+
+
+def _read_folders(
+    model: Model, folders: Sequence[str | Path], chosen: FileFilter, passage_tokens: int, command: str | None
+) -> Library:
+    from pictool.documents.finding import find_files
+    from pictool.documents.library import LibraryReader
+
+    files = find_files(folders, chosen)
+    with LibraryReader(model, passage_tokens, command) as reader:
+        return reader.read(files)

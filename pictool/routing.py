@@ -1,4 +1,4 @@
-"""Which replica a request goes to: `rank`, a pure function of what it wants, where that is, and how long queues are.
+"""Which replica a request goes to: `rank`, a pure function of its objects, where these are, and how long queues are.
 
 Object keys are what it goes by, not block hashes: linked blocks have a salt that nobody outside of an engine knows.
 """
@@ -77,8 +77,8 @@ def rank(
 ) -> list[str]:  # fmt: skip
     """The replicas, the best for a request first. The same arguments give the same order, in every process.
 
-    The score of a replica is the bytes of the wanted objects that it holds, less `queue_bytes` for each request in its
-    queue. Of a chain (an exact request) only the longest resident prefix counts, since nothing after a gap can be
+    The score of a replica is the bytes of the request's objects that it holds, less `queue_bytes` for each request in
+    its queue. Of a chain (an exact request) only the longest resident prefix counts, since nothing after a gap can be
     reused (SGLang, RadixAttention). A cold object, which no replica holds, counts as held by its home: in the order of
     weighted rendezvous hashing (Thaler and Ravishankar 1998; Schindelhauer and Schomaker 2005) the first replica whose
     queue is within a bound of the mean (Mirrokni et al. 2018). So a cold object is fetched by one replica, even if
@@ -86,7 +86,7 @@ def rank(
     replica joins or leaves, only its own share of homes moves. Equal scores are ordered by the hash of the first key.
 
     Args:
-        keys: bytes of the wanted objects by key, in the order of the prompt.
+        keys: bytes of the request's objects by key, in the order of the prompt.
         residency: the replicas that hold an object, by its key. Others than those of `queues` do not count.
         queues: requests that wait or run, by replica: all that can be chosen.
         is_chain: the keys are those of a prefix chain, from its beginning on.
@@ -101,13 +101,9 @@ def rank(
     load = np.fromiter(queues.values(), np.float64, len(queues))
     share = _shares(fleet, weights)
     holders = {key: fleet.places(residency.get(key, ())) for key in keys}
-    held = np.zeros(len(load))
-    for places, size in _resident(keys, holders, is_chain):
-        held[places] += size
     is_over = _is_over(fleet, served, share, routing)
-    is_free = load < np.ceil(routing.bound * (load.sum() + 1) * share / share.sum())
-    if (is_free & ~is_over).any():
-        is_free &= ~is_over
+    is_free = _is_free(load, is_over, share, routing)
+    held = _resident_bytes(fleet, keys, holders, is_chain)
     for key, size in _cold(keys, holders, is_chain):
         held[np.where(is_free, fleet.affinity(key, share), -1.0).argmax()] += size
     score = held - routing.queue_bytes * load / share
@@ -123,6 +119,25 @@ def _is_over(fleet: _Fleet, served: Mapping[str, float] | None, share: Floats, r
         return np.zeros(len(fleet.names), dtype=bool)
     got = np.array([served.get(name, 0.0) for name in fleet.names])
     return np.asarray(got >= routing.bound * got.sum() * share / share.sum() + routing.lead)
+
+
+def _is_free(load: Floats, is_over: Flags, share: Floats, routing: Routing) -> Flags:
+    """Which replicas take cold objects: those with a short queue, without those `is_over` if any is left; bool."""
+    import numpy as np
+
+    is_short = np.asarray(load < np.ceil(routing.bound * (load.sum() + 1) * share / share.sum()))
+    is_free = is_short & ~is_over
+    return is_free if is_free.any() else is_short
+
+
+def _resident_bytes(fleet: _Fleet, keys: Mapping[str, int], holders: Mapping[str, list[int]], is_chain: bool) -> Floats:
+    """Bytes that each replica holds, float64 [replicas]."""
+    import numpy as np
+
+    held = np.zeros(len(fleet.names))
+    for places, size in _resident(keys, holders, is_chain):
+        held[places] += size
+    return held
 
 
 def _resident(

@@ -11,7 +11,7 @@ from pictool.commands.console.outputs import print_json, write_json
 from pictool.commands.console.progress import progress
 from pictool.commands.console.verbosity import note
 from pictool.commands.linking.request import note_measuring
-from pictool.commands.plan import has_ratio, read_tiers, static_share
+from pictool.commands.planning.tiers import read_tiers
 from pictool.commands.settings.options import OUTPUT, JsonOption, command, make_app, option
 from pictool.commands.settings.resources import open_model
 from pictool.commands.settings.settings import Settings
@@ -137,6 +137,7 @@ def _link(tier: Any) -> Link:
 
 def _stated_share(options: RouteOptions) -> float:
     """The share of context tokens that a policy computes, as far as its name tells."""
+    from pictool.controller.decision import has_ratio
     from pictool.linker.grid import parse_policy
 
     policy = parse_policy(options.policy)
@@ -154,7 +155,9 @@ def _measured(options: RouteOptions, settings: Settings) -> tuple[int, Costs]:
     from pictool.controller.calibration import compute_profile
     from pictool.controller.choice import make_estimator
     from pictool.controller.cost import PromptSize
+    from pictool.controller.decision import has_ratio
     from pictool.controller.measuring import token_bytes
+    from pictool.controller.planning import static_share
     from pictool.linker.grid import parse_policy
 
     model, policy = open_model(settings), parse_policy(options.policy)

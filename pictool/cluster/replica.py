@@ -82,7 +82,7 @@ class ReplicaSpec(ABC):
 
     def open_tier(self, name: str) -> Store:
         """Its local tier, in the store that is made for its owner alone."""
-        Store(self.root).claim()
+        Store(self.root).ensure_store()
         return Store(
             Path(self.root) / TIERS / name, self.max_bytes, remote=self.remote, memory_bytes=self.memory_bytes,
             on_warning=lambda problem: _log.warning("pic: %s", problem),

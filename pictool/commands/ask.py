@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import print_json
 from pictool.commands.console.verbosity import note
-from pictool.commands.link import Stream, fetching_ends_with_an_error, tell
+from pictool.commands.link import Stream, fetching_ends_with_an_error, note_compiled
 from pictool.commands.linking.folder import FolderOptions, compile_all_of, read_library
 from pictool.commands.linking.request import RequestOptions, make_spec, require_text
 from pictool.commands.settings.engine import find_engine
@@ -28,7 +28,7 @@ from pictool.errors import PicError
 from pictool.escapes import visible
 
 if TYPE_CHECKING:
-    from pictool.conversation import Conversation, Reply
+    from pictool.conversation import Conversation
     from pictool.documents.library import Found
 
 app = make_app()
@@ -56,10 +56,7 @@ def run_ask(
       pic ask docs -q "Which festival does Gadwick hold?"
       pic ask reports notes.md --include '*.pdf' -i
     """
-    if question is None and not is_conversation:
-        raise UsageError("no question; give one with --query, or ask several with -i")
-    if as_json and is_conversation:
-        raise UsageError("--json: is of one question; leave -i out")
+    check_questions(question, is_conversation, as_json)
     from pictool.conversation import Conversation
 
     spec = make_spec(replace(request, query=question or "?"), settings)
@@ -73,22 +70,29 @@ def run_ask(
             compile_all_of(running, [passage.chunk(model) for passage in library.passages], spec.objects)
         conversation = Conversation(running, library, spec, num_passages)
         if question is not None:
-            reply = ask(conversation, question, as_json)
-            if as_json:
-                print_json(reply.report())
+            ask(conversation, question, as_json)
         if is_conversation:
             converse(conversation)
     store.drain()
 
 
-def ask(conversation: Conversation, question: str, is_quiet: bool = False) -> Reply:
-    """Answer a question; print the answer as it comes, then its sources, unless the caller prints the reply."""
-    stream = None if is_quiet else Stream()
-    reply = conversation.ask(require_text("the question", question), on_text=stream, on_compile=tell)
-    if not is_quiet:
+def check_questions(question: str | None, is_conversation: bool, as_json: bool) -> None:
+    """Raise UsageError if there is no question to answer, or more than one for a JSON report."""
+    if question is None and not is_conversation:
+        raise UsageError("no question; give one with --query, or ask several with -i")
+    if as_json and is_conversation:
+        raise UsageError("--json: is of one question; leave -i out")
+
+
+def ask(conversation: Conversation, question: str, as_json: bool = False) -> None:
+    """Answer a question; print the answer as it comes, then its sources, or all of it as JSON."""
+    stream = None if as_json else Stream()
+    reply = conversation.ask(require_text("the question", question), on_text=stream, on_compile=note_compiled)
+    if as_json:
+        print_json(reply.report())
+    else:
         print(flush=True)
         print_sources(reply.sources)
-    return reply
 
 
 def print_sources(sources: Sequence[Found]) -> None:

@@ -144,16 +144,21 @@ def run_compile(
         return
     target = check_output(output, depfile, what.files)
     texts, unreadable = read_texts(what.files, what.recursive, bulk)
-    if unreadable and (not what.keep_going or not texts):
-        raise all_of(unreadable)
-    for error in unreadable:
-        note(f"left out: {error}")
+    leave_out(unreadable, what.keep_going and bool(texts))
     if is_dry:
         foresee(what, texts, settings, as_json)
     else:
         compile_files(what, texts, settings, engine, target, depfile, as_json)
     if unreadable:
         raise InputError(f"{count(len(unreadable), 'file')} left out, as {unreadable[0]}")
+
+
+def leave_out(unreadable: Sequence[InputError], keeps_going: bool) -> None:
+    """Print a note for each file that cannot be read. Raises InputError if there is one and `keeps_going` is false."""
+    if unreadable and not keeps_going:
+        raise all_of(unreadable)
+    for error in unreadable:
+        note(f"left out: {error}")
 
 
 def all_of(errors: Sequence[InputError]) -> InputError:

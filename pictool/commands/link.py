@@ -68,7 +68,7 @@ FOREIGN = 1.25  # tokens a word; the world has 1.0, other English 1.5 and more
 
 @dataclass(frozen=True)
 class LinkCommand:
-    """The parsed command line. `policies` are those that are compared, if several are named."""
+    """The parsed command line. `policies` are those that are compared, if several are named; `inputs` are its files."""
 
     request: RequestOptions
     script: LinkScript
@@ -79,8 +79,15 @@ class LinkCommand:
     is_verified: bool
     trace: str | None
     engine: str | None
-    is_written: bool  # to a file
-    is_quiet: bool
+    inputs: Sequence[Path]
+    output: str | None
+    depfile: bool
+    as_json: bool
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the answer is not streamed: it is printed as JSON, written to a file, or one of several."""
+        return self.as_json or self.output is not None or bool(self.policies)
 
     @property
     def is_auto(self) -> bool:
@@ -118,9 +125,7 @@ def run_link(
     canary = verified.canary(request.seed)
     if verified.batch is not None:
         refuse_of_one(compare, trace, depfile)
-        path = None if output is None else output_path("-o", output, [verified.batch])
-        batch = BatchOptions(Path(verified.batch), path, canary, verified.max_kl, as_json)
-        run_batch(batch, request, settings, engine)
+        run_batch(BatchOptions.of(verified, output, canary, as_json), request, settings, engine)
         return
     script = read_script(Path(request.script)) if request.script else LinkScript()
     inputs = input_files(request, script)
@@ -128,31 +133,36 @@ def run_link(
     check_outputs(output, trace, depfile, inputs)
     policies = side_by_side(request, trace)
     spec = with_stdin(make_spec(request, settings, script))
-    is_quiet = as_json or output is not None or bool(policies)
     is_verified = canary.picks(json.dumps(request_json(spec, {}) | {"algo": spec.policy.params}))
-    asked = LinkCommand(
-        request, script, settings, spec, policies, compare, is_verified, trace, engine, output is not None, is_quiet
+    parsed = LinkCommand(
+        request, script, settings, spec, policies, compare, is_verified, trace, engine, inputs, output, depfile, as_json
     )
     with ExitStack() as opened:
-        done = link_there(asked, depfile) if settings.server else link_here(asked, opened)
-        if output is not None:
-            if depfile:  # first, so that a target is never there without it
-                write_depfile(Path(output), [*inputs, *done.model_files])
-            write_json(output, done.reports if policies else done.reports[0])
-        show(asked, done, as_json)
-        if asked.is_verified:
-            require_little_drift(done.reports, verified.max_kl)
+        result = link_there(parsed) if settings.server else link_here(parsed, opened)
+        write_output(parsed, result)
+        show(parsed, result)
+        if is_verified:
+            require_little_drift(result.reports, verified.max_kl)
 
 
-def show(asked: LinkCommand, done: LinkOutput, as_json: bool) -> None:
+def write_output(parsed: LinkCommand, result: LinkOutput) -> None:
+    """Write the files that -o and --depfile name."""
+    if parsed.output is None:
+        return
+    if parsed.depfile:  # first, so that a target is never there without it
+        write_depfile(Path(parsed.output), [*parsed.inputs, *result.model_files])
+    write_json(parsed.output, result.reports if parsed.policies else result.reports[0])
+
+
+def show(parsed: LinkCommand, result: LinkOutput) -> None:
     """Print the answer, or as much of it as is known, in the requested form."""
-    if as_json:
-        print_json(done.reports if asked.policies else done.reports[0])
-    elif asked.policies and not asked.is_written:
-        print_verdict([labelled.label for labelled in asked.policies], done.reports)
-    elif not asked.is_quiet:
-        print_answer(done.reports[0], asked.compare)
-    if done.is_foreign:
+    if parsed.as_json:
+        print_json(result.reports if parsed.policies else result.reports[0])
+    elif parsed.policies and parsed.output is None:
+        print_verdict([labelled.label for labelled in parsed.policies], result.reports)
+    elif not parsed.is_quiet:
+        print_answer(result.reports[0], parsed.compare)
+    if result.is_foreign:
         note("the embedded demo model knows nothing but the documents of its own world; -m names yours")
 
 
@@ -177,34 +187,36 @@ def require_little_drift(reports: Sequence[Mapping[str, Any]], max_kl: float | N
         )
 
 
-def link_here(asked: LinkCommand, opened: ExitStack) -> LinkOutput:
+def link_here(parsed: LinkCommand, opened: ExitStack) -> LinkOutput:
     """Link in this process. `opened` waits for what the store still writes."""
-    settings, spec = asked.settings, asked.spec
-    needed: dict[Feature, str] = {"auto_ratio": "--ratio auto"} if asked.is_auto else {}
+    settings, spec = parsed.settings, parsed.spec
+    needed: dict[Feature, str] = {"auto_ratio": "--ratio auto"} if parsed.is_auto else {}
     engine_type = find_engine(
-        asked.engine, needed | ({} if asked.trace is None else {"trace": "--trace"}), settings.model
+        parsed.engine, needed | ({} if parsed.trace is None else {"trace": "--trace"}), settings.model
     )
     store = open_store(settings)
     check_keys(store, spec.documents, settings.salt)
     model = open_model(settings)
     opened.callback(store.drain)
     choice = None
-    if asked.is_auto:
+    if parsed.is_auto:
         spec, choice = with_auto_ratio(model, store, spec)
     with engine_type(model, store) as running, fetching_ends_with_an_error(store):
-        if asked.policies:
-            answers = compare_policies(running, spec, asked.policies)
+        if parsed.policies:
+            answers = compare_policies(running, spec, parsed.policies)
         else:
-            on_text = None if asked.is_quiet else Stream()
+            on_text = None if parsed.is_quiet else Stream()
             answers = [
-                running.answer(spec, compare=asked.compare or asked.is_verified, on_text=on_text, on_compile=tell)
+                running.answer(
+                    spec, compare=parsed.compare or parsed.is_verified, on_text=on_text, on_compile=note_compiled
+                )
             ]
-    if not asked.is_quiet:
+    if not parsed.is_quiet:
         print(flush=True)  # the end of the streamed answer's line
     if choice is not None:
         distrust_profile(model, choice, answers[0].timing.recompute_s)
-    if asked.trace is not None:
-        answers[0].write_trace(asked.trace)
+    if parsed.trace is not None:
+        answers[0].write_trace(parsed.trace)
     place = {"version": __version__, "store": str(store.root)}
     reports = [answer.report() | {"request": request_json(spec, place | answer.origin())} for answer in answers]
     linked = answers[0].link.linked
@@ -213,23 +225,23 @@ def link_here(asked: LinkCommand, opened: ExitStack) -> LinkOutput:
     return LinkOutput(reports, is_embedded and is_foreign(texts, reports[0]), model_files(model))
 
 
-def link_there(asked: LinkCommand, depfile: bool) -> LinkOutput:
+def link_there(parsed: LinkCommand) -> LinkOutput:
     """Have a server link."""
     from pictool.commands.linking.server import ask_server, require_possible
 
     local = {
-        "--trace": asked.trace, "--depfile": depfile, "--engine": asked.engine, "--ratio auto": asked.is_auto
+        "--trace": parsed.trace, "--depfile": parsed.depfile, "--engine": parsed.engine, "--ratio auto": parsed.is_auto
     }  # fmt: skip
-    require_possible(asked.settings, local)
-    specs = [replace(asked.spec, policy=labelled.policy) for labelled in asked.policies] or [asked.spec]
-    stream = None if asked.is_quiet else Stream()
-    compare = asked.compare or asked.is_verified or bool(asked.policies)
+    require_possible(parsed.settings, local)
+    specs = [replace(parsed.spec, policy=labelled.policy) for labelled in parsed.policies] or [parsed.spec]
+    stream = None if parsed.is_quiet else Stream()
+    compare = parsed.compare or parsed.is_verified or bool(parsed.policies)
     reports = []
     for spec in specs:
-        report, origin = ask_server(asked.settings, spec, compare, stream)
+        report, origin = ask_server(parsed.settings, spec, compare, stream)
         if stream is not None:
             print(flush=True)
-        reports.append(report | {"request": request_json(spec, {"server": asked.settings.server} | origin)})
+        reports.append(report | {"request": request_json(spec, {"server": parsed.settings.server} | origin)})
     return LinkOutput(reports, is_foreign=False)
 
 
@@ -240,9 +252,9 @@ def is_foreign(texts: Sequence[str], report: Mapping[str, Any]) -> bool:
     return bool(words) and tokens / words > FOREIGN
 
 
-def tell(done: Compiled) -> None:
+def note_compiled(compiled: Compiled) -> None:
     """Say that a text was compiled for this link."""
-    note(f"compiled {done.chunk.source} first ({count(len(done.chunk), 'token')})")
+    note(f"compiled {compiled.chunk.source} first ({count(len(compiled.chunk), 'token')})")
 
 
 def side_by_side(request: RequestOptions, trace: str | None) -> list[LabelledPolicy]:
@@ -271,9 +283,9 @@ def compare_policies(engine: Engine, spec: Spec, policies: Sequence[LabelledPoli
     specs = [replace(spec, policy=labelled.policy) for labelled in policies]
     for variant in specs:
         engine.require_supported(variant)
-    engine.warm_up(specs[0], tell)
+    engine.warm_up(specs[0], note_compiled)
     for variant in specs:  # before any is timed, so that no run includes compiling
-        engine.link(variant, on_compile=tell)
+        engine.link(variant, on_compile=note_compiled)
     full = engine.run(replace(spec, policy=make_policy(BASELINE)))
     answers = [engine.run(variant) for variant in specs]
     return [replace(answer, compare=compare_answers(answer, full)) for answer in answers]
@@ -364,7 +376,7 @@ def distrust_profile(model: Model, choice: RatioChoice, recompute_s: float) -> N
 
 
 def print_answer(report: Mapping[str, Any], shows_compare: bool = True) -> None:
-    """Print a summary of the streamed answer on stderr, and the comparison if it was asked for."""
+    """Print a summary of the streamed answer on stderr, and the comparison if it was parsed for."""
     tokens, timing, compare = report["tokens"], report["timing"], report["compare"]
     rows = f"{tokens['recomputed']:.0f} of {tokens['context']} context rows recomputed"
     if tokens["context"] == tokens["head"]:

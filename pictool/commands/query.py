@@ -141,7 +141,7 @@ class QueryOutputOptions:
 def run_query(
     query: Annotated[str, argument("FILE", "A query as JSON or YAML; - is stdin.")],
     options: QueryOptions,
-    wanted: QueryOutputOptions,
+    output: QueryOutputOptions,
     settings: Settings,
     engine: EngineOption = None,
 ) -> None:
@@ -151,27 +151,17 @@ def run_query(
       pic query rag.yaml --explain
       pic query judge.json --algo full --seed 7
     """
-    wanted.check(query)
+    output.check(query)
     options.check()
     text, name, base = read_input(query)
-    from pictool.linker.grid import policy_with_options
-    from pictool.linker.policies import DEFAULT
     from pictool.runtime.model import require_name
     from pictool.spans.bulk import read_bulk
-    from pictool.store.codecs import require_codec
 
-    with of_command_line():
-        require_codec(options.codec or settings.codec)
-        values = named_fields(options.params, k=options.k, ratio=options.ratio)
-        is_set = options.algo is None and settings.algo is not None
-        if is_set:
-            policy = policy_of_settings(settings, values)
-        else:
-            policy = policy_with_options(options.algo or DEFAULT, values)
+    policy = choose_policy(options, settings)
     pool: dict[str, int] = {"pool_bytes": options.pool_bytes} if options.pool_bytes else {}
-    engine_type = choose_engine(engine, options.outputs, wanted.trace, bool(pool), settings.model)
+    engine_type = choose_engine(engine, options.outputs, output.trace, bool(pool), settings.model)
     require_name(settings.model)
-    if wanted.bulk:
+    if output.bulk:
         run = partial(run_bulk, queries=read_bulk(text, name), name=name, memory=settings.memory)
     else:
         run = partial(run_one, query=parse(text, name))
@@ -180,8 +170,22 @@ def run_query(
     store = open_store(settings)
     with ExitStack() as running:
         engines = Engines(lambda of: running.enter_context(engine_type(open_model(of), store, **pool)), settings)
-        run(engines, run_options, wanted=wanted)
+        run(engines, run_options, output=output)
     store.drain()
+
+
+def choose_policy(options: QueryOptions, settings: Settings) -> Policy:
+    """The policy of linking spans: from the command line, else from the settings. Raises PicError; checks the codec."""
+    from pictool.linker.grid import policy_with_options
+    from pictool.linker.policies import DEFAULT
+    from pictool.store.codecs import require_codec
+
+    with of_command_line():
+        require_codec(options.codec or settings.codec)
+        values = named_fields(options.params, k=options.k, ratio=options.ratio)
+        if options.algo is None and settings.algo is not None:
+            return policy_of_settings(settings, values)
+        return policy_with_options(options.algo or DEFAULT, values)
 
 
 def choose_engine(
@@ -259,20 +263,20 @@ class Engines:
         return model_name(model)
 
 
-def run_one(engines: Engines, options: RunOptions, wanted: QueryOutputOptions, query: Query) -> None:
+def run_one(engines: Engines, options: RunOptions, output: QueryOutputOptions, query: Query) -> None:
     """Run, or explain, a query. Of one that fails, JSON has the calls that were done."""
     from pictool.spans.execute import Executor
     from pictool.spans.outcome import QueryError
 
-    traces = None if wanted.trace is None else TraceWriter(Path(wanted.trace))
-    executor = Executor(engines, options, make_hooks(wanted, traces))
+    traces = None if output.trace is None else TraceWriter(Path(output.trace))
+    executor = Executor(engines, options, make_hooks(output, traces))
     optimised = executor.optimise(query)
-    if wanted.plot is not None:
-        write_plot(wanted.plot, optimised)
+    if output.plot is not None:
+        write_plot(output.plot, optimised)
     report = explain_report(optimised)
-    if wanted.explain:
+    if output.explain:
         report |= {"calls_run": optimised.num_calls, "text_tokens": count_tokens(executor, optimised.after)}
-        if wanted.as_json:
+        if output.as_json:
             print_json(report)
         else:
             print(
@@ -288,12 +292,12 @@ def run_one(engines: Engines, options: RunOptions, wanted: QueryOutputOptions, q
         failure = {"answer": None, "error": str(error), **report}
         if traces is not None:
             traces.write_run(optimised.after, error.done, failure)
-        if wanted.as_json:
+        if output.as_json:
             print_json({**failure, "calls": [done.report() for done in error.done]})
         raise
     if traces is not None:
         traces.write_run(optimised.after, result.done, {"answer": result.text, "error": None, **report})
-    if wanted.as_json:
+    if output.as_json:
         print_json({"answer": result.text, **report, "calls": [done.report() for done in result.done]})
     elif not is_call(optimised.after):  # the text of a call has been streamed
         print(result.text)
@@ -376,10 +380,10 @@ class TraceWriter:
         note(f"{write_run(self._folder, query, done, self._names, more)}: the run; pic inspect {self._folder}")
 
 
-def make_hooks(wanted: QueryOutputOptions, traces: TraceWriter | None) -> Hooks:
+def make_hooks(output: QueryOutputOptions, traces: TraceWriter | None) -> Hooks:
     from pictool.spans.execute import Hooks
 
-    is_quiet = wanted.as_json
+    is_quiet = output.as_json
     more: dict[str, Any] = {} if traces is None else {"on_answer": traces}
 
     def tell(done: CallRecord) -> None:
@@ -431,7 +435,7 @@ def print_call(done: CallRecord, is_streamed: bool) -> None:
 
 
 def run_bulk(
-    engines: Engines, options: RunOptions, wanted: QueryOutputOptions, queries: Sequence[BulkQuery], name: str,
+    engines: Engines, options: RunOptions, output: QueryOutputOptions, queries: Sequence[BulkQuery], name: str,
     memory: int,
 ) -> None:  # fmt: skip
     """Run the queries of a file, in the order that lets shared texts meet; or print that order."""
@@ -440,12 +444,12 @@ def run_bulk(
     from pictool.spans.execute import Executor
 
     executor = Executor(engines, options)
-    if wanted.explain:
-        print_schedule(plan_bulk(executor, queries, memory), queries, wanted.as_json)
+    if output.explain:
+        print_schedule(plan_bulk(executor, queries, memory), queries, output.as_json)
         return
     with ExitStack() as opened:
-        output, results = wanted.output, dict[int, Mapping[str, Any]]()
-        answers = None if output is None else opened.enter_context(AnswerFile(Path(output), queries))
+        path, results = output.output, dict[int, Mapping[str, Any]]()
+        answers = None if path is None else opened.enter_context(AnswerFile(Path(path), queries))
         if answers is not None:
             results |= answered(answers, AnswerDigests(executor))
         show = opened.enter_context(answers_bar(name))
@@ -461,9 +465,9 @@ def run_bulk(
         left = [query for query in ordered if query.line not in results]
         for start in range(0, len(left), TOGETHER):
             answer_queries(executor, left[start : start + TOGETHER], keep)
-    if wanted.as_json:
+    if output.as_json:
         print_json([{"line": line, **results[line]} for line in sorted(results)])
-    elif wanted.output is None:
+    elif output.output is None:
         for line in sorted(results):
             print(results[line].get("answer", ""))
     failed = [line for line, result in sorted(results.items()) if "error" in result]

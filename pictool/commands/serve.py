@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy
     from pictool.runtime.model import Model
     from pictool.serve.backends.torch.backend import BackendSettings
+    from pictool.serve.service import Service
     from pictool.serve.tenants import Keys
     from pictool.serve.work import Backend
     from pictool.store.store import Store
@@ -136,31 +137,46 @@ def run_serve(
         if is_vllm:
             run_in_vllm(options, settings, more or [])
             return
-    if more and not is_vllm:
-        raise UsageError(f"{more[0]}: options of vLLM's need --engine vllm")
-    vllm = None
-    if is_vllm:
-        refuse_torch_only(options)
-        vllm = vllm_options(more or [])
+    vllm = read_vllm_options(options, is_vllm, more or [])
     with closing(bind(options)) as listener, ExitStack() as resources:
         keys = read_tenants(options, settings)
         from pictool.serve.running import loading, run
 
         with loading(listener):
             from pictool.serve.app import make_app as make_application
-            from pictool.serve.service import Service, ServiceSettings, lease_share
 
             store = open_store(settings)
             backend = resources.enter_context(opened_backend(options, fleet, settings, store, vllm, len(keys.tenants)))
-            leased = leased_bytes(options) or lease_share(store.max_bytes, keys)
-            service = Service(
-                backend, store.root, keys, ServiceSettings(options.ttl, lease_bytes=leased),
-                request_log=open_request_log(options, resources),
-            )  # fmt: skip
-        host, port = listener.getsockname()[:2]
-        note(f"serving {backend.model} on http://{_shown(host)}:{port}/v1 ({backend.status().policy}); Ctrl-C ends it")
+            service = make_service(options, backend, store, keys, resources)
+        note_address(listener, backend)
         run(make_application(service, __version__), listener, backend)
     store.drain()
+
+
+def note_address(listener: socket.socket, backend: Backend) -> None:
+    host, port = listener.getsockname()[:2]
+    note(f"serving {backend.model} on http://{_shown(host)}:{port}/v1 ({backend.status().policy}); Ctrl-C ends it")
+
+
+def read_vllm_options(options: ServeOptions, is_vllm: bool, more: Sequence[str]) -> VllmOptions | None:
+    """How replicas run vLLM, from what follows `--`; None if they do not. Raises UsageError."""
+    if not is_vllm:
+        if more:
+            raise UsageError(f"{more[0]}: options of vLLM's need --engine vllm")
+        return None
+    refuse_torch_only(options)
+    return vllm_options(more)
+
+
+def make_service(
+    options: ServeOptions, backend: Backend, store: Store, keys: Keys, resources: ExitStack
+) -> Service:  # fmt: skip
+    """The service of a backend. Its request log is closed with the resources."""
+    from pictool.serve.service import Service, ServiceSettings, lease_share
+
+    leased = leased_bytes(options) or lease_share(store.max_bytes, keys)
+    service_settings = ServiceSettings(options.ttl, lease_bytes=leased)
+    return Service(backend, store.root, keys, service_settings, request_log=open_request_log(options, resources))
 
 
 def opened_backend(

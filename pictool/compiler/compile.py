@@ -89,20 +89,10 @@ def compile_chunks(
     if not force:
         stored = _stored(store, keys, table_maker, store.has_whole if check else store.has)
         missing = {key: chunk for key, chunk in missing.items() if key not in stored}
-    report = on_done or (lambda _: None)
-    for key, chunk in zip(keys, listed, strict=True):
-        if key not in missing:
-            report(Compiled(chunk, key, store.path(key), False))
-    sources: dict[str, Source] = {}
-    try:
-        for done in _compute(model, missing, prefix, options.codec, alone, table_maker):
-            key, path = done.meta.key, store.put(done)
-            sources[key] = Source(missing[key].source, model.name)
-            report(Compiled(missing[key], key, path, True))
-    finally:  # also of those that are there when it is interrupted
-        if sources and not model.salt:
-            add_sources(store.root, sources)
-    return [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, listed, strict=True)]
+    results = [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, listed, strict=True)]
+    computed = _compute(model, missing, prefix, options.codec, alone, table_maker)
+    _put_all(model, store, results, computed, on_done or (lambda _: None))
+    return results
 
 
 def compute_chunks(
@@ -115,6 +105,27 @@ def compute_chunks(
     """
     prefix = _require_compilable(model, chunks.values(), options)
     return _compute(model, chunks, prefix, options.codec, False, TableMaker.of(model, options.probes))
+
+
+def _put_all(
+    model: Model, store: Store, results: Sequence[Compiled], computed: Iterable[CompiledChunk],
+    report: Callable[[Compiled], None],
+) -> None:  # fmt: skip
+    """Put chunks into the store as they are computed, and report each; those that it has already come first."""
+    for result in results:
+        if not result.is_new:
+            report(result)
+    missing = {result.key: result for result in results if result.is_new}
+    sources: dict[str, Source] = {}
+    try:
+        for chunk in computed:
+            store.put(chunk)
+            result = missing[chunk.meta.key]
+            sources[result.key] = Source(result.chunk.source, model.name)
+            report(result)
+    finally:  # also of those that are there when it is interrupted
+        if sources and not model.salt:
+            add_sources(store.root, sources)
 
 
 def _stored(store: Store, keys: Iterable[str], table_maker: TableMaker, has: Callable[[str], bool]) -> set[str]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pictool.controller.cost import Estimator, PromptSize, Speed
+    from pictool.linker.policies.base import Policy
 
 STORE_TIER = "store"  # the tier on which the store lives
 MIN_RATIO = 0.15  # r*: the least ratio that empirically costs no quality (§5.1, fig. 16)
@@ -27,6 +29,17 @@ class Tier:
     def cost(self, size: PromptSize) -> float:
         """Of one prompt's objects per month (C_store of §5.1)."""
         return self.price * size.stored_bytes / 1e9
+
+
+@dataclass(frozen=True)
+class TierEntry:
+    """A tier as it is described: measured at `path`, or stated by `read_gb_s` and `latency_ms`."""
+
+    name: str
+    price: float
+    path: Path | None
+    read_gb_s: float | None
+    latency_ms: float
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,11 @@ class TierChoice:
 
     tier: Tier | None
     is_hidden: bool
+
+
+def has_ratio(policy: Policy) -> bool:
+    """Whether the share of rows is a field of the policy, so that a plan may choose it."""
+    return policy.knob is not None and policy.knob.is_share
 
 
 def choose_ratio(
@@ -99,6 +117,9 @@ class Plan:
     recompute_s: float
     tiers: tuple[TierPlan, ...]
     choice: TierChoice
+
+    def of_tier(self, name: str) -> TierPlan:
+        return next(planned for planned in self.tiers if planned.tier.name == name)
 
 
 def make_plan(estimator: Estimator, size: PromptSize, tiers: Sequence[Tier], ratio: float) -> Plan:

@@ -190,8 +190,8 @@ def check_again(subject: ExactnessSubject, check: str) -> Verdict:
 
 def check_damage(subject: ExactnessSubject, check: str) -> Verdict:
     """Rule 7: an object with one flipped bit is refused."""
-    (done,) = compile_chunks(subject.model, subject.store, subject.chunks[2:3])
-    whole, damaged = bytearray(done.path.read_bytes()), subject.store.root / "damaged.kvo"
+    (damaged_chunk,) = compile_chunks(subject.model, subject.store, subject.chunks[2:3])
+    whole, damaged = bytearray(damaged_chunk.path.read_bytes()), subject.store.root / "damaged.kvo"
     whole[len(whole) * 9 // 10] ^= 1
     damaged.write_bytes(whole)
     try:
@@ -207,8 +207,8 @@ def check_loader(subject: ExactnessSubject, check: str) -> Verdict:
     """The pipelined loader puts the same bits into an image as a plain copy."""
     model, wrong, count = subject.model, [], 0
     for codec in ("none", "int8"):
-        done = compile_chunks(model, subject.store, subject.chunks, CompileOptions(codec=codec))
-        paths = [compiled.path for compiled in done]
+        compiled_chunks = compile_chunks(model, subject.store, subject.chunks, CompileOptions(codec=codec))
+        paths = [compiled.path for compiled in compiled_chunks]
         copied = _copied(model, paths)
         for memory in (None, LayerMemory(_MEMORY_BYTES)):
             for _ in range(_LOADS):

@@ -43,8 +43,8 @@ def examine_gguf(name: str, device: str, dtype: str, objects: Path, question: An
     yield from guarded(SECTION, "recomputing everything is full", lambda: check_everything(model, objects))
     yield from guarded(SECTION, "what was appended can be removed", lambda: check_removed(model, objects))
     engine = engine_of(model)(model, Store(objects / "answers"))
-    asked = AnswerCheck(_possible(model, question.policies), question.judged)
-    yield from guarded("answers of the llamacpp engine", "answers", lambda: examine_answers(engine, asked, []))
+    check = AnswerCheck(_possible(model, question.policies), question.judged)
+    yield from guarded("answers of the llamacpp engine", "answers", lambda: examine_answers(engine, check, []))
 
 
 def check_moved(model: GgufModel) -> Verdict:

@@ -145,8 +145,8 @@ def _disk_seconds(path: Path) -> dict[str, float | None]:
     read_file(path, buffer)
     warm = time.perf_counter()
     read_file(path, buffer)
-    done = time.perf_counter()
-    return {"write": written - started, "read": read - cold if is_direct else None, "read again": done - warm}
+    ended = time.perf_counter()
+    return {"write": written - started, "read": read - cold if is_direct else None, "read again": ended - warm}
 
 
 def _packages() -> Iterator[Verdict]:

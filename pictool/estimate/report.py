@@ -140,18 +140,22 @@ class Report:
                       "seconds": self.seconds(way)}
                 for way in WAYS
             },
-            "lost_tokens": {
-                f"linked_in_blocks_of_{BLOCK_TOKENS}": totals.losses[f"linked {BLOCK_TOKENS}"],
-                f"linked_in_blocks_of_{LARGE_BLOCK}": totals.losses[f"linked {LARGE_BLOCK}"],
-                f"prefix_in_blocks_of_{LARGE_BLOCK}": totals.losses[f"prefix {LARGE_BLOCK}"],
-                "at_a_border": totals.border_loss,
-            },
+            "lost_tokens": self._lost_tokens(),
             "outputs": {"tokens": totals.outputs, "returned": totals.returned},
             "break_even": None if even is None else vars(even),
             "tokenizer_s": totals.tokenizer_s,
             "linked_documents": totals.num_linked, "compile_first": self.num_first,
             "documents": [self._document(document) for document in self.documents[:top]],
         }  # fmt: skip
+
+    def _lost_tokens(self) -> dict[str, float | None]:
+        losses = self.totals.losses
+        return {
+            f"linked_in_blocks_of_{BLOCK_TOKENS}": losses[f"linked {BLOCK_TOKENS}"],
+            f"linked_in_blocks_of_{LARGE_BLOCK}": losses[f"linked {LARGE_BLOCK}"],
+            f"prefix_in_blocks_of_{LARGE_BLOCK}": losses[f"prefix {LARGE_BLOCK}"],
+            "at_a_border": self.totals.border_loss,
+        }
 
     def curve(self) -> list[tuple[int, float, float]]:
         """(capacity in tokens, tokens that an LRU cache of prefixes reuses, and one of documents)."""

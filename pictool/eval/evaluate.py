@@ -30,7 +30,7 @@ from pictool.eval.results import CaseResult, ResultsFile, ResultsHeader, make_he
 from pictool.eval.runner import GroupTask, Runner, object_store
 from pictool.eval.workers import make_job, run_here, run_in_processes
 from pictool.runtime.machine import usable_cores
-from pictool.store.directory import claim_within
+from pictool.store.directory import make_within
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def evaluate(
     if not grouped.groups:
         raise InputError(f"{dataset.name}: none of the {len(grouped.skipped)} cases fits {model.name}")
     header = make_header(model, dataset, cases, options, _threads(model, run.jobs))
-    path = run.output or claim_within(store.root, "eval", "results") / f"{header.digest[:12]}.jsonl"
+    path = run.output or make_within(store.root, "eval", "results") / f"{header.digest[:12]}.jsonl"
     with open_results(path, header, run.force, on_note) as file:
         if not file.header.is_of_machine(header):
             on_note(f"{path}: was begun on another machine; its times are of both")

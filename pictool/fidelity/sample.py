@@ -16,7 +16,7 @@ from typing import Any
 
 from pictool.errors import InputError
 from pictool.reading import parse_json, read_file
-from pictool.store.directory import claim
+from pictool.store.directory import ensure_store
 from pictool.store.files import atomic_write
 
 FILE = "check.json"
@@ -52,7 +52,7 @@ def keep_sample(root: Path, prompts: Iterable[SamplePrompt]) -> None:
     cut = (prompt.cut() for prompt in prompts)
     fitting = (prompt for prompt in cut if len(prompt.documents) > 1 and _frame_length(prompt) <= 2 * _CHARACTERS)
     data = {"prompts": [asdict(prompt) for prompt in islice(fitting, _PROMPTS)]}
-    claim(root)
+    ensure_store(root)
     with atomic_write(root / FILE, root / "tmp") as file:
         file.write(json.dumps(data, ensure_ascii=False, indent=1).encode())
 

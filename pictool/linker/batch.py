@@ -90,7 +90,7 @@ def _reserve_batch(ahead: Iterable[_Next], residents: ResidentObjects) -> deque[
         return deque[Reservation | None]([reserve_alone(first, residents)])
     batch = takewhile(lambda each: each is not None and each.wants_pool, ready)
     return deque[Reservation | None](
-        residents.reserve([(each.laid.layout, each.reused.placed) for each in batch if each is not None])
+        residents.reserve([(each.prompt_parts.layout, each.reused.placed) for each in batch if each is not None])
     )
 
 

@@ -120,7 +120,7 @@ class PreparedLink:
 
     store: Store
     policy: Policy
-    laid: PromptParts
+    prompt_parts: PromptParts
     prompt: Prompt
     selection: Selection | None
     reused: ReusePlan
@@ -140,8 +140,8 @@ def prepare(
     policy = spec.policy
     # Resolve: every document is parts with tokens; objects that documents name are open from here on.
     # Lay out: where everything is in the prompt.
-    laid = lay_out_spec(model, store, spec, opened)
-    prompt = Prompt(model, laid.layout, laid.texts, stage=stage)
+    prompt_parts = lay_out_spec(model, store, spec, opened)
+    prompt = Prompt(model, prompt_parts.layout, prompt_parts.texts, stage=stage)
 
     # Select: the rows, so that only objects of which something is reused are opened. A policy that reads from
     # objects, or is slow, selects below, once the first layers are on their way.
@@ -149,15 +149,15 @@ def prepare(
     clock.select_s += clock.lap()
 
     # Open: what there is to reuse, each object where it is in the prompt.
-    reused = context.open(prompt, laid.parts, policy, selection, opened)
+    reused = context.open(prompt, prompt_parts.parts, policy, selection, opened)
     clock.exclude(reused.compile_s)
     clock.load_s += clock.lap()
-    return PreparedLink(store, policy, laid, prompt, selection, reused, context, clock)
+    return PreparedLink(store, policy, prompt_parts, prompt, selection, reused, context, clock)
 
 
 def reserve_alone(prepared: PreparedLink, residents: ResidentObjects | None) -> Reservation:
     """Reserve the image, a region of the pool if there is one, in which resident objects are in their places."""
-    layout, placed = prepared.laid.layout, prepared.reused.placed
+    layout, placed = prepared.prompt_parts.layout, prepared.reused.placed
     if residents is None:
         return Reservation(Image(prepared.prompt.model.stack, layout), list(placed))
     return (
@@ -168,7 +168,7 @@ def reserve_alone(prepared: PreparedLink, residents: ResidentObjects | None) -> 
 def compute(prepared: PreparedLink, reservation: Reservation) -> Linked:
     """The passes of a link over its image."""
     policy, selection, prompt, clock = prepared.policy, prepared.selection, prepared.prompt, prepared.clock
-    laid, reused, context = prepared.laid, prepared.reused, prepared.context
+    prompt_parts, reused, context = prepared.prompt_parts, prepared.reused, prepared.context
     stack, image, memory = prompt.model.stack, reservation.image, prepared.store.memory
     clock.resume(reservation.seconds)
     context.prepare(image)
@@ -177,8 +177,8 @@ def compute(prepared: PreparedLink, reservation: Reservation) -> Linked:
         clock.load_s += clock.lap()
         seen = reused.prompt
         if policy.needs.attention:  # every layer is loaded for it
-            seen = replace(seen, attention=measure_attention(image, seen, laid.required, loader.synchronize))
-        fusor = Fusor(image, seen, policy, selection or policy.select(seen), laid.required)
+            seen = replace(seen, attention=measure_attention(image, seen, prompt_parts.required, loader.synchronize))
+        fusor = Fusor(image, seen, policy, selection or policy.select(seen), prompt_parts.required)
         clock.select_s += clock.lap()
 
         # Each layer: load and relocate what is reused, compute the rows, narrow them. All fresh K and V that a row
@@ -197,8 +197,9 @@ def compute(prepared: PreparedLink, reservation: Reservation) -> Linked:
     reservation.finish()
     context.keep(image, fusor.rows)
     linked = {part.file.meta.key for part in reused.placed}
+    parts = tuple(part.after(linked) for part in prompt_parts.parts[1:])
     return Linked(
-        image, policy, tuple(part.after(linked) for part in laid.parts[1:]), prompt.texts, fusor.rows, fusor.scores,
+        image, policy, parts, prompt.texts, fusor.rows, fusor.scores,
         timing, loader.bytes_read, reservation.use if reservation.on_finish else None,
     )  # fmt: skip
 

@@ -187,7 +187,7 @@ class ResidentObjects:
         self._batches = 0
         self._lock = threading.Lock()
 
-    def reserve(self, wanted: Sequence[PlacedPrompt]) -> list[Reservation]:
+    def reserve(self, prompts: Sequence[PlacedPrompt]) -> list[Reservation]:
         """Reserve a batch: images of the first prompts of several, with the resident objects in their places.
 
         As many prompts as there is room for at once, one at least, up to one that reuses the same at the same places as
@@ -198,11 +198,11 @@ class ResidentObjects:
         with self._lock:
             self._settle()
             found = self._found()
-            regions = self._allot(wanted, found)
+            regions = self._allot(prompts, found)
             if regions:
-                reservations = self._reserve_regions(regions, wanted, found)
+                reservations = self._reserve_regions(regions, prompts, found)
             else:
-                reservations = [self.reserve_outside(*wanted[0], has_room=False)]
+                reservations = [self.reserve_outside(*prompts[0], has_room=False)]
         seconds = time.perf_counter() - started
         for reservation in reservations:
             reservation.seconds = seconds
@@ -216,19 +216,19 @@ class ResidentObjects:
         )  # fmt: skip
 
     def _reserve_regions(
-        self, regions: Sequence[_Region], wanted: Sequence[PlacedPrompt], found: Mapping[Hashable, Sequence[Resident]]
+        self, regions: Sequence[_Region], prompts: Sequence[PlacedPrompt], found: Mapping[Hashable, Sequence[Resident]]
     ) -> list[Reservation]:
         self._pool = pool = self._pool or Pool(self._model, self.num_slots)
         self._batches += 1
         images = [
             PooledImage(pool, layout, region.start, region.saved)
-            for region, (layout, _) in zip(regions, wanted, strict=False)
+            for region, (layout, _) in zip(regions, prompts, strict=False)
         ]
         reservations = [
             Reservation(image, region=region, requests=len(regions), on_finish=self._finished)
             for image, region in zip(images, regions, strict=True)
         ]
-        moves = self._arrange(reservations, [placed for _, placed in wanted[: len(reservations)]], found)
+        moves = self._arrange(reservations, [placed for _, placed in prompts[: len(reservations)]], found)
         moves += self._park(regions, found)
         moved = self._reposition(pool, moves, max(images, key=lambda image: image.num_tokens))
         for reservation, image, region in zip(reservations, images, regions, strict=True):
@@ -261,11 +261,11 @@ class ResidentObjects:
             found.setdefault(resident.content, []).append(resident)
         return found
 
-    def _allot(self, wanted: Sequence[PlacedPrompt], found: Mapping[Hashable, Sequence[Resident]]) -> list[_Region]:
+    def _allot(self, prompts: Sequence[PlacedPrompt], found: Mapping[Hashable, Sequence[Resident]]) -> list[_Region]:
         """The regions of a batch."""
         regions: list[_Region] = []
         contexts: set[Hashable] = set()
-        for layout, placed in wanted:
+        for layout, placed in prompts:
             context = tuple((part.start, _content(part)) for part in placed)
             length = layout.num_tokens + GROWTH
             start = None if context in contexts else self._room(length, placed, found, regions)
@@ -292,13 +292,13 @@ class ResidentObjects:
         return _gap(used, length, self.num_slots)
 
     def _arrange(
-        self, reservations: Sequence[Reservation], wanted: Sequence[Sequence[PlacedObject]],
+        self, reservations: Sequence[Reservation], prompts: Sequence[Sequence[PlacedObject]],
         found: Mapping[Hashable, Sequence[Resident]],
     ) -> list[Move]:  # fmt: skip
         """The moves that bring residents to the reserved regions. Notes in the reservations what is to be loaded."""
         moves: list[Move] = []
         leaders: dict[Hashable, tuple[Reservation, PlacedObject]] = {}  # who loads what
-        for reservation, placed in zip(reservations, wanted, strict=True):
+        for reservation, placed in zip(reservations, prompts, strict=True):
             assert reservation.region is not None
             for part in placed:
                 start, content = reservation.region.start + part.start, _content(part)

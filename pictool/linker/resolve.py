@@ -263,13 +263,13 @@ def _compile_missing(
     """Compile what is missing, and open each object as soon as it is there; but for what was evicted even before."""
     objects: dict[int, ObjectFile] = {}
 
-    def open_compiled(done: Compiled) -> None:
-        if done.is_new and on_compile:
-            on_compile(done)
+    def open_compiled(compiled: Compiled) -> None:
+        if compiled.is_new and on_compile:
+            on_compile(compiled)
         for i, part in missing.items():
-            if i not in objects and part.key(model) == done.key:
+            if i not in objects and part.key(model) == compiled.key:
                 with suppress(StoreError):
-                    file = store.peek(done.key)
+                    file = store.peek(compiled.key)
                     if part.is_served_by(file):
                         objects[i] = opened.enter_context(file)
                     else:

@@ -180,7 +180,7 @@ class StartedStream:
 
 async def stream(form: Form, works: Sequence[StartedStream], n: int, has_usage: bool) -> AsyncGenerator[bytes, None]:
     """The events of works, one after another, as OpenAI's clients read them. An error ends the stream with one."""
-    done: list[AnswerCollector] = []
+    finished: list[AnswerCollector] = []
     try:
         for number, events in enumerate(works):
             collected, begun = AnswerCollector(), set[int]()
@@ -197,11 +197,11 @@ async def stream(form: Form, works: Sequence[StartedStream], n: int, has_usage: 
                     ended.append(event)  # with what was done, which may need the verification first
                 else:
                     yield sse(form.chunk(index, event))
-            done.append(collected)
+            finished.append(collected)
             for event in ended:
                 yield sse(form.chunk(number * n + event.index, event) | {"pic": collected.report()})
         if has_usage:
-            yield sse(form.last_chunk(done))
+            yield sse(form.last_chunk(finished))
         yield DONE
     except Exception as error:
         yield sse(ApiError.of(error).body())

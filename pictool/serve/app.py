@@ -59,11 +59,11 @@ def make_router(service: Service, version: str) -> APIRouter:
 
 def refuse(request: Request, error: Exception) -> JSONResponse:
     """The response to a request that an exception ended."""
-    told = ApiError.of(error)
-    if told.status >= 500:
+    api_error = ApiError.of(error)
+    if api_error.status >= 500:
         is_known = isinstance(error, PicError | ApiError)
         _log.error("pic: a request failed%s", f": {error}" if is_known else "", exc_info=None if is_known else error)
-    return _response(told, request)
+    return _response(api_error, request)
 
 
 def make_app(service: Service, version: str) -> FastAPI:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pictool.reading import open_regular, read_file
 from pictool.serve.errors import ApiError
-from pictool.store.directory import claim
+from pictool.store.directory import ensure_store
 from pictool.store.files import atomic_write
 
 MAX_BYTES = 32 << 20  # of a text
@@ -71,7 +71,7 @@ class Files:
                 400, f"file: your files would have more than {self._max_total:,d} bytes; delete some", param="file"
             )
         file = TextFile(f"file-{secrets.token_hex(16)}", int(time.time()), filename[:255], purpose[:64], len(data))
-        claim(self._root)
+        ensure_store(self._root)
         with atomic_write(self._path(tenant, file.id), self._root / "tmp") as out:
             out.write(json.dumps(asdict(file)).encode() + b"\n" + text.encode())
         return file

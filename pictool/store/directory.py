@@ -46,8 +46,8 @@ _VOLUME = "lost+found"  # what a new file system has at its root
 _log = logging.getLogger("pictool.store")
 
 
-def claim(root: Path, outer: Path | None = None, on_adopt: Callable[[str], None] = _log.warning) -> None:
-    """See to it that a directory is a store; one that is missing, empty, or of an earlier version becomes one.
+def ensure_store(root: Path, outer: Path | None = None, on_adopt: Callable[[str], None] = _log.warning) -> None:
+    """Ensure that a directory is a store; one that is missing, empty, or of an earlier version becomes one.
 
     Args:
         outer: the store that this one is in, if it is in one.
@@ -59,7 +59,7 @@ def claim(root: Path, outer: Path | None = None, on_adopt: Callable[[str], None]
     """
     outer = outer or root
     if outer != root:
-        claim(outer, None, on_adopt)
+        ensure_store(outer, None, on_adopt)
     try:
         require_no_links(root, outer)
         if not is_marked(root):
@@ -75,9 +75,9 @@ def claim(root: Path, outer: Path | None = None, on_adopt: Callable[[str], None]
         raise UnwritableStoreError(f"{root}: cannot be made ({error.strerror}); nothing was changed") from error
 
 
-def claim_within(root: Path, *names: str) -> Path:
-    """A directory within a store, for what is no object; it is made if it is missing. Raises as `claim`."""
-    claim(root)
+def make_within(root: Path, *names: str) -> Path:
+    """A directory within a store, for what is no object; it is made if it is missing. Raises as `ensure_store`."""
+    ensure_store(root)
     path = root.joinpath(*names)
     try:
         make_directory(path, root)
@@ -87,14 +87,14 @@ def claim_within(root: Path, *names: str) -> Path:
 
 
 def require_store(root: Path) -> None:
-    """Raise StoreError for a directory that `claim` would refuse for what is in it; nothing is written."""
+    """Raise StoreError for a directory that `ensure_store` would refuse for what is in it; nothing is written."""
     with suppress(OSError):
         if not is_marked(root):
             _is_of_earlier_version(root)
 
 
 def is_store(root: Path) -> bool:
-    """Whether this is a store, one of an earlier version too, so that `claim` would take it."""
+    """Whether this is a store, one of an earlier version too, so that `ensure_store` would take it."""
     try:
         return is_marked(root) or _is_of_earlier_version(root)
     except (OSError, StoreError):

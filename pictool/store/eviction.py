@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pictool.errors import NoRoomError, StoreError
-from pictool.store.directory import claim
+from pictool.store.directory import ensure_store
 from pictool.store.entries import Entry, entries
 from pictool.store.files import fsync_directory, locked, make_directory, make_file, require_no_links
 from pictool.store.leases import leased_keys
@@ -53,7 +53,7 @@ def locked_store(root: Path) -> Iterator[int]:
         StoreError: the directory is no store.
         OSError: it cannot be locked.
     """
-    claim(root)
+    ensure_store(root)
     with locked(root / LOCK) as fd:
         yield fd
 
@@ -233,7 +233,7 @@ def kept(root: Path) -> frozenset[str]:
 
 def pin(root: Path, key: str) -> None:
     """Keep an object from being evicted or expired."""
-    claim(root)
+    ensure_store(root)
     try:
         make_directory(root / "pins", root)
         make_file(root / "pins" / key)

@@ -28,7 +28,7 @@ from typing import Any
 
 from pictool.errors import NoRoomError, StoreError, UnwritableStoreError
 from pictool.reading import open_regular
-from pictool.store.directory import claim, require_store
+from pictool.store.directory import ensure_store, require_store
 from pictool.store.entries import Entry, is_key, object_path
 from pictool.store.files import make_file
 from pictool.store.side.databases import has_schema, is_empty
@@ -273,7 +273,7 @@ class Leases:
 
     def _make(self, path: Path) -> None:
         """Make the file if there is none, and check what is in it."""
-        claim(self._root)
+        ensure_store(self._root)
         try:
             make_file(path)
         except OSError as error:

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from pictool.errors import ObjectError, RemoteError, StoreError, UnreadableObjectError
 from pictool.store import eviction
-from pictool.store.directory import claim
+from pictool.store.directory import ensure_store
 from pictool.store.entries import DEFAULT_ROOT, Entry, entries, is_key, keys_of, object_path, shards
 from pictool.store.files import atomic_write as atomic_write
 from pictool.store.memory import LayerMemory
@@ -63,7 +63,7 @@ class Store:
         self.memory = LayerMemory(memory_bytes) if memory_bytes else None
         self.remote = Remote(remote) if isinstance(remote, str) else remote
         self._is_in_use = False
-        destination = Destination(self.root, max_bytes, self._publish_new, self.claim)
+        destination = Destination(self.root, max_bytes, self._publish_new, self.ensure_store)
         self._fetcher = None if self.remote is None else Fetcher(self.remote, destination, on_warning)
 
     def within(self, *names: str) -> Store:
@@ -79,9 +79,9 @@ class Store:
     def path(self, key: str) -> Path:
         return object_path(self.root, key)
 
-    def claim(self) -> None:
-        """See to it that the directory is a store, before anything in it is changed; see `directory.claim`."""
-        claim(self.root, self._outer, self.on_warning)
+    def ensure_store(self) -> None:
+        """Ensure that the directory is a store, before anything in it is changed; see `directory.ensure_store`."""
+        ensure_store(self.root, self._outer, self.on_warning)
 
     # Opening objects
 
@@ -139,7 +139,7 @@ class Store:
         if not self._is_in_use:
             self._is_in_use = True
             with suppress(StoreError):  # nothing is counted then
-                self.claim()
+                self.ensure_store()
         counts = UsageCounts(misses=1) if is_miss else UsageCounts(hits=1, hit_bytes=file.num_bytes)
         self.counters.add(counts, None if is_miss else file.meta.key)
         file.touch()
@@ -225,7 +225,7 @@ class Store:
             StoreError: it cannot be written, or the store may not hold so much; nothing was changed.
         """
         path = self.path(chunk.meta.key)
-        self.claim()
+        self.ensure_store()
         with atomic_write(path, self.root / "tmp", self._publish, durable) as file:
             write_object(file, chunk)
             if used_ns is not None:
@@ -241,7 +241,7 @@ class Store:
             StoreError: it cannot be written, or the store may not hold so much; nothing was changed.
         """
         path = self.path(key)
-        self.claim()
+        self.ensure_store()
         with atomic_write(path, self.root / "tmp", self._publish) as copy:
             while data := source.read(1 << 20):
                 copy.write(data)

@@ -19,7 +19,7 @@ from pictool.errors import (
     UnwritableStoreError,
 )
 from pictool.store import eviction
-from pictool.store.directory import claim, is_store, require_store
+from pictool.store.directory import ensure_store, is_store, require_store
 from pictool.store.entries import Entry, entries, inner_stores, temp_candidates
 from pictool.store.eviction import Tally
 from pictool.store.files import is_stale_temp, make_directory, remove_stale_temp, require_no_links
@@ -51,7 +51,7 @@ def gc(store: Store, max_bytes: int | None = None) -> GcResult:
         StoreError: the store cannot be written.
     """
     max_bytes = store.max_bytes if max_bytes is None else max_bytes
-    store.claim()
+    store.ensure_store()
     try:
         litter = [size for root in _roots(store) for size in _collect(root, store.root)]
         num_bytes, evicted = eviction.shrink(store.root, max_bytes)
@@ -87,7 +87,7 @@ def _collect(root: Path, outer: Path) -> list[int]:
     """Remove what killed processes left in a store: temp files, scratch directories, journals; the bytes of the first
     two.
     """
-    claim(root, outer)
+    ensure_store(root, outer)
     require_no_links(root / "tmp", root)
     files = [size for path in temp_candidates(root) if (size := remove_stale_temp(path)) is not None]
     for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE):  # that of the leases keeps its room
@@ -101,7 +101,7 @@ def expire(store: Store, keys: Sequence[str], force: bool = False) -> Tally:
     Raises:
         StoreError: one is not there, or is pinned or leased and `force` is not set; nothing was removed then.
     """
-    store.claim()
+    store.ensure_store()
     objects, pins = would_expire(store, keys, force), eviction.pinned(store.root)
     removed = _remove(store, objects)
     for entry in objects:
@@ -128,7 +128,7 @@ def expire_older(store: Store, seconds: float) -> Tally:
 
     One that a wrong clock used in the future stays.
     """
-    store.claim()
+    store.ensure_store()
     return _remove(store, would_expire_older(store, seconds))
 
 
@@ -141,13 +141,13 @@ def would_expire_older(store: Store, seconds: float) -> list[Entry]:
 def pin(store: Store, key: str) -> None:
     """Keep an object that is there from being evicted or expired."""
     entry = _entry(store, key)
-    store.claim()
+    store.ensure_store()
     eviction.pin(store.root, entry.key)
 
 
 def unpin(store: Store, key: str) -> None:
     """Let an object be evicted and expired again."""
-    store.claim()
+    store.ensure_store()
     eviction.unpin(store.root, key)
 
 
@@ -236,7 +236,7 @@ def verify(
         check: raises ObjectError for what only somebody else can tell, as whether a text is that of its tokens.
     """
     if repair:
-        store.claim()
+        store.ensure_store()
     count, num_bytes = 0, 0
     problems: dict[str, str] = {}
     for entry in entries(store.root):

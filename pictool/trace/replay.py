@@ -135,10 +135,10 @@ def _objects(
                 "tokens and this salt, nor a generated one that the store has; give the salt that it was linked with "
                 "(--salt-file), or link again with --trace"
             )
-        (done,) = compile_chunks(model, store, [chunk], options)
-        if done.is_new and on_compile:
-            on_compile(done)
-        objects.append(str(done.path))
+        (compiled,) = compile_chunks(model, store, [chunk], options)
+        if compiled.is_new and on_compile:
+            on_compile(compiled)
+        objects.append(str(compiled.path))
     return objects
 
 

@@ -25,7 +25,7 @@ from pictool.eval.datasets.records import Record, first_record, read_records
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
 from pictool.reading import parse_json, read_file
-from pictool.store.directory import claim_within
+from pictool.store.directory import make_within
 from pictool.store.store import Store, atomic_write
 
 if TYPE_CHECKING:
@@ -203,13 +203,13 @@ def continued(model: Model, texts: Sequence[str], documents: int, limit: int, se
     if not long:
         raise InputError(f"no document has more than {_CUE_WORDS + _CONTINUED_WORDS} words; give --questions")
     for number in range(limit):
-        asked = rng.choice(long)
-        words = list(re.finditer(r"\S+", texts[asked]))
+        target = rng.choice(long)
+        words = list(re.finditer(r"\S+", texts[target]))
         start = rng.randrange(len(words) - _CUE_WORDS - _CONTINUED_WORDS + 1)
         cut, end = start + _CUE_WORDS, start + _CUE_WORDS + _CONTINUED_WORDS
-        cue = texts[asked][words[start].start() : words[cut - 1].end()]
-        gold = texts[asked][words[cut].start() : words[end - 1].end()]
-        chosen = _prompt_of(rng, asked, sizes, documents, model.max_positions)
+        cue = texts[target][words[start].start() : words[cut - 1].end()]
+        gold = texts[target][words[cut].start() : words[end - 1].end()]
+        chosen = _prompt_of(rng, target, sizes, documents, model.max_positions)
         cases.append(Case(
             str(number), tuple(texts[i] for i in chosen), cue, (gold,), query_template="{query}",
             max_new_tokens=NEW_TOKENS,
@@ -232,7 +232,7 @@ def written(
         cases = [Case(**_tuples(values)) for values in parse_json(read_file(path, _MAX_BYTES))]
     else:
         cases = list(_write(model, store, texts, documents, count, seed, on_progress))
-        claim_within(store.root, "eval", "questions")
+        make_within(store.root, "eval", "questions")
         with atomic_write(path, store.root / "tmp") as file:
             file.write(json.dumps([asdict(case) for case in cases]).encode())
     if not cases:
@@ -251,11 +251,11 @@ def _write(
     engine, full = engine_of(model)(model, store), make_policy(BASELINE)
     for number in range(count):
         on_progress(number, count)
-        asked = rng.randrange(len(texts))
-        ask = _ASK.format(passage=_passage(rng, texts[asked]))
+        target = rng.randrange(len(texts))
+        ask = _ASK.format(passage=_passage(rng, texts[target]))
         spec = Spec(ask, policy=full, max_new_tokens=48, sampling=replace(_WRITING, seed=number))
         question = engine.answer(spec).text
-        chosen = _prompt_of(rng, asked, sizes, documents, model.max_positions)
+        chosen = _prompt_of(rng, target, sizes, documents, model.max_positions)
         if len(question.split()) > 2 and question not in seen:
             seen.add(question)
             picked = tuple(texts[i] for i in chosen)
@@ -270,11 +270,11 @@ def _passage(rng: random.Random, text: str) -> str:
     return text[words[start].start() : words[min(start + _PASSAGE_WORDS, len(words)) - 1].end()]
 
 
-def _prompt_of(rng: random.Random, asked: int, sizes: Sequence[int], documents: int, positions: int) -> list[int]:
+def _prompt_of(rng: random.Random, target: int, sizes: Sequence[int], documents: int, positions: int) -> list[int]:
     """The document that is asked about and others for which there is room, in a random order."""
-    room = positions - _ROOM - sizes[asked]
-    chosen = [asked]
-    others = [i for i in range(len(sizes)) if i != asked]
+    room = positions - _ROOM - sizes[target]
+    chosen = [target]
+    others = [i for i in range(len(sizes)) if i != target]
     for other in islice(rng.sample(others, len(others)), documents - 1):
         if sizes[other] <= room:
             chosen.append(other)

@@ -184,17 +184,17 @@ def tune(
     """
     chains, sample = make_chains(algorithms), Sample(questions)
     no_language = _no_language(model, questions)
-    wanted, units = [label for chain in chains for label in chain], 0
+    remaining, units = [label for chain in chains for label in chain], 0
     while True:
         units = next_round(units, questions.num_units)
         run = EvaluationOptions(limit=questions.cases_of(units), jobs=jobs)
-        chosen = [algorithm for algorithm in algorithms if algorithm.is_full or algorithm.label in wanted]
+        chosen = [algorithm for algorithm in algorithms if algorithm.is_full or algorithm.label in remaining]
         sample.take(evaluate(model, store, questions, chosen, options, run, on_progress=on_progress, on_note=on_note))
         tuned = conclude(sample, chains, algorithms, target, by, units, no_language, level)
         on_round(tuned)
         found = {line.label: line.finding for line in tuned.lines}
-        wanted = worth_measuring(chains, found, {line.label: _cost(line, by) for line in tuned.lines})
-        if not wanted or units == questions.num_units or tuned.outcome is TuneOutcome.NO_CLAIM:
+        remaining = worth_measuring(chains, found, {line.label: _cost(line, by) for line in tuned.lines})
+        if not remaining or units == questions.num_units or tuned.outcome is TuneOutcome.NO_CLAIM:
             return tuned
 
 

@@ -34,7 +34,7 @@ def test_a_replica_s_store_is_its_owner_s(tmp_path: Path) -> None:
         spec = TorchSpec(
             Remote(str(tmp_path / "remote")), str(tmp_path / "store"), BackendSettings(make_policy("naive"))
         )
-        spec.open_tier("0").claim()
+        spec.open_tier("0").ensure_store()
     finally:
         os.umask(before)
     assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700

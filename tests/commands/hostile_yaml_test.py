@@ -11,7 +11,7 @@ import pytest
 
 from commands.run import pic, write
 from pictool.commands.linking.request import read_script
-from pictool.commands.plan import read_tiers
+from pictool.commands.planning.tiers import read_tiers
 from pictool.commands.settings.settings import read_settings
 from pictool.errors import InputError
 

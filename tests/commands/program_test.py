@@ -91,7 +91,7 @@ def test_an_interrupt_while_the_program_ends_is_no_traceback() -> None:
 
 
 def test_an_interrupted_program_says_so() -> None:
-    Store(Path("st")).claim()
+    Store(Path("st")).ensure_store()
     with locked(Path("st") / LOCK):  # gc waits for it
         process = subprocess.Popen(
             [*PIC, "store", "gc", "--store", "st"], stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts

@@ -289,7 +289,7 @@ def test_keys_are_required_where_there_are_some(chatty: Live) -> None:
 @pytest.mark.parametrize("content", [b"no database at all, and longer than a header of sqlite is" * 9, None])
 def test_a_server_with_damaged_leases_does_not_start(tmp_path: Path, content: bytes | None) -> None:
     store = Store(tmp_path / "store")
-    store.claim()
+    store.ensure_store()
     if content is None:
         (store.root / "leases.sqlite3").mkdir()
     else:
@@ -400,7 +400,7 @@ def test_a_read_only_store_is_served(open_path: Path) -> None:
 @pytest.mark.parametrize("is_empty", [True, False])
 def test_a_read_only_store_without_leases_is_served(open_path: Path, is_empty: bool) -> None:
     store = Store(open_path / "store")
-    store.claim()
+    store.ensure_store()
     if not is_empty:
         (store.root / "leases.sqlite3").touch()  # as a process leaves it that is killed while it makes it
     unknown = f"cache-{'0' * 32}"

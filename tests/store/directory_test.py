@@ -313,7 +313,7 @@ def test_no_link_in_a_store_is_followed_for_writing_or_deleting(store: Store, tm
 
 
 def test_objects_may_be_a_link_to_a_directory_of_objects_alone(store: Store, tmp_path: Path) -> None:
-    store.claim()
+    store.ensure_store()
     (tmp_path / "big").mkdir()
     (store.root / "objects").symlink_to(tmp_path / "big")
     key = store.put(make_chunk(1)).stem

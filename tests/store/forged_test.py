@@ -277,7 +277,7 @@ def test_a_link_as_lock_or_temp_is_refused_in_one_line(store: Store, tmp_path: P
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious").write_text("x")
-    store.claim()
+    store.ensure_store()
     shutil.rmtree(store.root / "tmp")
     (store.root / name).symlink_to(elsewhere if name == "tmp" else elsewhere / "precious")
     for run in (lambda: store.put(make_chunk(1)), lambda: gc(store)):

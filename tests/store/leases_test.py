@@ -157,7 +157,7 @@ def test_a_lease_that_was_given_away_outlives_a_kill(store: Store) -> None:
 
 def test_a_writer_that_was_killed_in_the_middle_costs_nothing(store: Store, tmp_path: Path) -> None:
     """Its journal is hot: the next reader undoes what it had begun, also one that only asks what is leased."""
-    Store(tmp_path).claim()
+    Store(tmp_path).ensure_store()
     leases = Leases(store.root)
     names = [leases.add("t", "m", objects(f"{i:064x}"), 4e9, name="x" * 500).id for i in range(40)]
     with closing(sqlite3.connect(store.root / LEASES_FILE, isolation_level=None)) as db:

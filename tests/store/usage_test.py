@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pictool.core import Geometry, Target
-from pictool.store.directory import MARK, claim
+from pictool.store.directory import MARK, ensure_store
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.side import usage
 from pictool.store.side.usage import (
@@ -38,7 +38,7 @@ TARGET = Target("LlamaForCausalLM", A, B, "float32", Geometry(1, 1, 1))
 @pytest.fixture(autouse=True)
 def is_marked(tmp_path: Path) -> None:
     """Nothing is counted in a directory that is no store."""
-    claim(tmp_path)
+    ensure_store(tmp_path)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_counts_go_to_the_store_that_they_are_of_wherever_the_process_is_by_then
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("here", "there"):
-        claim(tmp_path / name / ".pic")
+        ensure_store(tmp_path / name / ".pic")
     monkeypatch.chdir(tmp_path / "here")
     counters = Counters(Path(".pic/stats"))
     counters.add(UsageCounts(hits=1))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool.commands.console.errors import UsageError, of_command_line
-from pictool.commands.console.outputs import print_json
+from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import answers_bar
 from pictool.commands.console.verbosity import note
 from pictool.commands.linking.request import LinkScript, RequestOptions, beside, make_spec
@@ -81,6 +81,13 @@ class BatchOptions:
     canary: Canary
     max_kl: float | None
     as_json: bool
+
+    @classmethod
+    def of(cls, verified: VerifyOptions, output: str | None, canary: Canary, as_json: bool) -> BatchOptions:
+        """The options of a command line with --batch. Raises InputError: -o names a file that cannot be written."""
+        assert verified.batch is not None
+        path = None if output is None else output_path("-o", output, [verified.batch])
+        return cls(Path(verified.batch), path, canary, verified.max_kl, as_json)
 
     def must_run(self, request: BatchRequest, known: Mapping[str, Any] | None) -> bool:
         """Whether a request has no answer yet, or one that was not verified and has to be."""

@@ -200,7 +200,7 @@ def make_spec(
     from pictool.cluster.vllm_replica import VllmSpec
 
     store, target = open_store(settings), model.target
-    store.claim()
+    store.ensure_store()
     shared = (
         remote, str(store.root.absolute()), backend_settings, settings.max_size, settings.memory,
         shared_model(settings), settings.device.partition(":")[0], settings.dtype, settings.salt,

@@ -29,6 +29,7 @@ from pictool.runtime.tensors import require_finite
 
 if TYPE_CHECKING:
     from pictool.engines.llamacpp.model import GgufModel
+    from pictool.linker.policies.base import Prompt
     from pictool.runtime.memory.image import Image
 
 _GROWTH = 256  # tokens that a context has room for after the prompt
@@ -144,32 +145,18 @@ def compute(prepared: PreparedLink) -> Linked:
     Raises:
         PicError: a damaged object, numbers that are not finite, or no memory.
     """
-    model, layout = cast("GgufModel", prepared.prompt.model), prepared.laid.layout
+    model, layout = cast("GgufModel", prepared.prompt.model), prepared.prompt_parts.layout
     policy, clock, prompt = prepared.policy, prepared.clock, prepared.reused.prompt
     selection = prepared.selection or policy.select(prompt)
     computed = _computed(prepared, selection.rows)
     groups = _groups(_reuses(prepared.reused.placed, computed))
     clock.select_s += clock.lap()
 
-    # Load: every object is read, checked, and set in the sequence of its distance.
     image = LlamaImage(model, layout, len(groups) + 2)
-    sequences, bytes_read = np.zeros(layout.num_tokens, dtype=np.int64), 0
-    for sequence, (distance, reuses) in enumerate(groups.items(), 1):
-        bytes_read += _set(image.context, model, sequence, reuses, is_moved=any(groups))
-        image.context.copy(sequence, image.spare, -1, -1)
-        image.context.shift(sequence, distance)
-        for reuse in reuses:
-            sequences[reuse.rows] = sequence
+    sequences, bytes_read = _load(image, model, groups)
     load_s = clock.lap()
     clock.load_s += load_s
-
-    # From left to right: reused runs, and computed ones; the tail is the last.
-    for end, sequence in _runs(sequences):
-        with prompt.stage("layer"):
-            if sequence:
-                image.reuse(sequence, end)
-            else:
-                image.compute(end, wants_logits=end == layout.num_tokens)
+    _join(image, sequences, prompt)
     with prompt.stage("logits"):
         image.logits = torch.from_numpy(image.context.logits())
         require_finite(model.name, model.dtype, image.logits)
@@ -181,17 +168,45 @@ def compute(prepared: PreparedLink) -> Linked:
     as_image = cast("Image", image)
     prepared.context.keep(as_image, rows)
     linked = {part.file.meta.key for part in prepared.reused.placed}
-    parts = tuple(part.after(linked) for part in prepared.laid.parts[1:])
+    parts = tuple(part.after(linked) for part in prepared.prompt_parts.parts[1:])
     return Linked(as_image, policy, parts, prompt.texts, rows, selection.scores, timing, bytes_read)
+
+
+def _load(
+    image: LlamaImage, model: GgufModel, groups: Mapping[int, Sequence[ReusedCells]]
+) -> tuple[NDArray[np.int64], int]:
+    """Read and check every object, and set it in the sequence of its distance.
+
+    Returns:
+        int64 [n], the sequence of each reused row, 0 for computed ones; the bytes that were read.
+    """
+    sequences, bytes_read = np.zeros(image.layout.num_tokens, dtype=np.int64), 0
+    for sequence, (distance, reuses) in enumerate(groups.items(), 1):
+        bytes_read += _set(image.context, model, sequence, reuses, is_moved=any(groups))
+        image.context.copy(sequence, image.spare, -1, -1)
+        image.context.shift(sequence, distance)
+        for reuse in reuses:
+            sequences[reuse.rows] = sequence
+    return sequences, bytes_read
+
+
+def _join(image: LlamaImage, sequences: NDArray[np.int64], prompt: Prompt) -> None:
+    """Grow the prompt from left to right by reused and computed runs; the tail is the last."""
+    for end, sequence in _runs(sequences):
+        with prompt.stage("layer"):
+            if sequence:
+                image.reuse(sequence, end)
+            else:
+                image.compute(end, wants_logits=end == image.layout.num_tokens)
 
 
 def _computed(prepared: PreparedLink, selected: RowMask) -> RowMask:
     """bool [n], the rows that are computed: selected ones, those that no object has, and the tail."""
-    layout = prepared.laid.layout
+    layout = prepared.prompt_parts.layout
     rows = np.ones(layout.num_tokens, dtype=bool)
     rows[: layout.num_context] = selected
-    if prepared.laid.required is not None:
-        rows[: layout.num_context] |= prepared.laid.required
+    if prepared.prompt_parts.required is not None:
+        rows[: layout.num_context] |= prepared.prompt_parts.required
     return rows
 
 

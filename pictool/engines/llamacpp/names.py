@@ -93,10 +93,12 @@ def _digest(layer: Any) -> str:
 
 def _in_lm_studio(name: str) -> Path:
     """The only GGUF file (less parts and projectors) whose path in LM Studio's folder has this text."""
-    asked = name.removeprefix(_LM_STUDIO)
+    needle = name.removeprefix(_LM_STUDIO)
     roots = [Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"]
     files = sorted(path for root in roots if root.is_dir() for path in root.rglob("*.gguf"))
-    named = [str(path) for path in files if asked and asked.lower() in str(path).lower() and "mmproj" not in path.name]
+    named = [
+        str(path) for path in files if needle and needle.lower() in str(path).lower() and "mmproj" not in path.name
+    ]
     firsts = [path for path in named if "-of-" not in path or "-00001-of-" in path]
     if len(firsts) != 1:
         which = (

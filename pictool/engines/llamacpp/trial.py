@@ -77,17 +77,19 @@ def _ask(path: Path, options: LlamaContextOptions, limit_s: float) -> dict[str, 
     request = json.dumps([str(path), options.dtype, options.uses_flash])
     root = str(Path(__file__).parents[3])
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-m", __name__, request], capture_output=True, timeout=limit_s, check=False,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"problem": f"llama.cpp takes more than {limit_s:.0f} s to load it; it may be damaged"}
     try:
-        reply: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        reply: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
         return reply
     except (ValueError, IndexError):
-        return {"problem": f"llama.cpp ends at loading it (exit {done.returncode}); it is damaged: download it again"}
+        return {
+            "problem": f"llama.cpp ends at loading it (exit {process.returncode}); it is damaged: download it again"
+        }
 
 
 def examine(path: str, options: LlamaContextOptions) -> Facts:

@@ -66,15 +66,15 @@ def plan(moves: Iterable[Move], batch: int) -> MovePlan:
     Args:
         batch: slots that are moved together at most, but for runs and components that are longer.
     """
-    wanted = dict.fromkeys(moves)
-    listed = [move for move in wanted if move.source != move.target or move.position is not None]
+    unique = dict.fromkeys(moves)
+    listed = [move for move in unique if move.source != move.target or move.position is not None]
     readers, packer = _readers(listed), _Packer(max(batch, *(move.length for move in listed), 1))
     for component in _ordered_components(readers):
         within = set(component)
         before = {reader for index in component for reader in readers[index]} - within
         packer.add([listed[index] for index in component], [listed[index] for index in before])
-    sources = {(move.source, move.length) for move in wanted}
-    return packer.plan(len(wanted) - len(sources))
+    sources = {(move.source, move.length) for move in unique}
+    return packer.plan(len(unique) - len(sources))
 
 
 def _readers(moves: Sequence[Move]) -> list[list[int]]:

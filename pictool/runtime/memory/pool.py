@@ -148,12 +148,12 @@ class Pool:
             return
         targets = self._slots(moves, "target")
         if isinstance(targets[0], slice):
-            wanted = [tables_at(tables, slice(m.position or 0, (m.position or 0) + m.length)) for m in moves]
+            move_tables = [tables_at(tables, slice(m.position or 0, (m.position or 0) + m.length)) for m in moves]
         else:
             positions = [torch.arange(move.length) + (move.position or 0) for move in moves]
-            wanted = [tables_at(tables, torch.cat(positions).to(self.stack.device))]
+            move_tables = [tables_at(tables, torch.cat(positions).to(self.stack.device))]
         for layer, (raw, keys) in enumerate(zip(self.raw, self.keys, strict=True)):
-            for at, table in zip(targets, wanted, strict=True):
+            for at, table in zip(targets, move_tables, strict=True):
                 keys[:, at] = self.stack.rotate(raw[None, :, at], table, layer)[0]
 
     def _slots(self, moves: Sequence[Move], end: str) -> list[slice | Tensor]:

@@ -160,23 +160,23 @@ def _plain(model: Model, chat: ChatPrompt) -> list[Piece]:
         raise InputError(f"tools: {model.name} has no chat template, so it knows no tools")
     system = [piece for turn in chat.turns if turn.role in ("system", "developer") for piece in turn.pieces]
     pieces: list[Piece] = [PlainText(model.tokenizer.bos_token or ""), *system]
-    asked: list[Piece] = []
+    question: list[Piece] = []
     for turn in chat.turns:
         if turn.role == "user":
-            asked += turn.pieces
+            question += turn.pieces
         elif turn.role == "assistant":
             answer = "".join(piece.text for piece in turn.pieces if isinstance(piece, PlainText))
-            pieces += [*(_question(asked) if asked else []), PlainText(f" {answer}\n")]
-            asked = []
+            pieces += [*(_question(question) if question else []), PlainText(f" {answer}\n")]
+            question = []
         elif turn.role not in ("system", "developer"):
             raise InputError(f"messages: {model.name} has no chat template, so it knows no role {turn.role!r}")
-    if not asked:
+    if not question:
         raise InputError("messages: the last one is not a user's, so there is nothing to answer")
-    return pieces + _question(asked)
+    return pieces + _question(question)
 
 
-def _question(asked: Sequence[Piece]) -> list[Piece]:
-    *before, last = merged(_with_lines(asked)) or [PlainText("")]
+def _question(question: Sequence[Piece]) -> list[Piece]:
+    *before, last = merged(_with_lines(question)) or [PlainText("")]
     if not isinstance(last, PlainText):
         raise InputError("messages: the last part of a user's message must be a text, the question")
     documents, _, ask = last.text.rstrip().rpartition("\n\n")
@@ -190,8 +190,8 @@ def _question(asked: Sequence[Piece]) -> list[Piece]:
     ]
 
 
-def _with_lines(asked: Sequence[Piece]) -> list[Piece]:
+def _with_lines(question: Sequence[Piece]) -> list[Piece]:
     """The pieces, with an empty line after each text but the last: texts of messages and parts are apart."""
-    *before, last = asked
+    *before, last = question
     lines = [PlainText(piece.text.rstrip("\n") + "\n\n") if isinstance(piece, PlainText) else piece for piece in before]
     return [*lines, last]

@@ -134,9 +134,9 @@ class Learner:
                     return
                 yield chunk
 
-    def count(self, done: Compiled) -> None:
+    def count(self, compiled: Compiled) -> None:
         """An object was compiled."""
-        self.num_bytes += done.path.stat().st_size if done.is_new else 0
+        self.num_bytes += compiled.path.stat().st_size if compiled.is_new else 0
 
     def fail(self, error: BaseException) -> None:
         """A part was not compiled: warn, and learn nothing for a while. Requests do not notice."""

@@ -41,13 +41,13 @@ _FIRST, _LAST = -1.0, 2.0  # priorities: first blocks; other blocks by their rel
 class Destination:
     """The store that objects are fetched to: its directory, its budget, and how it makes a whole object visible.
 
-    `claim` is called before anything is written.
+    `ensure_store` is called before anything is written.
     """
 
     root: Path
     max_bytes: int | None
     publish: Publish
-    claim: Callable[[], None] = lambda: None
+    ensure_store: Callable[[], None] = lambda: None
 
 
 class ObjectFetch:
@@ -65,7 +65,7 @@ class ObjectFetch:
         self._remote, self._max_bytes = remote, destination.max_bytes
         self._lock, self._num_references, self._is_finishing = threading.Lock(), 1, False
         self._resources = ExitStack()
-        destination.claim()
+        destination.ensure_store()
         target, temp_dir = object_path(destination.root, key), destination.root / "tmp"
         self._file = self._resources.enter_context(atomic_write(target, temp_dir, destination.publish))
         self.path = Path(self._file.name)

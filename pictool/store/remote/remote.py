@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from pictool.errors import InputError, ObjectError, RemoteError, StoreError
 from pictool.reading import NotRegularError, open_regular
-from pictool.store.directory import claim, is_store, require_store
+from pictool.store.directory import ensure_store, is_store, require_store
 from pictool.store.entries import SUFFIX, temp_candidates
 from pictool.store.files import atomic_write, read_at, remove_stale_temp
 from pictool.store.objects.format import EncodedObject, ObjectFile
@@ -273,7 +273,7 @@ class Remote:
         if self._directory is not None:
             if not self._directory.is_dir():
                 self._directory.mkdir(parents=True, exist_ok=True)  # for whom the umask says: it is there to be shared
-            claim(self._directory)
+            ensure_store(self._directory)
             _put_local(source, Path(target), self._directory / "tmp")
             return True
         if self._protocol in _OBJECT_STORES:

@@ -180,11 +180,11 @@ class TorchBackend(Backend):
 
         def work(task: EngineTask, send: Send) -> None:
             engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens)
-            asked = ServedQuery(
+            served_query = ServedQuery(
                 query, engine, (self.model,), self.policy, self._settings.codec, side_by_side=False,
                 checkpoint=partial(task.checkpoint, ends_turn=True),
             )  # fmt: skip
-            send(asked.run())
+            send(served_query.run())
             self._indexing.wake()
 
         (texts,) = [texts async for texts in self._in_turn(tenant.name, work)]
@@ -259,9 +259,9 @@ class TorchBackend(Backend):
                     is_new, lacks = True, _NOT_KEPT
                     pieces[index] = TokenizedText(make_chunk(model, piece.text, _MARKED).tokens)
                 task.checkpoint(ends_turn=is_new)
-        plan, laid = self._plan(work, pieces, model, policy)
-        linked, problem = self._link(model, plan, laid, task)
-        reuse = _reuse_of(linked, laid, plan, problem)
+        plan, prompt_layout = self._plan(work, pieces, model, policy)
+        linked, problem = self._link(model, plan, prompt_layout, task)
+        reuse = _reuse_of(linked, prompt_layout, plan, problem)
         send(StartEvent(replace(reuse, problem=reuse.problem or lacks)))
         task.checkpoint()
         limit = self._num_tokens(work, plan)
@@ -354,18 +354,20 @@ class TorchBackend(Backend):
             return [match for match in found if self._has_table(match)] if policy.needs.all_tables else found
 
         recognises = work.linking.recognises and policy.needs.objects
-        laid = lay_out(
+        prompt_layout = lay_out(
             model, pieces, lambda piece: self._object(piece, model, policy), recognise if recognises else None
         )  # fmt: skip
-        require_room(model, len(laid.tokens))
-        last = len(laid.tokens) - 1
-        kept = [i for i, match in enumerate(laid.matches) if match.start < last]
-        matches = tuple(laid.matches[i] for i in kept)
-        laid = PromptLayout(laid.tokens, matches, tuple(laid.sources[i] for i in kept))
+        require_room(model, len(prompt_layout.tokens))
+        last = len(prompt_layout.tokens) - 1
+        kept = [i for i, match in enumerate(prompt_layout.matches) if match.start < last]
+        matches = tuple(prompt_layout.matches[i] for i in kept)
+        prompt_layout = PromptLayout(prompt_layout.tokens, matches, tuple(prompt_layout.sources[i] for i in kept))
         if not matches or not policy.needs.objects:
-            return plan_without_objects(policy, laid.tokens, model.salt), replace(laid, matches=(), sources=())
-        head_key = self._head_key(model, laid.tokens[: matches[0].start])
-        return make_plan(policy, laid.tokens, matches, head_key, model.salt), laid
+            return plan_without_objects(policy, prompt_layout.tokens, model.salt), replace(
+                prompt_layout, matches=(), sources=()
+            )
+        head_key = self._head_key(model, prompt_layout.tokens[: matches[0].start])
+        return make_plan(policy, prompt_layout.tokens, matches, head_key, model.salt), prompt_layout
 
     def _has_table(self, match: Match) -> bool:
         """Whether an object has a table of fixups; one that is lost or damaged has none."""
@@ -398,7 +400,9 @@ class TorchBackend(Backend):
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens)))
 
-    def _link(self, model: Model, plan: LinkPlan, laid: PromptLayout, task: EngineTask) -> tuple[Linked, str | None]:
+    def _link(
+        self, model: Model, plan: LinkPlan, prompt_layout: PromptLayout, task: EngineTask
+    ) -> tuple[Linked, str | None]:
         """Link a prompt. If an object turns out damaged, it is computed exactly, and the reason returned."""
         stage = stage_of(task)
         try:
@@ -411,7 +415,7 @@ class TorchBackend(Backend):
                 self.index.mark_suspect(span.key)
             self._indexing.wake()
             _log.warning("pic: a request is computed exactly: %s", error)
-        exact = plan_without_objects(_FULL, laid.tokens, model.salt)
+        exact = plan_without_objects(_FULL, prompt_layout.tokens, model.salt)
         return link(model, self._store, Spec.planned(exact), stage=stage), "an object of it cannot be used"
 
 
@@ -440,16 +444,16 @@ def _result(linked: Linked) -> LinkResult:
     )  # fmt: skip
 
 
-def _reuse_of(linked: Linked, laid: PromptLayout, plan: LinkPlan, problem: str | None) -> Reuse:
+def _reuse_of(linked: Linked, prompt_layout: PromptLayout, plan: LinkPlan, problem: str | None) -> Reuse:
     """What was done with a prompt, in whole tokens."""
     layout = linked.image.layout
     cached = math.floor(layout.num_context - linked.recomputed)
-    if problem is not None or not laid.matches:
+    if problem is not None or not prompt_layout.matches:
         return Reuse(label_of(linked.policy), exact=layout.num_tokens, cached=cached, problem=problem)
     documents = [span for span in plan.spans[1:] if span.key is not None]
     rows = [linked.rows[:, span.start : span.end].sum(1).mean() for span in documents]
     total, recomputed = sum(span.end - span.start for span in documents), math.ceil(sum(rows))
-    sources = "+".join(sorted(set(laid.sources)))
+    sources = "+".join(sorted(set(prompt_layout.sources)))
     return Reuse(
         label_of(linked.policy), len(documents), layout.num_tokens - total, total - recomputed, recomputed, cached,
         sources,

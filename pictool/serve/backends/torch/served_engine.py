@@ -36,10 +36,10 @@ class ServedEngine(TorchEngine):
         self, chunks: Iterable[Chunk | str], options: CompileOptions = CompileOptions(), *, force: bool = False,
         probe_model: Model | None = None, on_done: Callable[[Compiled], None] | None = None,
     ) -> list[Compiled]:  # fmt: skip
-        def report(done: Compiled) -> None:
+        def report(compiled: Compiled) -> None:
             if on_done is not None:
-                on_done(done)
-            if done.is_new:
+                on_done(compiled)
+            if compiled.is_new:
                 self._task.checkpoint(ends_turn=True)
 
         return super().compile(chunks, options, force=force, probe_model=probe_model, on_done=report)
@@ -47,9 +47,9 @@ class ServedEngine(TorchEngine):
     def link(
         self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, stage: Stage | None = None
     ) -> LinkResult:
-        def report(done: Compiled) -> None:
+        def report(compiled: Compiled) -> None:
             if on_compile is not None:
-                on_compile(done)
+                on_compile(compiled)
             self._task.checkpoint(ends_turn=True)
 
         return super().link(spec, on_compile=report, stage=stage or stage_of(self._task))

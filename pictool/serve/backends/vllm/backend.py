@@ -133,9 +133,9 @@ class VllmBackend(Backend):
     async def answer(self, work: AnswerRequest) -> AsyncGenerator[Event, None]:
         try:
             async with self.admission.place(work.tenant.name, work.n):
-                laid, params = await self.prompt(work.tenant, work.prompt, work.linking)
+                prompt_layout, params = await self.prompt(work.tenant, work.prompt, work.linking)
                 tap, engine = RequestTap(), self.engine_of(work.tenant)
-                async with aclosing(self._events(work, laid, params, tap, engine)) as events:
+                async with aclosing(self._events(work, prompt_layout, params, tap, engine)) as events:
                     async for event in events:
                         yield event
         except (PicError, ApiError):
@@ -150,17 +150,17 @@ class VllmBackend(Backend):
             await self.learn(work.tenant, texts_of(work.prompt))
 
     async def _events(
-        self, work: AnswerRequest, laid: PromptLayout, params: object, tap: RequestTap, engine: OnlineEngine
+        self, work: AnswerRequest, prompt_layout: PromptLayout, params: object, tap: RequestTap, engine: OnlineEngine
     ) -> AsyncGenerator[Event, None]:
-        room = self.context_length - len(laid.tokens)
+        room = self.context_length - len(prompt_layout.tokens)
         if room < 1:
             raise InputError(
-                f"the prompt has {len(laid.tokens)} tokens, and the server {self.context_length} positions"
+                f"the prompt has {len(prompt_layout.tokens)} tokens, and the server {self.context_length} positions"
             )
         limit = room if work.max_tokens is None else min(room, work.max_tokens)
         same = range(work.n) if work.sampling.temperature == 0 else None  # answers that are one, which vLLM gives once
         outputs = self.serving.generate(
-            engine, laid.tokens.tolist(), work.sampling, limit, 1 if same else work.n, {"pic": params}, tap,
+            engine, prompt_layout.tokens.tolist(), work.sampling, limit, 1 if same else work.n, {"pic": params}, tap,
             work.num_top,
         )  # fmt: skip
         is_plain = isinstance(work.prompt, ChatPrompt) and not self.serving.template  # "Answer:", then a blank
@@ -178,12 +178,12 @@ class VllmBackend(Backend):
                     if part.finish_reason not in (None, "stop", "length"):
                         raise ApiError(503, "the server ended the answer")
                     if part.finish_reason is not None:
-                        heard = tap.prompts[0]
+                        record = tap.prompts[0]
                         if not started:  # the connector reports at the end
                             started = True
-                            yield StartEvent(self.reuse(work.linking, laid, heard))
+                            yield StartEvent(self.reuse(work.linking, prompt_layout, record))
                         for index in same or (part.index,):
-                            yield FinishEvent(index, part.finish_reason, len(heard.tokens[part.index]))
+                            yield FinishEvent(index, part.finish_reason, len(record.tokens[part.index]))
             if work.linking.verifies:
                 yield VerificationEvent(await self.serving.verify(tap.prompts[0]))
         finally:
@@ -304,29 +304,31 @@ class VllmBackend(Backend):
         engine = self.engine_of(tenant)
         pieces = await self._pieces(engine.model, prompt, body or {})
         marked = await self._compile_marked(engine, pieces, policy)
-        laid = await self._in_thread(
+        prompt_layout = await self._in_thread(
             lambda: lay_out(engine.model, pieces, lambda piece: self._object(piece, engine.model, marked), None)
         )
-        if len(laid.matches) > MAX_OBJECTS:
-            raise ApiError(400, f"messages: {len(laid.matches)} objects; {MAX_OBJECTS} at most", param="messages")
+        if len(prompt_layout.matches) > MAX_OBJECTS:
+            raise ApiError(
+                400, f"messages: {len(prompt_layout.matches)} objects; {MAX_OBJECTS} at most", param="messages"
+            )
         if policy.needs.all_tables:
-            await self._in_thread(lambda: self._require_tables(laid))
-        return laid, self.params(policy, linking, laid)
+            await self._in_thread(lambda: self._require_tables(prompt_layout))
+        return prompt_layout, self.params(policy, linking, prompt_layout)
 
-    def _require_tables(self, laid: PromptLayout) -> None:
+    def _require_tables(self, prompt_layout: PromptLayout) -> None:
         """Refuse a named object without a table of fixups: vLLM makes none."""
-        for match in laid.matches:
+        for match in prompt_layout.matches:
             with self._store.peek(match.key) as file:
                 if file.meta.fixups is None:
                     raise without_table(file.text(), match.start)
 
-    def params(self, policy: Policy, linking: Linking, laid: PromptLayout | None = None) -> object:
+    def params(self, policy: Policy, linking: Linking, prompt_layout: PromptLayout | None = None) -> object:
         """The connector's field `pic` of a prompt."""
         if not policy.needs.objects:
             return False
         wanted: dict[str, object] = {"policy": {"algo": policy.name, **policy.params}}
-        last = 0 if laid is None else len(laid.tokens) - 1
-        named = [match for match in (laid.matches if laid is not None else ()) if match.start < last]
+        last = 0 if prompt_layout is None else len(prompt_layout.tokens) - 1
+        named = [match for match in (prompt_layout.matches if prompt_layout is not None else ()) if match.start < last]
         if not named and not linking.recognises:
             return False
         if named:
@@ -335,19 +337,19 @@ class VllmBackend(Backend):
             wanted["recognise"] = True
         return wanted
 
-    def reuse(self, linking: Linking, laid: PromptLayout | None, heard: PromptRecord) -> Reuse:
+    def reuse(self, linking: Linking, prompt_layout: PromptLayout | None, record: PromptRecord) -> Reuse:
         """What was done with a prompt."""
-        label, report, num_prompt = label_of(self.policy_of(linking)), heard.report, heard.num_prompt
+        label, report, num_prompt = label_of(self.policy_of(linking)), record.report, record.num_prompt
         if report is None or report["state"] not in _LINKED:
             problem = None if report is None else report["problem"]
             label = label if problem is None else BASELINE
-            return Reuse(label, exact=num_prompt, cached=heard.num_cached, problem=problem)
-        named = list(laid.sources) if laid is not None else []
+            return Reuse(label, exact=num_prompt, cached=record.num_cached, problem=problem)
+        named = list(prompt_layout.sources) if prompt_layout is not None else []
         num_named = min(len(named), report["chunks"])
         sources = {*named, *(["recognised"] if report["chunks"] > num_named else [])}
         total, recomputed = report["document_tokens"], math.ceil(report["document_rows"])
         return Reuse(
-            label, report["chunks"], num_prompt - total, total - recomputed, recomputed, heard.num_cached,
+            label, report["chunks"], num_prompt - total, total - recomputed, recomputed, record.num_cached,
             "+".join(sorted(sources)),
         )  # fmt: skip
 

@@ -53,14 +53,14 @@ HandOn = Callable[[Mapping[str, Any], Request, str], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class RoutedRequest:
-    """A request apart from its prompt. `laid` is the prompt, if it was laid out here.
+    """A request apart from its prompt. `prompt_layout` is the prompt, if it was laid out here.
 
     `tenant` has the salt under which the prompt is linked; `texts` are what may be learned of it.
     """
 
     tenant: Tenant
     linking: Linking
-    laid: PromptLayout | None = None
+    prompt_layout: PromptLayout | None = None
     texts: Sequence[str] = ()
 
 
@@ -83,8 +83,8 @@ def vllm_routes(service: Service, backend: VllmBackend) -> APIRouter:
         place = await unless_gone(request, backend.admission.take(tenant.name, (own.n or 1) * _num_prompts(body)))
         response = None
         try:
-            wanted, body = await lay_out(service, backend, tenant, body, own, linking)
-            response = await _hand_on(service, backend, hand_on, request, body, wanted, started)
+            routed, body = await lay_out(service, backend, tenant, body, own, linking)
+            response = await _hand_on(service, backend, hand_on, request, body, routed, started)
         finally:
             if not isinstance(response, StreamingResponse):
                 place.release()
@@ -156,10 +156,10 @@ async def _chat(
     turns = await asyncio.to_thread(turns_of, messages, find_cache, find_file, own.cache_ids or ())
     tools = () if body.get("tool_choice") == "none" else tuple(body.get("tools") or ())
     chat = ChatPrompt(turns, tools, documents)
-    laid, params = await backend.prompt(tenant, chat, linking, rest)
+    prompt_layout, params = await backend.prompt(tenant, chat, linking, rest)
     rest |= {"messages": [_message(turn) for turn in turns], "documents": None}
-    rest["kv_transfer_params"] = {"pic": params, "prompt_token_ids": laid.tokens.tolist()}
-    return RoutedRequest(_owner(tenant, rest), linking, laid, texts_of(chat)), rest
+    rest["kv_transfer_params"] = {"pic": params, "prompt_token_ids": prompt_layout.tokens.tolist()}
+    return RoutedRequest(_owner(tenant, rest), linking, prompt_layout, texts_of(chat)), rest
 
 
 def _message(turn: Turn) -> dict[str, Any]:
@@ -185,10 +185,10 @@ async def _completion(
     named = {"model": "", "prompt": body.get("prompt")}
     prompts = prompts_of(validated(_COMPLETION, named))
     before = await asyncio.to_thread(cached_pieces, service.find_cache(tenant), own.cache_ids)
-    laid = [await backend.prompt(tenant, RawPrompt((*before, *prompt)), linking) for prompt in prompts]
-    rest["prompt"] = [entry.tokens.tolist() for entry, _ in laid]
-    rest["kv_transfer_params"] = {"pic": laid[0][1]}
-    return RoutedRequest(_owner(tenant, rest), linking, laid[0][0], texts_of_body(body)), rest
+    prompt_layout = [await backend.prompt(tenant, RawPrompt((*before, *prompt)), linking) for prompt in prompts]
+    rest["prompt"] = [entry.tokens.tolist() for entry, _ in prompt_layout]
+    rest["kv_transfer_params"] = {"pic": prompt_layout[0][1]}
+    return RoutedRequest(_owner(tenant, rest), linking, prompt_layout[0][0], texts_of_body(body)), rest
 
 
 def _as_it_is(
@@ -237,15 +237,15 @@ def _has_references(body: Mapping[str, Any]) -> bool:
 
 async def _hand_on(
     service: Service, backend: VllmBackend, hand_on: HandOn, request: Request, body: Mapping[str, Any],
-    wanted: RoutedRequest, started: float,
+    routed: RoutedRequest, started: float,
 ) -> Response:  # fmt: skip
     """vLLM's own response, with the field `pic`."""
     try:
         with RequestTap() as tap:
-            response = await hand_on(body, request, wanted.tenant.salt)
+            response = await hand_on(body, request, routed.tenant.salt)
     except ValidationError as error:
         raise invalid(error.errors(include_url=False, include_context=False, include_input=False), 400) from error
-    reported = RequestReport(service, backend, wanted, tap, started)
+    reported = RequestReport(service, backend, routed, tap, started)
     if isinstance(response, StreamingResponse):
         num_choices = int(body.get("n") or 1) * max(1, _num_prompts(body))
         response.body_iterator = reported.stream(response.body_iterator, num_choices)  # type: ignore[arg-type]
@@ -265,25 +265,25 @@ class RequestReport:
     """What was done for one HTTP request: its field `pic`, and the metrics."""
 
     def __init__(
-        self, service: Service, backend: VllmBackend, wanted: RoutedRequest, tap: RequestTap, started: float
+        self, service: Service, backend: VllmBackend, routed: RoutedRequest, tap: RequestTap, started: float
     ) -> None:
-        self._service, self._backend, self._wanted, self._tap = service, backend, wanted, tap
+        self._service, self._backend, self._routed, self._tap = service, backend, routed, tap
         self._started = started
 
     async def report(self) -> Any:
         """The field `pic`, once all is answered: one, or one for each prompt. Counts it."""
-        reports, linking = [], self._wanted.linking
-        for heard in self._tap.prompts:
-            reuse: Reuse = self._backend.reuse(linking, self._wanted.laid, heard)
-            verified = {"verify": await self._backend.serving.verify(heard)} if self._wanted.linking.verifies else {}
-            reports.append(replace(reuse, hint=hint_of(linking, self._wanted.texts)).report() | verified)
+        reports, linking = [], self._routed.linking
+        for record in self._tap.prompts:
+            reuse: Reuse = self._backend.reuse(linking, self._routed.prompt_layout, record)
+            verified = {"verify": await self._backend.serving.verify(record)} if self._routed.linking.verifies else {}
+            reports.append(replace(reuse, hint=hint_of(linking, self._routed.texts)).report() | verified)
             self._service.metrics.count_prompt(reuse)
-            self._service.metrics.count_generated(sum(map(len, heard.tokens.values())))
+            self._service.metrics.count_generated(sum(map(len, record.tokens.values())))
         if self._tap.first_s is not None:
             self._service.metrics.ttft.observe(self._tap.first_s - self._started)
         self._service.metrics.duration.observe(time.perf_counter() - self._started)
-        if self._wanted.linking.recognises:
-            await self._backend.learn(self._wanted.tenant, self._wanted.texts)
+        if self._routed.linking.recognises:
+            await self._backend.learn(self._routed.tenant, self._routed.texts)
         return reports[0] if len(reports) == 1 else reports
 
     async def stream(self, events: AsyncIterator[str | bytes], num_choices: int) -> AsyncGenerator[str | bytes, None]:

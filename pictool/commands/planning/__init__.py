@@ -1,0 +1,1 @@
+"""The tiers that `pic plan` reads, and its report."""
