@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from pictool.world.generate import PageShape, World
+from pictool.world.generate import BOOKS, PageShape, World
 from training.data import Encoder
 from training.network import Size
 from training.package import save_half
@@ -101,6 +101,23 @@ ZOO = {
     ),
 }  # fmt: skip
 
+# Kinds of attention and of layers that the zoo does not have, in the embedded models' own world: tests compare answers.
+KINDS = {
+    "latents": Member(
+        Size(4, 96, 4, 192, 1416, 32, architecture="deepseek_v3", experts=4, latent=64), BOOKS, byte_level, seed=31,
+        steps=1300, cooldown=400,
+    ),
+    "experts": Member(
+        Size(4, 96, 4, 192, 1416, 32, kv_heads=2, architecture="qwen3_moe", experts=4), BOOKS, byte_level, seed=32,
+        steps=1300, cooldown=400,
+    ),
+    "sinks": Member(
+        Size(4, 96, 4, 192, 1416, 32, kv_heads=2, architecture="gpt_oss", experts=4, local=(0, 3), window=64),
+        BOOKS, byte_level, seed=33, steps=1300, cooldown=400,
+    ),
+}  # fmt: skip
+MEMBERS = {**ZOO, **KINDS}
+
 
 def run_recipe(name: str, member: Member, work: Path) -> Run:
     """Run a recipe to its end, from its checkpoint if there is one, and write the log."""
@@ -130,18 +147,18 @@ def write(run: Run, member: Member, directory: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(ZOO)}; all by default")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(MEMBERS)}; all by default")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", type=Path, default=Path("training/run"), help="checkpoints; a run there is continued")
     parser.add_argument("--models", type=Path, default=MODELS, help="where finished models go")
     parser.add_argument("--steps", type=int, help="of constant rate, instead of the recipe's: a shorter run")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    if unknown := [name for name in arguments.names if name not in ZOO]:
+    if unknown := [name for name in arguments.names if name not in MEMBERS]:
         parser.error(f"no such model: {', '.join(unknown)}")
     arguments.work.mkdir(parents=True, exist_ok=True)
-    for name in arguments.names or ZOO:
-        member = ZOO[name] if arguments.steps is None else replace(ZOO[name], steps=arguments.steps)
+    for name in arguments.names or MEMBERS:
+        member = MEMBERS[name] if arguments.steps is None else replace(MEMBERS[name], steps=arguments.steps)
         if not (arguments.models / name / "scores.json").exists():
             write(run_recipe(name, member, arguments.work), member, arguments.models / name)
 
