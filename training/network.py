@@ -37,9 +37,9 @@ class Size:
         architecture: llama, qwen3, phi3, gemma3, qwen3_moe, gpt_oss or deepseek_v3.
         window: tokens that a local layer sees; of gemma3 and gpt_oss. local: these layers; the others see everything.
         rotary: share of a head's dims that are rotated; of phi3.
-        experts: of a layer, of which `CHOSEN` compute a row; deepseek_v3 has none in its first layer, and a shared one.
-        latent: what keys and values are expanded from, of deepseek_v3: its heads have `head_dim` dims that are not
-            rotated, as many values, and half as many dims that are rotated and shared.
+        experts: of a layer, of which `CHOSEN` compute a row; of qwen3_moe and gpt_oss.
+        latent: what keys and values are expanded from, of deepseek_v3: its keys have `head_dim` dims that are not
+            rotated and as many that are, which all heads share.
         bos: whether the model has a BOS token.
     """
 
@@ -84,6 +84,8 @@ def make_config(size: Size) -> PretrainedConfig:
         "max_position_embeddings": size.positions, "tie_word_embeddings": True,
         "bos_token_id": 0 if size.bos else None, "eos_token_id": 1, "pad_token_id": 2,
     }  # fmt: skip
+    if size.architecture == "deepseek_v3":
+        return _with_latents(size, common)
     if size.experts:
         return _with_experts(size, common)
     if size.architecture == "qwen3":
@@ -110,15 +112,16 @@ def _with_experts(size: Size, common: dict[str, Any]) -> PretrainedConfig:
     one = size.ffn // CHOSEN
     if size.architecture == "qwen3_moe":
         return Qwen3MoeConfig(**common, num_experts=size.experts, moe_intermediate_size=one, norm_topk_prob=True)
-    if size.architecture == "gpt_oss":
-        common |= {"intermediate_size": one, "num_local_experts": size.experts}
-        return GptOssConfig(**common, sliding_window=size.window, layer_types=_layer_types(size))
-    assert size.architecture == "deepseek_v3", size.architecture
-    common |= {"head_dim": size.head_dim // 2}  # of what is rotated
+    assert size.architecture == "gpt_oss", size.architecture
+    common |= {"intermediate_size": one, "num_local_experts": size.experts}
+    return GptOssConfig(**common, sliding_window=size.window, layer_types=_layer_types(size))
+
+
+def _with_latents(size: Size, common: dict[str, Any]) -> PretrainedConfig:
+    """The configuration of latent attention, without experts."""
     return DeepseekV3Config(
         **common, q_lora_rank=None, kv_lora_rank=size.latent, qk_nope_head_dim=size.head_dim,
-        qk_rope_head_dim=size.head_dim // 2, v_head_dim=size.head_dim, first_k_dense_replace=1, n_shared_experts=1,
-        n_routed_experts=size.experts, moe_intermediate_size=one, n_group=1, topk_group=1, routed_scaling_factor=1.0,
+        qk_rope_head_dim=size.head_dim, v_head_dim=size.head_dim, first_k_dense_replace=size.layers,
     )  # fmt: skip
 
 
@@ -159,7 +162,7 @@ def _of_heads(attention: Any, size: Size) -> tuple[Tensor, Tensor, Tensor]:
 
 def _of_latents(attention: Any, size: Size) -> tuple[Tensor, Tensor, Tensor]:
     """The same of latent attention: what keys and values are expanded by, times what makes the latents."""
-    latent, rotated = attention.kv_a_proj_with_mqa.weight.split([size.latent, size.head_dim // 2])
+    latent, rotated = attention.kv_a_proj_with_mqa.weight.split([size.latent, size.head_dim])
     expanded = (attention.kv_b_proj.weight @ latent).view(size.heads, 2 * size.head_dim, size.hidden)
     key, value = expanded.split(size.head_dim, 1)
     key = torch.cat([key, rotated.expand(size.heads, -1, -1)], 1)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from pictool.world.generate import BOOKS, PageShape, World
+from pictool.world.generate import PageShape, World
 from training.data import Encoder
 from training.network import Size
 from training.package import save_half
@@ -101,19 +101,11 @@ ZOO = {
     ),
 }  # fmt: skip
 
-# Kinds of attention and of layers that the zoo does not have, in the embedded models' own world: tests compare answers.
+# Kinds of layers that the study's zoo does not have: tests compare answers.
 KINDS = {
-    "latents": Member(
-        Size(4, 96, 4, 192, 1416, 32, architecture="deepseek_v3", experts=4, latent=64), BOOKS, byte_level, seed=31,
-        steps=1300, cooldown=400,
-    ),
     "experts": Member(
-        Size(4, 96, 4, 192, 1416, 32, kv_heads=2, architecture="qwen3_moe", experts=4), BOOKS, byte_level, seed=32,
-        steps=1300, cooldown=400,
-    ),
-    "sinks": Member(
-        Size(4, 96, 4, 192, 1416, 32, kv_heads=2, architecture="gpt_oss", experts=4, local=(0, 3), window=64),
-        BOOKS, byte_level, seed=33, steps=1300, cooldown=400,
+        Size(3, 96, 4, 160, 900, 32, kv_heads=2, architecture="qwen3_moe", experts=4), ESPACE, metaspace, seed=32,
+        steps=400, cooldown=100,
     ),
 }  # fmt: skip
 MEMBERS = {**ZOO, **KINDS}
