@@ -255,7 +255,7 @@ def count_weights(module: Any, config: Any) -> tuple[int, int]:
 
 
 def computed_with(name: str, weight: Tensor, config: Any) -> int:
-    """How many numbers of a weight a row is multiplied with: of a stack of experts those of the ones that compute it."""
+    """How many numbers of a weight a row is multiplied with: of a stack of experts those that compute it."""
     if weight.dim() < 2 or name.endswith("bias"):
         return 0
     is_chosen = weight.dim() == 3 and not architecture_of(config).runs_all_experts

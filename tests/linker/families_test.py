@@ -191,12 +191,12 @@ def test_a_wrong_line_of_the_registry_is_seen(
 
 def routers_of(module: Any) -> list[tuple[int, Any]]:
     """The routers of a model, each with its layer: what has one row of weights for every expert."""
-    found = []
-    for layer, block in enumerate(decoder_of(module).layers):
-        for router in block.modules():
-            if type(router).__name__.endswith(("Router", "Gate")) and hasattr(router, "weight"):
-                found.append((layer, router))
-    return found
+    return [
+        (layer, router)
+        for layer, block in enumerate(decoder_of(module).layers)
+        for router in block.modules()
+        if type(router).__name__.endswith(("Router", "Gate")) and hasattr(router, "weight")
+    ]
 
 
 WITH_EXPERTS = [name for name in tiny.CONFIGS if routers_of(subject(name).pristine)]
