@@ -302,8 +302,8 @@ def test_the_share_of_the_projections_is_that_of_the_flops(name: str) -> None:
     tables = own.model.stack.rotary_tables(torch.arange(6))
     projections = computed = 0
     for index, layer in enumerate(decoder.layers):
-        table = own.model.stack._table(tables, index)
-        table = table if len(table) > 1 else table[0]
+        parts = own.model.stack._table(tables, index)
+        table: Any = parts if len(parts) > 1 else parts[0]
         projections += _flops(layer, hidden, table, _EndingCache())
         computed += _flops(layer, hidden, table, None)
     assert projection_share(own.model) == pytest.approx(projections / computed, rel=1e-6)
