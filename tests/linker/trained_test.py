@@ -1,4 +1,4 @@
-"""Answers of trained models of other kinds than the embedded ones (`training/zoo.py`), and exactness on their weights."""
+"""Answers of trained models of kinds that the embedded ones are not (`training/zoo.py`), and their exactness."""
 
 from __future__ import annotations
 
