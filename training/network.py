@@ -10,17 +10,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     Phi3Config,
     PretrainedConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from training.data import Batch
 
 HINTED_HEADS = 2  # of a layer
+CHOSEN = 2  # experts that compute a row
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,13 @@ class Size:
 
     Fields:
         kv_heads: 0: every head has keys and values of its own.
-        architecture: llama, qwen3, phi3 or gemma3.
-        window: tokens that a local layer sees; of gemma3. local: these layers; the others see everything.
+        ffn: intermediate width that a row passes, of all chosen experts together.
+        architecture: llama, qwen3, phi3, gemma3, qwen3_moe, gpt_oss or deepseek_v3.
+        window: tokens that a local layer sees; of gemma3 and gpt_oss. local: these layers; the others see everything.
         rotary: share of a head's dims that are rotated; of phi3.
+        experts: of a layer, of which `CHOSEN` compute a row; of qwen3_moe and gpt_oss.
+        latent: what keys and values are expanded from, of deepseek_v3: its keys have `head_dim` dims that are not
+            rotated and as many that are, which all heads share.
         bos: whether the model has a BOS token.
     """
 
@@ -48,6 +56,8 @@ class Size:
     local: tuple[int, ...] = ()
     rotary: float = 1.0
     bos: bool = True
+    experts: int = 0
+    latent: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,18 +84,45 @@ def make_config(size: Size) -> PretrainedConfig:
         "max_position_embeddings": size.positions, "tie_word_embeddings": True,
         "bos_token_id": 0 if size.bos else None, "eos_token_id": 1, "pad_token_id": 2,
     }  # fmt: skip
+    if size.architecture == "deepseek_v3":
+        return _with_latents(size, common)
+    if size.experts:
+        return _with_experts(size, common)
     if size.architecture == "qwen3":
         return Qwen3Config(**common)
     if size.architecture == "phi3":
         rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": size.rotary}
         return Phi3Config(**common, rope_parameters=rope)
     if size.architecture == "gemma3":
-        kinds = ["sliding_attention" if layer in size.local else "full_attention" for layer in range(size.layers)]
         return Gemma3TextConfig(
-            **common, sliding_window=size.window, layer_types=kinds, query_pre_attn_scalar=size.head_dim
+            **common, sliding_window=size.window, layer_types=_layer_types(size), query_pre_attn_scalar=size.head_dim
         )
     assert size.architecture == "llama", size.architecture
     return LlamaConfig(**common)
+
+
+def _layer_types(size: Size) -> list[str]:
+    return ["sliding_attention" if layer in size.local else "full_attention" for layer in range(size.layers)]
+
+
+def _with_experts(size: Size, common: dict[str, Any]) -> PretrainedConfig:
+    """The configuration of a mixture of experts. Only the eager experts have gradients on every CPU."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    common |= {"rope_parameters": rope, "num_experts_per_tok": CHOSEN, "experts_implementation": "eager"}
+    one = size.ffn // CHOSEN
+    if size.architecture == "qwen3_moe":
+        return Qwen3MoeConfig(**common, num_experts=size.experts, moe_intermediate_size=one, norm_topk_prob=True)
+    assert size.architecture == "gpt_oss", size.architecture
+    common |= {"intermediate_size": one, "num_local_experts": size.experts}
+    return GptOssConfig(**common, sliding_window=size.window, layer_types=_layer_types(size))
+
+
+def _with_latents(size: Size, common: dict[str, Any]) -> PretrainedConfig:
+    """The configuration of latent attention, without experts."""
+    return DeepseekV3Config(
+        **common, q_lora_rank=None, kv_lora_rank=size.latent, qk_nope_head_dim=size.head_dim,
+        qk_rope_head_dim=size.head_dim, v_head_dim=size.head_dim, first_k_dense_replace=size.layers,
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -96,24 +133,40 @@ def initialise(model: Any, size: Size) -> None:
     many times sooner than from a small random start.
     """
     for name, weight in model.named_parameters():
-        if weight.ndim == 2:
+        if weight.ndim >= 2:
             spread = 0.35 if "o_proj" in name or "down_proj" in name else 1.0
-            torch.nn.init.normal_(weight, 0, 0.1 if "embed" in name else spread * weight.shape[1] ** -0.5)
-    kv_heads = size.kv_heads or size.heads
-    widths = [heads * size.head_dim for heads in (size.heads, kv_heads, kv_heads)]
+            inputs = weight.shape[1 if weight.ndim == 2 or size.architecture == "gpt_oss" else 2]
+            torch.nn.init.normal_(weight, 0, 0.1 if "embed" in name else spread * inputs**-0.5)
     for layer in model.model.layers:
         attention = layer.self_attn
-        if hasattr(attention, "qkv_proj"):
-            query, key, value = attention.qkv_proj.weight.split(widths)
-        else:
-            query, key, value = (getattr(attention, f"{name}_proj").weight for name in "qkv")
-        # [kv_heads · head_dim, hidden] → [heads · head_dim, hidden]
-        key, value = (
-            part.view(kv_heads, size.head_dim, -1).repeat_interleave(size.heads // kv_heads, 0).flatten(0, 1)
-            for part in (key, value)
-        )
+        query, key, value = _of_latents(attention, size) if size.latent else _of_heads(attention, size)
         query.mul_(0.3).add_(key)
         attention.o_proj.weight.copy_(0.7 * value.T)
+
+
+def _of_heads(attention: Any, size: Size) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights of queries, and those of keys and values for each of their heads: [heads * head_dim, hidden]."""
+    kv_heads = size.kv_heads or size.heads
+    widths = [heads * size.head_dim for heads in (size.heads, kv_heads, kv_heads)]
+    if hasattr(attention, "qkv_proj"):
+        query, key, value = attention.qkv_proj.weight.split(widths)
+    else:
+        query, key, value = (getattr(attention, f"{name}_proj").weight for name in "qkv")
+    # [kv_heads * head_dim, hidden] -> [heads * head_dim, hidden]
+    key, value = (
+        part.view(kv_heads, size.head_dim, -1).repeat_interleave(size.heads // kv_heads, 0).flatten(0, 1)
+        for part in (key, value)
+    )
+    return query, key, value
+
+
+def _of_latents(attention: Any, size: Size) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of latent attention: what keys and values are expanded by, times what makes the latents."""
+    latent, rotated = attention.kv_a_proj_with_mqa.weight.split([size.latent, size.head_dim])
+    expanded = (attention.kv_b_proj.weight @ latent).view(size.heads, 2 * size.head_dim, size.hidden)
+    key, value = expanded.split(size.head_dim, 1)
+    key = torch.cat([key, rotated.expand(size.heads, -1, -1)], 1)
+    return attention.q_proj.weight, key.flatten(0, 1), value.flatten(0, 1)
 
 
 def _hint_loss(query: Tensor, key: Tensor, cells: Tensor, mask: Tensor, num_docs: int, scaling: float) -> Tensor:
@@ -140,15 +193,25 @@ def _attend(
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     left = query[:, :, :n], key[:, :, :n], value[:, :, :n]
-    if getattr(module, "is_sliding", False):
-        near = _near(more["batch_positions"], module.config.sliding_window)  # [batch, 1, length, length]
-        causal = torch.ones(n, n, dtype=torch.bool).tril()
-        docs = F.scaled_dot_product_attention(*left, attn_mask=near[:, :, :n, :n] & causal, scale=scaling)
-        mask = mask.masked_fill(~near[:, :, n:], torch.finfo(torch.float32).min)
+    seen, sinks = torch.ones(n, n, dtype=torch.bool).tril()[None, None], more.get("s_aux")
+    if window := more.get("sliding_window"):
+        near = _near(more["batch_positions"], window)  # [batch, 1, length, length]
+        seen, mask = seen & near[:, :, :n, :n], mask.masked_fill(~near[:, :, n:], torch.finfo(torch.float32).min)
+    if window or sinks is not None:
+        docs = _weighted(*left, torch.zeros(seen.shape).masked_fill(~seen, -torch.inf), scaling, sinks)
     else:
         docs = F.scaled_dot_product_attention(*left, is_causal=True, scale=scaling)
-    asked = F.scaled_dot_product_attention(query[:, :, n:], key, value, attn_mask=mask, scale=scaling)
+    asked = _weighted(query[:, :, n:], key, value, mask, scaling, sinks)
     return torch.cat([docs, asked], 2).transpose(1, 2).contiguous(), None
+
+
+def _weighted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, sinks: Tensor | None) -> Tensor:
+    """Attention under an additive mask; a learned sink is the score of one more key, whose value is 0."""
+    if sinks is not None:
+        key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
+        rows = mask.expand(-1, query.shape[1], -1, -1)  # [batch, heads, rows, keys]
+        mask = torch.cat([rows, sinks.view(1, -1, 1, 1).expand(*rows.shape[:3], 1)], -1)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
 
 
 def _near(positions: Tensor, window: int) -> Tensor:
@@ -164,7 +227,8 @@ def forward(model: Any, batch: Batch, where: Tensor, hints: tuple[Hint, ...] = (
     model.config._attn_implementation = "documents-then-questions"
     losses: list[Tensor] = []
     mask = batch.question_mask()
-    masks = {"full_attention": mask, "sliding_attention": mask} if model.config.model_type == "gemma3_text" else mask
+    has_kinds = model.config.model_type in ("gemma3_text", "gpt_oss")
+    masks = {"full_attention": mask, "sliding_attention": mask} if has_kinds else mask
     hidden = model.model(
         input_ids=batch.tokens, position_ids=batch.positions, attention_mask=masks, use_cache=False,
         num_docs=batch.num_docs, hints=hints, hint_losses=losses, question_mask=mask, batch_positions=batch.positions,

@@ -77,7 +77,10 @@ class Run:
         torch.manual_seed(recipe.seed)
         self.recipe, self.encoder, self.step = recipe, encoder, 0
         self.model: Any = build(recipe.size)
-        is_matrix = {name: p.ndim == 2 and "embed" not in name for name, p in self.model.named_parameters()}
+        others = ("embed", ".gate.", ".router.")  # routers choose experts: steps of one size for all would be too large
+        is_matrix = {
+            name: p.ndim == 2 and not any(part in name for part in others) for name, p in self.model.named_parameters()
+        }
         parameters = dict(self.model.named_parameters())
         self.optimizers: list[torch.optim.Optimizer] = [
             Muon([p for name, p in parameters.items() if is_matrix[name]], lr=recipe.muon_rate, weight_decay=0.01),

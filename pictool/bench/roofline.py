@@ -119,15 +119,6 @@ class _Sizes:
     @classmethod
     def of(cls, model: Model) -> _Sizes:
         config, layers = model.config, architectures.decoder_of(model.module).layers
-        numbers = [_computed_with(weight, config) for layer in layers for weight in layer.parameters()]
+        _, computed = architectures.count_weights(model.module, config)
         kv, query = config.hidden_size * model.geometry.width, architectures.query_width(config)
-        return cls(sum(numbers) // len(layers), kv, query, config.hidden_size, config.vocab_size)
-
-
-def _computed_with(weight: Any, config: Any) -> int:
-    """How many numbers of a weight a row is multiplied with: of a stack of experts those of the chosen ones."""
-    if weight.dim() < 2:
-        return 0
-    numbers: int = weight.numel()
-    chosen = architectures.chosen_experts(config) / len(weight) if weight.dim() == 3 else 1
-    return round(numbers * chosen)
+        return cls(computed // len(layers), kv, query, config.hidden_size, config.vocab_size)

@@ -55,7 +55,6 @@ def make_estimator(model: Model, policy: Policy, measured: Sequence[ComputeMeasu
 
 
 def projection_share(model: Model) -> float:
-    """The share of a layer's weights that project to Q, K and V: a checked layer runs these for all rows."""
-    query = architectures.query_width(model.config)
-    projections = query + model.geometry.width
-    return float(projections / (projections + query + 3 * architectures.active_width(model.config)))
+    """The share of the layers' weights that project to Q, K and V: a checked layer runs these for all rows."""
+    projections, computed = architectures.count_weights(model.module, model.config)
+    return projections / computed

@@ -66,6 +66,7 @@ class Architecture:
         is_rotated: whether an attention module rotates its queries and keys at all.
         embedding_scale: the field of the configuration that embeddings are multiplied by.
         counts_cached: whether a layer takes its rows' positions from the length of its cache.
+        runs_all_experts: whether `transformers` computes a row by all experts and adds up those that were chosen.
         parts: what a layer keeps of every token, from a configuration.
     """
 
@@ -73,6 +74,7 @@ class Architecture:
     is_rotated: Callable[[Any], bool] = _always
     embedding_scale: str | None = None
     counts_cached: bool = False
+    runs_all_experts: bool = False
     parts: Callable[[Any], tuple[KVPart, ...]] = heads_of
 
 
@@ -109,7 +111,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "starcoder2": _PLAIN,
     "smollm3": Architecture(is_rotated=lambda attention: bool(attention.use_rope)),
     "llama4_text": Architecture(
-        _rotated_by_complex_before_heads, is_rotated=lambda attention: bool(attention.use_rope), counts_cached=True
+        _rotated_by_complex_before_heads,
+        is_rotated=lambda attention: bool(attention.use_rope),
+        counts_cached=True,
+        runs_all_experts=True,
     ),
     "mixtral": _PLAIN,
     "qwen3_moe": _PLAIN,
@@ -216,6 +221,9 @@ def geometry_of(config: PretrainedConfig) -> Geometry:
     return Geometry(config.num_hidden_layers, others=(key, value))
 
 
+_AFTER_THE_CACHE = ("o_proj", "kv_b_proj")  # of an attention module
+
+
 def query_width(config: Any) -> int:
     """Numbers in a row's queries, of all heads."""
     key, *_ = parts = architecture_of(config).parts(config)
@@ -230,10 +238,28 @@ def chosen_experts(config: Any) -> int:
     return next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 1)
 
 
-def active_width(config: Any) -> int:
-    """The intermediate width that a row passes in a layer: of all chosen experts."""
-    width: int = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-    return chosen_experts(config) * width
+def count_weights(module: Any, config: Any) -> tuple[int, int]:
+    """The weights that a row is multiplied with in all layers: until its layer's cache is updated, and in all.
+
+    Of latent attention the latents are cached before keys and values are expanded from them.
+    """
+    projections = computed = 0
+    for layer in decoder_of(module).layers:
+        computed += sum(computed_with(name, weight, config) for name, weight in layer.named_parameters())
+        projections += sum(
+            computed_with(name, weight, config)
+            for name, weight in layer.self_attn.named_parameters()
+            if name.split(".")[0] not in _AFTER_THE_CACHE
+        )
+    return projections, computed
+
+
+def computed_with(name: str, weight: Tensor, config: Any) -> int:
+    """How many numbers of a weight a row is multiplied with: of a stack of experts those that compute it."""
+    if weight.dim() < 2 or name.endswith("bias"):
+        return 0
+    is_chosen = weight.dim() == 3 and not architecture_of(config).runs_all_experts
+    return round(weight.numel() * (chosen_experts(config) / len(weight) if is_chosen else 1))
 
 
 def architecture_of(config: PretrainedConfig) -> Architecture:

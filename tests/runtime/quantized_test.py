@@ -141,6 +141,32 @@ def test_compressed_tensors_are_dequantized(bits: int, tmp_path: Path) -> None:
         assert torch.equal(loaded[name], weight) is not is_linear
 
 
+@pytest.mark.parametrize("strategy", ["channel", "tensor"])
+def test_fp8_of_weights_and_activations_is_dequantized_to_the_numbers_that_its_codes_stand_for(
+    strategy: str, tmp_path: Path
+) -> None:
+    """W8A8 as llm-compressor writes it for vLLM: one scale per output channel, or of a whole weight."""
+    pytest.importorskip("compressed_tensors")
+    directory = tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
+    weights, decoded = load_file(directory / "model.safetensors"), dict[str, torch.Tensor]()
+    for name in [name for name in weights if "proj" in name]:
+        scale = weights[name].abs().amax(1, keepdim=True) / 448
+        scale = scale if strategy == "channel" else scale.max().view(1)
+        weights[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
+        weights[f"{name}_scale"] = scale
+        decoded[name] = weights[name].float() * scale
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    kind = {"num_bits": 8, "type": "float", "symmetric": True}
+    activations = {**kind, "strategy": "token" if strategy == "channel" else "tensor", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": {**kind, "strategy": strategy}, "input_activations": activations}
+    set_quantization(
+        directory, quant_method="compressed-tensors", format="float-quantized", config_groups={"group_0": group},
+        ignore=["lm_head"], quantization_status="compressed",
+    )  # fmt: skip
+    loaded = load_model(str(directory), "cpu", "float32").module.state_dict()
+    assert decoded and all(torch.equal(loaded[name], numbers) for name, numbers in decoded.items())
+
+
 def test_fp8_of_blocks_is_dequantized_to_the_numbers_that_its_codes_stand_for(tmp_path: Path) -> None:
     """One scale for up to 128 × 128 weights, as DeepSeek's checkpoints have it."""
     pytest.importorskip("accelerate")
