@@ -22,7 +22,19 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.estimate.hashing import Hashes, HashIndex, Indices, Rolling, Units, chain_hashes, chained, grown, mixed
+from pictool.estimate.hashing import (
+    ChainIndex,
+    Hashes,
+    HashIndex,
+    Indices,
+    Rolling,
+    Units,
+    chain_hashes,
+    chained,
+    grown,
+    hashes_of_runs,
+    mixed,
+)
 from pictool.estimate.lru import LruCaches
 from pictool.estimate.repeats import ExactRepeats, RepeatIndex, SampledRepeats
 from pictool.estimate.segments import (
@@ -164,7 +176,7 @@ class Measure:
         """Remember nothing but repeats."""
         self._texts = dict[bytes, _Text | int]()  # or the prompt that had it first
         self._text_bytes = 0
-        self._blocks, self._pairs, self._chain = HashIndex(), HashIndex(), HashIndex()
+        self._blocks, self._pairs, self._chain = HashIndex(), HashIndex(), ChainIndex()
         self._first = np.zeros(0, dtype=np.int32)
         units = np.asarray(self.capacities, dtype=np.int64) * self.scale.per_token
         self._prefixes, self._objects = LruCaches(units.tolist()), LruCaches(units.tolist())
@@ -215,9 +227,7 @@ class Measure:
         if hashed:
             self.totals.hashed += 1
             self.totals.chained += any(content.is_chained for content in hashed)
-            chain = (
-                chained(found.hashes(self._blocks), seed) if not hashed[0].is_chained else found.hashes(self._blocks)
-            )
+            chain = chained(found.hashes(self._blocks), seed)
             sizes = found.lengths
         else:
             found.units = self._join(pairs)
@@ -238,10 +248,8 @@ class Measure:
 
     def _num_bytes(self) -> int:
         """About what texts, tables and caches take."""
-        tables = (self._blocks, self._pairs, self._chain)
-        return (
-            24 * sum(table.count for table in tables) + 20 * (self._blocks.count + self._chain.count) + self._text_bytes
-        )
+        tables = 24 * (self._blocks.count + self._pairs.count) + 8 * self._chain.count + 350 * self._chain.num_runs
+        return tables + 20 * (self._blocks.count + self._chain.count) + self._text_bytes
 
     def _text(self, segment: Segment, seed: int) -> _Text:
         content, kind = segment.content, segment.kind
@@ -344,8 +352,7 @@ class Measure:
 
     def _reuse_prefix(self, found: _Prompt, hashes: Hashes, sizes: NDArray[np.int64]) -> None:
         """What prefix caches have of a prompt, without a limit and with those of the capacities."""
-        numbers, is_new = self._chain.number(hashes, differ=True)
-        count = int(np.argmax(is_new)) if is_new.any() else len(is_new)
+        numbers, count = self._chain.number(hashes)
         found.prefix = int(sizes[:count].sum())
         is_hit = self._prefixes.use(numbers, sizes)
         self.totals.prefix_at += (is_hit @ sizes) / self.scale.per_token
@@ -376,15 +383,14 @@ class Measure:
         is_new[1:] = (np.diff(linked) > 1) | (found.part_starts[linked[1:]] != found.part_starts[linked[:-1]])
         starts = linked[is_new]
         ends = np.append(linked[np.flatnonzero(is_new)[1:] - 1], linked[-1]) + 1
-        hashes = found.hashes(self._blocks)
+        names = hashes_of_runs(found.hashes(self._blocks), starts, ends, 2).tolist()
         sums = np.concatenate(([0], np.cumsum(found.beyond)))
         sizes = (sums[ends] - sums[starts]) / self.scale.per_token
         found.again = float(np.minimum(sizes, HEAD_TOKENS).sum())
         self.totals.num_linked += len(starts)
         for block in (BLOCK_TOKENS, LARGE_BLOCK):
             self.totals.losses[f"linked {block}"] += int((sizes % block).sum())
-        for start, end, size in zip(starts.tolist(), ends.tolist(), sizes.tolist(), strict=True):
-            name = int(chained(hashes[start:end], 2)[-1])
+        for name, start, end, size in zip(names, starts.tolist(), ends.tolist(), sizes.tolist(), strict=True):
             document = self.documents.get(name)
             if document is None:
                 tokens = float(found.lengths[start:end].sum()) / self.scale.per_token
