@@ -109,6 +109,7 @@ class Totals:
         returned: of outputs in the log that came back in prompts; None: no outputs are in it.
         forgotten: by how much prefix and linkable may be too low, because memory was used up.
         border_loss: tokens that a tokenizer merges over a border of two parts, in the mean; None: not known.
+        seconds: of the pass. tokenizer_s: of these, in the tokenizer.
     """
 
     tokens: Tokens = field(default_factory=Tokens)
@@ -128,6 +129,7 @@ class Totals:
     forgotten: float = 0.0
     most_error: float = 0.0
     border_loss: float | None = None
+    seconds: float = 0.0
     tokenizer_s: float = 0.0
 
 
@@ -170,6 +172,7 @@ class Measure:
         window = self.scale.window
         self._repeats: RepeatIndex = ExactRepeats(window) if memory is None else SampledRepeats(window, memory // 4)
         self._outputs, self._borders = set[bytes](), list[int]()
+        self._started = time.perf_counter()
         self._start()
 
     def _start(self) -> None:
@@ -209,6 +212,7 @@ class Measure:
 
     def finish(self) -> Totals:
         """What was found up to now."""
+        self.totals.seconds = time.perf_counter() - self._started
         self.totals.most_error = self._repeats.error() / self.scale.per_token
         self.totals.distinct = self.totals.forgotten + self._held
         self.totals.border_loss = float(np.mean(self._borders)) if self._borders else None
@@ -322,10 +326,15 @@ class Measure:
             if self._is_bytes:
                 return np.frombuffer(data, dtype=np.uint8)
             return np.frombuffer(data + bytes(-len(data) % 4), dtype="<i4")  # a text in a log of token ids
+        return np.asarray(self._token_ids(text), dtype=np.int32)
+
+    def _token_ids(self, text: str) -> Sequence[int]:
+        """Token ids by the tokenizer, whose time is counted."""
+        assert self._tokenize is not None
         started = time.perf_counter()
-        units = np.asarray(self._tokenize(text), dtype=np.int32)
+        ids = self._tokenize(text)
         self.totals.tokenizer_s += time.perf_counter() - started
-        return units
+        return ids
 
     def _compare_borders(self, texts: Sequence[str], encoded: Sequence[Units]) -> None:
         """Count the tokens that differ if the texts on both sides of a border are tokenized together."""
@@ -334,8 +343,8 @@ class Measure:
         for left, right in itertools.pairwise(texts):
             if len(self._borders) == _MAX_BORDERS:
                 return
-            apart = [*self._tokenize(left[-_BORDER:]), *self._tokenize(right[:_BORDER])]
-            joined = list(self._tokenize(left[-_BORDER:] + right[:_BORDER]))
+            apart = [*self._token_ids(left[-_BORDER:]), *self._token_ids(right[:_BORDER])]
+            joined = list(self._token_ids(left[-_BORDER:] + right[:_BORDER]))
             same = common(apart, joined)
             self._borders.append(len(apart) - same - common(apart[same:][::-1], joined[same:][::-1]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import string
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pictool.estimate.hashing import Rolling
 from pictool.estimate.lru import LruCaches
 from pictool.estimate.measure import Measure, seed_of
 from pictool.estimate.segments import LoggedPrompt, Segment, TokenScale, split_text
+from pictool.runtime.model import load_model
 
 MIN_TOKENS = 8
 SCALE = TokenScale(4, MIN_TOKENS)
@@ -119,3 +121,26 @@ def test_caches_of_all_capacities_are_lists_of_the_last_used() -> None:
                     held.add(item)
                 assert found[row].tolist() == [item in held for item in items]
             order = items + [item for item in order if item not in items]
+
+
+def test_border_losses_are_the_tokens_that_a_tokenizer_merges() -> None:
+    """Against the spans of tokens in the whole text: those of a part alone that are no tokens of two parts together."""
+    model = load_model("embedded-small")
+
+    def spans(text: str, start: int = 0) -> set[tuple[int, int]]:
+        found = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        return {(start + low, start + high) for low, high in found}
+
+    texts = ["The harbour was", "<doc>The harbour</doc>and", "quiet\n\n", "\nDocument 2:\nNumber", "12\n---\n34", "end"]
+    losses, prompts = list[int](), list[LoggedPrompt]()
+    for text in ("".join(order) for order in itertools.permutations(texts, 3)):
+        prompts.append(LoggedPrompt((Segment("user", text),)))
+        for (_, left), (_, right) in itertools.pairwise(split_text("user", text)):
+            apart = spans(left) | spans(right, len(left))
+            losses.append(len(apart - spans(left + right)))
+    measure = Measure(MIN_TOKENS, model.encode)
+    for prompt in prompts:
+        measure.add(prompt)
+    totals = measure.finish()
+    assert 200 < len(losses) < 1000 and 0 < totals.tokenizer_s < totals.seconds
+    assert totals.border_loss == pytest.approx(np.mean(losses)) and np.mean(losses) > 0
