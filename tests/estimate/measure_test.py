@@ -131,7 +131,7 @@ def test_border_losses_are_the_tokens_that_a_tokenizer_merges() -> None:
         found = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
         return {(start + low, start + high) for low, high in found}
 
-    texts = ["The harbour was", "<doc>The harbour</doc>and", "quiet\n\n", "\nDocument 2:\nNumber", "12\n---\n34", "end"]
+    texts = ["harbour ", "<doc>The", "</doc>quiet ", "\nDocument 12345 s", " <source> ", "\n---\n\n34", "\n"]
     losses, prompts = list[int](), list[LoggedPrompt]()
     for text in ("".join(order) for order in itertools.permutations(texts, 3)):
         prompts.append(LoggedPrompt((Segment("user", text),)))
@@ -143,4 +143,4 @@ def test_border_losses_are_the_tokens_that_a_tokenizer_merges() -> None:
         measure.add(prompt)
     totals = measure.finish()
     assert 200 < len(losses) < 1000 and 0 < totals.tokenizer_s < totals.seconds
-    assert totals.border_loss == pytest.approx(np.mean(losses)) and np.mean(losses) > 0
+    assert totals.border_loss == pytest.approx(np.mean(losses))
