@@ -236,6 +236,8 @@ def print_report(report: Report, options: EstimateOptions, measure: Measure) -> 
     if span := show_span(measure.series[::5]):
         print(f"time       {span}")
     print(f"tokens     {tokens.total:,.0f}, {report.counting}")
+    if spent := report.totals.tokenizer_s:
+        print(f"tokenizer  {percent(spent, report.totals.seconds).strip()} of {report.totals.seconds:,.1f} seconds")
     print()
     print_shares(report)
     print_groups(report)

@@ -24,9 +24,12 @@ _LEAST, _MANY = 1 << 16, 1 << 22  # slots; hashes from which on a table is dense
 
 def mixed(values: Hashes) -> Hashes:
     """Finish hashes, so that each of their bits depends on all (splitmix64)."""
-    values = (values ^ (values >> np.uint64(30))) * _MIX[0]
-    values = (values ^ (values >> np.uint64(27))) * _MIX[1]
-    return values ^ (values >> np.uint64(31))
+    values = values ^ (values >> np.uint64(30))
+    values *= _MIX[0]
+    values ^= values >> np.uint64(27)
+    values *= _MIX[1]
+    values ^= values >> np.uint64(31)
+    return values
 
 
 @cache
@@ -57,10 +60,14 @@ class Rolling:
 
     def windows(self, length: int) -> Hashes:
         """The hashes of all windows of so many units, by their starts; the same content has the same hash."""
+        return mixed(self.polynomials(length))
+
+    def polynomials(self, length: int) -> Hashes:
+        """The same before they are finished: only their high bits depend on all units."""
         count = max(0, len(self._sums) - length)
         found = self._sums[length:] - self._sums[:count]
         found *= powers_of_base(count, is_inverse=True)
-        return mixed(found)
+        return found
 
     def ranges(self, starts: Indices, ends: Indices) -> Hashes:
         """The hashes of the substrings [start, end), with their lengths."""
@@ -102,6 +109,46 @@ def chained(hashes: Hashes, seed: int) -> Hashes:
     return mixed(np.cumsum(mixed(hashes) * powers_of_base(len(hashes)), dtype=np.uint64) + _seed_value(seed))
 
 
+def hashes_of_runs(hashes: Hashes, starts: Indices, ends: Indices, seed: int) -> Hashes:
+    """The hash of each run [start, end) of a sequence of hashes, as `chained` has it for the run alone."""
+    sums = np.zeros(len(hashes) + 1, dtype=np.uint64)
+    np.cumsum(mixed(hashes) * powers_of_base(len(hashes)), out=sums[1:])
+    inverse = powers_of_base(len(sums), is_inverse=True)
+    return mixed((sums[ends] - sums[starts]) * inverse[starts] + _seed_value(seed))
+
+
+class ChainIndex:
+    """Numbers 0, 1, 2, … for the beginnings of sequences, each known by its hash (`chained`). 8 bytes each.
+
+    The new beginnings of a sequence are one run, found by its first hash. A sequence that leaves a run continues, if it
+    is known, with another's first: a beginning is in one run only, and there after the beginning before it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._runs = dict[int, tuple[int, Hashes]]()  # by their first hash: its number, and all hashes
+
+    @property
+    def num_runs(self) -> int:
+        return len(self._runs)
+
+    def number(self, hashes: Hashes) -> tuple[Indices, int]:
+        """The numbers of the beginnings of a sequence, and how many of them were known; the others are added."""
+        numbers, at = np.empty(len(hashes), dtype=np.int64), 0
+        while at < len(hashes) and (run := self._runs.get(int(hashes[at]))):
+            first, held = run
+            size = min(len(held), len(hashes) - at)
+            is_other = held[:size] != hashes[at : at + size]
+            size = int(is_other.argmax()) if is_other.any() else size
+            numbers[at : at + size] = np.arange(first, first + size)
+            at += size
+        if at < len(hashes):
+            self._runs[int(hashes[at])] = self.count, hashes[at:].copy()
+            numbers[at:] = np.arange(self.count, self.count + len(hashes) - at)
+            self.count += len(hashes) - at
+        return numbers, at
+
+
 class HashIndex:
     """A table from 64-bit hashes to the numbers 0, 1, 2, … in the order in which they were added. 16 bytes each."""
 
@@ -139,21 +186,14 @@ class HashIndex:
         self._place(hashes, self.count)
         self.count += len(hashes)
 
-    def number(self, hashes: Hashes, differ: bool = False) -> tuple[Indices, NDArray[np.bool_]]:
-        """The number of each hash, which is added if it is new; and which of them were new.
-
-        Args:
-            differ: whether the hashes are known to differ from each other.
-        """
+    def number(self, hashes: Hashes) -> tuple[Indices, NDArray[np.bool_]]:
+        """The number of each hash, which is added if it is new; and which of them were new."""
         found = self.find(hashes)
         is_new = found < 0
         if is_new.any():
             new = hashes[is_new]
-            if differ or len(new) == 1:
-                found[is_new] = np.arange(self.count, self.count + len(new))
-            else:
-                new, inverse = np.unique(new, return_inverse=True)
-                found[is_new] = self.count + inverse
+            new, inverse = np.unique(new, return_inverse=True)
+            found[is_new] = self.count + inverse
             self.add(new)
         return found, is_new
 
@@ -171,7 +211,7 @@ class HashIndex:
     def _reserve(self, count: int) -> None:
         if count > len(self._hashes):
             self._hashes = grown(self._hashes, count, 0)
-        if 2 * count > len(self._slots):
+        if (4 if count < _MANY else 2) * count > len(self._slots):
             self._bits = (4 * count if count < _MANY else 2 * count).bit_length()
             self._slots = np.zeros(0, dtype=np.int32)  # before the larger one is made
             self._slots = np.full(1 << self._bits, -1, dtype=np.int32)

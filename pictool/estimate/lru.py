@@ -49,11 +49,11 @@ class LruCaches:
 
     def _drop(self, which: int) -> None:
         """Drop the least recently used items until the rest fits."""
-        since, step = int(self._since[which]), 256
+        since, step = int(self._since[which]), 1024
         excess = int(self._held[which] - self.capacities[which])
         while excess > 0:
-            sums = np.cumsum(self._sizes[since : min(since + step, self._now)], dtype=np.int64)
-            taken = min(int(np.searchsorted(sums, excess)) + 1, len(sums))
+            sums = self._sizes[since : min(since + step, self._now)].cumsum(dtype=np.int64)
+            taken = min(int(sums.searchsorted(excess)) + 1, len(sums))
             excess -= int(sums[taken - 1])
             since, step = since + taken, 4 * step
         self._since[which], self._held[which] = since, excess + int(self.capacities[which])

@@ -22,7 +22,19 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.estimate.hashing import Hashes, HashIndex, Indices, Rolling, Units, chain_hashes, chained, grown, mixed
+from pictool.estimate.hashing import (
+    ChainIndex,
+    Hashes,
+    HashIndex,
+    Indices,
+    Rolling,
+    Units,
+    chain_hashes,
+    chained,
+    grown,
+    hashes_of_runs,
+    mixed,
+)
 from pictool.estimate.lru import LruCaches
 from pictool.estimate.repeats import ExactRepeats, RepeatIndex, SampledRepeats
 from pictool.estimate.segments import (
@@ -97,6 +109,7 @@ class Totals:
         returned: of outputs in the log that came back in prompts; None: no outputs are in it.
         forgotten: by how much prefix and linkable may be too low, because memory was used up.
         border_loss: tokens that a tokenizer merges over a border of two parts, in the mean; None: not known.
+        seconds: of the pass. tokenizer_s: of these, in the tokenizer.
     """
 
     tokens: Tokens = field(default_factory=Tokens)
@@ -116,6 +129,7 @@ class Totals:
     forgotten: float = 0.0
     most_error: float = 0.0
     border_loss: float | None = None
+    seconds: float = 0.0
     tokenizer_s: float = 0.0
 
 
@@ -158,13 +172,14 @@ class Measure:
         window = self.scale.window
         self._repeats: RepeatIndex = ExactRepeats(window) if memory is None else SampledRepeats(window, memory // 4)
         self._outputs, self._borders = set[bytes](), list[int]()
+        self._started = time.perf_counter()
         self._start()
 
     def _start(self) -> None:
         """Remember nothing but repeats."""
         self._texts = dict[bytes, _Text | int]()  # or the prompt that had it first
         self._text_bytes = 0
-        self._blocks, self._pairs, self._chain = HashIndex(), HashIndex(), HashIndex()
+        self._blocks, self._pairs, self._chain = HashIndex(), HashIndex(), ChainIndex()
         self._first = np.zeros(0, dtype=np.int32)
         units = np.asarray(self.capacities, dtype=np.int64) * self.scale.per_token
         self._prefixes, self._objects = LruCaches(units.tolist()), LruCaches(units.tolist())
@@ -197,6 +212,7 @@ class Measure:
 
     def finish(self) -> Totals:
         """What was found up to now."""
+        self.totals.seconds = time.perf_counter() - self._started
         self.totals.most_error = self._repeats.error() / self.scale.per_token
         self.totals.distinct = self.totals.forgotten + self._held
         self.totals.border_loss = float(np.mean(self._borders)) if self._borders else None
@@ -215,9 +231,7 @@ class Measure:
         if hashed:
             self.totals.hashed += 1
             self.totals.chained += any(content.is_chained for content in hashed)
-            chain = (
-                chained(found.hashes(self._blocks), seed) if not hashed[0].is_chained else found.hashes(self._blocks)
-            )
+            chain = chained(found.hashes(self._blocks), seed)
             sizes = found.lengths
         else:
             found.units = self._join(pairs)
@@ -238,10 +252,8 @@ class Measure:
 
     def _num_bytes(self) -> int:
         """About what texts, tables and caches take."""
-        tables = (self._blocks, self._pairs, self._chain)
-        return (
-            24 * sum(table.count for table in tables) + 20 * (self._blocks.count + self._chain.count) + self._text_bytes
-        )
+        tables = 24 * (self._blocks.count + self._pairs.count) + 8 * self._chain.count + 350 * self._chain.num_runs
+        return tables + 20 * (self._blocks.count + self._chain.count) + self._text_bytes
 
     def _text(self, segment: Segment, seed: int) -> _Text:
         content, kind = segment.content, segment.kind
@@ -314,10 +326,15 @@ class Measure:
             if self._is_bytes:
                 return np.frombuffer(data, dtype=np.uint8)
             return np.frombuffer(data + bytes(-len(data) % 4), dtype="<i4")  # a text in a log of token ids
+        return np.asarray(self._token_ids(text), dtype=np.int32)
+
+    def _token_ids(self, text: str) -> Sequence[int]:
+        """Token ids by the tokenizer, whose time is counted."""
+        assert self._tokenize is not None
         started = time.perf_counter()
-        units = np.asarray(self._tokenize(text), dtype=np.int32)
+        ids = self._tokenize(text)
         self.totals.tokenizer_s += time.perf_counter() - started
-        return units
+        return ids
 
     def _compare_borders(self, texts: Sequence[str], encoded: Sequence[Units]) -> None:
         """Count the tokens that differ if the texts on both sides of a border are tokenized together."""
@@ -326,8 +343,8 @@ class Measure:
         for left, right in itertools.pairwise(texts):
             if len(self._borders) == _MAX_BORDERS:
                 return
-            apart = [*self._tokenize(left[-_BORDER:]), *self._tokenize(right[:_BORDER])]
-            joined = list(self._tokenize(left[-_BORDER:] + right[:_BORDER]))
+            apart = [*self._token_ids(left[-_BORDER:]), *self._token_ids(right[:_BORDER])]
+            joined = list(self._token_ids(left[-_BORDER:] + right[:_BORDER]))
             same = common(apart, joined)
             self._borders.append(len(apart) - same - common(apart[same:][::-1], joined[same:][::-1]))
 
@@ -344,8 +361,7 @@ class Measure:
 
     def _reuse_prefix(self, found: _Prompt, hashes: Hashes, sizes: NDArray[np.int64]) -> None:
         """What prefix caches have of a prompt, without a limit and with those of the capacities."""
-        numbers, is_new = self._chain.number(hashes, differ=True)
-        count = int(np.argmax(is_new)) if is_new.any() else len(is_new)
+        numbers, count = self._chain.number(hashes)
         found.prefix = int(sizes[:count].sum())
         is_hit = self._prefixes.use(numbers, sizes)
         self.totals.prefix_at += (is_hit @ sizes) / self.scale.per_token
@@ -376,15 +392,14 @@ class Measure:
         is_new[1:] = (np.diff(linked) > 1) | (found.part_starts[linked[1:]] != found.part_starts[linked[:-1]])
         starts = linked[is_new]
         ends = np.append(linked[np.flatnonzero(is_new)[1:] - 1], linked[-1]) + 1
-        hashes = found.hashes(self._blocks)
+        names = hashes_of_runs(found.hashes(self._blocks), starts, ends, 2).tolist()
         sums = np.concatenate(([0], np.cumsum(found.beyond)))
         sizes = (sums[ends] - sums[starts]) / self.scale.per_token
         found.again = float(np.minimum(sizes, HEAD_TOKENS).sum())
         self.totals.num_linked += len(starts)
         for block in (BLOCK_TOKENS, LARGE_BLOCK):
             self.totals.losses[f"linked {block}"] += int((sizes % block).sum())
-        for start, end, size in zip(starts.tolist(), ends.tolist(), sizes.tolist(), strict=True):
-            name = int(chained(hashes[start:end], 2)[-1])
+        for name, start, end, size in zip(names, starts.tolist(), ends.tolist(), sizes.tolist(), strict=True):
             document = self.documents.get(name)
             if document is None:
                 tokens = float(found.lengths[start:end].sum()) / self.scale.per_token

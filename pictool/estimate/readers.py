@@ -25,7 +25,7 @@ MAX_LINE = 64 << 20  # bytes of a record
 _CHECKED = 1 << 20  # a longer line's shape is checked before it is parsed
 _PART = 1 << 20
 _COMPRESSED = 1 << 12  # bytes of zstd that are read at once: a block of 128 KiB may take 4
-_MAX_IDLE = 1 << 32  # bytes without a line end: no log
+_MAX_IDLE = 1 << 30  # bytes without a line end: no log
 STDIN = "-"
 
 
@@ -98,24 +98,25 @@ class LogReader:
         """Lines in UTF-8; None for one that is too long."""
         head = stream.read1(_PART)
         decode = _decoder(head)
-        rest, is_skipped, idle = b"", False, 0
+        parts, size, is_skipped = list[bytes](), 0, False  # of the line that is read, and its bytes
         while head:
             self.num_bytes += len(head)
             data = head if decode is None else decode.decode(head).encode(errors="replace")
-            *lines, last = (rest + data).split(b"\n")
-            idle = 0 if lines else idle + len(data)
-            if lines and is_skipped:
-                lines[0], is_skipped = b"", False
-            yield from lines
-            if len(last) > MAX_LINE:
+            *lines, last = data.split(b"\n")
+            if lines:
+                lines[0] = b"" if is_skipped else b"".join((*parts, lines[0]))
+                parts, size, is_skipped = [], 0, False
+                yield from lines
+            size += len(last)
+            parts.append(last)
+            if size > MAX_LINE:
                 if not is_skipped:
                     yield None
-                last, is_skipped = b"", True
-            rest = b"" if is_skipped else last
-            if idle > _MAX_IDLE:
-                raise EOFError("no line ends for 4 GiB")
+                parts, is_skipped = [], True
+            if size > _MAX_IDLE:
+                raise EOFError(f"no line ends for {_MAX_IDLE >> 30} GiB")
             head = stream.read1(_PART)
-        if rest:
+        if rest := b"" if is_skipped else b"".join(parts):
             yield rest
 
     def _parse(self, name: str, number: int, line: bytes) -> Iterator[LoggedPrompt]:

@@ -191,7 +191,7 @@ class _Scan:
             self._places = self._firsts = self._lasts = np.zeros(0, dtype=np.int64)
             return
         self._rolling = Rolling(text.units, seed)
-        hashes = self._rolling.windows(part)
+        hashes = self._rolling.polynomials(part)
         packed = (hashes & ~_PLACE) | np.arange(len(hashes), dtype=np.uint64)
         least = (sliding_min(packed, window - part + 1) & _PLACE).astype(np.int64)[text.starts]
         changes = np.flatnonzero(np.diff(least)) + 1

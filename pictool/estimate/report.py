@@ -143,7 +143,7 @@ class Report:
             "lost_tokens": self._lost_tokens(),
             "outputs": {"tokens": totals.outputs, "returned": totals.returned},
             "break_even": None if even is None else vars(even),
-            "tokenizer_s": totals.tokenizer_s,
+            "seconds": totals.seconds, "tokenizer_s": totals.tokenizer_s,
             "linked_documents": totals.num_linked, "compile_first": self.num_first,
             "documents": [self._document(document) for document in self.documents[:top]],
         }  # fmt: skip

@@ -78,8 +78,8 @@ class TokenScale:
     def cut(self, text: Rolling, bounds: Sequence[int]) -> NDArray[np.int64]:
         """The ends of the blocks of a text in units; none crosses a bound. `bounds` are 0, the parts' ends, the end."""
         reach = _CUT_TOKENS * self.per_token
-        hashes = text.windows(reach)
-        candidates = np.flatnonzero(hashes & np.uint64(_MEAN_TOKENS * self.per_token - 1) == 0) + reach
+        limit = np.uint64((1 << 64) // (_MEAN_TOKENS * self.per_token))
+        candidates = np.flatnonzero(text.polynomials(reach) < limit) + reach
         lows = np.searchsorted(candidates, np.asarray(bounds[:-1]) + reach).tolist()
         highs = np.searchsorted(candidates, bounds[1:]).tolist()
         ends = list[int]()
