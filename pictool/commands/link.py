@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -197,7 +198,7 @@ def link_here(parsed: LinkCommand, opened: ExitStack) -> LinkOutput:
     store = open_store(settings)
     check_keys(store, spec.documents, settings.salt)
     model = open_model(settings)
-    opened.callback(store.drain)
+    opened.push(partial(end_fetching, store))
     choice = None
     if parsed.is_auto:
         spec, choice = with_auto_ratio(model, store, spec)
@@ -328,6 +329,14 @@ def fetching_ends_with_an_error(store: Store) -> Iterator[None]:
         store.cancel()
         store.drain()
         raise
+
+
+def end_fetching(store: Store, error: type[BaseException] | None, *_: object) -> None:
+    """Wait for what is being fetched; after an interrupt give it up, for the user does not wait."""
+    if error is None or issubclass(error, Exception):
+        store.drain()
+    else:
+        store.cancel()
 
 
 def input_files(request: RequestOptions, script: LinkScript) -> list[Path]:

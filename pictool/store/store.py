@@ -130,7 +130,11 @@ class Store:
             ObjectError: there, but damaged, or the file is another object. RemoteError, if that is so at the remote.
         """
         file = self.peek(key)
-        self.mark_used(file)
+        try:
+            self.mark_used(file)
+        except BaseException:  # an interrupt, too: what is being fetched waits for its readers
+            file.close()
+            raise
         return file
 
     def mark_used(self, file: ObjectFile) -> None:

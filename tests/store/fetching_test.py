@@ -53,6 +53,19 @@ def test_an_object_is_read_while_it_is_fetched_and_is_then_here(
         assert file.path == near.path(key)
 
 
+def test_an_interrupt_while_an_object_is_opened_leaves_no_reader_that_is_waited_for(
+    far: Store, near: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The traceback of the interrupt is held meanwhile, as the command line holds it."""
+    key = far.put(make_chunk(1, LARGE)).stem
+    with monkeypatch.context() as patched:
+        patched.setattr(near, "mark_used", lambda _: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            near.open(key)
+    near.drain()
+    assert content(near) == content(far) and interrupt.tb is not None
+
+
 def test_a_layer_is_read_before_what_follows_is_there(far: Store, near: Store, server: Server) -> None:
     key, server.always, server.spared = far.put(make_chunk(1, LARGE)).stem, "hang", 2 * BLOCK
     with near.open(key) as file:
