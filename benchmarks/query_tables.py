@@ -104,24 +104,6 @@ def pool(points: Points) -> Rows:
     return [head, *rows]
 
 
-def waves(points: Points) -> Rows:
-    """§5.5.1, of several prompts: two rows a stream, for a plan for each prompt and for one plan."""
-    head = ["policy", "requests", "plans", "memory, ms a batch", "pool, ms a batch", "one plan, speedup",
-            "prompts a plan", "MB from the host", "moves", "tokens moved", "duplicates", "scratch, KB"]  # fmt: skip
-    ways = {"each": "one each", "wave": "one for all"}
-    rows = [
-        [
-            point["label"], point["stream"], name, f"{point['seconds']['memory']['median'] * 1e3:,.0f}",
-            f"{point['seconds'][way]['median'] * 1e3:,.0f}", f"{point['speedup']:.2f}×" if way == "wave" else "",
-            f"{point['together'][way]:.1f}", f"{point['copied'][way] / 1e6:.1f}", f"{point['moves'][way]:.1f}",
-            f"{point['moved'][way]:,.0f}", str(point["duplicates"][way]), f"{point['scratch_bytes'][way] / 1e3:,.0f}",
-        ]
-        for point in points
-        for way, name in ways.items()
-    ]  # fmt: skip
-    return [head, *rows]
-
-
 def tree(points: Points, model: str) -> Rows:
     """Figs. 16 and 17, under both policies."""
     labels = list(dict.fromkeys(point["label"] for point in points))
@@ -151,7 +133,6 @@ TABLES = {
     "judge": Table("query_judge.json", judge),
     "moves": Table("query_moves.json", moves),
     "pool": Table("query_pool.json", pool),
-    "waves": Table("query_pool.json", waves, "waves"),
     "tree": Table("query_tree.json", lambda points: tree(points, "base")),
     "tree of the judge": Table("query_tree_judge.json", lambda points: tree(points, "judge")),
 }
