@@ -101,6 +101,10 @@ class LlamaImage:
         at = torch.from_numpy(self.computed)
         return [torch.from_numpy(key)[None][:, :, at] for key, _ in self._packed()]
 
+    def unrotated(self, layer: int, key: torch.Tensor, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of positions [start, end), [kv_heads, n, head_dim]; K is `key`, of `fresh_keys`."""
+        return key, self.value(layer)[0, :, start:end]
+
     def value(self, layer: int) -> torch.Tensor:
         """Values of a layer, [1, kv_heads, n, head_dim]."""
         return torch.from_numpy(self._packed()[layer][1])[None]
