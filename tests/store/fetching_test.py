@@ -53,13 +53,17 @@ def test_an_object_is_read_while_it_is_fetched_and_is_then_here(
         assert file.path == near.path(key)
 
 
+def interrupt_now(_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_an_interrupt_while_an_object_is_opened_leaves_no_reader_that_is_waited_for(
     far: Store, near: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The traceback of the interrupt is held meanwhile, as the command line holds it."""
     key = far.put(make_chunk(1, LARGE)).stem
     with monkeypatch.context() as patched:
-        patched.setattr(near, "mark_used", lambda _: signal.raise_signal(signal.SIGINT))
+        patched.setattr(near, "mark_used", interrupt_now)
         with pytest.raises(KeyboardInterrupt) as interrupt:
             near.open(key)
     near.drain()
