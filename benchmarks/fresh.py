@@ -162,8 +162,9 @@ def measure(place: Place, torch: str, with_tests: bool) -> Result:
     seconds, test_mb, tests = None, None, "not run"
     if with_tests:
         test = place.run(f"make test{option}")
-        found = [line for _, line in test.lines if re.search(r"\d (passed|failed)|Error \d", line)]
-        seconds, test_mb, tests = test.seconds, megabytes(place, ".venv"), found[-1]
+        lines = [line for _, line in test.lines]
+        found = [line for line in lines if re.search(r"\d (passed|failed)", line)] or [lines[-1]]  # else make's error
+        seconds, test_mb, tests = test.seconds, megabytes(place, ".venv"), found[-1].strip("= ")
     return Result(
         system, python, build, date.today().isoformat(), commit, demo.seconds, demo.when(FIRST_ANSWER), downloaded,
         demo_mb, seconds, test_mb, tests,

@@ -12,6 +12,7 @@ from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks, head_codec
 from pictool.compiler.sensitivity import PROBES
 from pictool.core import Chunk, CompileOptions
+from pictool.errors import StoreError
 from pictool.eval.algorithms import FULL, Algorithm
 from pictool.eval.cases import CaseGroup, PreparedCase, prefixed_errors
 from pictool.eval.methods import MeasuredAnswer
@@ -163,4 +164,8 @@ def object_store(store: Store, model: Model, threads: int) -> Store:
 
 
 def _refuse_compiling(compiled: Compiled) -> None:
-    raise AssertionError(f"{compiled.chunk.source} was compiled within a link, where its bytes depend on others")
+    """All was compiled before. Within a link, an object's last bits depend on what is compiled beside it."""
+    raise StoreError(
+        f"{compiled.path}: the object of {compiled.chunk.source} cannot be read any more, or was removed; run the "
+        "command again, which continues"
+    )
