@@ -12,7 +12,7 @@ from pictool.controller.prompt_size import measure_size
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
-from pictool.runtime import architectures
+from pictool.runtime import architectures, quantized
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -56,5 +56,7 @@ def make_estimator(model: Model, policy: Policy, measured: Sequence[ComputeMeasu
 
 def projection_share(model: Model) -> float:
     """The share of the layers' weights that project to Q, K and V: a checked layer runs these for all rows."""
-    projections, computed = architectures.count_weights(model.module, model.config)
+    module = quantized.empty_module(model.whole_config)  # a plan from a kept profile loads no weights
+    architectures.keep_language_model(module)
+    projections, computed = architectures.count_weights(module, model.config)
     return projections / computed

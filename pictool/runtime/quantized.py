@@ -53,7 +53,7 @@ def require_loadable(config: PretrainedConfig, name: str) -> None:
 
 def num_weights(config: PretrainedConfig) -> int:
     """How many weights the configuration describes; nothing is allocated."""
-    return sum(parameter.numel() for parameter in _empty(config).parameters())
+    return sum(parameter.numel() for parameter in empty_module(config).parameters())
 
 
 def to_dequantize(config: PretrainedConfig) -> PretrainedConfig:
@@ -69,7 +69,7 @@ def plain_module(loaded: Any, config: PretrainedConfig, dtype: torch.dtype) -> A
     Raises:
         ModelError: weights that were not dequantized.
     """
-    plain, weights = _empty(config, dtype=dtype), loaded.state_dict()
+    plain, weights = empty_module(config, dtype=dtype), loaded.state_dict()
     needed = plain.state_dict()
     wrong = [name for name in needed if name not in weights or weights[name].shape != needed[name].shape]
     if wrong:
@@ -88,7 +88,7 @@ def _fields(settings: Any) -> dict[str, Any]:
     return dict(settings if isinstance(settings, dict) else settings.to_dict())
 
 
-def _empty(config: PretrainedConfig, **options: Any) -> Any:
+def empty_module(config: PretrainedConfig, **options: Any) -> Any:
     """The model of a configuration, without weights and without its quantization."""
     import torch
 
