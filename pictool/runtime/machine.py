@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 import re
@@ -148,11 +147,7 @@ def _peak_on(device: str) -> int:
 
 
 def _start_of_process() -> int | None:
-    """The resident set, once garbage is freed and the kernel has forgotten its peak; None without such a kernel.
-
-    Memory that a collection would free meanwhile would be counted against what is measured.
-    """
-    gc.collect()
+    """The resident set, after the kernel has forgotten its peak; None where there is no such kernel."""
     try:
         _CLEAR_REFS.write_text("5")
         return _resident("VmRSS")
