@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import encode_within
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError, NotFiniteError, ObjectError
 from pictool.linker.context import Context, ReusePlan, context_of
-from pictool.linker.fusor import Fusor, measure_attention
+from pictool.linker.fusor import Fusor
 from pictool.linker.loader import Loader
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stage, no_stage
 from pictool.linker.residency import PoolUse, Reservation, ResidentObjects
@@ -176,16 +176,13 @@ def compute(prepared: PreparedLink, reservation: Reservation) -> Linked:
     with Loader(image, reservation.missing, first, policy.needs.runs_model, memory, reservation.copies) as loader:
         clock.load_s += clock.lap()
         seen = reused.prompt
-        if policy.needs.attention:  # every layer is loaded for it
-            seen = replace(seen, attention=measure_attention(image, seen, prompt_parts.required, loader.synchronize))
         fusor = Fusor(image, seen, policy, selection or policy.select(seen), prompt_parts.required)
         clock.select_s += clock.lap()
 
         # Each layer: load and relocate what is reused, compute the rows, narrow them. All fresh K and V that a row
         # attends to are in place before it does.
         for layer in range(stack.num_layers):
-            if not policy.needs.attention:
-                clock.load_s += loader.synchronize(layer)
+            clock.load_s += loader.synchronize(layer)
             with prompt.stage("layer"):
                 fusor.prefill_layer(layer)
 

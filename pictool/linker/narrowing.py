@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +20,7 @@ class Narrowing:
     """
 
     def __init__(self, prompt: Prompt, policy: Policy, selection: Selection, always: RowMask) -> None:
-        self._prompt, self._policy, self._always = replace(prompt, selected=selection), policy, always.copy()
+        self._prompt, self._policy, self._always = prompt, policy, always.copy()
         self.scores: Scores | None = None
         self.on = self._take(selection)
 
