@@ -246,6 +246,19 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Decoding:
+    """What an answer's text is.
+
+    Fields:
+        keeps_special: the text of special tokens is a part of it, for a parser of calls; an end token's is not.
+        schema: of JSON, as JSON; the answer is a value of it. None: it is any text.
+    """
+
+    keeps_special: bool = False
+    schema: str | None = None
+
+
+@dataclass(frozen=True)
 class Message:
     """One message of a chat, as chat templates take them. `role` is ``system``, ``user`` or ``assistant``."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
+from pictool.core import Decoding
 from pictool.core import Sampling as Sampling
 from pictool.errors import InputError
 from pictool.runtime.memory.image import Image
@@ -59,7 +60,7 @@ class Step:
     """One generated token. `text` has become certain with it; the last step of an answer, `token` -1, has the rest.
 
     `logprob` and `top`, the most likely tokens with theirs, are of the model's own distribution, in nats. The last step
-    says whether the answer `is_complete`: it ended with an end token or at a stop string.
+    says whether the answer `is_complete`: it ended with an end token or at a stop string, `stop`.
     """
 
     token: int
@@ -67,6 +68,7 @@ class Step:
     logprob: float = 0.0
     top: tuple[tuple[int, float], ...] = ()
     is_complete: bool = False
+    stop: str | None = None
 
 
 class _StopSearch:
@@ -98,15 +100,25 @@ class TextStream:
     """Turns tokens into text as it becomes certain: whole characters, and nothing that may be part of a stop string.
 
     A token costs the same however many came before it, and however long the stop strings are.
+
+    Attributes:
+        stop: the stop string that ended the text.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...] = (), keeps_special: bool = False
+    ) -> None:
         self._tokenizer, self._stops = tokenizer, [_StopSearch(text) for text in stop]
+        self._skips_special = not keeps_special
+        self.stop: str | None = None
         self._tokens = list[int]()  # the last ones
         self._before = self._text = ""  # text that precedes theirs; both, without what was shown and is not needed
         self._shown = self._searched = 0  # characters of `_text`
         self._pieces: list[str] = []
-        self.is_stopped = False
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stop is not None
 
     @property
     def text(self) -> str:
@@ -125,9 +137,10 @@ class TextStream:
                 search.num_matched = 0
         certain = len(self._text.rstrip("\ufffd"))  # the next token may complete a character
         for end in range(self._searched, certain) if self._stops else ():
-            found = [len(search.text) for search in self._stops if search.push(self._text[end])]
+            found = [search.text for search in self._stops if search.push(self._text[end])]
             if found:
-                self._text, self.is_stopped = self._text[: end + 1 - max(found)], True
+                self.stop = max(found, key=len)
+                self._text = self._text[: end + 1 - len(self.stop)]
                 return self.finish()
         self._searched = certain
         new = self._show(certain - max((search.num_matched for search in self._stops), default=0))
@@ -155,7 +168,7 @@ class TextStream:
             self._shown, self._searched = self._shown - drop, self._searched - drop
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skips_special))
 
 
 def generate(
@@ -164,6 +177,7 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling = Sampling(),
     on_text: Callable[[str], None] | None = None,
+    decoding: Decoding = Decoding(),
 ) -> Generated:
     """Continue a linked prompt. The image grows by the generated tokens.
 
@@ -175,7 +189,7 @@ def generate(
         InputError: the prompt and `max_new_tokens` cross the length at which long RoPE changes its frequencies.
     """
     steps = []
-    for step in generate_steps(model, image, max_new_tokens, sampling):
+    for step in generate_steps(model, image, max_new_tokens, sampling, decoding=decoding):
         steps.append(step)
         if on_text is not None:
             on_text(step.text)
@@ -183,21 +197,22 @@ def generate(
 
 
 def generate_steps(
-    model: Model, image: Image, max_new_tokens: int, sampling: Sampling = Sampling(), num_top: int = 0
-) -> Iterator[Step]:
+    model: Model, image: Image, max_new_tokens: int, sampling: Sampling = Sampling(), num_top: int = 0,
+    decoding: Decoding = Decoding(),
+) -> Iterator[Step]:  # fmt: skip
     """As `generate`, a step at a time: the caller may do other work between two steps, or go no further.
 
     Args:
         num_top: how many of the most likely tokens each step has.
     """
     _require_same_rope(model, image, max_new_tokens)
-    stream, token = TextStream(model.tokenizer, sampling.stop), -1
+    stream, token = TextStream(model.tokenizer, sampling.stop, decoding.keeps_special), -1
     for token, logits in _tokens(model, image, max_new_tokens, _Chooser(sampling)):
-        text = stream.push(token)
+        text = "" if decoding.keeps_special and token in model.eos_ids else stream.push(token)
         yield Step(token, text, *_logprobs(logits, token, num_top))
         if stream.is_stopped:
             break
-    yield Step(-1, stream.finish(), is_complete=stream.is_stopped or token in model.eos_ids)
+    yield Step(-1, stream.finish(), is_complete=stream.is_stopped or token in model.eos_ids, stop=stream.stop)
 
 
 def generated_of(steps: Sequence[Step]) -> Generated:
