@@ -246,7 +246,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Decoding:
+class AnswerFormat:
     """What an answer's text is.
 
     Fields:

@@ -71,7 +71,7 @@ class SentEvents:
             text, _ = self._texts.setdefault("link", _Text()).rest(event["text"], ())
             return {"text": text} if text else None
         if isinstance(event, StartEvent):
-            return self._first("started", event, replace(event.reuse, cached=0, marked=()))
+            return self._first("started", event, replace(event.reuse, cached=0))
         if isinstance(event, FinishEvent):
             if not self._texts.get(event.index, _Text()).is_whole:
                 raise EventMismatch

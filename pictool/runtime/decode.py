@@ -1,4 +1,4 @@
-"""Decoding: greedy or sampled, with stop strings, over a growing image."""
+"""AnswerFormat: greedy or sampled, with stop strings, over a growing image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
-from pictool.core import Decoding
+from pictool.core import AnswerFormat
 from pictool.core import Sampling as Sampling
 from pictool.errors import InputError
 from pictool.runtime.memory.image import Image
@@ -177,7 +177,7 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling = Sampling(),
     on_text: Callable[[str], None] | None = None,
-    decoding: Decoding = Decoding(),
+    answer_format: AnswerFormat = AnswerFormat(),
 ) -> Generated:
     """Continue a linked prompt. The image grows by the generated tokens.
 
@@ -189,7 +189,7 @@ def generate(
         InputError: the prompt and `max_new_tokens` cross the length at which long RoPE changes its frequencies.
     """
     steps = []
-    for step in generate_steps(model, image, max_new_tokens, sampling, decoding=decoding):
+    for step in generate_steps(model, image, max_new_tokens, sampling, answer_format=answer_format):
         steps.append(step)
         if on_text is not None:
             on_text(step.text)
@@ -198,7 +198,7 @@ def generate(
 
 def generate_steps(
     model: Model, image: Image, max_new_tokens: int, sampling: Sampling = Sampling(), num_top: int = 0,
-    decoding: Decoding = Decoding(),
+    answer_format: AnswerFormat = AnswerFormat(),
 ) -> Iterator[Step]:  # fmt: skip
     """As `generate`, a step at a time: the caller may do other work between two steps, or go no further.
 
@@ -206,9 +206,9 @@ def generate_steps(
         num_top: how many of the most likely tokens each step has.
     """
     _require_same_rope(model, image, max_new_tokens)
-    stream, token = TextStream(model.tokenizer, sampling.stop, decoding.keeps_special), -1
+    stream, token = TextStream(model.tokenizer, sampling.stop, answer_format.keeps_special), -1
     for token, logits in _tokens(model, image, max_new_tokens, _Chooser(sampling)):
-        text = "" if decoding.keeps_special and token in model.eos_ids else stream.push(token)
+        text = "" if answer_format.keeps_special and token in model.eos_ids else stream.push(token)
         yield Step(token, text, *_logprobs(logits, token, num_top))
         if stream.is_stopped:
             break

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -100,8 +99,8 @@ def add_errors(app: FastAPI) -> None:
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         message = str(error.detail)
         if error.status_code == 404 and message == "Not Found":
-            paths = {route.path for route in app.routes if isinstance(route, APIRoute) and "{" not in route.path}
-            message = f"no such route; there are {', '.join(sorted(paths))}"
+            paths = [path for path in app.openapi()["paths"] if "{" not in path]
+            message = f"no such route; there are {', '.join(paths)}"
         return _response(ApiError(error.status_code, message, headers=error.headers), request)
 
 

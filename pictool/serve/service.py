@@ -122,7 +122,7 @@ class Service:
         `started` is when the request came, by time.perf_counter.
         """
         events, template = self._counted(work, started), self.backend.response_template
-        if work.decoding.keeps_special and template is not None:
+        if work.answer_format.keeps_special and template is not None:
             events = parsed(events, work, template)
         async with aclosing(events):
             async for event in events:

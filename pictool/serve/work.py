@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pictool.core import Decoding, Sampling
+from pictool.core import AnswerFormat, Sampling
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
 
@@ -127,7 +127,7 @@ class AnswerRequest:
     n: int = 1
     num_top: int | None = None
     linking: Linking = Linking()
-    decoding: Decoding = Decoding()
+    answer_format: AnswerFormat = AnswerFormat()
     ttl_s: float | None = None
 
 
@@ -167,7 +167,7 @@ class Reuse:
     source: str = "none"
     problem: str | None = None
     hint: str | None = None
-    marked: tuple[CompiledText, ...] = ()
+    marked: tuple[CompiledText, ...] = field(default=(), compare=False)
 
     @property
     def num_compiled(self) -> int:

@@ -111,14 +111,14 @@ def sampling_of(body: GenerationRequest) -> Sampling:
 
 def require_supported(body: ChatRequest, backend: Backend) -> None:
     """Refuse what a chat completion of this server cannot do. Raises ApiError."""
-    if body.tools and body.tool_choice != "none" and backend.response_template is None:
-        problem = "its tokenizer has no response_template, by which its calls would be read"
-        raise ApiError(400, f"tools: {backend.model} takes no tools: {problem}", param="tools")
     form = (body.response_format or {}).get("type", "text")
     if form != "text":
         raise ApiError(400, f"response_format: {form} is not supported; ask for text", param="response_format")
     if body.tools and body.tool_choice not in (None, "auto", "none"):
         raise ApiError(400, "tool_choice: must be auto or none here", param="tool_choice")
+    if body.tools and body.tool_choice != "none" and backend.response_template is None:
+        problem = "its tokenizer has no response_template, by which its calls would be read"
+        raise ApiError(400, f"tools: {backend.model} takes no tools: {problem}", param="tools")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
 

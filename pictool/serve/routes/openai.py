@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, File, Form, Header, Query, Request, UploadFile
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
-from pictool.core import Decoding
+from pictool.core import AnswerFormat
 from pictool.serve.answers import Form as AnswerForm
 from pictool.serve.answers import StartedStream, collect, stream
 from pictool.serve.bodies import BodyRoute
@@ -96,7 +96,7 @@ async def chat_work(service: Service, tenant: Tenant, body: ChatRequest, policy:
         tenant, ChatPrompt(turns, tools, documents_of(body.documents or ())), sampling_of(body),
         body.max_completion_tokens or body.max_tokens, body.n or 1,
         (body.top_logprobs or 0) if body.logprobs else None, linking_of(body, policy),
-        Decoding(service.backend.response_template is not None), lease_seconds(body.messages),
+        AnswerFormat(service.backend.response_template is not None), lease_seconds(body.messages),
     )  # fmt: skip
 
 

@@ -262,7 +262,7 @@ class TorchBackend(Backend):
     def _answer(self, work: AnswerRequest, task: EngineTask, send: Send) -> None:
         model, policy = self.engine_of(work.tenant).model, self._policy_of(work.linking)
         pieces, lacks, marked = pieces_of(model, work.prompt), None, list[CompiledText]()
-        if work.decoding.keeps_special:
+        if work.answer_format.keeps_special:
             send(TailEvent(pieces[-1].text if isinstance(pieces[-1], PlainText) else ""))
         for index, piece in enumerate(pieces):
             if isinstance(piece, MarkedText) and policy.needs.objects:  # each may take as long as an answer
@@ -288,7 +288,7 @@ class TorchBackend(Backend):
             seed = (work.sampling.seed + index) % (1 << 64)
             steps, has_begun = list[Step](), not is_plain
             sampling = replace(work.sampling, seed=seed)
-            for step in generate_steps(model, image, limit, sampling, work.num_top or 0, work.decoding):
+            for step in generate_steps(model, image, limit, sampling, work.num_top or 0, work.answer_format):
                 steps.append(step)
                 is_shown = work.num_top is not None and step.token >= 0 and step.token not in model.eos_ids
                 infos = (self._info(step),) if is_shown else ()
@@ -320,12 +320,17 @@ class TorchBackend(Backend):
     def _verified(
         self, model: Model, work: AnswerRequest, plan: LinkPlan, linked: Linked, generated: Generated, task: EngineTask
     ) -> VerificationEvent:
-        """Full recompute of the same prompt, and the same decoding."""
+        """Full recompute of the same prompt, and the same answer_format."""
         started = time.perf_counter()
         full = link(model, self._store, Spec.planned(plan_without_objects(_FULL, plan.layout.tokens)))
         task.checkpoint()
         recomputed = generate(
-            model, full.image, self._num_tokens(work, plan), work.sampling, lambda _: task.checkpoint(), work.decoding
+            model,
+            full.image,
+            self._num_tokens(work, plan),
+            work.sampling,
+            lambda _: task.checkpoint(),
+            work.answer_format,
         )
         seconds = time.perf_counter() - started
         own, exact = (

@@ -161,13 +161,13 @@ class VllmBackend(Backend):
             raise InputError(
                 f"the prompt has {len(prompt_layout.tokens)} tokens, and the server {self.context_length} positions"
             )
-        if work.decoding.keeps_special:
+        if work.answer_format.keeps_special:
             yield TailEvent(prompt_layout.tail)
         limit = room if work.max_tokens is None else min(room, work.max_tokens)
         same = range(work.n) if work.sampling.temperature == 0 else None  # answers that are one, which vLLM gives once
         outputs = self.serving.generate(
             engine, prompt_layout.tokens.tolist(), work.sampling, limit, 1 if same else work.n, {"pic": params}, tap,
-            work.num_top, work.decoding,
+            work.num_top, work.answer_format,
         )  # fmt: skip
         is_plain = isinstance(work.prompt, ChatPrompt) and not self.serving.template  # "Answer:", then a blank
         started, begun = False, set[int]()
