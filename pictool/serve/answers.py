@@ -173,7 +173,7 @@ class Form:
         if not self.has_logprobs:
             return None
         if self.is_chat:
-            return {"content": [_token(token) for token in tokens], "refusal": None}
+            return {"content": [token_report(token) for token in tokens], "refusal": None}
         offsets, at = [], 0
         for token in tokens:
             offsets.append(at)
@@ -201,7 +201,8 @@ def _reason(reason: str | None, has_calls: bool) -> str | None:
     return "tool_calls" if reason == "stop" and has_calls else reason
 
 
-def _token(token: TokenInfo) -> dict[str, Any]:
+def token_report(token: TokenInfo) -> dict[str, Any]:
+    """A token with its log-probability, as a chat has it."""
     top = [{"token": text, "logprob": value, "bytes": list(text.encode())} for text, value in token.top]
     return {
         "token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()), "top_logprobs": top

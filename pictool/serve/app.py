@@ -35,6 +35,7 @@ from pictool.serve.routes.messages import (
 )
 from pictool.serve.routes.openai import file_routes, model_routes, openai_routes
 from pictool.serve.routes.query import query_routes
+from pictool.serve.routes.responses import response_routes
 from pictool.serve.running import UNREAD_S
 from pictool.serve.schema import ErrorBody
 from pictool.serve.service import Service
@@ -55,7 +56,8 @@ Send = Callable[[Message], Awaitable[None]]
 def make_router(service: Service, version: str) -> APIRouter:
     """All routes of a service. It can be included in any FastAPI application (see `add_errors`)."""
     router = APIRouter(responses=_ERRORS)
-    for routes in (openai_routes, message_routes, file_routes, cache_routes, gemini_routes, query_routes):
+    chats = (openai_routes, response_routes, message_routes, gemini_routes)
+    for routes in (*chats, file_routes, cache_routes, query_routes):
         router.include_router(routes(service))
     router.include_router(model_routes(service, lambda: gemini_model(service), lambda: messages_model(service)))
     router.include_router(link_routes(service, version))

@@ -18,6 +18,7 @@ from pictool.errors import NoRoomError, StoreError
 from pictool.estimate.request_log import RequestLog
 from pictool.serve.errors import ApiError, model_not_found, not_found
 from pictool.serve.files import MAX_TOTAL_BYTES, Files
+from pictool.serve.kept import KeptResponses
 from pictool.serve.metrics import Metrics
 from pictool.serve.parsed import parsed
 from pictool.serve.prompts.learning import texts_of
@@ -74,6 +75,7 @@ class Service:
         self.backend, self.keys, self.settings, self.clock = backend, keys, settings, clock
         self.leases = Leases(root, clock, Share(settings.lease_bytes))
         self._request_log = request_log
+        self.responses = KeptResponses(lambda: self.clock())
         self._marks: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # tenant, key: lease, its end
         self.files = Files(root, settings.file_bytes)
         leased_keys(root)  # a damaged file, or a directory that is no store, is told at the start, not to every client

@@ -52,6 +52,16 @@ BODIES: dict[str, dict[str, Any]] = {
             {"type": "text", "text": "\n\n" + QUESTION}]}],
     },
     "/v1/messages/count_tokens": {"model": NAME, "system": "x", "messages": [{"role": "user", "content": QUESTION}]},
+    "/v1/responses": {
+        "model": NAME, "max_output_tokens": 2, "temperature": 1, "top_p": 1, "stream": False, "store": True,
+        "instructions": "Be brief.", "metadata": {"a": "b"}, "include": [], "tools": [], "tool_choice": "auto",
+        "text": {"format": {"type": "text"}}, "prompt_cache_options": {"mode": "explicit"}, "truncation": "disabled",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
+                  {"type": "reasoning", "summary": [], "content": []},
+                  {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+                  {"role": "user", "content": QUESTION}],
+    },
+    "/v1/responses/input_tokens": {"model": NAME, "input": QUESTION, "instructions": "x"},
     f"/v1beta/models/{NAME}:generateContent": {
         "contents": [{"role": "user", "parts": [{"text": QUESTION}]}], "systemInstruction": {"parts": [{"text": "x"}]},
         "generationConfig": {"temperature": 1, "topP": 1, "maxOutputTokens": 2, "stopSequences": ["x"], "seed": 1},

@@ -70,7 +70,8 @@ def said(live: Live, data: bytes) -> bytes:
 @pytest.mark.parametrize(
     "route",
     ["POST " + CHAT, "POST /v1/files", "POST /v1/caches", "PATCH /v1/caches/x", "GET /nosuch", "OPTIONS /metrics",
-     "POST /v1/query/execute", "POST /v1/link", "POST /v1/messages", "POST /v1beta/models/x:generateContent", "GET /v1/models"],
+     "POST /v1/query/execute", "POST /v1/link", "POST /v1/messages",
+     "POST /v1/responses", "GET /v1/responses/x", "POST /v1beta/models/x:generateContent", "GET /v1/models"],
 )  # fmt: skip
 def test_a_key_is_asked_for_before_a_body_has_come(keyed: Live, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the body that its head promises, nothing is sent; a wrong one would not be looked at."""
