@@ -13,6 +13,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 from pictool.core import AnswerFormat
 from pictool.core import Sampling as Sampling
 from pictool.errors import InputError
+from pictool.runtime.grammar import Grammar
 from pictool.runtime.memory.image import Image
 from pictool.runtime.support import rope_switch
 from pictool.runtime.tensors import require_finite
@@ -39,8 +40,8 @@ class Generated:
 
 
 class _Chooser:
-    def __init__(self, sampling: Sampling) -> None:
-        self._greedy = sampling.temperature == 0
+    def __init__(self, sampling: Sampling, grammar: Grammar | None = None) -> None:
+        self._greedy, self._grammar = sampling.temperature == 0, grammar
         self._generator = torch.Generator().manual_seed(sampling.seed)
         self._warpers = LogitsProcessorList()
         if not self._greedy:
@@ -49,6 +50,13 @@ class _Chooser:
                 self._warpers.append(TopPLogitsWarper(sampling.top_p))
 
     def __call__(self, logits: Tensor) -> int:
+        if self._grammar is None:
+            return self._choose(logits)
+        token = self._choose(self._grammar.masked(logits))
+        self._grammar.push(token)
+        return token
+
+    def _choose(self, logits: Tensor) -> int:
         if self._greedy:
             return int(logits.argmax())
         scores = self._warpers(None, logits[None].cpu())
@@ -207,7 +215,8 @@ def generate_steps(
     """
     _require_same_rope(model, image, max_new_tokens)
     stream, token = TextStream(model.tokenizer, sampling.stop, answer_format.keeps_special), -1
-    for token, logits in _tokens(model, image, max_new_tokens, _Chooser(sampling)):
+    grammar = None if answer_format.schema is None else Grammar(model, answer_format.schema)
+    for token, logits in _tokens(model, image, max_new_tokens, _Chooser(sampling, grammar)):
         text = "" if answer_format.keeps_special and token in model.eos_ids else stream.push(token)
         yield Step(token, text, *_logprobs(logits, token, num_top))
         if stream.is_stopped:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,31 @@ async def parsed(
                 yield event
     finally:
         await events.aclose()
+
+
+async def called(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    """The events of answers that must be calls, in JSON. One that is cut is text."""
+    texts = defaultdict[int, str](str)
+    try:
+        async for event in events:
+            if isinstance(event, DeltaEvent):
+                texts[event.index] += event.text
+                if event.tokens:
+                    yield DeltaEvent(event.index, "", event.tokens)
+                continue
+            if isinstance(event, FinishEvent):
+                yield _called(event, texts[event.index])
+            yield event
+    finally:
+        await events.aclose()
+
+
+def _called(end: FinishEvent, text: str) -> Event:
+    if end.reason != "stop" or end.stop is not None:
+        return DeltaEvent(end.index, text)
+    call = json.loads(text)  # the grammar saw to it that it is one
+    arguments = json.dumps(call["arguments"], ensure_ascii=False)
+    return CallEvent(end.index, 0, f"call_{secrets.token_hex(12)}", call["name"], arguments)
 
 
 def _events(parts: Sequence[AnswerPart], index: int, calls: Counter[int]) -> Iterator[Event]:

@@ -20,7 +20,7 @@ from pictool.serve.errors import ApiError, model_not_found, not_found
 from pictool.serve.files import MAX_TOTAL_BYTES, Files
 from pictool.serve.kept import KeptResponses
 from pictool.serve.metrics import Metrics
-from pictool.serve.parsed import parsed
+from pictool.serve.parsed import called, parsed
 from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.logged import logged
 from pictool.serve.prompts.reading import hint_of
@@ -126,6 +126,8 @@ class Service:
         events, template = self._counted(work, started), self.backend.response_template
         if work.answer_format.keeps_special and template is not None:
             events = parsed(events, work, template)
+        elif work.answer_format.is_call:
+            events = called(events)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, StartEvent) and work.ttl_s is not None:

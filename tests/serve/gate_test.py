@@ -186,9 +186,9 @@ def test_a_deep_schema_is_refused_where_requests_are_read_in_both_backends(
 
     for answer in asyncio.run(ask(100)):
         assert answer.status_code == 400 and "deeper than 64" in answer.json()["error"]["message"]
-    *read, refused = asyncio.run(ask(30))
+    *read, answered = asyncio.run(ask(30))
     assert [answer.status_code for answer in read] == [429, 429]
-    assert refused.status_code == 400 and "json_schema is not supported" in refused.json()["error"]["message"]
+    assert answered.status_code == 200, answered.text
 
 
 def test_the_shape_of_texts_is_not_counted() -> None:

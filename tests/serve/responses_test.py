@@ -84,8 +84,9 @@ def test_events_come_in_their_order(client: openai.OpenAI, script: Script) -> No
     assert [name for name, before in zip(names, ["", *names], strict=False) if name != before] == [
         "response.created", "response.in_progress",
         f"{item}.added", f"{part}.added", "response.reasoning_text.delta", "response.reasoning_text.done",
-        f"{part}.done", f"{item}.done", f"{item}.added", f"{part}.added", f"{texts}.delta", f"{texts}.done", f"{part}.done",
-        f"{item}.done", f"{item}.added", f"{calls}.delta", f"{calls}.done", f"{item}.done", "response.completed",
+        f"{part}.done", f"{item}.done",
+        f"{item}.added", f"{part}.added", f"{texts}.delta", f"{texts}.done", f"{part}.done", f"{item}.done",
+        f"{item}.added", f"{calls}.delta", f"{calls}.done", f"{item}.done", "response.completed",
     ]  # fmt: skip
     last: Any = events[-1]
     done = [event.item for event in events if event.type == "response.output_item.done"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import copy
+import json
 import re
 import secrets
 import tempfile
@@ -13,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pictool.core import Sampling
+from pictool.core import AnswerFormat, Sampling
 from pictool.documents.reading import FileReader
 from pictool.errors import InputError
 from pictool.linker.policies import BASELINE
@@ -111,16 +112,73 @@ def sampling_of(body: GenerationRequest) -> Sampling:
 
 def require_supported(body: ChatRequest, backend: Backend) -> None:
     """Refuse what a chat completion of this server cannot do. Raises ApiError."""
-    form = (body.response_format or {}).get("type", "text")
-    if form != "text":
-        raise ApiError(400, f"response_format: {form} is not supported; ask for text", param="response_format")
-    if body.tools and body.tool_choice not in (None, "auto", "none"):
-        raise ApiError(400, "tool_choice: must be auto or none here", param="tool_choice")
-    if body.tools and body.tool_choice != "none" and backend.response_template is None:
+    if body.tools and body.tool_choice in (None, "auto") and backend.response_template is None:
         problem = "its tokenizer has no response_template, by which its calls would be read"
         raise ApiError(400, f"tools: {backend.model} takes no tools: {problem}", param="tools")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
+
+
+def format_of(body: ChatRequest, backend: Backend) -> AnswerFormat:
+    """What an answer's text is: parsed, if its calls can be; or JSON. Not for an event loop: it reads a schema.
+
+    Raises:
+        ApiError: a schema that is not followed here.
+    """
+    forced = _forced_call(body)
+    if forced is not None:
+        return AnswerFormat(schema=_checked(forced, "tool_choice"), is_call=True)
+    form = body.response_format or {"type": "text"}
+    if form.get("type") == "text":
+        return AnswerFormat(backend.response_template is not None)
+    schema: Any = {"type": "object"}
+    if form.get("type") == "json_schema":
+        named = form.get("json_schema")
+        schema = named.get("schema") if isinstance(named, dict) else None
+    if form.get("type") not in ("json_object", "json_schema") or not isinstance(schema, dict):
+        raise ApiError(
+            400, "response_format: is text, json_object, or json_schema with its schema", param="response_format"
+        )
+    if body.tools and body.tool_choice != "none":
+        raise ApiError(400, "response_format: has no place for calls; send no tools", param="response_format")
+    return AnswerFormat(schema=_checked(schema, "response_format"))
+
+
+def _forced_call(body: ChatRequest) -> Mapping[str, Any] | None:
+    """The schema of a call that the answer must be; None: it need not."""
+    choice, functions = body.tool_choice, [tool.get("function") for tool in body.tools or ()]
+    if choice in (None, "auto", "none"):
+        return None
+    named: Any = choice.get("function") if isinstance(choice, dict) else None
+    name = named.get("name") if isinstance(named, dict) else None
+    calls: list[dict[str, Any]] = [
+        {"type": "object", "additionalProperties": False, "required": ["name", "arguments"],
+         "properties": {"name": {"const": function["name"]},
+                        "arguments": function.get("parameters") or {"type": "object"}}}
+        for function in functions
+        if isinstance(function, dict) and isinstance(function.get("name"), str) and name in (None, function["name"])
+    ]  # fmt: skip
+    if not calls or (name is None and choice != "required"):
+        raise ApiError(400, "tool_choice: is auto, none, required, or a function among tools", param="tool_choice")
+    defs: dict[str, Any] = {}
+    for call in calls:
+        for key, found in (call["properties"]["arguments"].get("$defs") or {}).items():
+            if defs.setdefault(key, found) != found:
+                raise ApiError(
+                    400, f"tool_choice: two tools have another $defs/{key[:80]}; force one", param="tool_choice"
+                )
+    return {"anyOf": calls, "$defs": defs}
+
+
+def _checked(schema: Mapping[str, Any], param: str) -> str:
+    from pictool.runtime.grammar import require_schema
+
+    text = json.dumps(schema)
+    try:
+        require_schema(text)
+    except InputError as error:
+        raise ApiError(400, f"{param}: {error}", param=param) from error
+    return text
 
 
 def turns_of(

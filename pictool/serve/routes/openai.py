@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, File, Form, Header, Query, Request, UploadFile
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
-from pictool.core import AnswerFormat
 from pictool.serve.answers import Form as AnswerForm
 from pictool.serve.answers import StartedStream, collect, stream
 from pictool.serve.bodies import BodyRoute
@@ -20,6 +19,7 @@ from pictool.serve.files import MAX_BYTES
 from pictool.serve.prompts.reading import (
     cached_pieces,
     documents_of,
+    format_of,
     lease_seconds,
     linking_of,
     prompts_of,
@@ -89,6 +89,7 @@ async def chat_work(service: Service, tenant: Tenant, body: ChatRequest, policy:
     """What a chat completion asks for. Raises ApiError."""
     service.require_model(body.model)
     require_supported(body, service.backend)
+    answer_format = await asyncio.to_thread(format_of, body, service.backend)
     find_cache, find_file = service.find_cache(tenant), service.find_file(tenant)
     turns = await asyncio.to_thread(turns_of, body.messages, find_cache, find_file, body.cache_ids or ())
     tools = () if body.tool_choice == "none" else tuple(body.tools or ())
@@ -96,7 +97,7 @@ async def chat_work(service: Service, tenant: Tenant, body: ChatRequest, policy:
         tenant, ChatPrompt(turns, tools, documents_of(body.documents or ())), sampling_of(body),
         body.max_completion_tokens or body.max_tokens, body.n or 1,
         (body.top_logprobs or 0) if body.logprobs else None, linking_of(body, policy),
-        AnswerFormat(service.backend.response_template is not None), lease_seconds(body.messages),
+        answer_format, lease_seconds(body.messages),
     )  # fmt: skip
 
 
