@@ -64,6 +64,10 @@ class Turn:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _plain(piece: Piece) -> Piece:
+    return PlainText(piece.text) if isinstance(piece, MarkedText) else piece
+
+
 @dataclass(frozen=True)
 class TemplateDocument:
     """A document beside a chat's messages, for templates that print some. `more` has its other fields (title, …)."""
@@ -88,6 +92,16 @@ class ChatPrompt:
         turns, before = list(self.turns), tuple(document.piece for document in self.documents)
         turns[last] = replace(turns[last], pieces=(*before, *turns[last].pieces))
         return ChatPrompt(tuple(turns), self.tools)
+
+    def without_marks(self) -> ChatPrompt:
+        """The same chat with the marked texts of tools and of the model as text: a template may write them as JSON."""
+        turns = [
+            turn
+            if turn.role in ("system", "developer", "user")
+            else replace(turn, pieces=tuple(map(_plain, turn.pieces)))
+            for turn in self.turns
+        ]
+        return replace(self, turns=tuple(turns))
 
 
 @dataclass(frozen=True)
@@ -140,7 +154,7 @@ class CompiledText:
 
     key: str
     num_tokens: int
-    is_new: bool = False
+    is_new: bool = field(default=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ from reportlab.pdfgen.canvas import Canvas
 
 from pictool.linker.grid import parse_policy
 from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.prompts.layout import pieces_of
 from pictool.serve.service import ServiceSettings
 from pictool.serve.tenants import Keys, Tenant
+from pictool.serve.work import ChatPrompt, MarkedText, PlainText, Turn
 from pictool.store.store import Store
 from serve.live import DOCS, END, NAME, QUESTION, RESPONSES, TEMPLATE, Live, Script, serving, text_of, tiny_model
 
@@ -249,6 +251,17 @@ def test_markers_on_every_kind_of_block(client: anthropic.Anthropic) -> None:
     assert top.pic["chunks"] == 1
     with pytest.raises(anthropic.BadRequestError, match="4 at most"):
         client.messages.create(**ask, system=[marked("a"), marked("b")])  # type: ignore[list-item]
+
+
+def test_a_marker_where_a_template_writes_json_is_none() -> None:
+    """As Llama 3's does with what a tool says: the text is there, and no object of it."""
+    written = TEMPLATE.replace(
+        "{{ message.content | trim }}", "{{ message.content | tojson if message.role == 'tool' else message.content }}"
+    )
+    turns = (Turn("user", (MarkedText(DOCS[0]),)), Turn("tool", (MarkedText('say "x"'),)))
+    pieces = pieces_of(tiny_model(written), ChatPrompt(turns))
+    assert [piece for piece in pieces if isinstance(piece, MarkedText)] == [MarkedText(DOCS[0])]
+    assert isinstance(pieces[-1], PlainText) and '"say \\"x\\""' in pieces[-1].text
 
 
 def test_no_tokens_fill_the_cache(client: anthropic.Anthropic) -> None:

@@ -158,6 +158,15 @@ def _rendered(model: Model, chat: ChatPrompt) -> list[Piece]:
     """A chat by the model's template."""
     if not takes_documents(model.tokenizer.get_chat_template()):
         chat = chat.without_documents()
+    try:
+        return _split(model, chat)
+    except InputError:
+        if (plain := chat.without_marks()) == chat:
+            raise
+        return _split(model, plain)
+
+
+def _split(model: Model, chat: ChatPrompt) -> list[Piece]:
     marks = Marks()
     text = render_chat(model, marks.messages(chat), chat.tools, marks.documents(chat))
     return marks.split(text, model.name)

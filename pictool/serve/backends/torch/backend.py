@@ -280,14 +280,12 @@ class TorchBackend(Backend):
         reuse = _reuse_of(linked, prompt_layout, plan, problem)
         send(StartEvent(replace(reuse, problem=reuse.problem or lacks, marked=tuple(marked))))
         task.checkpoint()
-        limit = self._num_tokens(work, plan)
-        image, first = linked.image, list[Step]()
+        limit, image, first = self._num_tokens(work, plan), linked.image, list[Step]()
         is_plain = isinstance(work.prompt, ChatPrompt) and not model.tokenizer.chat_template  # "Answer:", then a blank
         for index in range(work.n):
             image.rewind()
-            seed = (work.sampling.seed + index) % (1 << 64)
             steps, has_begun = list[Step](), not is_plain
-            sampling = replace(work.sampling, seed=seed)
+            sampling = replace(work.sampling, seed=(work.sampling.seed + index) % (1 << 64))
             for step in generate_steps(model, image, limit, sampling, work.num_top or 0, work.answer_format):
                 steps.append(step)
                 is_shown = work.num_top is not None and step.token >= 0 and step.token not in model.eos_ids

@@ -156,11 +156,10 @@ class VllmBackend(Backend):
     async def _events(
         self, work: AnswerRequest, prompt_layout: PromptLayout, params: object, tap: RequestTap, engine: OnlineEngine
     ) -> AsyncGenerator[Event, None]:
-        room = self.context_length - len(prompt_layout.tokens)
+        num_prompt, num_positions = len(prompt_layout.tokens), self.context_length
+        room = num_positions - num_prompt
         if room < 1:
-            raise InputError(
-                f"the prompt has {len(prompt_layout.tokens)} tokens, and the server {self.context_length} positions"
-            )
+            raise InputError(f"the prompt has {num_prompt} tokens, and the server {num_positions} positions")
         if work.answer_format.keeps_special:
             yield TailEvent(prompt_layout.tail)
         limit = room if work.max_tokens is None else min(room, work.max_tokens)
