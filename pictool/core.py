@@ -246,6 +246,21 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class AnswerFormat:
+    """What an answer's text is.
+
+    Fields:
+        keeps_special: the text of special tokens is a part of it, for a parser of calls; an end token's is not.
+        schema: of JSON, as JSON; the answer is a value of it. None: it is any text.
+        is_call: that value is a call of a tool, with `name` and `arguments`.
+    """
+
+    keeps_special: bool = False
+    schema: str | None = None
+    is_call: bool = False
+
+
+@dataclass(frozen=True)
 class Message:
     """One message of a chat, as chat templates take them. `role` is ``system``, ``user`` or ``assistant``."""
 

@@ -78,6 +78,7 @@ class FleetBackend(Backend):
         self.model, self.created = settings.name or model.name, int(time.time())
         self.context_length = model.max_positions
         self.policy = settings.policy
+        self.response_template = getattr(model.tokenizer, "response_template", None)
         self.divergence: dict[str, float] = {}
         self.problem: str | None = None
         self._settings, self._remote, self._calls = settings, remote, calls
@@ -138,6 +139,10 @@ class FleetBackend(Backend):
         for part in done:
             _remember(self._at_remote, part.key, None)
         return done
+
+    async def count(self, prompt: ChatPrompt, tenant: Tenant) -> int:
+        (count,) = [found async for found in self._call("count", prompt, tenant, keys=())]
+        return int(count)
 
     def has(self, key: str) -> bool:
         if key in self._at_remote:

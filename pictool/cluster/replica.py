@@ -22,7 +22,7 @@ from pictool.linker.spec import Spec
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
-from pictool.serve.work import AnswerRequest, Backend, CompiledText
+from pictool.serve.work import AnswerRequest, Backend, ChatPrompt, CompiledText
 from pictool.store.remote.remote import Remote
 from pictool.store.remote.transfer import push
 from pictool.store.side.usage import read_counts
@@ -177,6 +177,15 @@ class Replica:
             for done in await self._backend.compile(text, tenant, chunk_tokens):
                 await asyncio.to_thread(push, self._store, [done.key])
                 yield done
+        except Exception as error:
+            yield await self._refused(error)
+
+    async def count(
+        self, prompt: ChatPrompt, tenant: Tenant, keys: object = ()
+    ) -> AsyncGenerator[int | ErrorReply, None]:
+        """The tokens of a prompt (`Backend.count`)."""
+        try:
+            yield await self._backend.count(prompt, tenant)
         except Exception as error:
             yield await self._refused(error)
 

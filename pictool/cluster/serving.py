@@ -24,9 +24,11 @@ _STOP_S = 5.0  # for calls that run, when a replica is to end
 _GAUGES = {
     "objects": "Objects of the local tier that are reported to the router.",
     "bytes": "Their bytes.",
-    "hits": "Objects that requests found in the local tier, in all.",
-    "misses": "Objects that were fetched or compiled for requests, in all.",
-    "written_bytes": "Bytes that were fetched or compiled, in all.",
+}
+_COUNTERS = {
+    "hits": "Objects that requests found in the local tier.",
+    "misses": "Objects that were fetched or compiled for requests.",
+    "written_bytes": "Bytes that were fetched or compiled.",
 }
 
 
@@ -64,12 +66,21 @@ class _Engine(Replica):
         mounted = await spec.start(str(serve.get_replica_context().rank.rank))
         super().__init__(mounted, on_lost=lambda: os._exit(1))
         self._gauges = {name: metrics.Gauge(f"pic_tier_{name}", description=what) for name, what in _GAUGES.items()}
+        self._counters = {
+            name: metrics.Counter(f"pic_tier_{name}_total", description=what) for name, what in _COUNTERS.items()
+        }
+        self._counted = self.figures()  # of a local tier that another replica had before, too
 
     def record_routing_stats(self) -> dict[str, Any]:
         """As `Replica`'s; what Ray's own metrics say of the local tier is renewed, too."""
         report = super().record_routing_stats()
-        for name, value in self.figures().items():
-            self._gauges[name].set(value)
+        figures = self.figures()
+        for name, gauge in self._gauges.items():
+            gauge.set(figures[name])
+        for name, counter in self._counters.items():
+            if (more := figures[name] - self._counted[name]) > 0:
+                counter.inc(more)
+        self._counted = figures
         return report
 
     def __del__(self) -> None:

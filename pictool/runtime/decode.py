@@ -1,4 +1,4 @@
-"""Decoding: greedy or sampled, with stop strings, over a growing image."""
+"""AnswerFormat: greedy or sampled, with stop strings, over a growing image."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
+from pictool.core import AnswerFormat
 from pictool.core import Sampling as Sampling
 from pictool.errors import InputError
+from pictool.runtime.grammar import Grammar
 from pictool.runtime.memory.image import Image
 from pictool.runtime.support import rope_switch
 from pictool.runtime.tensors import require_finite
@@ -38,8 +40,8 @@ class Generated:
 
 
 class _Chooser:
-    def __init__(self, sampling: Sampling) -> None:
-        self._greedy = sampling.temperature == 0
+    def __init__(self, sampling: Sampling, grammar: Grammar | None = None) -> None:
+        self._greedy, self._grammar = sampling.temperature == 0, grammar
         self._generator = torch.Generator().manual_seed(sampling.seed)
         self._warpers = LogitsProcessorList()
         if not self._greedy:
@@ -48,6 +50,13 @@ class _Chooser:
                 self._warpers.append(TopPLogitsWarper(sampling.top_p))
 
     def __call__(self, logits: Tensor) -> int:
+        if self._grammar is None:
+            return self._choose(logits)
+        token = self._choose(self._grammar.masked(logits))
+        self._grammar.push(token)
+        return token
+
+    def _choose(self, logits: Tensor) -> int:
         if self._greedy:
             return int(logits.argmax())
         scores = self._warpers(None, logits[None].cpu())
@@ -59,7 +68,7 @@ class Step:
     """One generated token. `text` has become certain with it; the last step of an answer, `token` -1, has the rest.
 
     `logprob` and `top`, the most likely tokens with theirs, are of the model's own distribution, in nats. The last step
-    says whether the answer `is_complete`: it ended with an end token or at a stop string.
+    says whether the answer `is_complete`: it ended with an end token or at a stop string, `stop`.
     """
 
     token: int
@@ -67,6 +76,7 @@ class Step:
     logprob: float = 0.0
     top: tuple[tuple[int, float], ...] = ()
     is_complete: bool = False
+    stop: str | None = None
 
 
 class _StopSearch:
@@ -98,15 +108,25 @@ class TextStream:
     """Turns tokens into text as it becomes certain: whole characters, and nothing that may be part of a stop string.
 
     A token costs the same however many came before it, and however long the stop strings are.
+
+    Attributes:
+        stop: the stop string that ended the text.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...] = (), keeps_special: bool = False
+    ) -> None:
         self._tokenizer, self._stops = tokenizer, [_StopSearch(text) for text in stop]
+        self._skips_special = not keeps_special
+        self.stop: str | None = None
         self._tokens = list[int]()  # the last ones
         self._before = self._text = ""  # text that precedes theirs; both, without what was shown and is not needed
         self._shown = self._searched = 0  # characters of `_text`
         self._pieces: list[str] = []
-        self.is_stopped = False
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stop is not None
 
     @property
     def text(self) -> str:
@@ -125,9 +145,10 @@ class TextStream:
                 search.num_matched = 0
         certain = len(self._text.rstrip("\ufffd"))  # the next token may complete a character
         for end in range(self._searched, certain) if self._stops else ():
-            found = [len(search.text) for search in self._stops if search.push(self._text[end])]
+            found = [search.text for search in self._stops if search.push(self._text[end])]
             if found:
-                self._text, self.is_stopped = self._text[: end + 1 - max(found)], True
+                self.stop = max(found, key=len)
+                self._text = self._text[: end + 1 - len(self.stop)]
                 return self.finish()
         self._searched = certain
         new = self._show(certain - max((search.num_matched for search in self._stops), default=0))
@@ -155,7 +176,7 @@ class TextStream:
             self._shown, self._searched = self._shown - drop, self._searched - drop
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skips_special))
 
 
 def generate(
@@ -164,6 +185,7 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling = Sampling(),
     on_text: Callable[[str], None] | None = None,
+    answer_format: AnswerFormat = AnswerFormat(),
 ) -> Generated:
     """Continue a linked prompt. The image grows by the generated tokens.
 
@@ -175,7 +197,7 @@ def generate(
         InputError: the prompt and `max_new_tokens` cross the length at which long RoPE changes its frequencies.
     """
     steps = []
-    for step in generate_steps(model, image, max_new_tokens, sampling):
+    for step in generate_steps(model, image, max_new_tokens, sampling, answer_format=answer_format):
         steps.append(step)
         if on_text is not None:
             on_text(step.text)
@@ -183,21 +205,23 @@ def generate(
 
 
 def generate_steps(
-    model: Model, image: Image, max_new_tokens: int, sampling: Sampling = Sampling(), num_top: int = 0
-) -> Iterator[Step]:
+    model: Model, image: Image, max_new_tokens: int, sampling: Sampling = Sampling(), num_top: int = 0,
+    answer_format: AnswerFormat = AnswerFormat(),
+) -> Iterator[Step]:  # fmt: skip
     """As `generate`, a step at a time: the caller may do other work between two steps, or go no further.
 
     Args:
         num_top: how many of the most likely tokens each step has.
     """
     _require_same_rope(model, image, max_new_tokens)
-    stream, token = TextStream(model.tokenizer, sampling.stop), -1
-    for token, logits in _tokens(model, image, max_new_tokens, _Chooser(sampling)):
-        text = stream.push(token)
+    stream, token = TextStream(model.tokenizer, sampling.stop, answer_format.keeps_special), -1
+    grammar = None if answer_format.schema is None else Grammar(model, answer_format.schema)
+    for token, logits in _tokens(model, image, max_new_tokens, _Chooser(sampling, grammar)):
+        text = "" if answer_format.keeps_special and token in model.eos_ids else stream.push(token)
         yield Step(token, text, *_logprobs(logits, token, num_top))
         if stream.is_stopped:
             break
-    yield Step(-1, stream.finish(), is_complete=stream.is_stopped or token in model.eos_ids)
+    yield Step(-1, stream.finish(), is_complete=stream.is_stopped or token in model.eos_ids, stop=stream.stop)
 
 
 def generated_of(steps: Sequence[Step]) -> Generated:

@@ -6,22 +6,58 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from pictool.serve.errors import ApiError
-from pictool.serve.work import DeltaEvent, Event, FinishEvent, Reuse, StartEvent, TokenInfo, VerificationEvent
+from pictool.serve.work import (
+    CallEvent,
+    DeltaEvent,
+    Event,
+    FinishEvent,
+    ReasoningEvent,
+    Reuse,
+    StartEvent,
+    TailEvent,
+    TokenInfo,
+    VerificationEvent,
+)
 
 DONE = b"data: [DONE]\n\n"
 
 
 @dataclass
 class PartialAnswer:
-    """An answer as far as it has arrived."""
+    """An answer as far as it has arrived. `parts` are its texts, reasoning and calls, in their order."""
 
-    text: str = ""
+    parts: list[DeltaEvent | ReasoningEvent | CallEvent] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
     reason: str | None = None
     num_tokens: int = 0
+    stop: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, DeltaEvent))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, ReasoningEvent))
+
+    @property
+    def calls(self) -> list[CallEvent]:
+        return [part for part in self.parts if isinstance(part, CallEvent)]
+
+    @property
+    def merged(self) -> list[DeltaEvent | ReasoningEvent | CallEvent]:
+        """The parts with texts that follow one another as one."""
+        found: list[DeltaEvent | ReasoningEvent | CallEvent] = []
+        for kind, group in groupby(self.parts, type):
+            if kind is CallEvent:
+                found += group
+            elif text := "".join(part.text for part in group if not isinstance(part, CallEvent)):
+                found.append(DeltaEvent(0, text) if kind is DeltaEvent else ReasoningEvent(0, text))
+        return found
 
 
 @dataclass
@@ -37,13 +73,13 @@ class AnswerCollector:
             self.reuse = event.reuse
         elif isinstance(event, VerificationEvent):
             self.verified = event.report
-        else:
+        elif not isinstance(event, TailEvent):
             answer = self.answers.setdefault(event.index, PartialAnswer())
-            if isinstance(event, DeltaEvent):
-                answer.text += event.text
-                answer.tokens += event.tokens
+            if isinstance(event, FinishEvent):
+                answer.reason, answer.num_tokens, answer.stop = event.reason, event.num_tokens, event.stop
             else:
-                answer.reason, answer.num_tokens = event.reason, event.num_tokens
+                answer.parts.append(event)
+                answer.tokens += event.tokens if isinstance(event, DeltaEvent) else ()
 
     @property
     def listed(self) -> list[PartialAnswer]:
@@ -69,9 +105,10 @@ def usage_of(works: Sequence[AnswerCollector]) -> dict[str, Any]:
     prompt = sum(work.reuse.num_tokens for work in works)
     generated = sum(answer.num_tokens for work in works for answer in work.listed)
     cached = sum(work.reuse.cached for work in works)
+    written = sum(work.reuse.num_compiled for work in works)
     return {
         "prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
     }  # fmt: skip
 
 
@@ -95,26 +132,31 @@ class Form:
         }  # fmt: skip
 
     def _choice(self, index: int, answer: PartialAnswer) -> dict[str, Any]:
-        more = {"index": index, "finish_reason": answer.reason}
+        more: dict[str, Any] = {"index": index, "finish_reason": _reason(answer.reason, bool(answer.calls))}
         logprobs = self._logprobs(answer.tokens)
         if self.is_chat:
-            return more | {
-                "message": {"role": "assistant", "content": answer.text, "refusal": None}, "logprobs": logprobs
-            }  # fmt: skip
+            message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+            if answer.reasoning:
+                message["reasoning_content"] = answer.reasoning
+            if answer.calls:
+                message |= {"content": answer.text or None, "tool_calls": [called(call) for call in answer.calls]}
+            return more | {"message": message, "logprobs": logprobs}
         return more | {"text": answer.text, "logprobs": logprobs}
 
-    def chunk(self, index: int, delta: DeltaEvent | FinishEvent | None) -> dict[str, Any]:
-        """An event of a stream: more text, the end of a choice, or (None) the beginning of a chat's."""
+    def chunk(
+        self, index: int, delta: DeltaEvent | ReasoningEvent | CallEvent | FinishEvent | None, has_calls: bool = False
+    ) -> dict[str, Any]:
+        """An event of a stream: more of an answer, its end, or (None) the beginning of a chat's."""
         text = delta.text if isinstance(delta, DeltaEvent) else ""
         tokens = delta.tokens if isinstance(delta, DeltaEvent) else ()
         choice: dict[str, Any] = {"index": index, "logprobs": self._logprobs(tokens)}
-        choice["finish_reason"] = delta.reason if isinstance(delta, FinishEvent) else None
+        choice["finish_reason"] = _reason(delta.reason, has_calls) if isinstance(delta, FinishEvent) else None
         if not self.is_chat:
             choice["text"] = text
         elif delta is None:
             choice["delta"] = {"role": "assistant", "content": ""}
         else:
-            choice["delta"] = {"content": text} if isinstance(delta, DeltaEvent) else {}
+            choice["delta"] = _delta(delta)
         return self.head("chat.completion.chunk" if self.is_chat else "text_completion") | {"choices": [choice]}
 
     def last_chunk(self, works: Sequence[AnswerCollector]) -> dict[str, Any]:
@@ -131,7 +173,7 @@ class Form:
         if not self.has_logprobs:
             return None
         if self.is_chat:
-            return {"content": [_token(token) for token in tokens], "refusal": None}
+            return {"content": [token_report(token) for token in tokens], "refusal": None}
         offsets, at = [], 0
         for token in tokens:
             offsets.append(at)
@@ -142,7 +184,25 @@ class Form:
         }  # fmt: skip
 
 
-def _token(token: TokenInfo) -> dict[str, Any]:
+def called(call: CallEvent) -> dict[str, Any]:
+    """A call, as a chat's messages have it."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _delta(event: DeltaEvent | ReasoningEvent | CallEvent | FinishEvent) -> dict[str, Any]:
+    if isinstance(event, CallEvent):
+        return {"tool_calls": [{"index": event.number} | called(event)]}
+    if isinstance(event, FinishEvent):
+        return {}
+    return {"content" if isinstance(event, DeltaEvent) else "reasoning_content": event.text}
+
+
+def _reason(reason: str | None, has_calls: bool) -> str | None:
+    return "tool_calls" if reason == "stop" and has_calls else reason
+
+
+def token_report(token: TokenInfo) -> dict[str, Any]:
+    """A token with its log-probability, as a chat has it."""
     top = [{"token": text, "logprob": value, "bytes": list(text.encode())} for text, value in token.top]
     return {
         "token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()), "top_logprobs": top
@@ -154,9 +214,10 @@ def _reports(works: Sequence[AnswerCollector]) -> Any:
     return reports[0] if len(reports) == 1 else reports
 
 
-def sse(value: object) -> bytes:
-    """An event of a stream."""
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+def sse(value: object, name: str | None = None) -> bytes:
+    """An event of a stream, perhaps with its name."""
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return head + b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
 
 
 class StartedStream:
@@ -187,7 +248,7 @@ async def stream(form: Form, works: Sequence[StartedStream], n: int, has_usage: 
             ended: list[FinishEvent] = []
             async for event in events:
                 collected.add(event)
-                if not isinstance(event, DeltaEvent | FinishEvent):
+                if isinstance(event, TailEvent | StartEvent | VerificationEvent):
                     continue
                 index = number * n + event.index
                 if form.is_chat and index not in begun:
@@ -196,10 +257,11 @@ async def stream(form: Form, works: Sequence[StartedStream], n: int, has_usage: 
                 if isinstance(event, FinishEvent) and event.index == n - 1:
                     ended.append(event)  # with what was done, which may need the verification first
                 else:
-                    yield sse(form.chunk(index, event))
+                    yield sse(form.chunk(index, event, bool(collected.answers[event.index].calls)))
             finished.append(collected)
             for event in ended:
-                yield sse(form.chunk(number * n + event.index, event) | {"pic": collected.report()})
+                has_calls = bool(collected.answers[event.index].calls)
+                yield sse(form.chunk(number * n + event.index, event, has_calls) | {"pic": collected.report()})
         if has_usage:
             yield sse(form.last_chunk(finished))
         yield DONE

@@ -26,8 +26,16 @@ from pictool.serve.metrics import CONTENT_TYPE
 from pictool.serve.routes.caches import cache_routes
 from pictool.serve.routes.gemini import gemini_error, gemini_model, gemini_routes, is_gemini
 from pictool.serve.routes.link import link_routes
+from pictool.serve.routes.messages import (
+    is_messages,
+    message_routes,
+    messages_error,
+    messages_model,
+    messages_status,
+)
 from pictool.serve.routes.openai import file_routes, model_routes, openai_routes
 from pictool.serve.routes.query import query_routes
+from pictool.serve.routes.responses import response_routes
 from pictool.serve.running import UNREAD_S
 from pictool.serve.schema import ErrorBody
 from pictool.serve.service import Service
@@ -35,7 +43,7 @@ from pictool.serve.tenants import OPERATOR, is_loopback
 
 _log = logging.getLogger("pictool.serve")
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 503)
+    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 501, 503, 529)
 }  # fmt: skip
 OPEN = ("/health", "/ping", "/version", "/docs", "/redoc", "/openapi.json")  # routes without a key
 BODY_S, _LEAST_RATE = 30.0, 32 << 10  # a body comes within so long, and bytes of it a second beyond that
@@ -48,9 +56,10 @@ Send = Callable[[Message], Awaitable[None]]
 def make_router(service: Service, version: str) -> APIRouter:
     """All routes of a service. It can be included in any FastAPI application (see `add_errors`)."""
     router = APIRouter(responses=_ERRORS)
-    for routes in (openai_routes, file_routes, cache_routes, gemini_routes, query_routes):
+    chats = (openai_routes, response_routes, message_routes, gemini_routes)
+    for routes in (*chats, file_routes, cache_routes, query_routes):
         router.include_router(routes(service))
-    router.include_router(model_routes(service, lambda: gemini_model(service)))
+    router.include_router(model_routes(service, lambda: gemini_model(service), lambda: messages_model(service)))
     router.include_router(link_routes(service, version))
     router.include_router(health_routes(service))
     router.include_router(_system_routes(service, version))
@@ -90,10 +99,17 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        return _response(ApiError(error.status_code, str(error.detail), headers=error.headers), request)
+        message = str(error.detail)
+        if error.status_code == 404 and message == "Not Found":
+            paths = [path for path in app.openapi()["paths"] if "{" not in path]
+            message = f"no such route; there are {', '.join(paths)}"
+        return _response(ApiError(error.status_code, message, headers=error.headers), request)
 
 
 def _response(error: ApiError, request: Request) -> JSONResponse:
+    if is_messages(request):
+        body = messages_error(error, request.scope.get("state", {}).get("request_id"))
+        return AsciiResponse(body, messages_status(error), error.headers)
     body = gemini_error(error) if is_gemini(request.url.path) else error.body()
     return AsciiResponse(body, error.status, error.headers)
 
@@ -145,6 +161,7 @@ class _Passage:
         self._service, self._scope, self._receive, self._send = service, scope, receive, send
         sent = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         self._id = (sent if _REQUEST_ID.fullmatch(sent) else f"req-{secrets.token_hex(12)}").encode()
+        scope.setdefault("state", {})["request_id"] = self._id.decode()
         self._size, self._has_all, self.is_begun, self.is_unread = 0, False, False, False
         self._since = asyncio.get_running_loop().time()
 
@@ -167,7 +184,7 @@ class _Passage:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.is_begun = True
-            message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
+            message["headers"] = [*message["headers"], (b"x-request-id", self._id), (b"request-id", self._id)]
             route = getattr(self._scope.get("route"), "path", "other")
             self._service.metrics.requests.labels(route, message["status"]).inc()
         try:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from pictool.errors import StoreError
 from pictool.serve.work import BackendStatus, Reuse
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -18,6 +28,8 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 class Metrics:
     """The metrics of one server. `status` and `num_leases` are called when they are read.
+
+    No metric of this process has a series `_created`, whose type would be that of a gauge.
 
     Args:
         registry: where they are kept; None: one of their own.
@@ -29,6 +41,7 @@ class Metrics:
         num_leases: Callable[[], int],
         registry: CollectorRegistry | None = None,
     ) -> None:
+        disable_created_metrics()
         self._registry = registry or CollectorRegistry()
         self._status = status
         kept: dict[str, Any] = {"registry": self._registry}
@@ -38,18 +51,7 @@ class Metrics:
         self.duration = Histogram("pic_request_seconds", "Of requests that were answered.", buckets=_SECONDS, **kept)
         self._tokens = Counter("pic_tokens", "Tokens of prompts by reuse, and generated.", ["kind"], **kept)
         self._hits = Counter("pic_linked_chunks", "Documents linked, by how they were found.", ["source"], **kept)
-        gauges: dict[str, tuple[str, Callable[[], float]]] = {
-            "pic_waiting_requests": ("Requests in the queue.", lambda: status().waiting),
-            "pic_active_requests": ("Requests that take turns.", lambda: status().active),
-            "pic_learned_bytes": ("Of objects of texts that requests repeat.", lambda: status().learned_bytes),
-            "pic_learning_failures": ("Such texts that were not compiled.", lambda: status().learning_failures),
-            "pic_leases": ("Caches that have not expired.", num_leases),
-            "pic_fell_back_to_exact": (
-                "1 if the start-up check turned linking off.", lambda: status().problem is not None
-            ),
-        }  # fmt: skip
-        for name, (what, value) in (gauges | _pool_gauges(status)).items():
-            Gauge(name, what, **kept).set_function(partial(_read, value))
+        self._registry.register(_Values(status, num_leases))
         self._kl = Gauge("pic_divergence_nats", "KL(full, linked) of the start-up check.", ["policy"], **kept)
 
     def count_prompt(self, reuse: Reuse) -> None:
@@ -74,22 +76,43 @@ class Metrics:
         return text
 
 
+class _Values:
+    """What a server has at the moment, and what its parts count themselves. A collector of prometheus_client."""
+
+    def __init__(self, status: Callable[[], BackendStatus], num_leases: Callable[[], int]) -> None:
+        self._status, self._num_leases = status, num_leases
+
+    def describe(self) -> list[Metric]:
+        """None: nothing is read before the first reading of all."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Raises what `status` raises."""
+        status = self._status()
+        pool = status.pool
+        gauges = {
+            "pic_waiting_requests": ("Requests in the queue.", status.waiting),
+            "pic_active_requests": ("Requests that take turns.", status.active),
+            "pic_leases": ("Caches that have not expired.", _read(self._num_leases)),
+            "pic_fell_back_to_exact": ("1 if the start-up check turned linking off.", status.problem is not None),
+            "pic_pool_resident_bytes": ("KV of objects on the device.", pool.resident_bytes if pool else 0),
+        }
+        counters = {
+            "pic_learned_bytes": ("Of objects of texts that requests repeat.", status.learned_bytes),
+            "pic_learning_failures": ("Such texts that were not compiled.", status.learning_failures),
+            "pic_pool_moves": ("Runs of KV that were moved to their places on the device.", pool.moves if pool else 0),
+            "pic_pool_loaded_bytes": (
+                "KV of objects that links copied from the host.",
+                pool.loaded_bytes if pool else 0,
+            ),
+        }
+        yield from (GaugeMetricFamily(name, what, value) for name, (what, value) in gauges.items())
+        yield from (CounterMetricFamily(name, what, value) for name, (what, value) in counters.items())
+
+
 def _read(value: Callable[[], float]) -> float:
     """A value, if the store lets it be read: the others are shown all the same."""
     try:
         return float(value())
     except StoreError:
         return math.nan
-
-
-def _pool_gauges(status: Callable[[], BackendStatus]) -> dict[str, tuple[str, Callable[[], float]]]:
-    """Of a pool on the device; 0 without one."""
-
-    def count(name: str) -> Callable[[], float]:
-        return lambda: float(getattr(status().pool, name, 0))
-
-    return {
-        "pic_pool_resident_bytes": ("KV of objects on the device.", count("resident_bytes")),
-        "pic_pool_moves": ("Runs of KV that were moved to their places on the device.", count("moves")),
-        "pic_pool_loaded_bytes": ("KV of objects that links copied from the host.", count("loaded_bytes")),
-    }

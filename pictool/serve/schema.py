@@ -38,8 +38,10 @@ class StrictModel(BaseModel):
 
 
 class CacheControl(StrictModel):
+    """A marker. With a `ttl`, the objects of the marked texts are leased for as long."""
+
     type: str = "ephemeral"
-    ttl: str | None = None
+    ttl: Literal["5m", "1h"] | None = None
 
 
 class TextPart(StrictModel):
@@ -69,19 +71,32 @@ class FilePart(StrictModel):
     file: FileId
 
 
-class TextSource(StrictModel):
-    """The text of a document, as Anthropic's API has it."""
+class SourceBlock(StrictModel):
+    """A block of a document that is made of blocks."""
 
-    type: Literal["text"] = "text"
-    data: str
+    type: str
+    text: str | None = None
+
+
+class DocumentSource(StrictModel):
+    """The text of a document, as Anthropic's API has it: `data`, `content`, or that of an uploaded file."""
+
+    type: str = "text"
+    media_type: str | None = None
+    data: str | None = None
+    content: str | Annotated[list[SourceBlock], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    file_id: str | None = None
 
 
 class DocumentPart(StrictModel):
-    """A document, in this place; it is compiled."""
+    """A document, in this place; it is compiled. Its title and its context are texts before it."""
 
     type: Literal["document"]
     text: str | None = None
-    source: TextSource | None = None
+    source: DocumentSource | None = None
+    title: str | None = None
+    context: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class OtherPart(StrictModel):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,19 +14,23 @@ from typing import TypeVar
 from fastapi import Request
 from prometheus_client import CollectorRegistry
 
+from pictool.errors import NoRoomError, StoreError
 from pictool.estimate.request_log import RequestLog
 from pictool.serve.errors import ApiError, model_not_found, not_found
 from pictool.serve.files import MAX_TOTAL_BYTES, Files
+from pictool.serve.kept import KeptResponses
 from pictool.serve.metrics import Metrics
+from pictool.serve.parsed import called, parsed
 from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.logged import logged
 from pictool.serve.prompts.reading import hint_of
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.work import AnswerRequest, Backend, DeltaEvent, Event, FinishEvent, StartEvent
-from pictool.store.leases import Lease, Leases, Share, leased_keys
+from pictool.serve.work import AnswerRequest, Backend, CompiledText, DeltaEvent, Event, FinishEvent, StartEvent
+from pictool.store.leases import Lease, LeasedObject, Leases, Share, leased_keys
 
 T = TypeVar("T")
 DEFAULT_TTL_S = 3600.0
+_MAX_MARKS = 100_000  # objects of marked texts whose leases are known
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,8 @@ class Service:
         self.backend, self.keys, self.settings, self.clock = backend, keys, settings, clock
         self.leases = Leases(root, clock, Share(settings.lease_bytes))
         self._request_log = request_log
+        self.responses = KeptResponses(lambda: self.clock())
+        self._marks: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # tenant, key: lease, its end
         self.files = Files(root, settings.file_bytes)
         leased_keys(root)  # a damaged file, or a directory that is no store, is told at the start, not to every client
         self.metrics = Metrics(backend.status, self.leases.count, registry)
@@ -112,7 +119,38 @@ class Service:
         return find
 
     async def events(self, work: AnswerRequest, started: float) -> AsyncGenerator[Event, None]:
-        """The events of an answer, counted. `started` is when the request came, by time.perf_counter."""
+        """The events of an answer, counted, with calls and reasoning apart, if they can be parsed.
+
+        `started` is when the request came, by time.perf_counter.
+        """
+        events, template = self._counted(work, started), self.backend.response_template
+        if work.answer_format.keeps_special and template is not None:
+            events = parsed(events, work, template)
+        elif work.answer_format.is_call:
+            events = called(events)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, StartEvent) and work.ttl_s is not None:
+                    await asyncio.to_thread(self._lease, work.tenant, event.reuse.marked, work.ttl_s)
+                yield event
+
+    def _lease(self, tenant: Tenant, objects: Sequence[CompiledText], ttl_s: float) -> None:
+        """Lease the objects of marked texts, or lease them for longer. One that cannot be leased may be evicted."""
+        expires = self.clock() + ttl_s
+        for entry in objects:
+            name, until = self._marks.get((tenant.id, entry.key), ("", 0.0))
+            if until >= expires - ttl_s / 10:
+                continue
+            with suppress(NoRoomError, StoreError):
+                lease = self.leases.extend(name, tenant.id, expires) if name else None
+                lease = lease or self.leases.add(
+                    tenant.id, self.backend.model, [LeasedObject(entry.key, entry.num_tokens)], expires, name="marked"
+                )  # fmt: skip
+                self._marks[tenant.id, entry.key] = lease.id, expires
+                if len(self._marks) > _MAX_MARKS:
+                    self._marks.popitem(last=False)
+
+    async def _counted(self, work: AnswerRequest, started: float) -> AsyncGenerator[Event, None]:
         is_first, reuse, came = True, None, self.clock()
         answer = self.backend.answer(work)
         try:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pictool.core import Sampling
+from pictool.core import AnswerFormat, Sampling
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
 
@@ -64,6 +64,10 @@ class Turn:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _plain(piece: Piece) -> Piece:
+    return PlainText(piece.text) if isinstance(piece, MarkedText) else piece
+
+
 @dataclass(frozen=True)
 class TemplateDocument:
     """A document beside a chat's messages, for templates that print some. `more` has its other fields (title, …)."""
@@ -88,6 +92,16 @@ class ChatPrompt:
         turns, before = list(self.turns), tuple(document.piece for document in self.documents)
         turns[last] = replace(turns[last], pieces=(*before, *turns[last].pieces))
         return ChatPrompt(tuple(turns), self.tools)
+
+    def without_marks(self) -> ChatPrompt:
+        """The same chat with the marked texts of tools and of the model as text: a template may write them as JSON."""
+        turns = [
+            turn
+            if turn.role in ("system", "developer", "user")
+            else replace(turn, pieces=tuple(map(_plain, turn.pieces)))
+            for turn in self.turns
+        ]
+        return replace(self, turns=tuple(turns))
 
 
 @dataclass(frozen=True)
@@ -117,6 +131,7 @@ class AnswerRequest:
     """A request for answers. `sampling.seed` is that of the first of the `n` answers; the others have the next ones.
 
     `num_top` is how many likely tokens are reported for each token; None: no log-probabilities are.
+    `ttl_s` is for how many seconds the objects of marked texts are leased; None: they are not.
     """
 
     tenant: Tenant
@@ -126,9 +141,20 @@ class AnswerRequest:
     n: int = 1
     num_top: int | None = None
     linking: Linking = Linking()
+    answer_format: AnswerFormat = AnswerFormat()
+    ttl_s: float | None = None
 
 
 # What comes back
+
+
+@dataclass(frozen=True)
+class CompiledText:
+    """An object that a backend compiled, or had."""
+
+    key: str
+    num_tokens: int
+    is_new: bool = field(default=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -143,6 +169,7 @@ class Reuse:
         source: how the documents were found: "cache", "marker", "recognised", joined by "+"; "none".
         problem: why a prompt was computed that should have been linked.
         hint: why documents in its texts were not recognised, as far as their form tells.
+        marked: the objects of its marked texts.
     """
 
     policy: str
@@ -154,6 +181,12 @@ class Reuse:
     source: str = "none"
     problem: str | None = None
     hint: str | None = None
+    marked: tuple[CompiledText, ...] = field(default=(), compare=False)
+
+    @property
+    def num_compiled(self) -> int:
+        """Tokens of texts that were compiled for it."""
+        return sum(part.num_tokens for part in self.marked if part.is_new)
 
     @property
     def num_tokens(self) -> int:
@@ -178,6 +211,13 @@ class TokenInfo:
 
 
 @dataclass(frozen=True)
+class TailEvent:
+    """The end of a prompt's text, after its last object: a parser of its answers needs it. The first event, if any."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class StartEvent:
     """The prompt is laid out and linked; the answers come next."""
 
@@ -195,11 +235,35 @@ class DeltaEvent:
 
 @dataclass(frozen=True)
 class FinishEvent:
-    """The end of answer `index`: "stop" or "length", and how many tokens it has."""
+    """The end of answer `index`: "stop" or "length", and how many tokens it has.
+
+    `stop` is the stop string that ended it, `end` the text of the end token that did.
+    """
 
     index: int
     reason: str
     num_tokens: int
+    stop: str | None = None
+    end: str = ""
+
+
+@dataclass(frozen=True)
+class ReasoningEvent:
+    """More of what the model wrote before answer `index`. Parsed from its text; no backend sends it."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class CallEvent:
+    """The call `number` of a tool in answer `index`, whole; `arguments` is an object in JSON. Parsed likewise."""
+
+    index: int
+    number: int
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True)
@@ -209,15 +273,7 @@ class VerificationEvent:
     report: Mapping[str, Any]
 
 
-Event = StartEvent | DeltaEvent | FinishEvent | VerificationEvent
-
-
-@dataclass(frozen=True)
-class CompiledText:
-    """An object that a backend compiled, or had."""
-
-    key: str
-    num_tokens: int
+Event = TailEvent | StartEvent | DeltaEvent | ReasoningEvent | CallEvent | FinishEvent | VerificationEvent
 
 
 @dataclass(frozen=True)
@@ -242,8 +298,12 @@ class BackendStatus:
 
 
 class Backend(ABC):
-    """One engine with one model. `model` is the model's name in the API, `created` when it was started."""
+    """One engine with one model. `model` is the model's name in the API, `created` when it was started.
 
+    `response_template` is how the model writes calls and reasoning (`transformers`' chat_parsing); None: unknown.
+    """
+
+    response_template: Mapping[str, Any] | None = None
     model: str
     created: int
     context_length: int
@@ -262,6 +322,10 @@ class Backend(ABC):
     @abstractmethod
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
         """Compile a text to one object, or to pieces of at most `chunk_tokens` tokens. Raises as `answer` does."""
+
+    @abstractmethod
+    async def count(self, prompt: ChatPrompt, tenant: Tenant) -> int:
+        """The tokens of a prompt, as its answer would have them. Raises as `answer` does."""
 
     @abstractmethod
     def has(self, key: str) -> bool:

@@ -111,6 +111,12 @@ def test_another_replica_goes_on_where_one_died(backend: FleetBackend, calls: Ca
     assert refused.value.status == 503 and (backend.status().waiting, backend.status().active) == (0, 0)
 
 
+def test_tokens_are_counted_by_a_replica(backend: FleetBackend) -> None:
+    chat = ChatPrompt((Turn("user", (MarkedText(TEXT), PlainText("\n\nReally?"))),))
+    started, *_ = asyncio.run(events_of(backend, AnswerRequest(NOBODY, chat, Sampling(0.0), 2)))
+    assert asyncio.run(backend.count(chat, NOBODY)) == started.reuse.num_tokens > 20
+
+
 def test_another_answer_than_what_was_sent_is_none() -> None:
     class Fickle:
         answers = 0

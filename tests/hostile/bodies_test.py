@@ -43,6 +43,25 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/link": {"query": QUESTION, "documents": [{"text": "a", "source": "b"}], "policy": {"algo": "legolink", "k": 2},
                  "max_new_tokens": 2, "temperature": 1, "stop": [], "sinks": 0, "codec": "none"},
     "/v1/query/execute": {"g": {"model": "any", "input": {"plus": [{"user": "a"}, {"user": "b"}]}, "max_tokens": 2}},
+    "/v1/messages": {
+        "model": NAME, "max_tokens": 2, "temperature": 1, "top_p": 1, "stop_sequences": ["x"], "stream": False,
+        "system": [_PART], "tools": [], "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"},
+        "output_config": {"effort": "low"}, "metadata": {"user_id": "x"}, "cache_control": {"type": "ephemeral"},
+        "messages": [{"role": "user", "content": [
+            _PART, {"type": "document", "source": {"type": "text", "data": "a"}, "title": "x"},
+            {"type": "text", "text": "\n\n" + QUESTION}]}],
+    },
+    "/v1/messages/count_tokens": {"model": NAME, "system": "x", "messages": [{"role": "user", "content": QUESTION}]},
+    "/v1/responses": {
+        "model": NAME, "max_output_tokens": 2, "temperature": 1, "top_p": 1, "stream": False, "store": True,
+        "instructions": "Be brief.", "metadata": {"a": "b"}, "include": [], "tools": [], "tool_choice": "auto",
+        "text": {"format": {"type": "text"}}, "prompt_cache_options": {"mode": "explicit"}, "truncation": "disabled",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
+                  {"type": "reasoning", "summary": [], "content": []},
+                  {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+                  {"role": "user", "content": QUESTION}],
+    },
+    "/v1/responses/input_tokens": {"model": NAME, "input": QUESTION, "instructions": "x"},
     f"/v1beta/models/{NAME}:generateContent": {
         "contents": [{"role": "user", "parts": [{"text": QUESTION}]}], "systemInstruction": {"parts": [{"text": "x"}]},
         "generationConfig": {"temperature": 1, "topP": 1, "maxOutputTokens": 2, "stopSequences": ["x"], "seed": 1},

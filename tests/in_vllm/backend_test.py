@@ -390,8 +390,8 @@ def wait_for(holds: Callable[[], bool]) -> None:
 def learned_bytes(served: Served) -> float:
     with served.client("operator") as client:
         lines = client.get("/metrics").text.splitlines()
-    assert "pic_learning_failures 0.0" in lines
-    (line,) = [line for line in lines if line.startswith("pic_learned_bytes ")]
+    assert "pic_learning_failures_total 0.0" in lines
+    (line,) = [line for line in lines if line.startswith("pic_learned_bytes_total ")]
     return float(line.split()[-1])
 
 

@@ -23,7 +23,7 @@ from pictool.store.eviction import pinned
 from pictool.store.leases import Leases, leased_keys
 from pictool.store.store import Store
 from pictool.store.upkeep import expire, gc
-from serve.live import DOCS, NAME, QUESTION, TEMPLATE, Live, serving, text_of, tiny_model
+from serve.live import DOCS, NAME, QUESTION, RESPONSES, TEMPLATE, Live, serving, text_of, tiny_model
 
 NOBODY = 65534  # a user who owns nothing
 KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b"), "op": Tenant("operator")})
@@ -33,7 +33,7 @@ KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt
 def chatty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A server with keys, whose model has a chat template."""
     store = Store(tmp_path_factory.mktemp("chatty") / "store")
-    with serving(tiny_model(TEMPLATE), store, KEYS, key="key-of-a") as live:
+    with serving(tiny_model(TEMPLATE, responses=RESPONSES), store, KEYS, key="key-of-a") as live:
         yield live
 
 

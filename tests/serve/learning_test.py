@@ -110,7 +110,7 @@ def test_a_repeated_text_is_compiled_after_the_answer_and_then_linked(model: Mod
         assert live.backend.status().learned_bytes == learned  # what the store has is not compiled again
         exact = ask(live, A, "Where?", pic={"policy": "full"})
         assert text_of(ask(live, A, "Where?", pic={"policy": "legolink-4096"})) == text_of(exact)
-        assert f"pic_learned_bytes {float(learned)}" in live.client.get("/metrics").text
+        assert f"pic_learned_bytes_total {float(learned)}" in live.client.get("/metrics").text
 
 
 @pytest.mark.parametrize("budget", [0, 1])
@@ -147,7 +147,7 @@ def test_a_disk_that_is_full_is_counted_and_nothing_is_tried_for_a_while(
             settled(live)
         status = live.backend.status()
         assert (len(tried), status.learned_bytes, status.learning_failures) == (1, 0, 1)
-        assert "pic_learning_failures 1.0" in live.client.get("/metrics").text
+        assert "pic_learning_failures_total 1.0" in live.client.get("/metrics").text
 
 
 def test_texts_of_a_body_are_those_that_it_has() -> None:

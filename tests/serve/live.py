@@ -39,10 +39,26 @@ TEMPLATE = (
 )
 
 
-def tiny_model(template: str | None = None, name: str = NAME) -> Model:
-    """A random Llama, with a chat template if one is given."""
+RESPONSES = {  # how a model that speaks by TEMPLATE writes reasoning and calls
+    "start_anchor": "[assistant]",
+    "fields": {
+        "content": {},
+        "thinking": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open": "<call>", "close": "</call>", "content": "json", "repeats": True,
+            "transform": {
+                "type": "function", "function": {"name": "{content.name}", "arguments": "{content.arguments}"}
+            },
+        },
+    },
+}  # fmt: skip
+
+
+def tiny_model(template: str | None = None, name: str = NAME, responses: dict[str, Any] | None = None) -> Model:
+    """A random Llama, with a chat template if one is given, and how it writes calls."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.chat_template = template
+    tokenizer.response_template = responses
     return wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tokenizer, name)
 
 
@@ -107,6 +123,34 @@ async def until_async(condition: Callable[[], bool]) -> None:
 def text_of(response: Any) -> str:
     """The first answer of a chat completion."""
     return str(response["choices"][0]["message"]["content"])
+
+
+class Script:
+    """What a model says: texts, each of the next answer's; with `END` it ends there, else at its limit."""
+
+    def __init__(self) -> None:
+        self.texts = list[str]()
+
+    def says(self, *texts: str) -> None:
+        self.texts = [*texts]
+
+    def install(self, monkeypatch: Any) -> Script:
+        """Let it choose every token of the torch engine."""
+        script, tokenizer = self, tiny.tokenizer()
+
+        class Chooser:
+            def __init__(self, sampling: object, *_: object) -> None:
+                text = script.texts.pop(0) if script.texts else END
+                self._ids = list(tokenizer.encode(text, add_special_tokens=False))
+
+            def __call__(self, logits: object) -> int:
+                return int(self._ids.pop(0)) if self._ids else 5
+
+        monkeypatch.setattr("pictool.runtime.decode._Chooser", Chooser)
+        return self
+
+
+END = "</s>"
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from serve.live import DOCS, Live, serving, text_of
 
 KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b"), "op": Tenant("operator")})
 PLAIN = BackendSettings(parse_policy("legolink-4"), refresh_s=3600)
-METRIC = re.compile(r"^pic_pool_(\w+) (\S+)$", re.MULTILINE)
+METRIC = re.compile(r"^pic_pool_(\w+?)(?:_total)? (\S+)$", re.MULTILINE)
 
 
 def counts(live: Live) -> dict[str, float]:

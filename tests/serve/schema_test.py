@@ -21,7 +21,7 @@ from pictool.serve.app import make_app
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.work import AnswerRequest, Backend, BackendStatus, CompiledText, Event
+from pictool.serve.work import AnswerRequest, Backend, BackendStatus, ChatPrompt, CompiledText, Event
 from pictool.store.store import Store
 from serve.live import Live, serving, tiny_model
 
@@ -38,6 +38,9 @@ class Nobody(Backend):
         raise NotImplementedError
 
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
+        raise NotImplementedError
+
+    async def count(self, prompt: ChatPrompt, tenant: Tenant) -> int:
         raise NotImplementedError
 
     def has(self, key: str) -> bool:

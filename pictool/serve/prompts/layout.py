@@ -20,7 +20,16 @@ from pictool.core import TokenIds
 from pictool.errors import InputError
 from pictool.runtime.chat.template import PLAIN_QUERY, render_chat
 from pictool.runtime.model import Model
-from pictool.serve.work import ChatPrompt, MarkedText, ObjectReference, Piece, PlainText, RawPrompt, TokenizedText
+from pictool.serve.work import (
+    ChatPrompt,
+    CompiledText,
+    MarkedText,
+    ObjectReference,
+    Piece,
+    PlainText,
+    RawPrompt,
+    TokenizedText,
+)
 from pictool.store.matches import Match
 
 Recognise = Callable[[TokenIds], list[Match]]
@@ -32,11 +41,16 @@ _NUM_SOURCES = {ObjectReference: "cache", MarkedText: "marker"}
 
 @dataclass(frozen=True)
 class PromptLayout:
-    """A prompt's token ids and the objects in it, in order, with how they were found."""
+    """A prompt's token ids and the objects in it, in order, with how they were found.
+
+    `tail` is its text after the last object, `marked` the objects of marked texts, as far as a backend keeps them here.
+    """
 
     tokens: TokenIds
     matches: tuple[Match, ...]
     sources: tuple[str, ...]  # of each match: cache, marker, recognised
+    tail: str = ""
+    marked: tuple[CompiledText, ...] = ()
 
 
 def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise: Recognise | None) -> PromptLayout:
@@ -144,6 +158,15 @@ def _rendered(model: Model, chat: ChatPrompt) -> list[Piece]:
     """A chat by the model's template."""
     if not takes_documents(model.tokenizer.get_chat_template()):
         chat = chat.without_documents()
+    try:
+        return _split(model, chat)
+    except InputError:
+        if (plain := chat.without_marks()) == chat:
+            raise
+        return _split(model, plain)
+
+
+def _split(model: Model, chat: ChatPrompt) -> list[Piece]:
     marks = Marks()
     text = render_chat(model, marks.messages(chat), chat.tools, marks.documents(chat))
     return marks.split(text, model.name)

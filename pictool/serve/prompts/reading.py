@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import copy
+import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-from pictool.core import Sampling
+from pictool.core import AnswerFormat, Sampling
+from pictool.documents.reading import FileReader
 from pictool.errors import InputError
 from pictool.linker.policies import BASELINE
+from pictool.reading import parse_json
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.schema import (
     CachePart,
@@ -16,6 +26,7 @@ from pictool.serve.schema import (
     ChatRequest,
     CompletionRequest,
     DocumentPart,
+    DocumentSource,
     DocumentText,
     FilePart,
     GenerationRequest,
@@ -23,6 +34,7 @@ from pictool.serve.schema import (
     TextPart,
 )
 from pictool.serve.work import (
+    Backend,
     Linking,
     MarkedText,
     ObjectReference,
@@ -36,7 +48,9 @@ from pictool.store.leases import Lease
 
 _ESCAPE, _QUOTE = re.compile(r'\\[bfnrtu"\\/]'), re.compile(r"^[ \t]*>[^\n]*\n[ \t]*>", re.MULTILINE)
 MIN_MARKED = 64  # characters: a shorter text is not worth an object
+_TTL_S = {"5m": 300.0, "1h": 3600.0}
 _OFF = ("off", "none", "false", "0")
+_files = FileReader()
 FindCache = Callable[[str], Lease | None]
 FindFile = Callable[[str], str]  # its text
 
@@ -96,15 +110,75 @@ def sampling_of(body: GenerationRequest) -> Sampling:
         raise ApiError(400, str(error)) from error
 
 
-def require_supported(body: ChatRequest) -> None:
+def require_supported(body: ChatRequest, backend: Backend) -> None:
     """Refuse what a chat completion of this server cannot do. Raises ApiError."""
-    form = (body.response_format or {}).get("type", "text")
-    if form != "text":
-        raise ApiError(400, f"response_format: {form} is not supported; ask for text", param="response_format")
-    if body.tools and body.tool_choice not in (None, "auto", "none"):
-        raise ApiError(400, "tool_choice: must be auto or none here", param="tool_choice")
+    if body.tools and body.tool_choice in (None, "auto") and backend.response_template is None:
+        problem = "its tokenizer has no response_template, by which its calls would be read"
+        raise ApiError(400, f"tools: {backend.model} takes no tools: {problem}", param="tools")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
+
+
+def format_of(body: ChatRequest, backend: Backend) -> AnswerFormat:
+    """What an answer's text is: parsed, if its calls can be; or JSON. Not for an event loop: it reads a schema.
+
+    Raises:
+        ApiError: a schema that is not followed here.
+    """
+    forced = _forced_call(body)
+    if forced is not None:
+        return AnswerFormat(schema=_checked(forced, "tool_choice"), is_call=True)
+    form = body.response_format or {"type": "text"}
+    if form.get("type") == "text":
+        return AnswerFormat(backend.response_template is not None)
+    schema: Any = {"type": "object"}
+    if form.get("type") == "json_schema":
+        named = form.get("json_schema")
+        schema = named.get("schema") if isinstance(named, dict) else None
+    if form.get("type") not in ("json_object", "json_schema") or not isinstance(schema, dict):
+        raise ApiError(
+            400, "response_format: is text, json_object, or json_schema with its schema", param="response_format"
+        )
+    if body.tools and body.tool_choice != "none":
+        raise ApiError(400, "response_format: has no place for calls; send no tools", param="response_format")
+    return AnswerFormat(schema=_checked(schema, "response_format"))
+
+
+def _forced_call(body: ChatRequest) -> Mapping[str, Any] | None:
+    """The schema of a call that the answer must be; None: it need not."""
+    choice, functions = body.tool_choice, [tool.get("function") for tool in body.tools or ()]
+    if choice in (None, "auto", "none"):
+        return None
+    named: Any = choice.get("function") if isinstance(choice, dict) else None
+    name = named.get("name") if isinstance(named, dict) else None
+    calls: list[dict[str, Any]] = [
+        {"type": "object", "additionalProperties": False, "required": ["name", "arguments"],
+         "properties": {"name": {"const": function["name"]},
+                        "arguments": function.get("parameters") or {"type": "object"}}}
+        for function in functions
+        if isinstance(function, dict) and isinstance(function.get("name"), str) and name in (None, function["name"])
+    ]  # fmt: skip
+    if not calls or (name is None and choice != "required"):
+        raise ApiError(400, "tool_choice: is auto, none, required, or a function among tools", param="tool_choice")
+    defs: dict[str, Any] = {}
+    for call in calls:
+        for key, found in (call["properties"]["arguments"].get("$defs") or {}).items():
+            if defs.setdefault(key, found) != found:
+                raise ApiError(
+                    400, f"tool_choice: two tools have another $defs/{key[:80]}; force one", param="tool_choice"
+                )
+    return {"anyOf": calls, "$defs": defs}
+
+
+def _checked(schema: Mapping[str, Any], param: str) -> str:
+    from pictool.runtime.grammar import require_schema
+
+    text = json.dumps(schema)
+    try:
+        require_schema(text)
+    except InputError as error:
+        raise ApiError(400, f"{param}: {error}", param=param) from error
+    return text
 
 
 def turns_of(
@@ -161,7 +235,8 @@ def _turn(message: ChatMessage, find_cache: FindCache, find_file: FindFile) -> T
                 )
             pieces += _marked([find_file(part.file.file_id)])
         elif isinstance(part, DocumentPart):
-            pieces += _marked([_document_text(part)])
+            pieces += [PlainText(f"{text}\n") for text in (part.title, part.context) if text]
+            pieces += _marked([_document_text(part, find_file)])
         else:
             raise ApiError(
                 400, param="messages",
@@ -171,14 +246,75 @@ def _turn(message: ChatMessage, find_cache: FindCache, find_file: FindFile) -> T
     if isinstance(message.content, str):
         open_texts.append(message.content)
     pieces += _marked(open_texts) if is_marked else [PlainText(text) for text in open_texts]
-    return Turn(message.role, tuple(pieces), dict(message.model_extra or {}))
+    return Turn(message.role, tuple(pieces), _with_arguments(message.model_extra or {}))
 
 
-def _document_text(part: DocumentPart) -> str:
-    text = part.text if part.text is not None else part.source.data if part.source is not None else ""
+def _with_arguments(more: Mapping[str, Any]) -> dict[str, Any]:
+    """The other fields of a message. A template takes a call's arguments as an object, not as JSON."""
+    calls = more.get("tool_calls")
+    if not isinstance(calls, list):
+        return dict(more)
+    read = copy.deepcopy(calls)
+    for call in read:
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            with suppress(ValueError):
+                function["arguments"] = parse_json(function["arguments"] or "{}")
+    return {**more, "tool_calls": read}
+
+
+def lease_seconds(messages: Iterable[ChatMessage]) -> float | None:
+    """For how long the objects of marked texts are leased: as the longest marker has it; None: none has a time."""
+    parts = [part for message in messages if isinstance(message.content, list) for part in message.content]
+    marks = [getattr(part, "cache_control", None) for part in (*messages, *parts)]
+    return max((_TTL_S[mark.ttl] for mark in marks if mark is not None and mark.ttl is not None), default=None)
+
+
+def _document_text(part: DocumentPart, find_file: FindFile) -> str:
+    """The text of a document. Raises ApiError: it has none, is of another kind, or elsewhere."""
+    text = part.text if part.text is not None or part.source is None else _source_text(part.source, find_file)
     if not text:
         raise ApiError(400, "messages: a part of type document needs its text", param="messages")
     return text
+
+
+def _unread(problem: str) -> ApiError:
+    return ApiError(400, f"messages: {problem}", param="messages")
+
+
+def _source_text(source: DocumentSource, find_file: FindFile) -> str:
+    if source.type == "text":
+        return source.data or ""
+    if source.type == "content":
+        blocks = source.content if isinstance(source.content, list) else []
+        if other := next((block.type for block in blocks if block.type != "text"), None):
+            raise _unread(f"a document's block of type {other[:80]!r} is not known; text is")
+        return source.content if isinstance(source.content, str) else "".join(block.text or "" for block in blocks)
+    if source.type == "file" and source.file_id is not None:
+        return find_file(source.file_id)
+    if source.type == "base64":
+        return _decoded(source)
+    raise _unread(f"a document's source of type {source.type[:80]!r} is not read here; send its text")
+
+
+def _decoded(source: DocumentSource) -> str:
+    """The text of a document in base64: plain, or of a PDF, which is read in a process with bounds."""
+    try:
+        data = base64.b64decode(source.data or "", validate=True)
+        if source.media_type == "text/plain":
+            return data.decode("utf-8-sig")
+    except (binascii.Error, UnicodeDecodeError) as error:
+        raise _unread(f"a document is not what its source says ({error})") from error
+    if source.media_type != "application/pdf":
+        kind = str(source.media_type)[:80]
+        raise _unread(f"a document of {kind} is not read; text/plain and application/pdf are")
+    with tempfile.NamedTemporaryFile(suffix=".pdf") as file:
+        file.write(data)
+        file.flush()
+        read = _files.read(Path(file.name))
+    if read.problem or read.reader != "PDF":
+        raise _unread(f"a PDF {read.problem or 'is none'}")
+    return "\n\n".join(section.text for section in read.sections)
 
 
 def documents_of(documents: Sequence[DocumentText]) -> tuple[TemplateDocument, ...]:

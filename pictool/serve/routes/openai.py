@@ -19,6 +19,8 @@ from pictool.serve.files import MAX_BYTES
 from pictool.serve.prompts.reading import (
     cached_pieces,
     documents_of,
+    format_of,
+    lease_seconds,
     linking_of,
     prompts_of,
     require_supported,
@@ -40,7 +42,7 @@ def openai_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions", tags=["openai"], response_model=None)
     async def chat(request: Request, body: ChatRequest, x_pic_policy: POLICY = None) -> Response | dict[str, Any]:
-        work = await _chat_work(service, service.tenant(request), body, x_pic_policy)
+        work = await chat_work(service, service.tenant(request), body, x_pic_policy)
         form = AnswerForm(f"chatcmpl-{secrets.token_hex(12)}", service.backend.model, True, bool(body.logprobs))
         return await respond(service, request, body, form, [work])
 
@@ -55,20 +57,26 @@ def openai_routes(service: Service) -> APIRouter:
     return router
 
 
-def model_routes(service: Service, other: Callable[[], dict[str, Any]]) -> APIRouter:
-    """The routes of the model, for one service. `other` is its entry in Gemini's form, whose clients ask here too."""
+def model_routes(
+    service: Service, googles: Callable[[], dict[str, Any]], anthropics: Callable[[], dict[str, Any]]
+) -> APIRouter:
+    """The routes of the model, for one service; with its entries in the forms of others, whose clients ask here too."""
     router = APIRouter(tags=["openai"])
 
     @router.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         service.tenant(request)
-        return {"models": [other()]} if _is_googles(request) else {"object": "list", "data": [_model(service)]}
+        if _is_googles(request):
+            return {"models": [googles()]}
+        return page([anthropics() if "anthropic-version" in request.headers else _model(service)], False)
 
     @router.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> dict[str, Any]:
         service.tenant(request)
         service.require_model(name)
-        return other() if _is_googles(request) else _model(service)
+        if _is_googles(request):
+            return googles()
+        return anthropics() if "anthropic-version" in request.headers else _model(service)
 
     return router
 
@@ -77,10 +85,11 @@ def _is_googles(request: Request) -> bool:
     return "x-goog-api-client" in request.headers or "x-goog-api-key" in request.headers
 
 
-async def _chat_work(service: Service, tenant: Tenant, body: ChatRequest, policy: str | None) -> AnswerRequest:
+async def chat_work(service: Service, tenant: Tenant, body: ChatRequest, policy: str | None) -> AnswerRequest:
     """What a chat completion asks for. Raises ApiError."""
     service.require_model(body.model)
-    require_supported(body)
+    require_supported(body, service.backend)
+    answer_format = await asyncio.to_thread(format_of, body, service.backend)
     find_cache, find_file = service.find_cache(tenant), service.find_file(tenant)
     turns = await asyncio.to_thread(turns_of, body.messages, find_cache, find_file, body.cache_ids or ())
     tools = () if body.tool_choice == "none" else tuple(body.tools or ())
@@ -88,6 +97,7 @@ async def _chat_work(service: Service, tenant: Tenant, body: ChatRequest, policy
         tenant, ChatPrompt(turns, tools, documents_of(body.documents or ())), sampling_of(body),
         body.max_completion_tokens or body.max_tokens, body.n or 1,
         (body.top_logprobs or 0) if body.logprobs else None, linking_of(body, policy),
+        answer_format, lease_seconds(body.messages),
     )  # fmt: skip
 
 

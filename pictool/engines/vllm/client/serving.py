@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from pictool.core import Sampling, Target
+from pictool.core import AnswerFormat, Sampling, Target
 from pictool.engines.vllm.client.online import LIKELY, OnlineEngine, coarse_kl, generate, prompt_of
 from pictool.engines.vllm.client.setup import ConnectorSettings, load_target_model, parse_settings
 from pictool.engines.vllm.request import FIELD
@@ -203,16 +203,20 @@ class Serving:
     def generate(
         self, engine: OnlineEngine, tokens: Sequence[int], sampling: Sampling, max_tokens: int, n: int,
         params: Mapping[str, Any], tap: RequestTap, num_logprobs: int | None = None,
+        answer_format: AnswerFormat = AnswerFormat(),
     ) -> AsyncGenerator[Any, None]:  # fmt: skip
         """The outputs of a prompt of token ids, each with what is new, heard.
 
         Args:
             num_logprobs: likely tokens that each token has beside its own log-probability; None: it has none.
         """
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         chosen = engine._sampling_params(sampling, max_tokens, params, num_logprobs)
         chosen.n, chosen.output_kind = n, RequestOutputKind.DELTA
+        chosen.skip_special_tokens = not answer_format.keeps_special
+        if answer_format.schema is not None:
+            chosen.structured_outputs = StructuredOutputsParams(json=answer_format.schema, disable_any_whitespace=True)
         salt = engine.model.salt
         return tap.listen(generate(self.client, tokens, chosen, salt), prompt_of(tokens, salt), chosen)
 

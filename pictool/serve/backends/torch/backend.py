@@ -55,8 +55,10 @@ from pictool.serve.work import (
     MarkedText,
     ObjectReference,
     Piece,
+    PlainText,
     Reuse,
     StartEvent,
+    TailEvent,
     TokenInfo,
     TokenizedText,
     VerificationEvent,
@@ -123,6 +125,7 @@ class TorchBackend(Backend):
         model.require_policy(settings.policy)
         settings.policy.prepare(model)
         self._tokenizer = model.tokenizer
+        self.response_template = getattr(model.tokenizer, "response_template", None)
         self._cutting = copy(model)  # for texts that are cut in other threads: a tokenizer is used by one at a time
         self._cutting.tokenizer, self._cutting.name = deepcopy(model.tokenizer), self.model
         self.index = ContentIndex(store, model.target, settings.min_tokens, self._decode, model.bos_id)
@@ -167,10 +170,19 @@ class TorchBackend(Backend):
         def work(task: EngineTask, send: Send) -> None:
             options = Spec(policy=self.policy, codec=self._settings.codec).objects
             for done in ServedEngine(self.engine_of(tenant), task).compile(chunks, options):
-                send(CompiledText(done.key, len(done.chunk)))
+                send(CompiledText(done.key, len(done.chunk), done.is_new))
             self._indexing.wake()
 
         return [done async for done in self._in_turn(tenant.name, work)]
+
+    async def count(self, prompt: ChatPrompt, tenant: Tenant) -> int:
+        def work(task: EngineTask, send: Send) -> None:
+            model = self.engine_of(tenant).model
+            pieces = pieces_of(model, prompt)
+            send(len(lay_out(model, pieces, lambda piece: self._object(piece, model, _FULL), None).tokens))
+
+        (count,) = [count async for count in self._in_turn(tenant.name, work)]
+        return int(count)
 
     def has(self, key: str) -> bool:
         return self._store.path(key).exists()
@@ -249,11 +261,15 @@ class TorchBackend(Backend):
 
     def _answer(self, work: AnswerRequest, task: EngineTask, send: Send) -> None:
         model, policy = self.engine_of(work.tenant).model, self._policy_of(work.linking)
-        pieces, lacks = pieces_of(model, work.prompt), None
+        pieces, lacks, marked = pieces_of(model, work.prompt), None, list[CompiledText]()
+        if work.answer_format.keeps_special:
+            send(TailEvent(pieces[-1].text if isinstance(pieces[-1], PlainText) else ""))
         for index, piece in enumerate(pieces):
             if isinstance(piece, MarkedText) and policy.needs.objects:  # each may take as long as an answer
                 try:
-                    is_new = self._compile_marked(piece.text, model, policy).is_new
+                    done = self._compile_marked(piece.text, model, policy)
+                    is_new = done.is_new
+                    marked.append(CompiledText(done.key, len(done.chunk), is_new))
                 except StoreError as error:
                     _log.warning("pic: a marked text is computed exactly: %s", error)
                     is_new, lacks = True, _NOT_KEPT
@@ -262,16 +278,15 @@ class TorchBackend(Backend):
         plan, prompt_layout = self._plan(work, pieces, model, policy)
         linked, problem = self._link(model, plan, prompt_layout, task)
         reuse = _reuse_of(linked, prompt_layout, plan, problem)
-        send(StartEvent(replace(reuse, problem=reuse.problem or lacks)))
+        send(StartEvent(replace(reuse, problem=reuse.problem or lacks, marked=tuple(marked))))
         task.checkpoint()
-        limit = self._num_tokens(work, plan)
-        image, first = linked.image, list[Step]()
+        limit, image, first = self._num_tokens(work, plan), linked.image, list[Step]()
         is_plain = isinstance(work.prompt, ChatPrompt) and not model.tokenizer.chat_template  # "Answer:", then a blank
         for index in range(work.n):
             image.rewind()
-            seed = (work.sampling.seed + index) % (1 << 64)
             steps, has_begun = list[Step](), not is_plain
-            for step in generate_steps(model, image, limit, replace(work.sampling, seed=seed), work.num_top or 0):
+            sampling = replace(work.sampling, seed=(work.sampling.seed + index) % (1 << 64))
+            for step in generate_steps(model, image, limit, sampling, work.num_top or 0, work.answer_format):
                 steps.append(step)
                 is_shown = work.num_top is not None and step.token >= 0 and step.token not in model.eos_ids
                 infos = (self._info(step),) if is_shown else ()
@@ -280,10 +295,15 @@ class TorchBackend(Backend):
                 if text or infos:
                     send(DeltaEvent(index, text, infos))
                 task.checkpoint()
-            send(FinishEvent(index, "stop" if steps[-1].is_complete else "length", len(steps) - 1))
+            send(self._finish(index, steps, model))
             first = first or steps
         if work.linking.verifies:
             send(self._verified(model, work, plan, linked, generated_of(first), task))
+
+    def _finish(self, index: int, steps: Sequence[Step], model: Model) -> FinishEvent:
+        *_, token, last = steps
+        end = self._decode([token.token]) if token.token in model.eos_ids else ""
+        return FinishEvent(index, "stop" if last.is_complete else "length", len(steps) - 1, last.stop, end)
 
     def _num_tokens(self, work: AnswerRequest, plan: LinkPlan) -> int:
         """The most tokens of an answer."""
@@ -298,12 +318,17 @@ class TorchBackend(Backend):
     def _verified(
         self, model: Model, work: AnswerRequest, plan: LinkPlan, linked: Linked, generated: Generated, task: EngineTask
     ) -> VerificationEvent:
-        """Full recompute of the same prompt, and the same decoding."""
+        """Full recompute of the same prompt, and the same answer_format."""
         started = time.perf_counter()
         full = link(model, self._store, Spec.planned(plan_without_objects(_FULL, plan.layout.tokens)))
         task.checkpoint()
         recomputed = generate(
-            model, full.image, self._num_tokens(work, plan), work.sampling, lambda _: task.checkpoint()
+            model,
+            full.image,
+            self._num_tokens(work, plan),
+            work.sampling,
+            lambda _: task.checkpoint(),
+            work.answer_format,
         )
         seconds = time.perf_counter() - started
         own, exact = (

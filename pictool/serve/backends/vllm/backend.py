@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from copy import copy, deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,9 +56,11 @@ from pictool.serve.work import (
     MarkedText,
     ObjectReference,
     Piece,
+    PlainText,
     RawPrompt,
     Reuse,
     StartEvent,
+    TailEvent,
     TokenInfo,
     VerificationEvent,
 )
@@ -104,6 +107,7 @@ class VllmBackend(Backend):
         self.model, self.context_length = serving.names[0], serving.max_model_len
         self.policy, self._store = serving.settings.policy, serving.open_store()
         _ = serving.target, serving.model.eos_ids
+        self.response_template = getattr(serving.model.tokenizer, "response_template", None)
         most = self._options.active or serving.max_num_seqs
         self.admission = AdmissionControl(self._options.queue, most, self._num_tenants)
         self._decoder = deepcopy(serving.model.tokenizer)  # of the event loop alone
@@ -152,16 +156,17 @@ class VllmBackend(Backend):
     async def _events(
         self, work: AnswerRequest, prompt_layout: PromptLayout, params: object, tap: RequestTap, engine: OnlineEngine
     ) -> AsyncGenerator[Event, None]:
-        room = self.context_length - len(prompt_layout.tokens)
+        num_prompt, num_positions = len(prompt_layout.tokens), self.context_length
+        room = num_positions - num_prompt
         if room < 1:
-            raise InputError(
-                f"the prompt has {len(prompt_layout.tokens)} tokens, and the server {self.context_length} positions"
-            )
+            raise InputError(f"the prompt has {num_prompt} tokens, and the server {num_positions} positions")
+        if work.answer_format.keeps_special:
+            yield TailEvent(prompt_layout.tail)
         limit = room if work.max_tokens is None else min(room, work.max_tokens)
         same = range(work.n) if work.sampling.temperature == 0 else None  # answers that are one, which vLLM gives once
         outputs = self.serving.generate(
             engine, prompt_layout.tokens.tolist(), work.sampling, limit, 1 if same else work.n, {"pic": params}, tap,
-            work.num_top,
+            work.num_top, work.answer_format,
         )  # fmt: skip
         is_plain = isinstance(work.prompt, ChatPrompt) and not self.serving.template  # "Answer:", then a blank
         started, begun = False, set[int]()
@@ -183,11 +188,17 @@ class VllmBackend(Backend):
                             started = True
                             yield StartEvent(self.reuse(work.linking, prompt_layout, record))
                         for index in same or (part.index,):
-                            yield FinishEvent(index, part.finish_reason, len(record.tokens[part.index]))
+                            yield self._finish(index, part, record.tokens[part.index])
             if work.linking.verifies:
                 yield VerificationEvent(await self.serving.verify(tap.prompts[0]))
         finally:
             await outputs.aclose()
+
+    def _finish(self, index: int, part: Any, tokens: Sequence[int]) -> FinishEvent:
+        """The end of an answer. vLLM's text has no end token."""
+        stop = part.stop_reason if isinstance(part.stop_reason, str) else None
+        is_ended = part.finish_reason == "stop" and stop is None and len(tokens) > 0
+        return FinishEvent(index, part.finish_reason, len(tokens), stop, self._decode(tokens[-1]) if is_ended else "")
 
     def _infos(self, part: Any, num_top: int) -> tuple[TokenInfo, ...]:
         """The tokens of an output's part but end tokens, with their log-probabilities."""
@@ -209,7 +220,11 @@ class VllmBackend(Backend):
         async with self.admission.place(tenant.name):
             chunks = await self._in_thread(lambda: make_chunks(engine.model, text, "text", chunk_tokens))
             done = await asyncio.to_thread(engine.compile, chunks, options)
-        return [CompiledText(part.key, len(part.chunk)) for part in done]
+        return [CompiledText(part.key, len(part.chunk), part.is_new) for part in done]
+
+    async def count(self, prompt: ChatPrompt, tenant: Tenant) -> int:
+        prompt_layout, _ = await self.prompt(tenant, prompt, Linking(BASELINE, False))
+        return len(prompt_layout.tokens)
 
     def has(self, key: str) -> bool:
         return self._store.path(key).exists()
@@ -301,10 +316,13 @@ class VllmBackend(Backend):
         policy = self.policy_of(linking)
         engine = self.engine_of(tenant)
         pieces = await self._pieces(engine.model, prompt, body or {})
-        marked = await self._compile_marked(engine, pieces, policy)
+        marked, new = await self._compile_marked(engine, pieces, policy)
         prompt_layout = await self._in_thread(
             lambda: lay_out(engine.model, pieces, lambda piece: self._object(piece, engine.model, marked), None)
         )
+        tail = pieces[-1].text if isinstance(pieces[-1], PlainText) else ""
+        made = tuple(CompiledText(key, len(tokens), key in new) for key, tokens in marked.values() if key)
+        prompt_layout = replace(prompt_layout, tail=tail, marked=made)
         if len(prompt_layout.matches) > MAX_OBJECTS:
             raise ApiError(
                 400, f"messages: {len(prompt_layout.matches)} objects; {MAX_OBJECTS} at most", param="messages"
@@ -348,7 +366,7 @@ class VllmBackend(Backend):
         total, recomputed = report["document_tokens"], math.ceil(report["document_rows"])
         return Reuse(
             label, report["chunks"], num_prompt - total, total - recomputed, recomputed, record.num_cached,
-            "+".join(sorted(sources)),
+            "+".join(sorted(sources)), marked=() if prompt_layout is None else prompt_layout.marked,
         )  # fmt: skip
 
     async def _pieces(self, model: Model, prompt: ChatPrompt | RawPrompt, body: Mapping[str, Any]) -> list[Piece]:
@@ -365,8 +383,10 @@ class VllmBackend(Backend):
 
     async def _compile_marked(
         self, engine: OnlineEngine, pieces: Sequence[Piece], policy: Policy
-    ) -> dict[str, tuple[str, TokenIds]]:
-        """The objects of marked texts, by text: compiled where the store lacks them; no key where that fails."""
+    ) -> tuple[dict[str, tuple[str, TokenIds]], set[str]]:
+        """The objects of marked texts, by text: compiled where the store lacks them; no key where that fails. And
+        those that were compiled.
+        """
         texts = list(dict.fromkeys(piece.text for piece in pieces if isinstance(piece, MarkedText)))
 
         def chunks() -> list[Chunk]:
@@ -375,16 +395,17 @@ class VllmBackend(Backend):
         made = await self._in_thread(chunks)
         tokens = [np.asarray(chunk.tokens, dtype=np.int32) for chunk in made]
         if not made or not policy.needs.objects:
-            return {text: ("", ids) for text, ids in zip(texts, tokens, strict=True)}
+            return {text: ("", ids) for text, ids in zip(texts, tokens, strict=True)}, set()
         options = CompileOptions(Spec(policy=policy).objects.sinks)
         keys = [object_key(engine.model, chunk, options) for chunk in made]
         missing = [chunk for chunk, key in zip(made, keys, strict=True) if chunk.tokens and not self._store.has(key)]
+        new = {object_key(engine.model, chunk, options) for chunk in missing}
         try:
             await asyncio.to_thread(engine.compile, missing, options)
         except PicError as error:  # a full store or disk
             _log.warning("pic: marked texts are computed exactly: %s", error)
             keys = [key if self._store.has(key) else "" for key in keys]
-        return dict(zip(texts, zip(keys, tokens, strict=True), strict=True))
+        return dict(zip(texts, zip(keys, tokens, strict=True), strict=True)), new
 
     def _object(
         self, piece: ObjectReference | MarkedText, model: Model, marked: Mapping[str, tuple[str, TokenIds]]

@@ -1,0 +1,87 @@
+"""Answers whose calls and reasoning are parsed out of the model's text: the events of all dialects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import Any
+
+from pictool.runtime.chat.parsing import AnswerParser, AnswerPart
+from pictool.serve.work import (
+    AnswerRequest,
+    CallEvent,
+    ChatPrompt,
+    DeltaEvent,
+    Event,
+    FinishEvent,
+    ReasoningEvent,
+    TailEvent,
+)
+
+
+async def parsed(
+    events: AsyncGenerator[Event, None], work: AnswerRequest, template: Mapping[str, Any]
+) -> AsyncGenerator[Event, None]:
+    """The events of a request for answers with special tokens, with its calls and reasoning apart."""
+    tools = work.prompt.tools if isinstance(work.prompt, ChatPrompt) else ()
+    parsers, calls, tail = dict[int, AnswerParser](), Counter[int](), ""
+    try:
+        async for event in events:
+            if isinstance(event, TailEvent):
+                tail = event.text
+                continue
+            if not isinstance(event, DeltaEvent | FinishEvent):
+                yield event
+                continue
+            index = event.index
+            if index not in parsers:
+                parsers[index] = AnswerParser(template, tail, tools, bool(tools))
+            if isinstance(event, DeltaEvent):
+                parts = await asyncio.to_thread(parsers[index].feed, event.text)
+                if event.tokens:
+                    yield DeltaEvent(index, "", event.tokens)
+            else:
+                parts = await asyncio.to_thread(parsers[index].end, event.end or None)
+            for part in _events(parts, index, calls):
+                yield part
+            if isinstance(event, FinishEvent):
+                yield event
+    finally:
+        await events.aclose()
+
+
+async def called(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    """The events of answers that must be calls, in JSON. One that is cut is text."""
+    texts = defaultdict[int, str](str)
+    try:
+        async for event in events:
+            if isinstance(event, DeltaEvent):
+                texts[event.index] += event.text
+                if event.tokens:
+                    yield DeltaEvent(event.index, "", event.tokens)
+                continue
+            if isinstance(event, FinishEvent):
+                yield _called(event, texts[event.index])
+            yield event
+    finally:
+        await events.aclose()
+
+
+def _called(end: FinishEvent, text: str) -> Event:
+    if end.reason != "stop" or end.stop is not None:
+        return DeltaEvent(end.index, text)
+    call = json.loads(text)  # the grammar saw to it that it is one
+    arguments = json.dumps(call["arguments"], ensure_ascii=False)
+    return CallEvent(end.index, 0, f"call_{secrets.token_hex(12)}", call["name"], arguments)
+
+
+def _events(parts: Sequence[AnswerPart], index: int, calls: Counter[int]) -> Iterator[Event]:
+    for part in parts:
+        if part.kind == "call":
+            yield CallEvent(index, calls[index], f"call_{secrets.token_hex(12)}", part.name, part.text)
+            calls[index] += 1
+        else:
+            yield (DeltaEvent if part.kind == "text" else ReasoningEvent)(index, part.text)

@@ -1,0 +1,443 @@
+"""Anthropic's Messages: a request becomes one of a chat, and the events of its answer theirs."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import Field, TypeAdapter
+
+from pictool.serve.answers import AnswerCollector, PartialAnswer, StartedStream, collect, sse
+from pictool.serve.bodies import BodyRoute, validated
+from pictool.serve.errors import ApiError
+from pictool.serve.routes.openai import POLICY, EventStream, chat_work
+from pictool.serve.schema import (
+    MAX_PARTS,
+    MAX_TOOLS,
+    CacheControl,
+    ChatMessage,
+    ChatRequest,
+    DocumentPart,
+    Ids,
+    OtherPart,
+    PicOptions,
+    Stops,
+    StrictModel,
+    TextPart,
+)
+from pictool.serve.service import Service, unless_gone
+from pictool.serve.work import (
+    AnswerRequest,
+    CallEvent,
+    ChatPrompt,
+    DeltaEvent,
+    Event,
+    FinishEvent,
+    ReasoningEvent,
+    Reuse,
+)
+
+MAX_MARKS = 4  # of cache_control in a request
+_REFUSED = ("top_k", "container", "context_management", "diagnostics", "mcp_servers")
+_CHAT = TypeAdapter(ChatRequest)
+
+
+class Block(StrictModel):
+    """A block of content. Which fields it has depends on its type."""
+
+    type: str
+    text: str | None = None
+    source: Any = None
+    title: str | None = None
+    context: str | None = None
+    citations: Any = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | Blocks | None = None
+    cache_control: CacheControl | None = None
+
+
+Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+
+class InputMessage(StrictModel):
+    role: Literal["user", "assistant", "system"]
+    content: str | Blocks
+
+
+class ToolDefinition(StrictModel):
+    """A tool of the client's, or (with another type than custom) one of Anthropic's, which is left out."""
+
+    type: str | None = None
+    name: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+
+
+class ToolChoice(StrictModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+
+
+class JsonFormat(StrictModel):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(StrictModel):
+    effort: str | None = None
+    format: JsonFormat | None = None
+
+
+class ThinkingConfig(StrictModel):
+    type: str
+
+
+class CountRequest(StrictModel):
+    """What makes a prompt."""
+
+    model: str
+    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+    system: str | Blocks | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    cache_control: CacheControl | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    top_k: int | None = None
+    container: Any = None
+    context_management: Any = None
+    diagnostics: Any = None
+    mcp_servers: Any = None
+    cache_ids: Ids | None = None
+
+
+class MessagesRequest(CountRequest):
+    max_tokens: int = Field(ge=0, le=1 << 31)
+    stop_sequences: Stops | None = None
+    stream: bool | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    pic: bool | PicOptions | None = None
+    verify: bool | None = None
+
+
+def message_routes(service: Service) -> APIRouter:
+    """The routes, for one service."""
+    router = APIRouter(tags=["anthropic"], route_class=BodyRoute)
+
+    @router.post("/v1/messages", response_model=None)
+    async def create(request: Request, body: MessagesRequest, x_pic_policy: POLICY = None) -> Response | dict[str, Any]:
+        started = time.perf_counter()
+        work = await chat_work(service, service.tenant(request), _chat_of(body), x_pic_policy)
+        events = service.events(work, started)
+        if body.max_tokens == 0:
+            events = _without_answer(events)
+        form = MessageForm(service.backend.model, work, body.thinking is None or body.thinking.type != "disabled")
+        if not body.stream:
+            return form.whole(await unless_gone(request, collect(events)))
+        return EventStream(form.stream(StartedStream(await unless_gone(request, anext(events)), events)))
+
+    @router.post("/v1/messages/count_tokens")
+    async def count(request: Request, body: CountRequest) -> dict[str, int]:
+        tenant = service.tenant(request)
+        work = await chat_work(service, tenant, _chat_of(body), None)
+        assert isinstance(work.prompt, ChatPrompt)
+        return {"input_tokens": await unless_gone(request, service.backend.count(work.prompt, tenant))}
+
+    return router
+
+
+# From a request to one of a chat
+
+
+def _chat_of(body: CountRequest) -> ChatRequest:
+    """The request of a chat that asks for the same. Raises ApiError."""
+    for name in _REFUSED:
+        if getattr(body, name):
+            raise ApiError(400, f"{name}: is not supported here; leave it out", param=name)
+    if body.messages[-1].role == "assistant":
+        raise ApiError(400, "messages: the last one is the assistant's; no answer is prefilled", param="messages")
+    _mark_last(body)
+    messages = [] if body.system is None else [_message("system", body.system)]
+    messages += [message for given in body.messages for message in _messages_of(given)]
+    tools = [_tool(tool) for tool in body.tools or () if tool.type in (None, "custom")]
+    chat: dict[str, Any] = {
+        "model": body.model, "messages": messages, "tools": tools, "tool_choice": _choice(body, tools),
+        "cache_ids": body.cache_ids,
+    }  # fmt: skip
+    if body.output_config is not None and body.output_config.format is not None:
+        schema = {"name": "output", "schema": body.output_config.format.schema_}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if isinstance(body, MessagesRequest):
+        chat |= {
+            "max_tokens": body.max_tokens or 1, "temperature": body.temperature, "top_p": body.top_p,
+            "stop": body.stop_sequences, "pic": body.pic, "verify": body.verify,
+        }  # fmt: skip
+    return validated(_CHAT, chat)
+
+
+def _mark_last(body: CountRequest) -> None:
+    """Check the markers; that of the whole request is one of its last block. Raises ApiError."""
+    last = body.messages[-1]
+    if body.cache_control is not None:
+        if isinstance(last.content, str):
+            last.content = [Block(type="text", text=last.content)]
+        if last.content and last.content[-1].cache_control is None:
+            last.content[-1].cache_control = body.cache_control
+    system = body.system if isinstance(body.system, list) else []
+    contents = [message.content for message in body.messages if isinstance(message.content, list)]
+    blocks = [*system, *(block for content in contents for block in _nested(content)), *(body.tools or ())]
+    marks = [block.cache_control for block in blocks if block.cache_control is not None]
+    if len(marks) > MAX_MARKS:
+        raise ApiError(
+            400, f"cache_control: {len(marks)} blocks have one; {MAX_MARKS} at most", param="cache_control"
+        )  # fmt: skip
+    for mark in marks:
+        mark.ttl = mark.ttl or "5m"
+
+
+def _nested(blocks: list[Block]) -> Iterator[Block]:
+    for block in blocks:
+        yield block
+        yield from _nested(block.content) if isinstance(block.content, list) else ()
+
+
+def _message(role: str, content: str | list[Block], **more: Any) -> ChatMessage:
+    parts = content if isinstance(content, str) else [_part(block) for block in content]
+    return ChatMessage(role=role, content=parts, **more)  # type: ignore[arg-type]
+
+
+def _part(block: Block) -> Any:
+    """A part of a chat's message. Raises ApiError."""
+    if block.type == "text":
+        return TextPart(type="text", text=_required(block, "text"), cache_control=block.cache_control)
+    if block.type == "document":
+        if isinstance(block.citations, dict) and block.citations.get("enabled"):
+            raise ApiError(400, "citations: are not supported here; leave them out", param="citations")
+        fields = {"type": "document", "source": block.source, "title": block.title, "context": block.context}
+        return validated(TypeAdapter(DocumentPart), fields, "messages")
+    return OtherPart(type=block.type)  # which is refused by its name
+
+
+def _required(block: Block, name: str) -> Any:
+    value = getattr(block, name)
+    if value is None:
+        raise ApiError(400, f"messages: a block of type {block.type[:80]} needs {name}", param="messages")
+    return value
+
+
+def _messages_of(given: InputMessage) -> Iterator[ChatMessage]:
+    """The messages of a chat: each result of a tool is one of its own."""
+    if isinstance(given.content, str):
+        yield _message(given.role, given.content)
+    elif given.role == "assistant":
+        yield _assistant(given.content)
+    else:
+        open_blocks = list[Block]()
+        for block in given.content:
+            if block.type != "tool_result":
+                open_blocks.append(block)
+                continue
+            if open_blocks:
+                yield _message(given.role, open_blocks)
+            open_blocks = []
+            name = _required(block, "tool_use_id")
+            yield _message("tool", block.content or "", cache_control=block.cache_control, tool_call_id=name)
+        if open_blocks or not given.content:
+            yield _message(given.role, open_blocks)
+
+
+def _assistant(blocks: list[Block]) -> ChatMessage:
+    """A turn of the model's: its texts, and beside them its reasoning and its calls."""
+    texts = [block for block in blocks if block.type not in ("tool_use", "thinking", "redacted_thinking")]
+    reasoning = "".join(_required(block, "thinking") for block in blocks if block.type == "thinking")
+    calls = [
+        {"id": _required(block, "id"), "type": "function",
+         "function": {"name": _required(block, "name"), "arguments": block.input or {}}}
+        for block in blocks if block.type == "tool_use"
+    ]  # fmt: skip
+    mark = next((block.cache_control for block in blocks if block.type == "tool_use" and block.cache_control), None)
+    more: dict[str, Any] = {"reasoning_content": reasoning, "thinking": reasoning} if reasoning else {}
+    return _message("assistant", texts, cache_control=mark, **more, **({"tool_calls": calls} if calls else {}))
+
+
+def _tool(tool: ToolDefinition) -> dict[str, Any]:
+    if not tool.name or tool.input_schema is None:
+        raise ApiError(400, "tools: each needs a name and an input_schema", param="tools")
+    described = {} if tool.description is None else {"description": tool.description}
+    return {"type": "function", "function": {"name": tool.name} | described | {"parameters": tool.input_schema}}
+
+
+def _choice(body: CountRequest, tools: list[dict[str, Any]]) -> str | dict[str, Any] | None:
+    choice = body.tool_choice
+    if choice is None or choice.type in ("auto", "none"):
+        return None if choice is None else choice.type
+    if choice.type == "any":
+        return "required"
+    if choice.name not in [tool["function"]["name"] for tool in tools]:
+        raise ApiError(400, f"tool_choice: there is no tool {str(choice.name)[:80]!r} here", param="tool_choice")
+    return {"type": "function", "function": {"name": choice.name}}
+
+
+# From events to messages
+
+
+async def _without_answer(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    """What is left of one token's answer where none was asked for: the prompt was read, and its texts are kept."""
+    try:
+        async for event in events:
+            if isinstance(event, FinishEvent):
+                yield FinishEvent(event.index, "length", 0)
+            elif not isinstance(event, DeltaEvent | ReasoningEvent | CallEvent):
+                yield event
+    finally:
+        await events.aclose()
+
+
+class MessageForm:
+    """A message of an answer, whole and as events.
+
+    Args:
+        has_thinking: whether the model's reasoning is shown.
+    """
+
+    def __init__(self, model: str, work: AnswerRequest, has_thinking: bool) -> None:
+        self._id, self._model, self._has_thinking = f"msg_{secrets.token_hex(12)}", model, has_thinking
+        self._is_long = work.ttl_s is not None and work.ttl_s > 300
+
+    def whole(self, collected: AnswerCollector) -> dict[str, Any]:
+        answer = collected.answers[0]
+        parts = [part for part in answer.merged if self._is_shown(part)]
+        return self._head(collected, answer) | {
+            "content": [_block(part) | _delta(part, whole=True) for part in parts], "pic": collected.report()
+        }  # fmt: skip
+
+    async def stream(self, events: StartedStream) -> AsyncGenerator[bytes, None]:
+        """The events of a message; an error ends it with one."""
+        collected, opened, index = AnswerCollector(), None, -1
+        has_begun = False
+        try:
+            async for event in events:
+                collected.add(event)
+                if not has_begun:
+                    has_begun = True
+                    head = self._head(collected, PartialAnswer()) | {"content": []}
+                    yield _event("message_start", message=head)
+                if not isinstance(event, DeltaEvent | ReasoningEvent | CallEvent) or not self._is_shown(event):
+                    continue
+                if opened is not type(event) or isinstance(event, CallEvent):
+                    if opened is not None:
+                        yield _event("content_block_stop", index=index)
+                    opened, index = type(event), index + 1
+                    yield _event("content_block_start", index=index, content_block=_block(event))
+                yield _event("content_block_delta", index=index, delta=_delta(event))
+            if opened is not None:
+                yield _event("content_block_stop", index=index)
+            head = self._head(collected, collected.answers[0])
+            delta = {name: head[name] for name in ("stop_reason", "stop_sequence")}
+            yield _event("message_delta", delta=delta, usage=head["usage"], pic=collected.report())
+            yield _event("message_stop")
+        except Exception as error:
+            yield sse(messages_error(ApiError.of(error)), "error")
+        finally:
+            await events.aclose()
+
+    def _is_shown(self, part: DeltaEvent | ReasoningEvent | CallEvent) -> bool:
+        return bool(isinstance(part, CallEvent) or part.text) and (
+            self._has_thinking or not isinstance(part, ReasoningEvent)
+        )
+
+    def _head(self, collected: AnswerCollector, answer: PartialAnswer) -> dict[str, Any]:
+        return {
+            "id": self._id, "type": "message", "role": "assistant", "model": self._model,
+            "stop_reason": _reason(answer), "stop_sequence": answer.stop,
+            "usage": self._usage(collected.reuse, answer.num_tokens),
+        }  # fmt: skip
+
+    def _usage(self, reuse: Reuse, num_generated: int) -> dict[str, Any]:
+        """The tokens of a prompt: those that were compiled for it, those that were reused, and all others."""
+        written = min(reuse.num_compiled, reuse.num_tokens)
+        read = min(max(0, reuse.cached - written), reuse.num_tokens - written)
+        by_time = {"ephemeral_1h_input_tokens": written * self._is_long}
+        return {
+            "input_tokens": reuse.num_tokens - written - read, "cache_creation_input_tokens": written,
+            "cache_read_input_tokens": read, "output_tokens": num_generated,
+            "cache_creation": by_time | {"ephemeral_5m_input_tokens": written * (not self._is_long)},
+        }  # fmt: skip
+
+
+def _reason(answer: PartialAnswer) -> str | None:
+    if answer.reason == "length":
+        return "max_tokens"
+    if answer.stop is not None:
+        return "stop_sequence"
+    if answer.reason == "stop":
+        return "tool_use" if answer.calls else "end_turn"
+    return None
+
+
+def _block(part: DeltaEvent | ReasoningEvent | CallEvent) -> dict[str, Any]:
+    """A block as it begins."""
+    if isinstance(part, CallEvent):
+        return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+    if isinstance(part, ReasoningEvent):
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": "", "citations": None}
+
+
+def _delta(part: DeltaEvent | ReasoningEvent | CallEvent, whole: bool = False) -> dict[str, Any]:
+    """What is added to a block by an event; or (whole) the fields of the block of all its events."""
+    if isinstance(part, CallEvent):
+        arguments = json.loads(part.arguments) if whole else None
+        return {"input": arguments} if whole else {"type": "input_json_delta", "partial_json": part.arguments}
+    name = "thinking" if isinstance(part, ReasoningEvent) else "text"
+    return {name: part.text} if whole else {"type": f"{name}_delta", name: part.text}
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return sse({"type": name} | fields, name)
+
+
+# Errors
+
+_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error",
+}  # fmt: skip
+
+
+def is_messages(request: Request) -> bool:
+    """Whether a request is in this form, so that its errors are, too."""
+    return request.url.path.startswith("/v1/messages") or "anthropic-version" in request.headers
+
+
+def messages_status(error: ApiError) -> int:
+    """The status of an error in this form."""
+    return {422: 400, 503: 529}.get(error.status, error.status)
+
+
+def messages_error(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
+    """An error in this form, with the fields of OpenAI's."""
+    body = error.body()["error"] | {"type": _TYPES.get(messages_status(error), "api_error")}
+    return {"type": "error", "error": body, "request_id": request_id}
+
+
+def messages_model(service: Service) -> dict[str, Any]:
+    """The model in this form."""
+    backend = service.backend
+    created = datetime.fromtimestamp(backend.created, UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "type": "model", "id": backend.model, "display_name": backend.model, "created_at": created,
+        "max_input_tokens": backend.context_length, "max_tokens": backend.context_length, "lifecycle": "active",
+    }  # fmt: skip

@@ -1,0 +1,173 @@
+"""Answers that are JSON of a schema, and calls that are forced: validated by `jsonschema`, through each dialect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import hypothesis.strategies as st
+import jsonschema  # type: ignore[import-untyped]
+import openai
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from pictool.errors import InputError
+from pictool.runtime.grammar import Grammar, require_schema
+from pictool.runtime.model import Model
+from pictool.store.store import Store
+from serve.live import NAME, RESPONSES, TEMPLATE, Live, serving, tiny_model
+
+CITY: dict[str, Any] = {
+    "type": "object", "additionalProperties": False, "required": ["name", "size", "kind"],
+    "properties": {"name": {"type": "string", "maxLength": 8},
+                   "size": {"type": "integer", "minimum": 0, "maximum": 999}, "kind": {"enum": ["harbour", "town"]}},
+}  # fmt: skip
+MESSAGES: list[Any] = [{"role": "user", "content": "Really?"}]
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": CITY | {"required": ["kind"]}}}
+    for name in ("look", "go")
+]
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    with serving(tiny_model(TEMPLATE, responses=RESPONSES), Store(tmp_path_factory.mktemp("said") / "store")) as live:
+        yield live
+
+
+@pytest.fixture
+def client(speaking: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{speaking.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def schema_format(schema: dict[str, Any]) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": True}}
+
+
+@pytest.mark.parametrize("more", [{"temperature": 0}, {"temperature": 1, "seed": 5, "n": 4, "logprobs": True}])
+def test_a_chats_answers_are_of_the_schema(client: openai.OpenAI, more: dict[str, Any]) -> None:
+    ask: Any = {"model": NAME, "messages": MESSAGES, "max_tokens": 200, "response_format": schema_format(CITY)} | more
+    choices = client.chat.completions.create(**ask).choices
+    for choice in choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content or ""), CITY)
+    chunks = client.chat.completions.create(stream=True, **ask)
+    streamed = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices and c.choices[0].index == 0)
+    assert streamed == choices[0].message.content
+
+
+def test_any_object(client: openai.OpenAI) -> None:
+    done = client.chat.completions.create(
+        model=NAME, messages=MESSAGES, max_tokens=400, response_format={"type": "json_object"}, seed=1
+    )
+    choice = done.choices[0]
+    assert choice.finish_reason == "length" or isinstance(json.loads(choice.message.content or ""), dict)
+
+
+def test_the_other_dialects(client: openai.OpenAI, speaking: Live) -> None:
+    text: Any = {"format": {"type": "json_schema", "name": "city", "schema": CITY}}
+    got = client.responses.create(model=NAME, input="Really?", temperature=0, text=text)
+    jsonschema.validate(json.loads(got.output_text), CITY)
+    with anthropic.Anthropic(base_url=speaking.url, api_key="none", max_retries=0) as other:
+        message = other.messages.create(
+            model=NAME, max_tokens=200, messages=MESSAGES, extra_body={"temperature": 0},
+            output_config={"format": {"type": "json_schema", "schema": CITY}},
+        )  # fmt: skip
+        assert message.content[0].text == got.output_text  # type: ignore[union-attr]
+        tools: Any = [{"name": "look", "input_schema": CITY}]
+        choices: Any = ({"type": "any"}, {"type": "tool", "name": "look"})
+        for choice in choices:
+            forced = other.messages.create(
+                model=NAME, max_tokens=200, messages=MESSAGES, tools=tools, tool_choice=choice
+            )  # fmt: skip
+            (use,) = forced.content
+            assert use.type == "tool_use" and use.name == "look" and forced.stop_reason == "tool_use"
+            jsonschema.validate(use.input, CITY)
+    function: Any = {"type": "function", "name": "look", "parameters": CITY}
+    called = client.responses.create(model=NAME, input="Really?", tools=[function], tool_choice="required")
+    (call,) = called.output
+    assert call.type == "function_call"
+    jsonschema.validate(json.loads(call.arguments), CITY)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}])
+def test_a_forced_call_is_one(client: openai.OpenAI, choice: Any) -> None:
+    ask: Any = {"model": NAME, "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "seed": 3}
+    done = client.chat.completions.create(max_tokens=200, **ask).choices[0]
+    assert done.message.tool_calls is not None
+    (call,) = done.message.tool_calls
+    assert call.type == "function" and call.function.name in ("go", "look")[: 1 if isinstance(choice, dict) else 2]
+    jsonschema.validate(json.loads(call.function.arguments), TOOLS[0]["function"]["parameters"])
+    cut = client.chat.completions.create(max_tokens=4, **ask).choices[0]
+    assert cut.finish_reason == "length" and not cut.message.tool_calls and cut.message.content
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"not": {}}, 'keys: ["not"]'), ({"type": "foo"}, "foo"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
+        ({"$ref": "http://x/y"}, "http://x/y"), ({"uniqueItems": True}, "uniqueItems"),
+        ({"x-guidance": {"lenient": True}, "not": {}}, 'keys: ["not"]'), ({"enum": ["x" * 300_000]}, "characters"),
+    ],
+)  # fmt: skip
+def test_what_is_not_followed_is_refused_with_its_reason(
+    client: openai.OpenAI, schema: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=NAME, messages=MESSAGES, response_format=schema_format(schema))
+    assert word in caught.value.message and "response_format" in caught.value.message
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        client.chat.completions.create(
+            model=NAME, messages=MESSAGES, tools=TOOLS, response_format={"type": "json_object"}
+        )
+
+
+# Schemas that hypothesis makes
+
+TEXTS = st.sampled_from(["a", "b", "naïve", "x y"])
+LEAVES: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.just({"type": "boolean"}), st.just({"type": "null"}),
+    st.builds(lambda n: {"type": "string", "maxLength": n}, st.integers(0, 5)),
+    st.builds(lambda n: {"type": "integer", "minimum": 0, "maximum": n}, st.integers(0, 99)),
+    st.builds(lambda texts: {"enum": texts}, st.lists(TEXTS, min_size=1, max_size=3, unique=True)),
+)  # fmt: skip
+
+
+def nested(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    def an_object(fields: dict[str, Any], count: int) -> dict[str, Any]:
+        required = sorted(fields)[:count]
+        return {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
+
+    return st.one_of(
+        st.builds(an_object, st.dictionaries(TEXTS, inner, max_size=3), st.integers(0, 3)),
+        st.builds(lambda item, n: {"type": "array", "items": item, "maxItems": n}, inner, st.integers(0, 3)),
+        st.builds(lambda parts: {"anyOf": parts}, st.lists(inner, min_size=1, max_size=3)),
+    )
+
+
+SCHEMAS = st.recursive(LEAVES, nested, max_leaves=6)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(schema=SCHEMAS, seed=st.integers(0, 1 << 20))
+def test_every_answer_that_ends_is_of_its_schema_and_all_end(schema: dict[str, Any], seed: int, model: Model) -> None:
+    """Tokens are chosen at random: no white space can go on for ever."""
+    generator = torch.Generator().manual_seed(seed)
+    grammar, tokens = Grammar(model, json.dumps(schema)), list[int]()
+    while not tokens or tokens[-1] not in model.eos_ids:
+        assert len(tokens) < 600, model.tokenizer.decode(tokens)
+        weights = grammar.masked(torch.zeros(model.config.vocab_size)).softmax(-1)
+        tokens.append(int(torch.multinomial(weights, 1, generator=generator)))
+        grammar.push(tokens[-1])
+    jsonschema.validate(json.loads(model.tokenizer.decode(tokens[:-1])), schema)
+
+
+def test_a_schema_that_is_none() -> None:
+    for wrong in ("false", "[]", "5", "{"):
+        with pytest.raises(InputError, match="schema"):
+            require_schema(wrong)

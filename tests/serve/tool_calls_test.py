@@ -1,0 +1,126 @@
+"""Calls and reasoning in chats: parsed from the text of a model that says what it is told, whole and streamed alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from pictool.bounded_process import BoundedProcess
+from pictool.runtime.chat import parsing
+from pictool.runtime.chat.parsing import AnswerParser
+from pictool.store.store import Store
+from serve.live import END, NAME, RESPONSES, TEMPLATE, Live, Script, serving, tiny_model
+
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {}}}}}
+]
+CALL = '<call>{"name": "look", "arguments": {"at": "the harbour"}}</call>'
+ASK: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "Really?"}], "max_tokens": 200}
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A server of a model that writes calls."""
+    with serving(tiny_model(TEMPLATE, responses=RESPONSES), Store(tmp_path_factory.mktemp("said") / "store")) as live:
+        yield live
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    return Script().install(monkeypatch)
+
+
+@pytest.fixture
+def client(speaking: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{speaking.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def answer(client: openai.OpenAI, script: Script, text: str, **more: Any) -> dict[str, Any]:
+    """A message and why it ended, which must be the same whole and streamed."""
+    script.says(text, text)
+    (choice,) = client.chat.completions.create(**(ASK | {"tools": TOOLS} | more)).choices
+    whole = choice.message
+    calls = [(call.function.name, call.function.arguments) for call in whole.tool_calls or ()]  # type: ignore[union-attr]
+    found = {
+        "text": whole.content or "", "reasoning": getattr(whole, "reasoning_content", ""), "calls": calls,
+        "reason": choice.finish_reason,
+    }  # fmt: skip
+    streamed: dict[str, Any] = {"text": "", "reasoning": "", "calls": [], "reason": None}
+    for chunk in client.chat.completions.create(stream=True, **(ASK | {"tools": TOOLS} | more)):
+        delta = chunk.choices[0].delta
+        streamed["text"] += delta.content or ""
+        streamed["reasoning"] += getattr(delta, "reasoning_content", None) or ""
+        for call in delta.tool_calls or ():
+            assert call.index == len(streamed["calls"]) and call.function is not None and call.id
+            streamed["calls"].append((call.function.name, call.function.arguments))
+        streamed["reason"] = chunk.choices[0].finish_reason
+    assert streamed == found
+    return found
+
+
+def test_a_call_is_one_and_reasoning_is_apart(client: openai.OpenAI, script: Script) -> None:
+    found = answer(client, script, f"<think>Where is it?</think>\n\nI look. {CALL}{CALL}{END}")
+    assert found["text"] == "I look." and found["reasoning"] == "Where is it?" and found["reason"] == "tool_calls"
+    assert [(name, json.loads(given)) for name, given in found["calls"]] == [("look", {"at": "the harbour"})] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "reason"),
+    [
+        (CALL, {"max_tokens": 20}, "length"),
+        (CALL, {"stop": ["harbour"]}, "stop"),
+        (CALL[:30] + END, {}, "stop"),
+        (f"<call>{{broken</call>{END}", {}, "stop"),
+        (f'<call>{{"name": "look"}}</call>{END}', {}, "stop"),
+        (f'<call>{{"name": 5, "arguments": {{}}}}</call>{END}', {}, "stop"),
+        (CALL + END, {"tools": []}, "stop"),
+        (CALL + END, {"tool_choice": "none"}, "stop"),
+    ],
+)
+def test_what_is_no_whole_call_is_text(
+    client: openai.OpenAI, script: Script, text: str, more: dict[str, Any], reason: str
+) -> None:
+    found = answer(client, script, text, **more)
+    assert not found["calls"] and found["text"].startswith("<call>") and found["reason"] == reason
+    assert text.startswith(found["text"])
+
+
+def test_a_call_before_the_limit_is_whole_and_the_answer_is_cut(client: openai.OpenAI, script: Script) -> None:
+    found = answer(client, script, CALL + " and more " * 100)
+    assert len(found["calls"]) == 1 and found["reason"] == "length"
+
+
+def test_calls_and_results_come_back(client: openai.OpenAI, script: Script, speaking: Live) -> None:
+    found = answer(client, script, CALL + END)
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": found["calls"][0][1]}}
+    messages = [
+        *ASK["messages"], {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "A boat."},
+    ]  # fmt: skip
+    assert answer(client, script, f"It is a boat.{END}", messages=messages)["text"] == "It is a boat."
+
+
+def test_a_model_that_cannot_say_calls_takes_no_tools(live: Live) -> None:
+    body = ASK | {"tools": TOOLS}
+    assert "response_template" in live.error(400, "POST", "/v1/chat/completions", json=body)["message"]
+
+
+def test_a_parser_that_hangs_costs_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is ended; what it held is text, and so is the rest."""
+    slow = BoundedProcess("pictool.runtime.chat.parser_process", 0.5, parsing.LIMIT_BYTES)
+    monkeypatch.setattr(parsing, "_process", slow)
+    fields: dict[str, Any] = {"content": {}, "tool_calls": {"open_pattern": "(a|a?)+(a|aa)+!", "close": ">"}}
+    parser = AnswerParser({"start_anchor": "x", "fields": fields}, "x", [], True)
+    parts = [*parser.feed("a" * 60 + "b"), *parser.feed(" more"), *parser.end("</s>")]
+    assert "".join(part.text for part in parts) == "a" * 60 + "b more"
+    slow.close()
+
+
+def test_a_template_that_is_none_is_text() -> None:
+    parser = AnswerParser({"fields": {}}, "", [], True)
+    assert [part.text for part in [*parser.feed("text"), *parser.end(None)]] == ["text"]
