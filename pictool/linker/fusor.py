@@ -23,14 +23,16 @@ class Fusor:
         rows: bool [layers, n], whose K and V were computed at each layer.
         scores: float32 [n], what the policy chose by, or None; 0 where it has none.
 
-    `required`, bool [N], are rows that are computed whatever the policy selects.
+    `required`, bool [N], are rows that are computed whatever the policy selects; `exact`, bool [n], those that are in
+    the image already, as an earlier prompt computed them.
     """
 
     def __init__(
-        self, image: Image, prompt: Prompt, policy: Policy, selection: Selection, required: RowMask | None = None
-    ) -> None:
+        self, image: Image, prompt: Prompt, policy: Policy, selection: Selection, required: RowMask | None = None,
+        exact: RowMask | None = None,
+    ) -> None:  # fmt: skip
         self._image, self._stage, self._model = image, prompt.stage, prompt.model
-        self._narrowing = Narrowing(prompt, policy, selection, self._always(prompt, required))
+        self._narrowing = Narrowing(prompt, policy, selection, self._always(prompt, required), exact)
         self._checked = policy.check_layers(image.stack.num_layers)
         self.rows = np.zeros((image.stack.num_layers, prompt.layout.num_tokens), dtype=bool)
         self._required: RowMask | None = None  # [n]
@@ -93,8 +95,9 @@ class Fusor:
 
 
 def measure_attention(
-    image: Image, prompt: Prompt, required: RowMask | None, before_layer: Callable[[int], object]
-) -> Scores:
+    image: Image, prompt: Prompt, required: RowMask | None, before_layer: Callable[[int], object],
+    exact: RowMask | None = None,
+) -> Scores:  # fmt: skip
     """The most that any row of the tail attends to each context token with any head; float32 [layers, N].
 
     The tail is computed over naive reuse, with the rows that no object has. What it leaves in the image of these rows
@@ -104,7 +107,7 @@ def measure_attention(
         before_layer: called before each layer, to wait until its KV is in the image.
     """
     naive, most = make_policy("naive"), list[torch.Tensor]()
-    fusor = Fusor(image, prompt, naive, naive.select(prompt), required)
+    fusor = Fusor(image, prompt, naive, naive.select(prompt), required, exact)
     start, end = prompt.layout.tail
 
     def keep(scores: torch.Tensor) -> None:

@@ -54,7 +54,7 @@ class Metrics:
 
     def count_prompt(self, reuse: Reuse) -> None:
         """Count what was done with a prompt."""
-        for kind in ("exact", "linked", "recomputed"):
+        for kind in ("exact", "linked", "recomputed", "prefix"):
             self._tokens.labels(kind).inc(getattr(reuse, kind))
         if reuse.chunks:
             self._hits.labels(reuse.source).inc(reuse.chunks)
@@ -89,6 +89,8 @@ def _pool_gauges(status: Callable[[], BackendStatus]) -> dict[str, tuple[str, Ca
         return lambda: float(getattr(status().pool, name, 0))
 
     return {
+        "pic_pool_prefix_bytes": ("KV of earlier requests on the device.", count("prefix_bytes")),
+        "pic_pool_evicted_bytes": ("KV that gave way to other KV there.", count("evicted_bytes")),
         "pic_pool_resident_bytes": ("KV of objects on the device.", count("resident_bytes")),
         "pic_pool_moves": ("Runs of KV that were moved to their places on the device.", count("moves")),
         "pic_pool_loaded_bytes": ("KV of objects that links copied from the host.", count("loaded_bytes")),

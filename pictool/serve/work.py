@@ -143,6 +143,7 @@ class Reuse:
         source: how the documents were found: "cache", "marker", "recognised", joined by "+"; "none".
         problem: why a prompt was computed that should have been linked.
         hint: why documents in its texts were not recognised, as far as their form tells.
+        prefix: of the exact tokens, those that an earlier request computed after the same tokens.
     """
 
     policy: str
@@ -154,6 +155,7 @@ class Reuse:
     source: str = "none"
     problem: str | None = None
     hint: str | None = None
+    prefix: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -164,7 +166,7 @@ class Reuse:
         more = {name: text for name in ("problem", "hint") if (text := getattr(self, name)) is not None}
         return {
             "policy": self.policy, "chunks": self.chunks, "exact_tokens": self.exact, "linked_tokens": self.linked,
-            "recomputed_tokens": self.recomputed, "source": self.source,
+            "recomputed_tokens": self.recomputed, "prefix_tokens": self.prefix, "source": self.source,
         } | more  # fmt: skip
 
 
