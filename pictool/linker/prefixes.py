@@ -88,7 +88,7 @@ class BlockChain:
 
 
 @dataclass(eq=False)
-class Piece:
+class PrefixPiece:
     """Consecutive blocks of a chain in consecutive slots from `start` on; `first` is the number of the first one.
 
     `used` is when it was used last. A held one is in the region of an image, and stays as long as that.
@@ -159,34 +159,34 @@ class FoundPrefix:
 class PrefixIndex:
     """Which slots of a pool have which blocks."""
 
-    pieces: list[Piece] = field(default_factory=list)
-    _by_key: dict[Key, list[Piece]] = field(default_factory=dict)
+    pieces: list[PrefixPiece] = field(default_factory=list)
+    _by_key: dict[Key, list[PrefixPiece]] = field(default_factory=dict)
 
-    def add(self, piece: Piece) -> Piece:
+    def add(self, piece: PrefixPiece) -> PrefixPiece:
         self.pieces.append(piece)
         self._list(piece, piece.keys)
         return piece
 
-    def grow(self, piece: Piece, keys: Sequence[Key]) -> None:
+    def grow(self, piece: PrefixPiece, keys: Sequence[Key]) -> None:
         """Add blocks that follow on a piece."""
         piece.keys += keys
         self._list(piece, keys)
 
-    def remove(self, piece: Piece) -> None:
+    def remove(self, piece: PrefixPiece) -> None:
         self.pieces.remove(piece)
         for key in piece.keys:
             self._by_key[key].remove(piece)
             if not self._by_key[key]:
                 del self._by_key[key]
 
-    def split(self, piece: Piece, sizes: Sequence[int]) -> list[Piece]:
+    def split(self, piece: PrefixPiece, sizes: Sequence[int]) -> list[PrefixPiece]:
         """Make several pieces of one, of so many blocks each."""
         self.remove(piece)
         parts, at = [], 0
         for size in sizes:
             keys = piece.keys[at : at + size]
             parts.append(
-                self.add(Piece(keys, piece.first + at, piece.start + at * BLOCK, piece.used, piece.is_held))
+                self.add(PrefixPiece(keys, piece.first + at, piece.start + at * BLOCK, piece.used, piece.is_held))
             )  # fmt: skip
             at += size
         return parts
@@ -198,7 +198,7 @@ class PrefixIndex:
     def find(self, keys: Sequence[Key]) -> list[FoundRun]:
         """Where the blocks of a chain are, up to the first that is nowhere."""
         runs: list[tuple[int, int, list[Key]]] = []
-        piece: Piece | None = None
+        piece: PrefixPiece | None = None
         for block, key in enumerate(keys):
             if not key:
                 continue
@@ -238,6 +238,6 @@ class PrefixIndex:
             rows[run.position : last * BLOCK] = True
         return FoundPrefix(chain, tuple(chain.keys[:last]), end, rows)
 
-    def _list(self, piece: Piece, keys: Sequence[Key]) -> None:
+    def _list(self, piece: PrefixPiece, keys: Sequence[Key]) -> None:
         for key in keys:
             self._by_key.setdefault(key, []).append(piece)

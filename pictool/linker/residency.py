@@ -35,9 +35,9 @@ from pictool.linker.prefixes import (
     FoundPrefix,
     FoundRun,
     LinkedSpan,
-    Piece,
     PrefixIndex,
     PrefixLostError,
+    PrefixPiece,
 )
 from pictool.linker.slots import find_room, overlaps, shared_slots, slots_of
 from pictool.runtime.memory.cidra import Move
@@ -123,7 +123,7 @@ class Resident:
         return self.start + self.length
 
 
-Item = Resident | Piece  # what may be moved out of the way, or evicted
+Item = Resident | PrefixPiece  # what may be moved out of the way, or evicted
 
 
 @dataclass(eq=False)
@@ -139,7 +139,7 @@ class _Region:
     evicts: bool = False
     chain: BlockChain | None = None
     kept: int = 0
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[PrefixPiece] = field(default_factory=list)
     appended: list[int] = field(default_factory=list)
     resident: list[Resident] = field(default_factory=list)
     loaded: list[Resident] = field(default_factory=list)
@@ -341,7 +341,7 @@ class ResidentObjects:
             if keys[block] and last is not None and last.first + len(last.keys) == block and not last.is_large:
                 self._prefixes.grow(last, [keys[block]])
             elif keys[block]:
-                piece = Piece([keys[block]], block, region.start + block * BLOCK, self._batches, is_held=True)
+                piece = PrefixPiece([keys[block]], block, region.start + block * BLOCK, self._batches, is_held=True)
                 region.pieces.append(self._prefixes.add(piece))
         region.kept = len(keys)
 
@@ -359,7 +359,7 @@ class ResidentObjects:
             target = region.start + run.position
             if run.slot != target:
                 moves.append(Move(run.slot, target, None, run.length))
-                piece = Piece(list(run.keys), run.first, target, self._batches, is_held=True)
+                piece = PrefixPiece(list(run.keys), run.first, target, self._batches, is_held=True)
                 region.pieces.append(self._prefixes.add(piece))
         region.pieces.sort(key=lambda piece: piece.first)
         return moves
@@ -419,7 +419,7 @@ class ResidentObjects:
         copies, kept = self._eviction_order(found, used)
         room = find_room(order := [*copies, *kept], used, length, self.num_slots)
         own = {_content(part) for part in placed}
-        others = [item for item in order if isinstance(item, Piece) or item.content not in own]
+        others = [item for item in order if isinstance(item, PrefixPiece) or item.content not in own]
         for start, stay in stays.most_common():
             if 0 <= start <= self.num_slots - length and not overlaps(start, start + length, used):
                 displaced = sum(shared_slots(item, start, start + length) for item in others)
@@ -472,7 +472,7 @@ class ResidentObjects:
         kept, copies = list[Item](), list[Item]()
         for item in sorted(items, key=_by_use):
             if not overlaps(item.start, item.end, used):
-                contents = item.keys if isinstance(item, Piece) else (item.content,)
+                contents = item.keys if isinstance(item, PrefixPiece) else (item.content,)
                 (copies if seen.issuperset(contents) else kept).append(item)
                 seen.update(contents)
         return copies[::-1], kept[::-1]
@@ -504,7 +504,7 @@ class ResidentObjects:
 
     def _has(self, item: Item, held: set[Hashable]) -> bool:
         """Whether something is elsewhere, too."""
-        if isinstance(item, Piece):
+        if isinstance(item, PrefixPiece):
             return self._prefixes.has(item.keys)
         return item.content in held or any(resident.content == item.content for resident in self._residents)
 
@@ -521,7 +521,7 @@ class ResidentObjects:
         for other in order:
             if shared_slots(other, start, start + item.length):
                 self._evict(other)
-        if isinstance(item, Piece):
+        if isinstance(item, PrefixPiece):
             item.start = start
             self._prefixes.add(item)
         else:
@@ -530,7 +530,7 @@ class ResidentObjects:
 
     def _evict(self, item: Item) -> None:
         self._evicted += item.length
-        if isinstance(item, Piece):
+        if isinstance(item, PrefixPiece):
             self._prefixes.remove(item)
         else:
             self._residents.remove(item)
