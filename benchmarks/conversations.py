@@ -1,6 +1,6 @@
 """Conversations that take turns: tokens that `pic serve` reuses, beside an exact prefix cache without limits.
 
-    python -m benchmarks.conversations --out benchmarks/results/conversations.json
+    OMP_NUM_THREADS=1 python -m benchmarks.conversations --out benchmarks/results/conversations.json
 
 Each conversation is the loop of an agent: a system text that all share, a task, and turns of an answer and a tool's
 output. One request of each is sent in turn, at temperature 0. Texts are random tokens, so nothing repeats by chance.
@@ -101,13 +101,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="results file")
     parser.add_argument("--model", default="embedded-small")
     parser.add_argument("--conversations", default="1,8,64", help="numbers of conversations")
-    parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--answer", type=int, default=8, help="tokens of an answer at most")
+    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--answer", type=int, default=16, help="tokens of an answer at most")
     options = parser.parse_args()
     model = load_model(options.model)
     rows = []
     for number in map(int, options.conversations.split(",")):
-        for share in (1.0, 0.5) if number == 8 else (1.0,):
+        for share in (1.0, 0.5) if number > 1 else (1.0,):
             rows.append({"pool": share} | asyncio.run(converse(model, number, options, share)))
             print(rows[-1])
     if options.out is not None:

@@ -19,11 +19,12 @@ import torch
 from pictool.linker.grid import parse_policy
 from pictool.runtime.memory.image import GROWTH
 from pictool.runtime.memory.pool import slot_bytes
-from pictool.runtime.model import Model
+from pictool.runtime.model import Model, wrap_model
 from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.start import start_backend
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
-from serve.live import DOCS, NAME, TEMPLATE, Live, serving, text_of, tiny_model, until
+from serve.live import DOCS, NAME, TEMPLATE, Live, serving, serving_backend, text_of, tiny_model, until
 
 KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b"), "op": Tenant("operator")})
 SETTINGS = BackendSettings(parse_policy("legolink-4"), refresh_s=3600, pool_bytes=None)
@@ -178,3 +179,12 @@ def test_span_queries_and_links_reuse_them_too(templated: Model, tmp_path: Path)
             recomputed.append(json.loads(re.findall(r"^data: (.*report.*)$", events, re.MULTILINE)[-1])["report"])
         first, second, compared = (report["tokens"]["recomputed"] for report in recomputed)
         assert second < first == compared and recomputed[2]["compare"]["same_answer"]
+
+
+def test_a_model_that_can_keep_nothing_says_so(tmp_path: Path) -> None:
+    module, told = tiny.random_module(tiny.CONFIGS["phi3-long"]()), list[str]()
+    model = wrap_model(module, tiny.tokenizer(), NAME)
+    backend = start_backend(model, Store(tmp_path / "store"), SETTINGS, None, warn=told.append)
+    with serving_backend(backend, Store(tmp_path / "store")) as live:
+        assert [prefix_of(live.chat(tiny.TEXT)) for _ in range(2)] == [0, 0]
+    assert told == [f"{NAME}: its RoPE depends on the prompt's length, so no KV is kept from request to request"]
