@@ -100,7 +100,7 @@ class ServeOptions:
         Optional[str], option("--learn", "SIZE", "Compile texts that requests repeat, so many bytes (off).", COMPILING)
     ] = None
     pool: Annotated[
-        Optional[str], option("--pool", "SIZE", "KV of objects that stays on the device, as 500M; 0: none.", MODEL)
+        Optional[str], option("--pool", "SIZE", "KV that stays on the device, as 500M; 0: none (1/4 of memory).", MODEL)
     ] = None
     request_log: Annotated[
         Optional[str], option("--request-log", "FILE", "Log keyed hashes of requests, for pic estimate.", OUTPUT)
@@ -336,11 +336,11 @@ def leased_bytes(options: ServeOptions) -> int | None:
         return None if options.leases is None else parse_size("--leases", options.leases)
 
 
-def pool_bytes(options: ServeOptions) -> int:
-    """The size of --pool. Raises InputError for what is no size."""
+def pool_bytes(options: ServeOptions) -> int | None:
+    """The size of --pool; None if it is not given. Raises InputError for what is no size."""
     from pictool.commands.console.sizes import parse_size
 
-    return 0 if options.pool is None else parse_size("--pool", options.pool)
+    return None if options.pool is None else parse_size("--pool", options.pool)
 
 
 def open_request_log(options: ServeOptions, resources: ExitStack) -> RequestLog | None:

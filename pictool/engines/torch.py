@@ -32,12 +32,17 @@ class TorchEngine(Engine):
     )
 
     def __init__(
-        self, model: Model, store: Store, pool_bytes: int = 0, residents: ResidentObjects | None = None
-    ) -> None:
-        """`residents`: those of a pool that engines of one model share; None: of one of its own, of `pool_bytes`."""
+        self, model: Model, store: Store, pool_bytes: int = 0, residents: ResidentObjects | None = None,
+        prefixes: bool = True,
+    ) -> None:  # fmt: skip
+        """`residents`: those of a pool that engines of one model share; None: of one of its own, of `pool_bytes`.
+
+        `prefixes`: as of `link`.
+        """
         from pictool.linker.residency import ResidentObjects
 
         super().__init__(model, store, pool_bytes)
+        self._prefixes = prefixes
         self.residents = ResidentObjects(model, pool_bytes) if pool_bytes and residents is None else residents
 
     def compile(
@@ -59,7 +64,12 @@ class TorchEngine(Engine):
         """See `Engine.link`; `stage` surrounds each stage of the link, and may end it."""
         from pictool.linker.link import link
 
-        return _result(link(self.model, self.store, spec, stage=stage, on_compile=on_compile, residents=self.residents))
+        return _result(
+            link(
+                self.model, self.store, spec, stage=stage, on_compile=on_compile, residents=self.residents,
+                prefixes=self._prefixes,
+            )
+        )  # fmt: skip
 
     def link_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, LinkResult | PicError]]:
         """See `Engine.link_all`. From a pool they are linked in batches."""

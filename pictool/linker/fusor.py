@@ -20,14 +20,16 @@ class Fusor:
         rows: bool [layers, n], whose K and V were computed at each layer.
         scores: float32 [n], what the policy chose by, or None; 0 where it has none.
 
-    `required`, bool [N], are rows that are computed whatever the policy selects.
+    `required`, bool [N], are rows that are computed whatever the policy selects; `exact`, bool [n], those that are in
+    the image already, as an earlier prompt computed them.
     """
 
     def __init__(
-        self, image: Image, prompt: Prompt, policy: Policy, selection: Selection, required: RowMask | None = None
-    ) -> None:
+        self, image: Image, prompt: Prompt, policy: Policy, selection: Selection, required: RowMask | None = None,
+        exact: RowMask | None = None,
+    ) -> None:  # fmt: skip
         self._image, self._stage, self._model = image, prompt.stage, prompt.model
-        self._narrowing = Narrowing(prompt, policy, selection, self._always(prompt, required))
+        self._narrowing = Narrowing(prompt, policy, selection, self._always(prompt, required), exact)
         self._checked = policy.check_layers(image.stack.num_layers)
         self.rows = np.zeros((image.stack.num_layers, prompt.layout.num_tokens), dtype=bool)
         self._required: RowMask | None = None  # [n]

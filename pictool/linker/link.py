@@ -1,4 +1,5 @@
-"""`link()`: resolve → lay out → select → open → reserve → each layer: load, relocate, compute, narrow → logits.
+"""`link()`: resolve → lay out → find a prefix → select → open → reserve → each layer (load, relocate, compute, narrow)
+→ logits.
 
 `prepare` ends before the reservation and `compute` begins after it, so several prompts can reserve images together
 (`batch.py`).
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import encode_within
@@ -19,6 +20,7 @@ from pictool.linker.context import Context, ReusePlan, context_of
 from pictool.linker.fusor import Fusor
 from pictool.linker.loader import Loader
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stage, no_stage
+from pictool.linker.prefixes import FoundPrefix, PrefixLostError, linked_spans
 from pictool.linker.residency import PoolUse, Reservation, ResidentObjects
 from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents, resolve_plan
 from pictool.linker.spec import Spec
@@ -52,7 +54,8 @@ class Linked:
     """A linked prompt. `rows` is bool [layers, n]: whose K and V were computed at each layer; `scores` float32 [n].
 
     `bytes_read` is KV that was read from objects; what host memory held is not among it. `texts` are those of head,
-    chunks and tail. `pool` is what was reused of KV on the device, of an engine that has a pool.
+    chunks and tail. `pool` is what was reused of KV on the device, of an engine that has a pool; chunks before token
+    `exact_end` were not linked, since an earlier prompt had computed them.
     """
 
     image: Image
@@ -64,6 +67,7 @@ class Linked:
     timing: Timing
     bytes_read: int
     pool: PoolUse | None = None
+    exact_end: int = 0
 
     @property
     def recomputed(self) -> float:
@@ -73,7 +77,7 @@ class Linked:
 
 def link(
     model: Model, store: Store, spec: Spec, *, on_compile: OnCompile | None = None, stage: Stage = no_stage,
-    residents: ResidentObjects | None = None,
+    residents: ResidentObjects | None = None, prefixes: bool = True,
 ) -> Linked:  # fmt: skip
     """Link documents into a prompt: head + documents + tail, each tokenized on its own (docs/design.md §2, rule 1).
 
@@ -85,6 +89,7 @@ def link(
         stage: `stage(name)` is entered around each part of the work that can be timed on its own: ``scoring`` (a second
             model reads the prompt), ``layer`` (once for each), in it ``check`` (compare and narrow), and ``logits``.
         residents: objects on the device; the image is in their pool, and what it reuses of them is not loaded again.
+        prefixes: whether what earlier prompts computed is reused, if the pool keeps it, and this one's is kept.
 
     Raises:
         PicError: an unusable document or object, or a prompt that is too long for the model.
@@ -94,11 +99,13 @@ def link(
     while True:
         try:
             with ExitStack() as opened:
-                prepared = prepare(model, store, spec, context, clock, stage, opened)
+                prepared = prepare(model, store, spec, context, clock, stage, opened, residents if prefixes else None)
                 if model.own_link is not None:
                     linked: Linked = model.own_link(prepared)
                     return linked
                 return compute(prepared, reserve_alone(prepared, residents))
+        except PrefixLostError:  # it was evicted while documents were compiled
+            clock.load_s += clock.lap()
         except (ObjectError, NotFiniteError) as error:  # something turned out damaged, or lost, while it was read
             if not context.recover(error):
                 raise
@@ -126,21 +133,30 @@ class PreparedLink:
     reused: ReusePlan
     context: Context
     clock: LinkTimer
+    prefix: FoundPrefix | None = None
 
     @property
     def wants_pool(self) -> bool:
-        """Whether it reuses objects, which may be resident. A chain's blocks are not kept on the device."""
-        return self.policy.needs.objects and bool(self.reused.placed)
+        """Whether it reuses objects, which may be resident, or prefixes. A stored chain's blocks are not kept there."""
+        return self.prefix is not None or (self.policy.needs.objects and bool(self.reused.placed))
 
 
 def prepare(
-    model: Model, store: Store, spec: Spec, context: Context, clock: LinkTimer, stage: Stage, opened: ExitStack
+    model: Model, store: Store, spec: Spec, context: Context, clock: LinkTimer, stage: Stage, opened: ExitStack,
+    residents: ResidentObjects | None = None,
 ) -> PreparedLink:  # fmt: skip
-    """The passes of a link before it has an image. Objects are open until `opened` is closed."""
+    """The passes of a link before it has an image. Objects are open until `opened` is closed.
+
+    `residents` are those whose prefixes it reuses.
+    """
     policy = spec.policy
     # Resolve: every document is parts with tokens; objects that documents name are open from here on.
     # Lay out: where everything is in the prompt.
     prompt_parts = lay_out_spec(model, store, spec, opened)
+    # Find a prefix: what earlier prompts computed; documents in it are not linked.
+    prefix = _find_prefix(model, policy, prompt_parts, residents)
+    if prefix is not None:
+        prompt_parts = prompt_parts.after(prefix.exact_end)
     prompt = Prompt(model, prompt_parts.layout, prompt_parts.texts, stage=stage)
 
     # Select: the rows, so that only objects of which something is reused are opened. A policy that reads from
@@ -152,7 +168,19 @@ def prepare(
     reused = context.open(prompt, prompt_parts.parts, policy, selection, opened)
     clock.exclude(reused.compile_s)
     clock.load_s += clock.lap()
-    return PreparedLink(store, policy, prompt_parts, prompt, selection, reused, context, clock)
+    return PreparedLink(store, policy, prompt_parts, prompt, selection, reused, context, clock, prefix)
+
+
+def _find_prefix(
+    model: Model, policy: Policy, prompt_parts: PromptParts, residents: ResidentObjects | None
+) -> FoundPrefix | None:
+    """What a prompt reuses of earlier ones; None if it reuses none, nor is to be reused itself."""
+    if residents is None or not residents.keeps_prefixes or policy.needs.chain_block or model.own_link is not None:
+        return None
+    layout = prompt_parts.layout
+    limit = layout.num_tokens - 1
+    spans = linked_spans(model, policy, prompt_parts.parts, layout)
+    return residents.find_prefix(model.salt, layout, spans, limit, policy.needs.is_local)
 
 
 def reserve_alone(prepared: PreparedLink, residents: ResidentObjects | None) -> Reservation:
@@ -161,7 +189,9 @@ def reserve_alone(prepared: PreparedLink, residents: ResidentObjects | None) -> 
     if residents is None:
         return Reservation(Image(prepared.prompt.model.stack, layout), list(placed))
     return (
-        residents.reserve([(layout, placed)])[0] if prepared.wants_pool else residents.reserve_outside(layout, placed)
+        residents.reserve([(layout, placed)], prepared.prefix)[0]
+        if prepared.wants_pool
+        else residents.reserve_outside(layout, placed)
     )
 
 
@@ -170,13 +200,15 @@ def compute(prepared: PreparedLink, reservation: Reservation) -> Linked:
     policy, selection, prompt, clock = prepared.policy, prepared.selection, prepared.prompt, prepared.clock
     prompt_parts, reused, context = prepared.prompt_parts, prepared.reused, prepared.context
     stack, image, memory = prompt.model.stack, reservation.image, prepared.store.memory
+    prefix = prepared.prefix
+    exact = None if prefix is None else prefix.rows
     clock.resume(reservation.seconds)
     context.prepare(image)
     first = 0 if reservation.region else _first_layer(policy, stack.num_layers, selection)
     with Loader(image, reservation.missing, first, policy.needs.runs_model, memory, reservation.copies) as loader:
         clock.load_s += clock.lap()
         seen = reused.prompt
-        fusor = Fusor(image, seen, policy, selection or policy.select(seen), prompt_parts.required)
+        fusor = Fusor(image, seen, policy, selection or policy.select(seen), prompt_parts.required, exact)
         clock.select_s += clock.lap()
 
         # Each layer: load and relocate what is reused, compute the rows, narrow them. All fresh K and V that a row
@@ -198,6 +230,7 @@ def compute(prepared: PreparedLink, reservation: Reservation) -> Linked:
     return Linked(
         image, policy, parts, prompt.texts, fusor.rows, fusor.scores,
         timing, loader.bytes_read, reservation.use if reservation.on_finish else None,
+        0 if prefix is None else prefix.exact_end,
     )  # fmt: skip
 
 
@@ -209,6 +242,12 @@ class PromptParts:
     texts: tuple[str, ...]  # of head, chunks and tail
     parts: tuple[Part, ...]
     required: RowMask | None = None
+
+    def after(self, exact_end: int) -> PromptParts:
+        """The same without the objects of parts that begin before a token."""
+        spans = zip(self.parts, (self.layout.head, *self.layout.chunks), strict=True)
+        parts = tuple(part if start >= exact_end else replace(part, has_object=False) for part, (start, _) in spans)
+        return replace(self, parts=parts)
 
 
 def lay_out_spec(model: Model, store: Store, spec: Spec, opened: ExitStack) -> PromptParts:

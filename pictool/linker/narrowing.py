@@ -12,14 +12,18 @@ from pictool.linker.policies.base import Deviation, Policy, Prompt, Scores, Sele
 class Narrowing:
     """The rows of a link from layer to layer.
 
-    Rows are those of `always` [n]; of scores that reach further the beginning is kept.
+    Rows are those of `always` [n]; of scores that reach further the beginning is kept. Those of `never` [n] are exact
+    already.
 
     Attributes:
         on: bool [n], the rows that are computed from here on.
         scores: float32 [n], what the policy chose by, or None; 0 where it has none.
     """
 
-    def __init__(self, prompt: Prompt, policy: Policy, selection: Selection, always: RowMask) -> None:
+    def __init__(
+        self, prompt: Prompt, policy: Policy, selection: Selection, always: RowMask, never: RowMask | None = None
+    ) -> None:
+        self._never = never
         self._prompt, self._policy, self._always = prompt, policy, always.copy()
         self.scores: Scores | None = None
         self.on = self._take(selection)
@@ -46,6 +50,8 @@ class Narrowing:
             self._always[: len(selection.keep)] |= selection.keep
         rows = self._always.copy()
         rows[: len(selection.rows)] |= selection.rows
+        if self._never is not None:
+            rows &= ~self._never
         if selection.scores is not None and self.scores is None:
             self.scores = np.zeros(len(rows), dtype=np.float32)
             self.scores[: len(selection.scores)] = selection.scores[: len(rows)]

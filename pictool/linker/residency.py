@@ -6,6 +6,10 @@ change places are a cycle. Objects that they displace are moved aside. Objects t
 all prompts of the batch. After the answer, what the policy wrote over documents is restored, so that every resident
 object is as it was compiled, and stays.
 
+A pool may keep prefixes (`prefixes.py`): what was computed stays in its slots when an image ends. A prompt that begins
+in the same way gets that region if no image has it, and goes on there; else the blocks are copied. Objects and prefixes
+share the slots, and one order of eviction: copies first, then the least recently used.
+
 A region is in use as long as its image exists: several requests may be under way, and what a caller still holds is
 never touched. A prompt for which there is no room beside those is linked as without a pool.
 """
@@ -17,13 +21,25 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pictool.core import Layout
 from pictool.errors import InputError
 from pictool.linker.loader import Copy, PlacedObject
+from pictool.linker.prefixes import (
+    BLOCK,
+    BlockChain,
+    FoundPrefix,
+    FoundRun,
+    LinkedSpan,
+    PrefixIndex,
+    PrefixLostError,
+    PrefixPiece,
+)
+from pictool.linker.slots import find_room, overlaps, shared_slots, slots_of
 from pictool.runtime.memory.cidra import Move
 from pictool.runtime.memory.image import GROWTH, Image
 from pictool.runtime.memory.pool import (
@@ -31,6 +47,7 @@ from pictool.runtime.memory.pool import (
     PooledImage,
     Repositioning,
     SavedRows,
+    copy_rows,
     require_movable,
     restore,
     slot_bytes,
@@ -50,6 +67,7 @@ class PoolUse:
         moved: the moves of the batch's one plan, those of displaced objects among them.
         requests: prompts of the batch.
         has_room: False if the pool has no room for the image.
+        prefix: all tokens of the prompt that an earlier one computed.
     """
 
     resident: int = 0
@@ -59,6 +77,7 @@ class PoolUse:
     moved: Repositioning = Repositioning()
     requests: int = 1
     has_room: bool = True
+    prefix: int = 0
 
     def report(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -76,13 +95,16 @@ class PoolCounts:
     """Of a pool, since it was made.
 
     Fields:
-        resident_bytes: of the objects in it, now. moves: runs that were moved. loaded_bytes: KV of objects that links
-            copied from the host.
+        resident_bytes: of the objects in it, now. prefix_bytes: of what was computed for prompts and answers, now.
+        moves: runs that were moved. loaded_bytes: KV of objects that links copied from the host. evicted_bytes: of
+            objects and prefixes that gave way to others.
     """
 
     resident_bytes: int = 0
     moves: int = 0
     loaded_bytes: int = 0
+    prefix_bytes: int = 0
+    evicted_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,18 +116,31 @@ class Resident:
     length: int
     position: int | None
     used: int  # the number of the batch that used it last
+    first: ClassVar[int] = 0
 
     @property
     def end(self) -> int:
         return self.start + self.length
 
 
+Item = Resident | PrefixPiece  # what may be moved out of the way, or evicted
+
+
 @dataclass(eq=False)
 class _Region:
-    """The slots of an image. Its documents are resident once it has ended; those that are loaded, if the link did."""
+    """The slots of an image. Its documents are resident once it has ended; those that are loaded, if the link did.
+
+    With a `chain` the blocks that its prompt and the `appended` tokens fill stay, too, as `pieces`; those before block
+    `kept` are there. `evicts`: what was in these slots was used longest ago.
+    """
 
     start: int
     end: int
+    evicts: bool = False
+    chain: BlockChain | None = None
+    kept: int = 0
+    pieces: list[PrefixPiece] = field(default_factory=list)
+    appended: list[int] = field(default_factory=list)
     resident: list[Resident] = field(default_factory=list)
     loaded: list[Resident] = field(default_factory=list)
     saved: list[SavedRows] = field(default_factory=list)
@@ -121,7 +156,7 @@ class Reservation:
     Fields:
         own: what it has to load. copies: where else that goes.
         awaited: what another one loads, whose region it is; if that fails, this one has to.
-        reused: tokens that are reused. stayed: as of `PoolUse`. seconds: what reserving the batch took.
+        reused: tokens of objects that are reused. stayed, prefix: as of `PoolUse`. seconds: of reserving the batch.
     """
 
     image: Image
@@ -135,7 +170,8 @@ class Reservation:
     moved: Repositioning = Repositioning()
     requests: int = 1
     has_room: bool = True
-    on_finish: Callable[[PoolUse], None] | None = None
+    prefix: int = 0
+    on_finish: Callable[[Reservation], None] | None = None
 
     @property
     def missing(self) -> list[PlacedObject]:
@@ -147,13 +183,13 @@ class Reservation:
         resident = 0 if self.region is None else sum(each.length for each in self.region.resident)
         loaded = sum(map(_length, self.missing))
         shared = self.reused - resident - loaded
-        return PoolUse(resident, self.stayed, loaded, shared, self.moved, self.requests, self.has_room)
+        return PoolUse(resident, self.stayed, loaded, shared, self.moved, self.requests, self.has_room, self.prefix)
 
     def finish(self) -> None:
         if self.region is not None:
             self.region.is_linked = True
         if self.on_finish is not None:
-            self.on_finish(self.use)
+            self.on_finish(self)
 
 
 PlacedPrompt = tuple[Layout, Sequence[PlacedObject]]  # a prompt, and what is reused in it
@@ -165,6 +201,9 @@ class ResidentObjects:
     Beside the bytes there is what links saved of the rows that they computed, until they are restored, and what one
     plan copies aside of a layer's keys or values.
 
+    Args:
+        keeps_prefixes: what is computed for prompts and answers stays, too.
+
     Attributes:
         counts: what was done until now.
 
@@ -173,39 +212,57 @@ class ResidentObjects:
         InputError: fewer bytes than one image needs.
     """
 
-    def __init__(self, model: Model, max_bytes: int) -> None:
+    def __init__(self, model: Model, max_bytes: int, keeps_prefixes: bool = False) -> None:
         require_movable(model)
         self._model, self.num_slots = model, max_bytes // slot_bytes(model)
         if self.num_slots <= GROWTH:
             least = (GROWTH + 1) * slot_bytes(model)
             raise InputError(f"a pool of {max_bytes} bytes holds no prompt of {model.name}; give it {least} or more")
-        self.counts = PoolCounts()
+        self.counts, self.keeps_prefixes = PoolCounts(), keeps_prefixes
         self._pool: Pool | None = None
         self._residents: list[Resident] = []
+        self._prefixes = PrefixIndex()
         self._regions: list[_Region] = []
         self._ended: deque[_Region] = deque()  # whose images exist no more
-        self._batches = 0
+        self._batches = self._evicted = 0
         self._lock = threading.Lock()
 
-    def reserve(self, prompts: Sequence[PlacedPrompt]) -> list[Reservation]:
+    def find_prefix(
+        self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], limit: int, is_local: bool
+    ) -> FoundPrefix:
+        """What a prompt reuses of earlier ones (`PrefixIndex.find_prefix`). It may be lost until it is reserved."""
+        with self._lock:
+            self._settle()
+            return self._prefixes.find_prefix(salt, layout, spans, limit, is_local)
+
+    def reserve(self, prompts: Sequence[PlacedPrompt], prefix: FoundPrefix | None = None) -> list[Reservation]:
         """Reserve a batch: images of the first prompts of several, with the resident objects in their places.
 
         As many prompts as there is room for at once, one at least, up to one that reuses the same at the same places as
         one before it: that finds everything in place when its turn comes. If there is no room for the first, its image
         is not in the pool.
+
+        Args:
+            prefix: of a batch of one prompt, what it reuses of earlier ones. What is computed for it stays.
+
+        Raises:
+            PrefixLostError: that is not there any more.
         """
         started = time.perf_counter()
         with self._lock:
             self._settle()
-            found = self._found()
-            regions = self._allot(prompts, found)
+            found, runs = self._found(), self._found_runs(prefix)
+            regions = self._allot(prompts, found, runs)
             if regions:
-                reservations = self._reserve_regions(regions, prompts, found)
+                reservations = self._reserve_regions(regions, prompts, found, prefix, runs)
             else:
                 reservations = [self.reserve_outside(*prompts[0], has_room=False)]
+                for run in runs:
+                    assert self._pool is not None
+                    copy_rows(self._pool, reservations[0].image, run.slot, run.position, run.length)
         seconds = time.perf_counter() - started
         for reservation in reservations:
-            reservation.seconds = seconds
+            reservation.seconds, reservation.prefix = seconds, sum(run.length for run in runs)
         return reservations
 
     def reserve_outside(self, layout: Layout, placed: Sequence[PlacedObject], has_room: bool = True) -> Reservation:
@@ -215,20 +272,33 @@ class ResidentObjects:
             on_finish=self._finished,
         )  # fmt: skip
 
+    def _found_runs(self, prefix: FoundPrefix | None) -> list[FoundRun]:
+        runs = [] if prefix is None else self._prefixes.find(prefix.keys)
+        if prefix is not None and sum(run.length for run in runs) != prefix.num_tokens:
+            raise PrefixLostError
+        return runs
+
     def _reserve_regions(
-        self, regions: Sequence[_Region], prompts: Sequence[PlacedPrompt], found: Mapping[Hashable, Sequence[Resident]]
-    ) -> list[Reservation]:
+        self, regions: Sequence[_Region], prompts: Sequence[PlacedPrompt], found: Mapping[Hashable, Sequence[Resident]],
+        prefix: FoundPrefix | None, runs: Sequence[FoundRun],
+    ) -> list[Reservation]:  # fmt: skip
         self._pool = pool = self._pool or Pool(self._model, self.num_slots)
         self._batches += 1
         images = [
-            PooledImage(pool, layout, region.start, region.saved)
-            for region, (layout, _) in zip(regions, prompts, strict=False)
-        ]
+            PooledImage(
+                pool, layout, region.start, [(part.start, part.end) for part in placed], region.saved, region.appended,
+                partial(self._grow, region),
+            )
+            for region, (layout, placed) in zip(regions, prompts, strict=False)
+        ]  # fmt: skip
         reservations = [
             Reservation(image, region=region, requests=len(regions), on_finish=self._finished)
             for image, region in zip(images, regions, strict=True)
         ]
         moves = self._arrange(reservations, [placed for _, placed in prompts[: len(reservations)]], found)
+        if prefix is not None:
+            regions[0].chain, regions[0].kept = prefix.chain, len(prefix.keys)
+            moves += self._take_over(regions[0], runs)
         moves += self._park(regions, found)
         moved = self._reposition(pool, moves, max(images, key=lambda image: image.num_tokens))
         for reservation, image, region in zip(reservations, images, regions, strict=True):
@@ -238,21 +308,76 @@ class ResidentObjects:
         self._count(moves=moved.moves)
         return reservations
 
-    def _reposition(self, pool: Pool, moves: list[Move], longest: PooledImage) -> Repositioning:
+    def _reposition(self, pool: Pool, moves: list[Move], longest: PooledImage | None = None) -> Repositioning:
         try:
-            return pool.reposition(moves, tables=longest.tables)
+            return pool.reposition(moves, tables=None if longest is None else longest.tables)
         except BaseException:
-            self._residents = []  # who knows what is where
+            self._residents, self._prefixes = [], PrefixIndex()  # who knows what is where
+            for region in self._regions:
+                region.chain, region.pieces = None, []
             raise
 
     def _settle(self) -> None:
-        """Restore what links of images that exist no more have overwritten; their documents are resident."""
+        """Restore what links of images that exist no more have overwritten; their documents are resident, and what was
+        computed for them stays."""
         while self._ended:
             region = self._ended.popleft()
             assert self._pool is not None
             restore(self._pool, region.saved)
             self._regions.remove(region)
             self._residents += region.resident + (region.loaded if region.is_linked else [])
+            if region.chain is not None and region.is_linked:
+                region.chain.extend(region.appended)
+                self._keep_blocks(region)
+            for piece in region.pieces:
+                piece.is_held, piece.used = False, self._batches
+
+    def _keep_blocks(self, region: _Region) -> None:
+        """Keep the blocks of a region's chain that are computed, from `kept` on."""
+        assert region.chain is not None
+        keys = region.chain.keys
+        for block in range(region.kept, len(keys)):
+            last = region.pieces[-1] if region.pieces else None
+            if keys[block] and last is not None and last.first + len(last.keys) == block and not last.is_large:
+                self._prefixes.grow(last, [keys[block]])
+            elif keys[block]:
+                piece = PrefixPiece([keys[block]], block, region.start + block * BLOCK, self._batches, is_held=True)
+                region.pieces.append(self._prefixes.add(piece))
+        region.kept = len(keys)
+
+    def _take_over(self, region: _Region, runs: Sequence[FoundRun]) -> list[Move]:
+        """Give a region the blocks of a prompt's prefix; the moves of those that are not in their places."""
+        stay = {run.slot for run in runs if run.slot == region.start + run.position}
+        within = [(run.slot, run.slot + run.length) for run in runs if run.slot in stay]
+        self._cut(region, within)
+        for piece in self._prefixes.pieces:
+            if not piece.is_held and any(start <= piece.start < end for start, end in within):
+                piece.is_held, piece.used = True, self._batches
+                region.pieces.append(piece)
+        moves = []
+        for run in runs:
+            target = region.start + run.position
+            if run.slot != target:
+                moves.append(Move(run.slot, target, None, run.length))
+                piece = PrefixPiece(list(run.keys), run.first, target, self._batches, is_held=True)
+                region.pieces.append(self._prefixes.add(piece))
+        region.pieces.sort(key=lambda piece: piece.first)
+        return moves
+
+    def _cut(self, region: _Region, stay: Sequence[tuple[int, int]]) -> None:
+        """Cut the pieces that a region is over, so that each is within it or not, and within one of `stay` or not."""
+        span = [(region.start, region.end)]
+        for piece in [*self._prefixes.pieces]:
+            if piece.is_held or not overlaps(piece.start, piece.end, span):
+                continue
+            slots = range(piece.start, piece.end, BLOCK)
+            kinds = [
+                overlaps(at, at + BLOCK, span) + (next((i for i, (a, b) in enumerate(stay, 1) if a <= at < b), 0))
+                for at in slots
+            ]
+            sizes = [len(list(group)) for _, group in itertools.groupby(kinds)]
+            if len(sizes) > 1:
+                self._prefixes.split(piece, sizes)
 
     def _found(self) -> dict[Hashable, list[Resident]]:
         """The residents by content."""
@@ -261,35 +386,48 @@ class ResidentObjects:
             found.setdefault(resident.content, []).append(resident)
         return found
 
-    def _allot(self, prompts: Sequence[PlacedPrompt], found: Mapping[Hashable, Sequence[Resident]]) -> list[_Region]:
+    def _allot(
+        self, prompts: Sequence[PlacedPrompt], found: Mapping[Hashable, Sequence[Resident]], runs: Sequence[FoundRun]
+    ) -> list[_Region]:
         """The regions of a batch."""
         regions: list[_Region] = []
         contexts: set[Hashable] = set()
         for layout, placed in prompts:
             context = tuple((part.start, _content(part)) for part in placed)
             length = layout.num_tokens + GROWTH
-            start = None if context in contexts else self._room(length, placed, found, regions)
-            if start is None:
+            room = None if context in contexts else self._room(length, placed, found, runs, regions)
+            if room is None:
                 break
             contexts.add(context)
-            regions.append(_Region(start, start + length))
+            regions.append(_Region(room[0], room[0] + length, evicts=room[1]))
         return regions
 
     def _room(
         self, length: int, placed: Sequence[PlacedObject], found: Mapping[Hashable, Sequence[Resident]],
-        regions: Sequence[_Region],
-    ) -> int | None:  # fmt: skip
-        """The first of `length` slots that no image uses: where most can stay, or else the first there are."""
+        runs: Sequence[FoundRun], regions: Sequence[_Region],
+    ) -> tuple[int, bool] | None:  # fmt: skip
+        """The first of `length` slots that no image uses, and whether others are evicted for it: where most can stay,
+        else where nothing is, else where what is there was used longest ago."""
         used = [(region.start, region.end) for region in (*self._regions, *regions)]
         stays: Counter[int] = Counter()
         for part in placed:
             for resident in found.get(_content(part), ()):
                 if resident.position == part.start:
                     stays[resident.start - part.start] += resident.length
-        for start, _ in stays.most_common():
-            if 0 <= start <= self.num_slots - length and not _overlaps(start, start + length, used):
-                return start
-        return _gap(used, length, self.num_slots)
+        for run in runs:
+            stays[run.slot - run.position] += run.length
+        copies, kept = self._eviction_order(found, used)
+        room = find_room(order := [*copies, *kept], used, length, self.num_slots)
+        own = {_content(part) for part in placed}
+        others = [item for item in order if isinstance(item, PrefixPiece) or item.content not in own]
+        for start, stay in stays.most_common():
+            if 0 <= start <= self.num_slots - length and not overlaps(start, start + length, used):
+                displaced = sum(shared_slots(item, start, start + length) for item in others)
+                displaced -= sum(run.length for run in runs if run.slot == start + run.position)
+                if room is not None and not room[1] and displaced > stay:
+                    break  # to copy what would stay takes less than to move what is in the way
+                return start, False
+        return None if room is None else (room[0], room[1] > 0)
 
     def _arrange(
         self, reservations: Sequence[Reservation], prompts: Sequence[Sequence[PlacedObject]],
@@ -322,59 +460,119 @@ class ResidentObjects:
                     reservation.awaited.append((part, leader.region))
         return moves
 
+    def _eviction_order(
+        self, found: Mapping[Hashable, Sequence[Resident]], used: Sequence[tuple[int, int]],
+        held: Iterable[Hashable] = (),
+    ) -> tuple[list[Item], list[Item]]:  # fmt: skip
+        """What is outside of `used`, in the order of eviction: copies of others or of what is `held`, and the rest. The
+        least recently used is first, of chains the last blocks."""
+        items: list[Item] = [*itertools.chain.from_iterable(found.values())]
+        items += [piece for piece in self._prefixes.pieces if not piece.is_held]
+        seen = set(held).union(*(piece.keys for piece in self._prefixes.pieces if piece.is_held))
+        kept, copies = list[Item](), list[Item]()
+        for item in sorted(items, key=_by_use):
+            if not overlaps(item.start, item.end, used):
+                contents = item.keys if isinstance(item, PrefixPiece) else (item.content,)
+                (copies if seen.issuperset(contents) else kept).append(item)
+                seen.update(contents)
+        return copies[::-1], kept[::-1]
+
     def _park(self, regions: Sequence[_Region], found: Mapping[Hashable, Sequence[Resident]]) -> list[Move]:
-        """Keep the residents that a batch's images do not use out of its regions: the moves of those that are displaced
-        to where there is room, the latest first. Of an object that is elsewhere, too, a copy is kept while there is."""
-        used = [(each.start, each.end) for each in (*self._regions, *regions)]
-        latest = sorted(itertools.chain(*found.values()), key=lambda resident: -resident.used)
-        displaced = [resident for resident in latest if _overlaps(resident.start, resident.end, used)]
-        held = {here.content for region in regions for here in region.resident}
-        kept, spare, parked = list[Resident](), list[Resident](), list[Resident]()
-        for resident in latest:
-            if not _overlaps(resident.start, resident.end, used):
-                (spare if resident.content in held else kept).append(resident)
-                held.add(resident.content)
-        moves: list[Move] = []
-        for resident in displaced:
-            if resident.content in held:
-                continue
-            while (start := _gap([*used, *_spans([*kept, *spare])], resident.length, self.num_slots)) is None:
-                if not spare and (not kept or kept[-1].used >= resident.used):
-                    break  # evicted
-                (spare or kept).pop()
-            if start is not None:
-                moves.append(Move(resident.start, start, None, resident.length))
-                used.append((start, start + resident.length))
-                parked.append(replace(resident, start=start, position=None))
-                held.add(resident.content)
-        self._residents = kept + spare + parked
+        """Keep what a batch's images do not use out of its regions: the moves of those that are displaced to where
+        there is room, the latest first. What was used longer ago makes room for them."""
+        used = [(each.start, each.end) for each in {*self._regions, *regions}]
+        objects, displaced = list[Resident](), list[Item]()
+        for resident in itertools.chain.from_iterable(found.values()):
+            (displaced if overlaps(resident.start, resident.end, used) else objects).append(resident)
+        for region in regions:
+            self._cut(region, [])
+        for piece in [*self._prefixes.pieces]:
+            if not piece.is_held and overlaps(piece.start, piece.end, used):
+                self._prefixes.remove(piece)
+                displaced.append(piece)
+        self._residents = objects
+        held: set[Hashable] = {here.content for region in regions for here in region.resident}
+        displaced = [item for item in displaced if not self._has(item, held)]
+        copies, kept = self._eviction_order(self._found(), used, held) if displaced else ([], [])
+        moves = list[Move]()
+        for item in sorted(displaced, key=_by_use):
+            if not self._has(item, held):
+                evicts = any(region.evicts and shared_slots(item, region.start, region.end) for region in regions)
+                older = [other for other in kept if other.used < item.used]
+                moves += self._park_one(item, [] if evicts else [*copies, *older], used)
         return moves
 
-    def _finished(self, use: PoolUse) -> None:
+    def _has(self, item: Item, held: set[Hashable]) -> bool:
+        """Whether something is elsewhere, too."""
+        if isinstance(item, PrefixPiece):
+            return self._prefixes.has(item.keys)
+        return item.content in held or any(resident.content == item.content for resident in self._residents)
+
+    def _park_one(self, item: Item, order: Sequence[Item], used: Sequence[tuple[int, int]]) -> list[Move]:
+        """Move something that is displaced to where there is room, once some of `order` are evicted; or evict it."""
+        items: list[Item] = [*self._residents, *self._prefixes.pieces]
+        there = {id(each): each for each in items}
+        order = [each for each in order if there.pop(id(each), None)]
+        room = find_room(order, [*used, *slots_of(there.values())], item.length, self.num_slots)
+        if room is None:
+            self._evicted += item.length
+            return []
+        source, start = item.start, room[0]
+        for other in order:
+            if shared_slots(other, start, start + item.length):
+                self._evict(other)
+        if isinstance(item, PrefixPiece):
+            item.start = start
+            self._prefixes.add(item)
+        else:
+            self._residents.append(replace(item, start=start, position=None))
+        return [Move(source, start, None, item.length)]
+
+    def _evict(self, item: Item) -> None:
+        self._evicted += item.length
+        if isinstance(item, PrefixPiece):
+            self._prefixes.remove(item)
+        else:
+            self._residents.remove(item)
+
+    def _grow(self, region: _Region) -> bool:
+        """Give a region `GROWTH` slots more; False if the next ones are another image's, or there are none."""
         with self._lock:
-            self._count(loaded=use.loaded)
+            self._settle()
+            others = [(each.start, each.end) for each in self._regions if each is not region]
+            if region.end + GROWTH > self.num_slots or overlaps(region.end, region.end + GROWTH, others):
+                return False
+            region.end += GROWTH
+            assert self._pool is not None
+            self._count(moves=self._reposition(self._pool, self._park([region], self._found())).moves)
+            return True
+
+    def _finished(self, reservation: Reservation) -> None:
+        with self._lock:
+            if reservation.region is not None and reservation.region.chain is not None:
+                self._keep_blocks(reservation.region)
+            self._count(loaded=reservation.use.loaded)
 
     def _count(self, moves: int = 0, loaded: int = 0) -> None:
         """Bring `counts` up to date."""
         there = [*self._residents]
         for region in self._regions:
             there += region.resident + (region.loaded if region.is_linked else [])
+        of_slot = slot_bytes(self._model)
         self.counts = PoolCounts(
-            sum(resident.length for resident in there) * slot_bytes(self._model), self.counts.moves + moves,
-            self.counts.loaded_bytes + 2 * loaded * slot_bytes(self._model) // 3,
+            sum(resident.length for resident in there) * of_slot, self.counts.moves + moves,
+            self.counts.loaded_bytes + 2 * loaded * of_slot // 3,
+            sum(piece.length for piece in self._prefixes.pieces) * of_slot, self._evicted * of_slot,
         )  # fmt: skip
+
+
+def _by_use(item: Item) -> tuple[int, int]:
+    """Puts the latest first, and of a chain the first."""
+    return -item.used, item.first
 
 
 def _length(part: PlacedObject) -> int:
     return part.end - part.start
-
-
-def _spans(residents: Sequence[Resident]) -> list[tuple[int, int]]:
-    return [(resident.start, resident.end) for resident in residents]
-
-
-def _overlaps(start: int, end: int, spans: Sequence[tuple[int, int]]) -> bool:
-    return any(span[0] < end and start < span[1] for span in spans)
 
 
 def _content(part: PlacedObject) -> Hashable:
@@ -382,13 +580,3 @@ def _content(part: PlacedObject) -> Hashable:
     which holds the tenant's salt."""
     file, tokens = part.file, part.tokens
     return file.meta.key, tuple(file.checksums["layers"]), tokens.start, tokens.stop
-
-
-def _gap(used: Sequence[tuple[int, int]], length: int, num_slots: int) -> int | None:
-    """Where the first `length` slots begin that nobody uses; None: nowhere."""
-    at = 0
-    for start, end in sorted(used):
-        if start - at >= length:
-            return at
-        at = max(at, end)
-    return at if num_slots - at >= length else None

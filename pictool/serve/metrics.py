@@ -56,7 +56,7 @@ class Metrics:
 
     def count_prompt(self, reuse: Reuse) -> None:
         """Count what was done with a prompt."""
-        for kind in ("exact", "linked", "recomputed"):
+        for kind in ("exact", "linked", "recomputed", "prefix"):
             self._tokens.labels(kind).inc(getattr(reuse, kind))
         if reuse.chunks:
             self._hits.labels(reuse.source).inc(reuse.chunks)
@@ -96,10 +96,12 @@ class _Values:
             "pic_leases": ("Caches that have not expired.", _read(self._num_leases)),
             "pic_fell_back_to_exact": ("1 if the start-up check turned linking off.", status.problem is not None),
             "pic_pool_resident_bytes": ("KV of objects on the device.", pool.resident_bytes if pool else 0),
+            "pic_pool_prefix_bytes": ("KV of earlier requests on the device.", pool.prefix_bytes if pool else 0),
         }
         counters = {
             "pic_learned_bytes": ("Of objects of texts that requests repeat.", status.learned_bytes),
             "pic_learning_failures": ("Such texts that were not compiled.", status.learning_failures),
+            "pic_pool_evicted_bytes": ("KV that gave way to other KV there.", pool.evicted_bytes if pool else 0),
             "pic_pool_moves": ("Runs of KV that were moved to their places on the device.", pool.moves if pool else 0),
             "pic_pool_loaded_bytes": (
                 "KV of objects that links copied from the host.",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pictool.errors import InputError
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
+from pictool.runtime.support import depends_on_length
 from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
 from pictool.serve.check import check_linking
 
@@ -25,11 +26,14 @@ def start_backend(
     Args:
         limit: KL(full ‖ linked) in nats above which the server falls back to exact answers; None: nothing is checked.
         refuses: above it, no server is started.
+        warn: called with what the operator should know.
 
     Raises:
         InputError: the check failed, and `refuses`. PicError: the model cannot be loaded.
     """
     _ = model.stack, model.target, model.eos_ids
+    if settings.pool_bytes is None and depends_on_length(model.config):
+        warn(f"{model.name}: its RoPE depends on the prompt's length, so no KV is kept from request to request")
     backend = TorchBackend(model, store, settings)
     if limit is None or not settings.policy.needs.objects:
         return backend

@@ -170,6 +170,7 @@ class Reuse:
         problem: why a prompt was computed that should have been linked.
         hint: why documents in its texts were not recognised, as far as their form tells.
         marked: the objects of its marked texts.
+        prefix: of the exact tokens, those that an earlier request computed after the same tokens.
     """
 
     policy: str
@@ -182,6 +183,7 @@ class Reuse:
     problem: str | None = None
     hint: str | None = None
     marked: tuple[CompiledText, ...] = field(default=(), compare=False)
+    prefix: int = 0
 
     @property
     def num_compiled(self) -> int:
@@ -197,7 +199,7 @@ class Reuse:
         more = {name: text for name in ("problem", "hint") if (text := getattr(self, name)) is not None}
         return {
             "policy": self.policy, "chunks": self.chunks, "exact_tokens": self.exact, "linked_tokens": self.linked,
-            "recomputed_tokens": self.recomputed, "source": self.source,
+            "recomputed_tokens": self.recomputed, "prefix_tokens": self.prefix, "source": self.source,
         } | more  # fmt: skip
 
 

@@ -20,7 +20,8 @@ from pictool.linker.batch import link_batches
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy, policies
 from pictool.linker.policies.base import Policy
-from pictool.linker.residency import PoolUse, ResidentObjects, _gap
+from pictool.linker.residency import PoolUse, ResidentObjects
+from pictool.linker.slots import first_gap
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate
 from pictool.runtime.memory.image import GROWTH
@@ -316,5 +317,9 @@ def test_bad_pools_are_refused(store: Store) -> None:
 
 
 def test_gaps() -> None:
-    assert _gap([], 5, 5) == 0 and _gap([], 6, 5) is None
-    assert _gap([(0, 2), (6, 8)], 4, 10) == 2 and _gap([(6, 8), (0, 2)], 5, 12) is None and _gap([(0, 2)], 3, 5) == 2
+    assert first_gap([], 5, 5) == 0 and first_gap([], 6, 5) is None
+    assert (
+        first_gap([(0, 2), (6, 8)], 4, 10) == 2
+        and first_gap([(6, 8), (0, 2)], 5, 12) is None
+        and first_gap([(0, 2)], 3, 5) == 2
+    )

@@ -81,6 +81,8 @@ class Needs:
             stores what it computes; 0: it does not.
         model_field: the field that names a second model, which reads the prompt; empty if it uses none.
         runs_model: `select` runs that model, which takes long.
+        is_local: whether a row is computed depends on nothing after it, so that an answer's KV is that of the next
+            prompt which begins with both (docs/design.md §2, rule 12).
     """
 
     objects: bool = True
@@ -90,6 +92,7 @@ class Needs:
     chain_block: int = 0
     model_field: str = ""
     runs_model: bool = False
+    is_local: bool = False
 
     @property
     def selects_late(self) -> bool:

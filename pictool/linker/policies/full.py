@@ -16,7 +16,7 @@ class Full(Policy):
 
     @property
     def needs(self) -> Needs:
-        return Needs(objects=False)
+        return Needs(objects=False, is_local=True)
 
     def select(self, prompt: Prompt) -> Selection:
         return Selection(all_rows(prompt.layout))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pictool.errors import InputError
-from pictool.linker.policies.base import Knob, PlotStyle, Policy, Prompt, Selection, first_rows
+from pictool.linker.policies.base import Knob, Needs, PlotStyle, Policy, Prompt, Selection, first_rows
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,10 @@ class LegoLink(Policy):
     def __post_init__(self) -> None:
         if self.k < 0:
             raise InputError(f"legolink: k={self.k} must be 0 or more")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(is_local=True)
 
     def select(self, prompt: Prompt) -> Selection:
         return Selection(first_rows(prompt.layout, self.k))

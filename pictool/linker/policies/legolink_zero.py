@@ -26,7 +26,7 @@ class LegoLinkZero(Policy):
 
     @property
     def needs(self) -> Needs:
-        return Needs(sinks=self.s)
+        return Needs(sinks=self.s, is_local=True)
 
     def select(self, prompt: Prompt) -> Selection:
         return Selection(no_rows(prompt.layout))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pictool.linker.policies.base import PlotStyle, Policy, Prompt, Selection, no_rows
+from pictool.linker.policies.base import Needs, PlotStyle, Policy, Prompt, Selection, no_rows
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,10 @@ class Naive(Policy):
     name: ClassVar[str] = "naive"
     reference: ClassVar[str] = "EPIC §2.3"
     plot: ClassVar[PlotStyle] = PlotStyle("X", "#1a1a1a", line_colors=("#9467bd",))
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(is_local=True)
 
     def select(self, prompt: Prompt) -> Selection:
         return Selection(no_rows(prompt.layout))

@@ -93,6 +93,7 @@ class Union(Policy):
             all_tables=any(need.all_tables for need in needs),
             model_field="spec_model" if any(need.model_field for need in needs) else "",
             runs_model=any(need.runs_model for need in needs),
+            is_local=all(need.is_local for need in needs) and not self.budget,
         )
 
     def require_second_model(self, model: Model) -> None:

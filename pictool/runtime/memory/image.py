@@ -67,6 +67,11 @@ class Image:
         self._keys[layer][0, :, start:end] = key
         self._values[layer][0, :, start:end] = value
 
+    def fill(self, layer: int, start: int, key: Tensor, value: Tensor) -> None:
+        """Copy rotated `key` and `value` [kv_heads, tokens, head_dim] to position `start`."""
+        end = start + key.shape[1]
+        self._keys[layer][0, :, start:end], self._values[layer][0, :, start:end] = key, value
+
     def relocate(self, layer: int, start: int, end: int) -> None:
         """Rotate the keys that were placed in [start, end) to their positions; to be called once."""
         keys = self.stack.by_rotation(self._keys[layer], self._values[layer])[0][:, :, start:end]

@@ -9,7 +9,7 @@ lose a rounding a move. That takes half as much memory again as the KV itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from pictool.errors import ModelError
-from pictool.runtime.device import synchronize
+from pictool.runtime.device import device_memory, synchronize
+from pictool.runtime.machine import memory_bytes
 from pictool.runtime.memory.cidra import SCRATCH, Move, MovePlan, plan
-from pictool.runtime.memory.image import Image
+from pictool.runtime.memory.image import GROWTH, Image
 from pictool.runtime.rope import tables_at
 from pictool.runtime.support import depends_on_length
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
     from pictool.runtime.rope import RotaryTables
 
+_MOST_CONTEXTS = 16
 _LONG_RUN = 64  # slots, on average, from which on a copy per run is faster than one by index
 
 
@@ -140,7 +142,16 @@ class Pool:
                 held = [tensor[:, source].clone() for source in sources]
                 for target, part in zip(targets, held, strict=True):
                     tensor[:, target] = part
+            self._carry_rotated([move for move in carried if move.position is None])
             self._rotate([move for move in batch if move.position is not None], tables)
+
+    def _carry_rotated(self, moves: Sequence[Move]) -> None:
+        """Move the rotated keys of moves that do not rotate: their position stays the same, or is of no use."""
+        sources, targets = (self._slots(moves, end) if moves else [] for end in ("source", "target"))
+        for tensor in self.keys if moves else ():
+            held = [tensor[:, source].clone() for source in sources]
+            for target, part in zip(targets, held, strict=True):
+                tensor[:, target] = part
 
     def _rotate(self, moves: Sequence[Move], tables: RotaryTables) -> None:
         """Rotate the raw keys at the moves' targets to their positions."""
@@ -166,13 +177,28 @@ class Pool:
 
 
 class PooledImage(Image):
-    """An image in the slots of a pool from `base` on. `saved` has what was overwritten of its context.
+    """An image in the slots of a pool from `base` on, of which it has `GROWTH` more than its prompt has tokens.
 
-    Its buffers are the pool's own until decoding has filled them; from then on its own.
+    Its buffers are the pool's own until decoding has filled them, and `grow` does not give it `GROWTH` slots more; from
+    then on its own.
+
+    Args:
+        documents: spans [start, end) of the prompt whose rows are to be restored.
+        saved: gets what is overwritten of them.
+        appended: gets the tokens after the prompt whose KV is in the pool.
     """
 
-    def __init__(self, pool: Pool, layout: Layout, base: int, saved: list[SavedRows]) -> None:
-        self._pool, self._base, self._saved = pool, base, saved
+    def __init__(
+        self, pool: Pool, layout: Layout, base: int, documents: Sequence[tuple[int, int]], saved: list[SavedRows],
+        appended: list[int], grow: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._pool, self._base, self._saved, self._appended, self._grow = pool, base, saved, appended, grow
+        self._room = layout.num_tokens + GROWTH
+        self._documents = torch.zeros(layout.num_tokens, dtype=torch.bool)
+        for start, end in documents:
+            self._documents[start:end] = True
+        self._documents = self._documents.to(pool.stack.device)
+        self._has_documents, self._is_pooled = bool(documents), True
         super().__init__(pool.stack, layout)
 
     @property
@@ -198,12 +224,28 @@ class PooledImage(Image):
         keys[:, :, start:end] = self.stack.rotate(raw, tables_at(self._tables, slice(start, end)), layer)
 
     def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:
-        within = self.layout.num_context
-        count = sum(max(0, min(run.end, within) - run.start) for run in rows.runs)  # rows ascend
-        if count:
-            at = rows.positions[:count] + self._base
+        count = sum(max(0, min(run.end, self.layout.num_tokens) - run.start) for run in rows.runs)  # rows ascend
+        if count and self._has_documents:
+            positions = rows.positions[:count]
+            at = positions[self._documents[positions]] + self._base
             self._saved.append(SavedRows(layer, at, self._pool.keys[layer][:, at], self._pool.values[layer][:, at]))
         super().write(layer, key, value, rows)
+
+    def append(self, token: int, on_scores: Callable[[Tensor], None] | None = None) -> Tensor:
+        if self._is_pooled:
+            del self._appended[self.num_tokens - self.layout.num_tokens :]
+        logits = super().append(token, on_scores)
+        if self._is_pooled:
+            self._appended.append(token)
+        return logits
+
+    def _require_room(self) -> None:
+        if self._is_pooled and self.num_tokens > self._room:
+            self._is_pooled = self._grow()
+            if self._is_pooled:
+                self._room += GROWTH
+                self._keys, self._values = self._buffers(self._room)
+        super()._require_room()
 
 
 @dataclass(frozen=True)
@@ -214,6 +256,12 @@ class SavedRows:
     at: Tensor  # int64 [rows]
     keys: Tensor
     values: Tensor
+
+
+def copy_rows(pool: Pool, image: Image, slot: int, position: int, length: int) -> None:
+    """Copy rotated keys, and values, of slots to positions of an image that is not in the pool."""
+    for layer in range(pool.stack.num_layers):
+        image.fill(layer, position, *pool.read(layer, slot, length))
 
 
 def restore(pool: Pool, saved: Sequence[SavedRows]) -> None:
@@ -234,3 +282,17 @@ def slot_bytes(model: Model) -> int:
     geometry = model.geometry
     rotated = sum(part.heads * part.width for part in geometry.parts if part.rotated)
     return (geometry.width + rotated) * geometry.layers * model.torch_dtype.itemsize
+
+
+def default_pool_bytes(model: Model) -> int:
+    """A quarter of the device's memory, half of what is free of it, or 16 prompts of all positions, what is least.
+
+    0 for a model whose keys cannot be moved, and where there is no room for a prompt.
+    """
+    if depends_on_length(model.config):
+        return 0
+    on_device, whole = device_memory(model.device), memory_bytes()
+    free, whole = on_device if on_device is not None else (whole, whole)
+    bound = _MOST_CONTEXTS * (model.max_positions + GROWTH) * slot_bytes(model)
+    size = bound if free is None or whole is None else min(bound, whole // 4, free // 2)
+    return size if size > GROWTH * slot_bytes(model) else 0

@@ -31,6 +31,7 @@ from pictool.linker.policies.base import Policy
 from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Document, Spec
 from pictool.runtime.decode import Generated, Step, generate, generate_steps, generated_of
+from pictool.runtime.memory.pool import default_pool_bytes
 from pictool.serve.admission import AdmissionControl
 from pictool.serve.backends.query import ServedQuery
 from pictool.serve.backends.torch.engine_thread import ClosedError, EngineTask, EngineThread, QueueFullError, stage_of
@@ -87,7 +88,7 @@ class BackendSettings:
         codec: how KV is kept.
         name: what the API calls the model; None: its own name.
         learned_bytes: of objects that are compiled from texts which requests repeat, until the server ends; 0: none.
-        pool_bytes: of KV of objects that stays on the device from request to request; 0: none.
+        pool_bytes: of KV that stays on the device from request to request; 0: none; None: see `default_pool_bytes`.
     """
 
     policy: Policy
@@ -100,7 +101,7 @@ class BackendSettings:
     codec: str = CODEC
     name: str | None = None
     learned_bytes: int = 0
-    pool_bytes: int = 0
+    pool_bytes: int | None = 0
     num_tenants: int = 1
 
 
@@ -116,7 +117,10 @@ class TorchBackend(Backend):
         self._engines: dict[str, TorchEngine] = {}  # by salt
         if settings.pool_bytes:
             engine_of(model).require("pool", "--pool")
-        self._residents = ResidentObjects(model, settings.pool_bytes) if settings.pool_bytes else None
+        pool_bytes = settings.pool_bytes
+        if pool_bytes is None:
+            pool_bytes = default_pool_bytes(model) if "pool" in engine_of(model).supports else 0
+        self._residents = ResidentObjects(model, pool_bytes, keeps_prefixes=True) if pool_bytes else None
         self.model, self.created = settings.name or model.name, int(time.time())
         self.context_length = model.max_positions
         self.policy = settings.policy
@@ -206,7 +210,7 @@ class TorchBackend(Backend):
         require_offered(spec.policy, self._settings.policy, self._settings.allowed)
 
         def work(task: EngineTask, send: Send) -> None:
-            engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens)
+            engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens, prefixes=not compares)
             answer = engine.answer(
                 _with_chunks(engine.model, with_objects(spec, self._store, engine.model.salt), task), compare=compares,
                 on_text=lambda text: send({"text": text}), on_compile=lambda done: send(compiled_event(done)),
@@ -276,7 +280,7 @@ class TorchBackend(Backend):
                     pieces[index] = TokenizedText(make_chunk(model, piece.text, _MARKED).tokens)
                 task.checkpoint(ends_turn=is_new)
         plan, prompt_layout = self._plan(work, pieces, model, policy)
-        linked, problem = self._link(model, plan, prompt_layout, task)
+        linked, problem = self._link(model, plan, prompt_layout, task, prefixes=not work.linking.verifies)
         reuse = _reuse_of(linked, prompt_layout, plan, problem)
         send(StartEvent(replace(reuse, problem=reuse.problem or lacks, marked=tuple(marked))))
         task.checkpoint()
@@ -426,12 +430,14 @@ class TorchBackend(Backend):
         return str(self._tokenizer.decode(list(tokens)))
 
     def _link(
-        self, model: Model, plan: LinkPlan, prompt_layout: PromptLayout, task: EngineTask
+        self, model: Model, plan: LinkPlan, prompt_layout: PromptLayout, task: EngineTask, prefixes: bool
     ) -> tuple[Linked, str | None]:
         """Link a prompt. If an object turns out damaged, it is computed exactly, and the reason returned."""
-        stage = stage_of(task)
+        linked = partial(
+            link, model, self._store, stage=stage_of(task), residents=self._residents, prefixes=prefixes
+        )  # fmt: skip
         try:
-            return link(model, self._store, Spec.planned(plan), stage=stage, residents=self._residents), None
+            return linked(Spec.planned(plan)), None
         except (ObjectError, StoreError, NotFiniteError) as error:
             if not plan.object_spans:
                 raise
@@ -441,7 +447,7 @@ class TorchBackend(Backend):
             self._indexing.wake()
             _log.warning("pic: a request is computed exactly: %s", error)
         exact = plan_without_objects(_FULL, prompt_layout.tokens, model.salt)
-        return link(model, self._store, Spec.planned(exact), stage=stage), "an object of it cannot be used"
+        return linked(Spec.planned(exact)), "an object of it cannot be used"
 
 
 def _with_chunks(model: Model, spec: Spec, task: EngineTask) -> Spec:
@@ -473,13 +479,15 @@ def _reuse_of(linked: Linked, prompt_layout: PromptLayout, plan: LinkPlan, probl
     """What was done with a prompt, in whole tokens."""
     layout = linked.image.layout
     cached = math.floor(layout.num_context - linked.recomputed)
-    if problem is not None or not prompt_layout.matches:
-        return Reuse(label_of(linked.policy), exact=layout.num_tokens, cached=cached, problem=problem)
-    documents = [span for span in plan.spans[1:] if span.key is not None]
+    prefix, end = 0 if linked.pool is None else linked.pool.prefix, linked.exact_end
+    documents = [span for span in plan.spans[1:] if span.key is not None and span.start >= end]
+    if problem is not None or not documents:
+        return Reuse(label_of(linked.policy), exact=layout.num_tokens, cached=cached, prefix=prefix, problem=problem)
     rows = [linked.rows[:, span.start : span.end].sum(1).mean() for span in documents]
     total, recomputed = sum(span.end - span.start for span in documents), math.ceil(sum(rows))
-    sources = "+".join(sorted(set(prompt_layout.sources)))
+    found = zip(prompt_layout.matches, prompt_layout.sources, strict=True)
+    sources = "+".join(sorted({source for match, source in found if match.start >= end}))
     return Reuse(
         label_of(linked.policy), len(documents), layout.num_tokens - total, total - recomputed, recomputed, cached,
-        sources,
+        sources, prefix=prefix,
     )  # fmt: skip

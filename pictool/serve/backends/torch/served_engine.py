@@ -26,10 +26,13 @@ class ServedEngine(TorchEngine):
     Args:
         engine: whose model, store and pool it works with.
         max_tokens: of an answer at most; None: no limit beside the request's own.
+        prefixes: as of `link`.
     """
 
-    def __init__(self, engine: TorchEngine, task: EngineTask, max_tokens: int | None = None) -> None:
-        super().__init__(engine.model, engine.store, residents=engine.residents)
+    def __init__(
+        self, engine: TorchEngine, task: EngineTask, max_tokens: int | None = None, prefixes: bool = True
+    ) -> None:
+        super().__init__(engine.model, engine.store, residents=engine.residents, prefixes=prefixes)
         self._task, self._max_tokens, self._has_answered = task, max_tokens, False
 
     def compile(

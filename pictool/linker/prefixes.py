@@ -1,0 +1,243 @@
+"""Exact prefixes: KV of earlier requests in blocks, each keyed by all that precedes it (docs/design.md §2, rule 12).
+
+The key of a block is a hash of its parent's key and its tokens; the first parent is the tenant's salt. A part that is
+linked enters the keys of the blocks that it is in, with its policy, and so those of all later ones. Such a block has no
+KV here: the part's object has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pictool.core import Layout, RowMask
+
+if TYPE_CHECKING:
+    from pictool.linker.policies.base import Policy
+    from pictool.linker.resolve import Part
+    from pictool.runtime.model import Model
+
+BLOCK = 16  # tokens
+_LARGE = 32  # blocks, from which on a piece grows no more: pieces are moved and evicted as a whole
+
+Key = bytes  # of a block; empty for one that a linked part is in
+
+
+class PrefixLostError(Exception):
+    """A prefix that was found is not in the pool any more."""
+
+
+@dataclass(frozen=True)
+class LinkedSpan:
+    """Tokens [start, end) of a prompt that are linked; `origin` tells from what, and under which policy."""
+
+    start: int
+    end: int
+    origin: bytes
+
+
+def linked_spans(model: Model, policy: Policy, parts: Sequence[Part], layout: Layout) -> list[LinkedSpan]:
+    """The parts of a prompt, head and chunks, that a policy links."""
+    if not policy.needs.objects:
+        return []
+    spans = zip(parts, (layout.head, *layout.chunks), strict=True)
+    return [
+        LinkedSpan(start, end, json.dumps([policy.name, policy.params, part.keys(model), part.offset]).encode())
+        for part, (start, end) in spans
+        if part.has_object and start < end
+    ]
+
+
+class BlockChain:
+    """The keys of the whole blocks of a sequence of tokens that grows.
+
+    Args:
+        limit: the tokens from here on have no keys.
+    """
+
+    def __init__(self, salt: str, spans: Sequence[LinkedSpan] = (), limit: int | None = None) -> None:
+        self.keys: list[Key] = []
+        self._parent = hashlib.sha256(salt.encode(errors="surrogatepass")).digest()
+        self._spans, self._limit, self._rest = list(spans), limit, np.zeros(0, dtype="<i4")
+
+    def extend(self, tokens: Iterable[int]) -> BlockChain:
+        """Add tokens at the end."""
+        added = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens), dtype="<i4")
+        data = np.concatenate([self._rest, added])
+        whole = len(data) - len(data) % BLOCK
+        for at in range(0, whole, BLOCK):
+            end = (len(self.keys) + 1) * BLOCK
+            if self._limit is not None and end > self._limit:
+                self._limit = 0
+                break
+            while self._spans and self._spans[0].end <= end - BLOCK:
+                del self._spans[0]
+            digest = hashlib.sha256(self._parent + data[at : at + BLOCK].tobytes())
+            within = [span for span in self._spans if span.start < end]
+            for span in within:
+                digest.update(b"%d %d " % (span.start, span.end) + span.origin)
+            self._parent = digest.digest()
+            self.keys.append(b"" if within else self._parent)
+        self._rest = data[whole:]
+        return self
+
+
+@dataclass(eq=False)
+class PrefixPiece:
+    """Consecutive blocks of a chain in consecutive slots from `start` on; `first` is the number of the first one.
+
+    `used` is when it was used last. A held one is in the region of an image, and stays as long as that.
+    """
+
+    keys: list[Key]
+    first: int
+    start: int
+    used: int
+    is_held: bool = False
+
+    @property
+    def length(self) -> int:
+        return len(self.keys) * BLOCK
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def is_large(self) -> bool:
+        return len(self.keys) >= _LARGE
+
+    def slot(self, block: int) -> int:
+        """Where block `block` of its chain is."""
+        return self.start + (block - self.first) * BLOCK
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """Blocks of a prompt from number `first` on that are in consecutive slots from `slot` on."""
+
+    first: int
+    slot: int
+    keys: tuple[Key, ...]
+
+    @property
+    def position(self) -> int:
+        return self.first * BLOCK
+
+    @property
+    def length(self) -> int:
+        return len(self.keys) * BLOCK
+
+
+@dataclass(frozen=True)
+class FoundPrefix:
+    """What a prompt reuses of earlier ones.
+
+    Fields:
+        chain: of the prompt as it will be linked; it grows by the answer.
+        keys: of the blocks that were found, and those of linked parts between them.
+        exact_end: parts before this token are not linked, for the exact prefix has them.
+        rows: bool [n], those that are reused.
+    """
+
+    chain: BlockChain
+    keys: tuple[Key, ...]
+    exact_end: int
+    rows: RowMask
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.rows.sum())
+
+
+@dataclass
+class PrefixIndex:
+    """Which slots of a pool have which blocks."""
+
+    pieces: list[PrefixPiece] = field(default_factory=list)
+    _by_key: dict[Key, list[PrefixPiece]] = field(default_factory=dict)
+
+    def add(self, piece: PrefixPiece) -> PrefixPiece:
+        self.pieces.append(piece)
+        self._list(piece, piece.keys)
+        return piece
+
+    def grow(self, piece: PrefixPiece, keys: Sequence[Key]) -> None:
+        """Add blocks that follow on a piece."""
+        piece.keys += keys
+        self._list(piece, keys)
+
+    def remove(self, piece: PrefixPiece) -> None:
+        self.pieces.remove(piece)
+        for key in piece.keys:
+            self._by_key[key].remove(piece)
+            if not self._by_key[key]:
+                del self._by_key[key]
+
+    def split(self, piece: PrefixPiece, sizes: Sequence[int]) -> list[PrefixPiece]:
+        """Make several pieces of one, of so many blocks each."""
+        self.remove(piece)
+        parts, at = [], 0
+        for size in sizes:
+            keys = piece.keys[at : at + size]
+            parts.append(
+                self.add(PrefixPiece(keys, piece.first + at, piece.start + at * BLOCK, piece.used, piece.is_held))
+            )  # fmt: skip
+            at += size
+        return parts
+
+    def has(self, keys: Iterable[Key]) -> bool:
+        """Whether all these blocks are somewhere."""
+        return all(key in self._by_key for key in keys)
+
+    def find(self, keys: Sequence[Key]) -> list[FoundRun]:
+        """Where the blocks of a chain are, up to the first that is nowhere."""
+        runs: list[tuple[int, int, list[Key]]] = []
+        piece: PrefixPiece | None = None
+        for block, key in enumerate(keys):
+            if not key:
+                continue
+            found = self._by_key.get(key)
+            if not found:
+                break
+            if piece not in found:
+                piece = min(found, key=lambda each: each.is_held)
+            assert piece is not None
+            slot = piece.slot(block)
+            if runs and runs[-1][0] + len(runs[-1][2]) == block and runs[-1][1] + len(runs[-1][2]) * BLOCK == slot:
+                runs[-1][2].append(key)
+            else:
+                runs.append((block, slot, [key]))
+        return [FoundRun(first, slot, tuple(listed)) for first, slot, listed in runs]
+
+    def find_prefix(
+        self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], limit: int, is_local: bool
+    ) -> FoundPrefix:  # fmt: skip
+        """The longest exact prefix of a prompt, and what else of earlier ones was linked in the same way.
+
+        Args:
+            spans: what is linked, in the order of the prompt.
+            limit: tokens that may be reused.
+            is_local: as of `Needs`.
+        """
+        exact = self.find(BlockChain(salt).extend(layout.tokens).keys[: limit // BLOCK])
+        end = exact[-1].position + exact[-1].length if exact else 0
+        for span in reversed(spans):
+            if span.start < end < span.end:  # it is linked as a whole
+                end = span.start // BLOCK * BLOCK
+        linked = [span for span in spans if span.start >= end]
+        chain = BlockChain(salt, linked, linked[0].start if linked and not is_local else None).extend(layout.tokens)
+        rows, last = np.zeros(layout.num_tokens, dtype=bool), 0
+        for run in self.find(chain.keys[: limit // BLOCK]):
+            last = run.first + len(run.keys)
+            rows[run.position : last * BLOCK] = True
+        return FoundPrefix(chain, tuple(chain.keys[:last]), end, rows)
+
+    def _list(self, piece: PrefixPiece, keys: Sequence[Key]) -> None:
+        for key in keys:
+            self._by_key.setdefault(key, []).append(piece)
