@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -20,6 +21,7 @@ from pictool.serve.errors import ApiError, model_not_found, not_found
 from pictool.serve.files import MAX_TOTAL_BYTES, Files
 from pictool.serve.metrics import Metrics
 from pictool.serve.parsed import parsed
+from pictool.serve.prompts.explained import summary
 from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.logged import logged
 from pictool.serve.prompts.reading import hint_of
@@ -28,6 +30,7 @@ from pictool.serve.work import AnswerRequest, Backend, CompiledText, DeltaEvent,
 from pictool.store.leases import Lease, LeasedObject, Leases, Share, leased_keys
 
 T = TypeVar("T")
+_log = logging.getLogger("pictool.serve")
 DEFAULT_TTL_S = 3600.0
 _MAX_MARKS = 100_000  # objects of marked texts whose leases are known
 
@@ -154,6 +157,7 @@ class Service:
                 if isinstance(event, StartEvent):
                     reuse = event.reuse
                     self.metrics.count_prompt(reuse)
+                    _log.info("pic: a request of %s: %s", work.tenant.name, summary(reuse.parts))
                     event = StartEvent(replace(event.reuse, hint=hint_of(work.linking, texts_of(work.prompt))))
                 elif isinstance(event, DeltaEvent) and is_first:
                     self.metrics.ttft.observe(time.perf_counter() - started)
