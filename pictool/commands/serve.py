@@ -185,10 +185,17 @@ def make_service(
 ) -> Service:  # fmt: skip
     """The service of a backend. Its request log is closed with the resources."""
     from pictool.serve.service import Service, ServiceSettings, lease_share
+    from pictool.serve.tracing import make_provider
 
+    provider = make_provider()
+    if provider is not None:
+        resources.callback(provider.shutdown)  # sends what is left
     leased = leased_bytes(options) or lease_share(store.max_bytes, keys)
     service_settings = ServiceSettings(options.ttl, lease_bytes=leased)
-    return Service(backend, store.root, keys, service_settings, request_log=open_request_log(options, resources))
+    return Service(
+        backend, store.root, keys, service_settings, request_log=open_request_log(options, resources),
+        tracer_provider=provider,
+    )  # fmt: skip
 
 
 def opened_backend(

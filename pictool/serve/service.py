@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import Request
 from prometheus_client import CollectorRegistry
@@ -26,8 +26,12 @@ from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.logged import logged
 from pictool.serve.prompts.reading import hint_of
 from pictool.serve.tenants import Keys, Tenant
+from pictool.serve.tracing import AnswerSpan
 from pictool.serve.work import AnswerRequest, Backend, CompiledText, DeltaEvent, Event, FinishEvent, StartEvent
 from pictool.store.leases import Lease, LeasedObject, Leases, Share, leased_keys
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 T = TypeVar("T")
 _log = logging.getLogger("pictool.serve")
@@ -72,11 +76,11 @@ class Service:
     def __init__(
         self, backend: Backend, root: Path, keys: Keys, settings: ServiceSettings = ServiceSettings(),
         clock: Callable[[], float] = time.time, registry: CollectorRegistry | None = None,
-        request_log: RequestLog | None = None,
+        request_log: RequestLog | None = None, tracer_provider: TracerProvider | None = None,
     ) -> None:  # fmt: skip
         self.backend, self.keys, self.settings, self.clock = backend, keys, settings, clock
         self.leases = Leases(root, clock, Share(settings.lease_bytes))
-        self._request_log = request_log
+        self._request_log, self.tracer_provider = request_log, tracer_provider
         self._marks: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # tenant, key: lease, its end
         self.files = Files(root, settings.file_bytes)
         leased_keys(root)  # a damaged file, or a directory that is no store, is told at the start, not to every client
@@ -151,9 +155,10 @@ class Service:
 
     async def _counted(self, work: AnswerRequest, started: float) -> AsyncGenerator[Event, None]:
         is_first, reuse, came = True, None, self.clock()
-        answer = self.backend.answer(work)
+        answer, span = self.backend.answer(work), AnswerSpan(self.tracer_provider, work, self.backend.model)
         try:
             async for event in answer:
+                span.add(event)
                 if isinstance(event, StartEvent):
                     reuse = event.reuse
                     self.metrics.count_prompt(reuse)
@@ -165,8 +170,12 @@ class Service:
                 elif isinstance(event, FinishEvent):
                     self.metrics.count_generated(event.num_tokens)
                 yield event
+        except BaseException as error:
+            span.end(error)
+            raise
         finally:
             await answer.aclose()
+        span.end()
         seconds = time.perf_counter() - started
         self.metrics.duration.observe(seconds)
         if self._request_log is not None and reuse is not None:
