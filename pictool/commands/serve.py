@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool import __version__
 from pictool.commands.console.errors import UsageError, of_command_line
-from pictool.commands.console.verbosity import note
+from pictool.commands.console.verbosity import is_verbose, note
 from pictool.commands.linking.request import policy_of_settings
 from pictool.commands.ray.serve import FleetOptions, VllmOptions, opened_fleet, vllm_options
 from pictool.commands.settings.engine import engine_name, find_engine
@@ -148,9 +149,20 @@ def run_serve(
             store = open_store(settings)
             backend = resources.enter_context(opened_backend(options, fleet, settings, store, vllm, len(keys.tenants)))
             service = make_service(options, backend, store, keys, resources)
+        if is_verbose():
+            show_requests()
         note_address(listener, backend)
         run(make_application(service, __version__), listener, backend)
     store.drain()
+
+
+def show_requests() -> None:
+    """Print a line for each request: its tenant, and what became of its prompt."""
+    logger, handler = logging.getLogger("pictool.serve"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def note_address(listener: socket.socket, backend: Backend) -> None:
@@ -173,10 +185,17 @@ def make_service(
 ) -> Service:  # fmt: skip
     """The service of a backend. Its request log is closed with the resources."""
     from pictool.serve.service import Service, ServiceSettings, lease_share
+    from pictool.serve.tracing import make_provider
 
+    provider = make_provider()
+    if provider is not None:
+        resources.callback(provider.shutdown)  # sends what is left
     leased = leased_bytes(options) or lease_share(store.max_bytes, keys)
     service_settings = ServiceSettings(options.ttl, lease_bytes=leased)
-    return Service(backend, store.root, keys, service_settings, request_log=open_request_log(options, resources))
+    return Service(
+        backend, store.root, keys, service_settings, request_log=open_request_log(options, resources),
+        tracer_provider=provider,
+    )  # fmt: skip
 
 
 def opened_backend(

@@ -40,6 +40,7 @@ from pictool.serve.running import UNREAD_S
 from pictool.serve.schema import ErrorBody
 from pictool.serve.service import Service
 from pictool.serve.tenants import OPERATOR, is_loopback
+from pictool.serve.tracing import trace_requests
 
 _log = logging.getLogger("pictool.serve")
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -81,6 +82,8 @@ def make_app(service: Service, version: str) -> FastAPI:
     app.include_router(make_router(service, version))
     add_errors(app)
     app.add_middleware(Gate, service=service)  # type: ignore[arg-type]
+    if service.tracer_provider is not None:
+        trace_requests(app, service.tracer_provider)
     return app
 
 

@@ -50,6 +50,12 @@ class Metrics:
         self.ttft = Histogram("pic_ttft_seconds", "From a request to its first text.", **times)
         self.duration = Histogram("pic_request_seconds", "Of requests that were answered.", buckets=_SECONDS, **kept)
         self._tokens = Counter("pic_tokens", "Tokens of prompts by reuse, and generated.", ["kind"], **kept)
+        self._parts = Counter(
+            "pic_part_tokens",
+            "Tokens of parts of prompts, by what became of them and why.",
+            ["state", "reason"],
+            **kept,
+        )
         self._hits = Counter("pic_linked_chunks", "Documents linked, by how they were found.", ["source"], **kept)
         self._registry.register(_Values(status, num_leases))
         self._kl = Gauge("pic_divergence_nats", "KL(full, linked) of the start-up check.", ["policy"], **kept)
@@ -58,6 +64,8 @@ class Metrics:
         """Count what was done with a prompt."""
         for kind in ("exact", "linked", "recomputed", "prefix"):
             self._tokens.labels(kind).inc(getattr(reuse, kind))
+        for part in reuse.parts:
+            self._parts.labels(part.state, part.reason).inc(part.end - part.start)
         if reuse.chunks:
             self._hits.labels(reuse.source).inc(reuse.chunks)
 

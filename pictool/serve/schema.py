@@ -153,6 +153,7 @@ class PicOptions(StrictModel):
     policy: str | None = None
     recognise: bool = True
     verify: bool = False
+    explain: bool = False
 
 
 class StreamOptions(StrictModel):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import Request
 from prometheus_client import CollectorRegistry
@@ -21,14 +22,20 @@ from pictool.serve.files import MAX_TOTAL_BYTES, Files
 from pictool.serve.kept import KeptResponses
 from pictool.serve.metrics import Metrics
 from pictool.serve.parsed import called, parsed
+from pictool.serve.prompts.explained import summary
 from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.logged import logged
 from pictool.serve.prompts.reading import hint_of
 from pictool.serve.tenants import Keys, Tenant
+from pictool.serve.tracing import AnswerSpan
 from pictool.serve.work import AnswerRequest, Backend, CompiledText, DeltaEvent, Event, FinishEvent, StartEvent
 from pictool.store.leases import Lease, LeasedObject, Leases, Share, leased_keys
 
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
 T = TypeVar("T")
+_log = logging.getLogger("pictool.serve")
 DEFAULT_TTL_S = 3600.0
 _MAX_MARKS = 100_000  # objects of marked texts whose leases are known
 
@@ -70,11 +77,11 @@ class Service:
     def __init__(
         self, backend: Backend, root: Path, keys: Keys, settings: ServiceSettings = ServiceSettings(),
         clock: Callable[[], float] = time.time, registry: CollectorRegistry | None = None,
-        request_log: RequestLog | None = None,
+        request_log: RequestLog | None = None, tracer_provider: TracerProvider | None = None,
     ) -> None:  # fmt: skip
         self.backend, self.keys, self.settings, self.clock = backend, keys, settings, clock
         self.leases = Leases(root, clock, Share(settings.lease_bytes))
-        self._request_log = request_log
+        self._request_log, self.tracer_provider = request_log, tracer_provider
         self.responses = KeptResponses(lambda: self.clock())
         self._marks: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # tenant, key: lease, its end
         self.files = Files(root, settings.file_bytes)
@@ -152,12 +159,14 @@ class Service:
 
     async def _counted(self, work: AnswerRequest, started: float) -> AsyncGenerator[Event, None]:
         is_first, reuse, came = True, None, self.clock()
-        answer = self.backend.answer(work)
+        answer, span = self.backend.answer(work), AnswerSpan(self.tracer_provider, work, self.backend.model)
         try:
             async for event in answer:
+                span.add(event)
                 if isinstance(event, StartEvent):
                     reuse = event.reuse
                     self.metrics.count_prompt(reuse)
+                    _log.info("pic: a request of %s: %s", work.tenant.name, summary(reuse.parts))
                     event = StartEvent(replace(event.reuse, hint=hint_of(work.linking, texts_of(work.prompt))))
                 elif isinstance(event, DeltaEvent) and is_first:
                     self.metrics.ttft.observe(time.perf_counter() - started)
@@ -165,8 +174,12 @@ class Service:
                 elif isinstance(event, FinishEvent):
                     self.metrics.count_generated(event.num_tokens)
                 yield event
+        except BaseException as error:
+            span.end(error)
+            raise
         finally:
             await answer.aclose()
+        span.end()
         seconds = time.perf_counter() - started
         self.metrics.duration.observe(seconds)
         if self._request_log is not None and reuse is not None:

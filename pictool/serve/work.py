@@ -38,6 +38,11 @@ class TokenizedText:
 
 
 @dataclass(frozen=True)
+class UnstoredText(TokenizedText):
+    """A marked text for which the store has no room."""
+
+
+@dataclass(frozen=True)
 class ObjectReference:
     """An object of the tenant that the request names by a lease, and its tokens as far as they are known."""
 
@@ -119,11 +124,13 @@ class Linking:
         policy: a specification as legolink-16; None: the server's.
         recognises: whether stored documents in its texts are linked.
         verifies: whether full recompute is run beside it.
+        explains: whether the response says what became of each part of the prompt.
     """
 
     policy: str | None = None
     recognises: bool = True
     verifies: bool = False
+    explains: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,37 @@ class CompiledText:
 
 
 @dataclass(frozen=True)
+class PromptPart:
+    """What became of the tokens [start, end) of a prompt.
+
+    Fields:
+        reason: how their object was found (cache, marker, recognised); "prefix": an earlier request computed them; else
+            why they were computed (`explained.REASONS`).
+        key: of their object; empty: they were computed.
+        recomputed: of an object's tokens, computed again: the mean over layers, rounded up; None: not known.
+        is_new: their object was compiled for this request.
+        text: how they begin.
+    """
+
+    start: int
+    end: int
+    reason: str
+    key: str = ""
+    recomputed: int | None = 0
+    is_new: bool = False
+    text: str = ""
+
+    @property
+    def state(self) -> str:
+        return "linked" if self.key else "prefix" if self.reason == "prefix" else "computed"
+
+    def report(self) -> dict[str, Any]:
+        found = {"start": self.start, "end": self.end, "state": self.state, "reason": self.reason, "text": self.text}
+        linked = {"key": self.key[:12], "recomputed_tokens": self.recomputed, "compiled": self.is_new}
+        return found | (linked if self.key else {})
+
+
+@dataclass(frozen=True)
 class Reuse:
     """What was done with a prompt. `exact`, `linked` and `recomputed` are tokens, and all of them.
 
@@ -171,6 +209,7 @@ class Reuse:
         hint: why documents in its texts were not recognised, as far as their form tells.
         marked: the objects of its marked texts.
         prefix: of the exact tokens, those that an earlier request computed after the same tokens.
+        parts: what became of which tokens, without gaps; empty if that is not known. `explains`: the client asked.
     """
 
     policy: str
@@ -184,6 +223,8 @@ class Reuse:
     hint: str | None = None
     marked: tuple[CompiledText, ...] = field(default=(), compare=False)
     prefix: int = 0
+    parts: tuple[PromptPart, ...] = ()
+    explains: bool = False
 
     @property
     def num_compiled(self) -> int:
@@ -196,7 +237,9 @@ class Reuse:
 
     def report(self) -> dict[str, Any]:
         """The field `pic` of a response."""
-        more = {name: text for name in ("problem", "hint") if (text := getattr(self, name)) is not None}
+        more: dict[str, Any] = {name: text for name in ("problem", "hint") if (text := getattr(self, name)) is not None}
+        if self.explains:
+            more["parts"] = [part.report() for part in self.parts]
         return {
             "policy": self.policy, "chunks": self.chunks, "exact_tokens": self.exact, "linked_tokens": self.linked,
             "recomputed_tokens": self.recomputed, "prefix_tokens": self.prefix, "source": self.source,

@@ -171,7 +171,14 @@ def serving_backend(
 ) -> Iterator[Live]:  # fmt: skip
     """A server of a backend, which ends with it."""
     tenants = keys or Keys(default=Tenant("default"))
-    service = Service(backend, store.root, tenants, service_settings, request_log=request_log)
+    with running(Service(backend, store.root, tenants, service_settings, request_log=request_log), store, key) as live:
+        yield live
+
+
+@contextmanager
+def running(service: Service, store: Store, key: str = "none") -> Iterator[Live]:
+    """A server of a service, whose backend ends with it."""
+    backend: Any = service.backend
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = Server(make_app(service, "test"))

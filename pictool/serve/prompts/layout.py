@@ -27,8 +27,10 @@ from pictool.serve.work import (
     ObjectReference,
     Piece,
     PlainText,
+    PromptPart,
     RawPrompt,
     TokenizedText,
+    UnstoredText,
 )
 from pictool.store.matches import Match
 
@@ -49,6 +51,7 @@ class PromptLayout:
     tokens: TokenIds
     matches: tuple[Match, ...]
     sources: tuple[str, ...]  # of each match: cache, marker, recognised
+    unstored: tuple[PromptPart, ...] = ()  # marked texts that the store has no room for
     tail: str = ""
     marked: tuple[CompiledText, ...] = ()
 
@@ -60,6 +63,7 @@ def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise:
         recognise: finds stored documents in the tokens of a text; None: they are left as they are.
     """
     parts, matches, sources, at = list[TokenIds](), list[Match](), list[str](), 0
+    unstored = list[PromptPart]()
     for piece in merged(pieces):
         if isinstance(piece, ObjectReference | MarkedText):
             key, tokens = open_object(piece)
@@ -67,13 +71,15 @@ def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise:
             source = _NUM_SOURCES[type(piece)]
         else:
             tokens = _text_tokens(model, piece)
+            if isinstance(piece, UnstoredText):
+                unstored.append(PromptPart(at, at + len(tokens), "not_stored"))
             found, source = (recognise(tokens) if recognise is not None else []), "recognised"
         matches += [Match(match.key, at + match.start, match.tokens, match.offset) for match in found]
         sources += [source] * len(found)
         parts.append(tokens)
         at += len(tokens)
     tokens = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
-    return PromptLayout(tokens, tuple(matches), tuple(sources))
+    return PromptLayout(tokens, tuple(matches), tuple(sources), tuple(unstored))
 
 
 def _text_tokens(model: Model, piece: PlainText | TokenizedText) -> TokenIds:

@@ -62,7 +62,7 @@ def linking_of(body: GenerationRequest, header: str | None) -> Linking:
     if options is False or (options is None and header is not None and header.strip().lower() in _OFF):
         return Linking("full", False, verifies)
     if isinstance(options, PicOptions):
-        return Linking(options.policy or header, options.recognise, verifies)
+        return Linking(options.policy or header, options.recognise, verifies, options.explain)
     return Linking(header, True, verifies)
 
 

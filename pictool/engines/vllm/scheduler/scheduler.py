@@ -57,6 +57,7 @@ class LinkReport:
     recomputed: float | None = None
     document_tokens: int = 0  # of the prompt, that objects of documents have
     document_rows: float = 0.0  # of these, computed again: the mean over the layers
+    documents: list[tuple[int, int, str, int | None]] = field(default_factory=list)  # start, end, key, such rows of it
     timing: dict[str, float] = field(default_factory=dict)
     problem: str | None = None
 
@@ -380,6 +381,9 @@ def _count_documents(report: LinkReport, planned: PromptPlan) -> None:
     """Count the tokens of documents in a prompt, and those of them that are computed again, if that is known."""
     documents = [span for span in planned.plan.spans[1:] if span.key is not None]
     report.document_tokens = sum(span.end - span.start for span in documents)
+    for span in documents:
+        rows = None if planned.rows is None else int(planned.rows[span.start : span.end].sum())
+        report.documents.append((span.start, span.end, str(span.key), rows))
     if planned.rows is not None:
         report.document_rows = float(sum(planned.rows[span.start : span.end].sum() for span in documents))
 

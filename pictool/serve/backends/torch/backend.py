@@ -38,6 +38,7 @@ from pictool.serve.backends.torch.engine_thread import ClosedError, EngineTask, 
 from pictool.serve.backends.torch.served_engine import ServedEngine
 from pictool.serve.channel import Channel, End, Send, compiled_event
 from pictool.serve.errors import queue_full, server_ends
+from pictool.serve.prompts.explained import explain
 from pictool.serve.prompts.layout import PromptLayout, lay_out, pieces_of
 from pictool.serve.prompts.learning import Learner, texts_of
 from pictool.serve.prompts.leased import leased_object, with_objects
@@ -57,11 +58,12 @@ from pictool.serve.work import (
     ObjectReference,
     Piece,
     PlainText,
+    PromptPart,
     Reuse,
     StartEvent,
     TailEvent,
     TokenInfo,
-    TokenizedText,
+    UnstoredText,
     VerificationEvent,
 )
 from pictool.store.matches import Match
@@ -277,12 +279,13 @@ class TorchBackend(Backend):
                 except StoreError as error:
                     _log.warning("pic: a marked text is computed exactly: %s", error)
                     is_new, lacks = True, _NOT_KEPT
-                    pieces[index] = TokenizedText(make_chunk(model, piece.text, _MARKED).tokens)
+                    pieces[index] = UnstoredText(make_chunk(model, piece.text, _MARKED).tokens)
                 task.checkpoint(ends_turn=is_new)
         plan, prompt_layout = self._plan(work, pieces, model, policy)
         linked, problem = self._link(model, plan, prompt_layout, task, prefixes=not work.linking.verifies)
         reuse = _reuse_of(linked, prompt_layout, plan, problem)
-        send(StartEvent(replace(reuse, problem=reuse.problem or lacks, marked=tuple(marked))))
+        reuse = replace(reuse, problem=reuse.problem or lacks, marked=tuple(marked))
+        send(StartEvent(self._explained(reuse, work.linking, policy, linked, prompt_layout, problem is not None)))
         task.checkpoint()
         limit, image, first = self._num_tokens(work, plan), linked.image, list[Step]()
         is_plain = isinstance(work.prompt, ChatPrompt) and not model.tokenizer.chat_template  # "Answer:", then a blank
@@ -303,6 +306,24 @@ class TorchBackend(Backend):
             first = first or steps
         if work.linking.verifies:
             send(self._verified(model, work, plan, linked, generated_of(first), task))
+
+    def _explained(
+        self, reuse: Reuse, linking: Linking, policy: Policy, linked: Linked, prompt_layout: PromptLayout, fails: bool
+    ) -> Reuse:
+        """With what became of each part of the prompt."""
+        new, last = {part.key for part in reuse.marked if part.is_new}, len(prompt_layout.tokens) - 1
+        reused = list(prompt_layout.unstored)
+        for match, source in zip(prompt_layout.matches, prompt_layout.sources, strict=True):
+            end = min(match.end, last)
+            rows = math.ceil(linked.rows[:, match.start : end].sum(1).mean())
+            reused.append(PromptPart(match.start, end, source, match.key, rows, match.key in new))
+        parts = explain(last + 1, reused, linking, policy, self._settings.min_tokens, reuse.prefix, fails)
+        if linking.explains:
+            parts = tuple(replace(part, text=self._beginning(prompt_layout.tokens, part)) for part in parts)
+        return replace(reuse, parts=parts, explains=linking.explains)
+
+    def _beginning(self, tokens: TokenIds, part: PromptPart) -> str:
+        return self._decode(tokens[part.start : min(part.end, part.start + _SHOWN)].tolist())
 
     def _finish(self, index: int, steps: Sequence[Step], model: Model) -> FinishEvent:
         *_, token, last = steps
@@ -390,7 +411,8 @@ class TorchBackend(Backend):
         last = len(prompt_layout.tokens) - 1
         kept = [i for i, match in enumerate(prompt_layout.matches) if match.start < last]
         matches = tuple(prompt_layout.matches[i] for i in kept)
-        prompt_layout = PromptLayout(prompt_layout.tokens, matches, tuple(prompt_layout.sources[i] for i in kept))
+        sources = tuple(prompt_layout.sources[i] for i in kept)
+        prompt_layout = replace(prompt_layout, matches=matches, sources=sources)
         if not matches or not policy.needs.objects:
             return plan_without_objects(policy, prompt_layout.tokens, model.salt), replace(
                 prompt_layout, matches=(), sources=()
@@ -464,6 +486,7 @@ def _with_chunks(model: Model, spec: Spec, task: EngineTask) -> Spec:
 
 
 _FULL = make_policy(BASELINE)
+_SHOWN = 12  # tokens of a part that a response shows
 _MARKED = "a marked part"  # in messages
 _NOT_KEPT = "a marked text cannot be kept"  # the problem of its prompt
 _VERIFIED = ("answer", "kl", "same_answer", "same_first_token", "common_prefix")

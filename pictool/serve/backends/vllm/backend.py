@@ -38,6 +38,7 @@ from pictool.serve.backends.query import ServedQuery
 from pictool.serve.backends.vllm.options import PluginOptions
 from pictool.serve.channel import Send, compiled_event, events_of
 from pictool.serve.errors import ApiError
+from pictool.serve.prompts.explained import explain
 from pictool.serve.prompts.layout import Marks, PromptLayout, lay_out, pieces_of, takes_documents
 from pictool.serve.prompts.learning import Learner, texts_of
 from pictool.serve.prompts.leased import leased_object, with_objects
@@ -57,6 +58,7 @@ from pictool.serve.work import (
     ObjectReference,
     Piece,
     PlainText,
+    PromptPart,
     RawPrompt,
     Reuse,
     StartEvent,
@@ -355,11 +357,18 @@ class VllmBackend(Backend):
 
     def reuse(self, linking: Linking, prompt_layout: PromptLayout | None, record: PromptRecord) -> Reuse:
         """What was done with a prompt."""
-        label, report, num_prompt = label_of(self.policy_of(linking)), record.report, record.num_prompt
+        policy, report, num_prompt = self.policy_of(linking), record.report, record.num_prompt
+        label = label_of(policy)
         if report is None or report["state"] not in _LINKED:
             problem = None if report is None else report["problem"]
             label = label if problem is None else BASELINE
-            return Reuse(label, exact=num_prompt, cached=record.num_cached, problem=problem)
+            parts = explain(
+                num_prompt, (), linking, policy, self.serving.settings.min_tokens, problem=problem is not None
+            )
+            return Reuse(
+                label, exact=num_prompt, cached=record.num_cached, problem=problem, parts=parts,
+                explains=linking.explains,
+            )  # fmt: skip
         named = list(prompt_layout.sources) if prompt_layout is not None else []
         num_named = min(len(named), report["chunks"])
         sources = {*named, *(["recognised"] if report["chunks"] > num_named else [])}
@@ -367,7 +376,21 @@ class VllmBackend(Backend):
         return Reuse(
             label, report["chunks"], num_prompt - total, total - recomputed, recomputed, record.num_cached,
             "+".join(sorted(sources)), marked=() if prompt_layout is None else prompt_layout.marked,
+            parts=self._parts(report, prompt_layout, num_prompt, linking, policy), explains=linking.explains,
         )  # fmt: skip
+
+    def _parts(
+        self, report: Mapping[str, Any], prompt_layout: PromptLayout | None, num_prompt: int, linking: Linking,
+        policy: Policy,
+    ) -> tuple[PromptPart, ...]:  # fmt: skip
+        """What became of each part of a prompt, by the connector's report."""
+        found = [] if prompt_layout is None else zip(prompt_layout.matches, prompt_layout.sources, strict=True)
+        sources = {match.start: source for match, source in found}
+        linked = [
+            PromptPart(start, end, sources.get(start, "recognised"), key, rows)
+            for start, end, key, rows in report["documents"]
+        ]
+        return explain(num_prompt, linked, linking, policy, self.serving.settings.min_tokens)
 
     async def _pieces(self, model: Model, prompt: ChatPrompt | RawPrompt, body: Mapping[str, Any]) -> list[Piece]:
         """The pieces of a prompt. Chats are laid out by vLLM's template, or plainly if it has none."""

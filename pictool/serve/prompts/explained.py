@@ -1,0 +1,66 @@
+"""What became of each part of a prompt, and why: the field `parts` of `pic`, and the reasons that are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pictool.linker.policies.base import Policy
+from pictool.serve.work import Linking, PromptPart
+
+REASONS = {  # of parts that are computed
+    "policy": "the policy reuses no documents",
+    "not_searched": "the request turned recognition off, and named no document here",
+    "no_object": "no stored document of this tenant is in this text",
+    "too_short": "fewer tokens than a document that is recognised, or those at its edges that the tokenizer merged",
+    "not_stored": "the store has no room for this marked text",
+    "problem": "an object of the prompt cannot be used, so all of it is computed",
+}
+
+
+def explain(
+    num_tokens: int,
+    reused: Iterable[PromptPart],
+    linking: Linking,
+    policy: Policy,
+    least: int,
+    prefix: int = 0,
+    problem: bool = False,
+) -> tuple[PromptPart, ...]:
+    """All parts of a prompt: those that are given, and what is computed between them.
+
+    Args:
+        reused: parts with an object, and marked texts that could not be stored.
+        least: tokens of a document that is recognised.
+        prefix: tokens at the beginning whose KV is that of an earlier request.
+        problem: whether all of the prompt is computed because an object cannot be used.
+    """
+    if problem:
+        return (PromptPart(0, num_tokens, "problem"),)
+    parts, at = list[PromptPart](), 0
+    for part in (*sorted(reused, key=lambda part: part.start), PromptPart(num_tokens, num_tokens, "")):
+        if at < (end := min(part.start, prefix)):
+            parts.append(PromptPart(at, end, "prefix"))
+            at = end
+        if at < part.start:
+            parts.append(PromptPart(at, part.start, _reason(part.start - at, linking, policy, least)))
+        if part.start < part.end:
+            parts.append(part)
+        at = part.end
+    return tuple(parts)
+
+
+def _reason(num_tokens: int, linking: Linking, policy: Policy, least: int) -> str:
+    if not policy.needs.objects:
+        return "policy"
+    if not linking.recognises:
+        return "not_searched"
+    return "too_short" if num_tokens < least else "no_object"
+
+
+def summary(parts: Iterable[PromptPart]) -> str:
+    """A line for the log: tokens by what became of them."""
+    counts = dict[str, int]()
+    for part in parts:
+        name = f"{part.state} ({part.reason})"
+        counts[name] = counts.get(name, 0) + part.end - part.start
+    return ", ".join(f"{tokens} tokens {name}" for name, tokens in counts.items())

@@ -1,0 +1,106 @@
+"""OpenTelemetry traces of requests: the standard variables OTEL_* say where they go. They hold no text and no key.
+
+Attributes are those of the semantic conventions for generative AI where they are stable, and `pic.*`.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from pictool.errors import InputError
+from pictool.serve.work import AnswerRequest, ChatPrompt, DeltaEvent, Event, FinishEvent, StartEvent
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_UNTRACED = "health,ping,metrics"
+_ADDRESSES = ("http.url", "http.target", "url.full")
+
+
+def make_provider() -> TracerProvider | None:
+    """What sends spans by OTLP over HTTP, as OTEL_* say; None: no variable names an endpoint, or they turn traces off.
+
+    Raises:
+        InputError: a variable names an endpoint, and the packages are not installed.
+    """
+    value = os.environ.get
+    named = next((name for name in _ENDPOINTS if value(name)), None)
+    if named is None or value("OTEL_SDK_DISABLED", "").lower() == "true" or value("OTEL_TRACES_EXPORTER") == "none":
+        return None
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.instrumentation") is None:
+        raise InputError(f"{named} is set: traces need pip install 'pictool[otel]', or OTEL_SDK_DISABLED=true")
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "pic")}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+def trace_requests(app: FastAPI, provider: TracerProvider) -> None:
+    """A span for each request, child of the one that its header `traceparent` names."""
+    from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
+    from opentelemetry.util.http import parse_excluded_urls
+
+    app.add_middleware(
+        OpenTelemetryMiddleware, tracer_provider=provider, exclude_spans=["receive", "send"],
+        excluded_urls=parse_excluded_urls(_UNTRACED), server_request_hook=_without_query,
+    )  # fmt: skip
+
+
+def _without_query(span: Span, scope: dict[str, Any]) -> None:
+    """Leave the query of an address out: Gemini's clients have their key in it."""
+    for name, value in dict(getattr(span, "attributes", None) or {}).items():
+        if name in _ADDRESSES:
+            span.set_attribute(name, str(value).partition("?")[0])
+    span.set_attribute("url.query", "")
+
+
+class AnswerSpan:
+    """The span of one answer, from its place in the queue to its last token. Without a provider it does nothing."""
+
+    def __init__(self, provider: TracerProvider | None, work: AnswerRequest, model: str) -> None:
+        self._span: Span | None = None
+        self._num_tokens, self._reasons, self._has_text = 0, list[str](), False
+        if provider is None:
+            return
+        operation = "chat" if isinstance(work.prompt, ChatPrompt) else "text_completion"
+        asked = {"max_tokens": work.max_tokens, "temperature": work.sampling.temperature, "top_p": work.sampling.top_p}
+        attributes: dict[str, Any] = {"gen_ai.operation.name": operation, "gen_ai.request.model": model}
+        attributes |= {f"gen_ai.request.{name}": value for name, value in asked.items() if value is not None}
+        self._span = provider.get_tracer("pictool").start_span(f"{operation} {model}", attributes=attributes)
+
+    def add(self, event: Event) -> None:
+        """Note what an event says."""
+        if self._span is None:
+            return
+        if isinstance(event, StartEvent):
+            reuse = event.reuse
+            self._span.set_attribute("gen_ai.usage.input_tokens", reuse.num_tokens)
+            self._span.set_attribute("pic.policy", reuse.policy)
+            for name in ("chunks", "exact", "linked", "recomputed", "cached"):
+                self._span.set_attribute(f"pic.{name}", getattr(reuse, name))
+            self._span.add_event("linked")
+        elif isinstance(event, DeltaEvent) and not self._has_text:
+            self._has_text = True
+            self._span.add_event("first text")
+        elif isinstance(event, FinishEvent):
+            self._num_tokens += event.num_tokens
+            self._reasons.append(event.reason)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The last event has come, or an error."""
+        if self._span is None:
+            return
+        self._span.set_attribute("gen_ai.usage.output_tokens", self._num_tokens)
+        self._span.set_attribute("gen_ai.response.finish_reasons", self._reasons)
+        if error is not None:
+            self._span.set_attribute("error.type", type(error).__name__)  # its message may quote a request
+        self._span.end()
