@@ -2,7 +2,7 @@
 
     python -m benchmarks.fixup_zoo measure            # every model of the zoo that is trained → fixup_zoo.json
     python -m benchmarks.fixup_zoo table              # the tables of the study, from both results
-    python -m benchmarks.fixup_zoo compose            # unions, and the tail's attention → fixup_zoo_compose.json
+    python -m benchmarks.fixup_zoo compose            # unions → fixup_zoo_compose.json
     python -m benchmarks.fixup_zoo plot               # its picture → docs/images/fixup_zoo.svg
 
 Prompts are held-out worlds of each model, of 6 chunks of about 20 or 60 tokens. Every recipe makes a table for each
@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.fixups import Answers, Numbers, Record, answer, count_questions, questions_of, records_of, summarise_all
@@ -37,7 +38,6 @@ from pictool.engines.base import first_token_kl
 from pictool.linker.grid import parse_grid
 from pictool.linker.policies import make_policy
 from pictool.linker.policies import policies as all_policies
-from pictool.linker.policies.attended import exact_rows
 from pictool.linker.policies.base import count_of, first_rows, highest
 from pictool.runtime.attention import Rows, Run
 from pictool.runtime.chat.template import make_frame
@@ -242,6 +242,13 @@ class Context:
         return Answers(first, np.asarray(right, dtype=float), share)
 
 
+def exact_rows(layout: Layout) -> NDArray[np.bool_]:
+    """bool [N], whose KV is exact whatever is linked: the head; with an empty one the first chunk."""
+    rows = np.zeros(layout.num_context, dtype=bool)
+    rows[: layout.head[1] or layout.chunks[0][1]] = True
+    return rows
+
+
 def measure_prompt(subject: Subject, size: int, index: int, probes: Mapping[str, Probes]) -> dict[str, Record]:
     """One prompt under every recipe and policy at every ratio."""
     model, world = subject.model, subject.prompt(size, index)
@@ -387,13 +394,12 @@ def plot(_: argparse.Namespace) -> None:
         figure.savefig(PICTURE.with_suffix(".png"), dpi=150, metadata={"Software": None})
 
 
-# compose: unions, and what the tail attends to. Rows depend on the question, so each is linked on its own.
+# compose: unions. Rows depend on the question, so each is linked on its own.
 
 COMPOSED = Path("benchmarks/results/fixup_zoo_compose.json")
 COMPOSITIONS = (
-    "fixup-5", "attended-5", "fixup-2.5+attended-2.5", "fixup-5+attended-5@5", "fixup-5+speccache-5@5",
-    "fixup-10", "attended-10", "fixup-5+attended-5", "fixup-10+attended-10@10", "fixup-5+speccache-5",
-    "fixup-5+legolink-2", "fixup-5+attended-15", "cacheblend-5", "fixup-5+cacheblend-5", "fixup-5+cacheblend-5@5",
+    "fixup-5", "fixup-5+speccache-5@5", "fixup-10", "fixup-5+speccache-5", "fixup-5+legolink-2", "cacheblend-5",
+    "fixup-5+cacheblend-5",
 )  # fmt: skip
 
 

@@ -23,13 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.fixup_zoo import DEFAULT, PER_KIND, RECIPES, Context, Signal, Subject, signal
+from benchmarks.fixup_zoo import DEFAULT, PER_KIND, RECIPES, Context, Signal, Subject, exact_rows, signal
 from benchmarks.fixups import Answers, questions_of
 from benchmarks.output import write_results
 from pictool import Chunk, Model
 from pictool.bench.shapes import random_model
 from pictool.engines.base import first_token_kl
-from pictool.linker.policies.attended import exact_rows
 from pictool.linker.policies.base import count_of, first_rows, highest
 from pictool.runtime.sensitivity import probes_of
 from pictool.tuning.questions import normalised_cross_entropy

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 app = make_app()
 
+_FIRST_MS = 500  # of a watch without changes
+
 
 @command(app, "sync", "model", "device", "dtype", "codec", "store", "remote", "salt", "salt_file")
 def run_sync(
@@ -98,12 +100,15 @@ def watch_folders(
     """Sync folders whenever files below them change, until it is interrupted."""
     from watchfiles import watch
 
+    watching = watch(*folders, raise_interrupt=True, yield_on_timeout=True, rust_timeout=_FIRST_MS)
+    next(watching)  # the watch has begun; what changed before it did is synced now
     note(f"watching {', '.join(map(str, folders))}; Ctrl-C ends it")
-    for changes in watch(*folders, raise_interrupt=True):
-        changed = [Path(path) for _, path in changes]
+    changed = list(folders)
+    while True:
         for folder in folders:
             if any(path.is_relative_to(folder.resolve()) or path.is_relative_to(folder) for path in changed):
                 try:
                     sync_folder(engine, reader, options, folder, how)
                 except PicError as error:  # a file that is being written: the next change comes
                     note(str(error))
+        changed = [Path(path) for _, path in next(watching)]

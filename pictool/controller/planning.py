@@ -47,7 +47,7 @@ def static_share(model: Model, policy: Policy, size: PromptSize) -> float:
         InputError: the share depends on what documents and prompts say.
     """
     needs = policy.needs
-    if needs.tables or needs.attention or needs.runs_model or policy.check_layers(model.geometry.layers):
+    if needs.tables or needs.runs_model or policy.check_layers(model.geometry.layers):
         raise InputError(
             f"the rows of {label_of(policy)} depend on what documents and prompts say; plan one of its parts"
         )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
 from pictool.core import RowMask
 from pictool.linker.narrowing import Narrowing
-from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection
 from pictool.runtime.attention import Rows
 from pictool.runtime.memory.image import Image
@@ -58,22 +55,19 @@ class Fusor:
             always[: layout.head[1]] = True
         return always
 
-    def prefill_layer(self, layer: int, on_scores: Callable[[torch.Tensor], None] | None = None) -> None:
+    def prefill_layer(self, layer: int) -> None:
         """Compute one layer; cached K and V of the other rows are in the image already.
 
-        Of the last layer only K and V are computed, and the prompt's last row, unless the scores of all are asked for.
-
-        Args:
-            on_scores: called with the attention scores of its rows, float32 [1, heads, rows, n].
+        Of the last layer only K and V are computed, and the prompt's last row.
         """
         self.rows[layer] = self._narrowing.on
         if layer in self._checked:
             with self._stage("check"):
                 self._narrow(layer)
-        if layer == self._image.stack.num_layers - 1 and on_scores is None:
+        if layer == self._image.stack.num_layers - 1:
             self._hidden = self._image.compute_last(self._hidden, self._rows)
         else:
-            self._hidden = self._image.compute(layer, self._hidden, self._rows, on_scores)
+            self._hidden = self._image.compute(layer, self._hidden, self._rows)
 
     def finish(self) -> None:
         """The logits of the last row. Raises ModelError if they are not finite."""
@@ -92,33 +86,6 @@ class Fusor:
         stay = self._narrowing.narrow(layer, of_key, of_value)
         self._hidden = self._hidden[:, torch.from_numpy(stay).to(self._hidden.device)]
         self._rows = _rows_of(self._narrowing.on, self._image)
-
-
-def measure_attention(
-    image: Image, prompt: Prompt, required: RowMask | None, before_layer: Callable[[int], object],
-    exact: RowMask | None = None,
-) -> Scores:  # fmt: skip
-    """The most that any row of the tail attends to each context token with any head; float32 [layers, N].
-
-    The tail is computed over naive reuse, with the rows that no object has. What it leaves in the image of these rows
-    is computed anew afterwards.
-
-    Args:
-        before_layer: called before each layer, to wait until its KV is in the image.
-    """
-    naive, most = make_policy("naive"), list[torch.Tensor]()
-    fusor = Fusor(image, prompt, naive, naive.select(prompt), required, exact)
-    start, end = prompt.layout.tail
-
-    def keep(scores: torch.Tensor) -> None:
-        of_tail = scores[0, :, start - end :].softmax(-1)
-        most.append(of_tail[:, :, :start].amax((0, 1)))
-
-    for layer in range(image.stack.num_layers):
-        before_layer(layer)
-        fusor.prefill_layer(layer, keep)
-    measured: Scores = torch.stack(most).cpu().numpy()
-    return measured
 
 
 def _rows_of(mask: RowMask, image: Image) -> Rows:

@@ -17,7 +17,7 @@ from pictool.compiler.chunking import encode_within
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError, NotFiniteError, ObjectError
 from pictool.linker.context import Context, ReusePlan, context_of
-from pictool.linker.fusor import Fusor, measure_attention
+from pictool.linker.fusor import Fusor
 from pictool.linker.loader import Loader
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stage, no_stage
 from pictool.linker.prefixes import FoundPrefix, PrefixLostError, linked_spans
@@ -178,9 +178,8 @@ def _find_prefix(
     if residents is None or not residents.keeps_prefixes or policy.needs.chain_block or model.own_link is not None:
         return None
     layout = prompt_parts.layout
-    limit = layout.tail[0] if policy.needs.attention else layout.num_tokens - 1  # which reads that of the whole tail
     spans = linked_spans(model, policy, prompt_parts.parts, layout)
-    return residents.find_prefix(model.salt, layout, spans, limit, policy.needs.is_local)
+    return residents.find_prefix(model.salt, layout, spans, policy.needs.is_local)
 
 
 def reserve_alone(prepared: PreparedLink, residents: ResidentObjects | None) -> Reservation:
@@ -208,18 +207,13 @@ def compute(prepared: PreparedLink, reservation: Reservation) -> Linked:
     with Loader(image, reservation.missing, first, policy.needs.runs_model, memory, reservation.copies) as loader:
         clock.load_s += clock.lap()
         seen = reused.prompt
-        if policy.needs.attention:  # every layer is loaded for it
-            seen = replace(
-                seen, attention=measure_attention(image, seen, prompt_parts.required, loader.synchronize, exact)
-            )
         fusor = Fusor(image, seen, policy, selection or policy.select(seen), prompt_parts.required, exact)
         clock.select_s += clock.lap()
 
         # Each layer: load and relocate what is reused, compute the rows, narrow them. All fresh K and V that a row
         # attends to are in place before it does.
         for layer in range(stack.num_layers):
-            if not policy.needs.attention:
-                clock.load_s += loader.synchronize(layer)
+            clock.load_s += loader.synchronize(layer)
             with prompt.stage("layer"):
                 fusor.prefill_layer(layer)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +24,7 @@ class Narrowing:
         self, prompt: Prompt, policy: Policy, selection: Selection, always: RowMask, never: RowMask | None = None
     ) -> None:
         self._never = never
-        self._prompt, self._policy, self._always = replace(prompt, selected=selection), policy, always.copy()
+        self._prompt, self._policy, self._always = prompt, policy, always.copy()
         self.scores: Scores | None = None
         self.on = self._take(selection)
 

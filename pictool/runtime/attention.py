@@ -27,6 +27,7 @@ from pictool.runtime.rope import Rope, RotaryTable
 
 NAME = "pictool"
 _MAX_SCORES = 1 << 20  # rows × keys of one block: its mask, or a KV head's scores, should stay in the caches
+_MAX_FUSED = 1 << 18  # of one block of the fused kernel on a CPU, which is fastest with few
 _MIN_PRODUCT = 1 << 18  # scores of a KV head: with fewer the fused kernel is as fast
 
 
@@ -181,8 +182,8 @@ def _all_runs(query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...], 
         return _each_chunk(query, key, value, runs, scoring)
     out = _empty_output(query, value)
     by_products = _is_by_products(query, key)
-    scores = query.shape[1] // key.shape[1] if by_products else 1  # in memory: products have those of a KV head
-    for block in _blocks(runs, scoring, scoring.is_explicit or by_products, scores):
+    most = _most_scores(query, key, scoring)
+    for block in _blocks(runs, scoring, scoring.is_explicit or by_products, most):
         rows = slice(block[0].row, block[-1].row + block[-1].end - block[-1].start)
         first = scoring.first_key(block[0].start)
         out[:, :, rows] = _rectangle(
@@ -226,8 +227,15 @@ def _is_by_products(query: Tensor, key: Tensor) -> bool:
     return is_float and num_scores >= _MIN_PRODUCT and onednn_wins()
 
 
-def _blocks(runs: tuple[Run, ...], scoring: Scoring, is_cut: bool, scores: int) -> Iterator[list[Run]]:
-    """Cut and join runs to blocks whose scores, so many a row and key, are few.
+def _most_scores(query: Tensor, key: Tensor, scoring: Scoring) -> int:
+    """How many rows × keys a block should have."""
+    if _is_by_products(query, key):
+        return _MAX_SCORES // (query.shape[1] // key.shape[1])  # those of all query heads of a KV head are in memory
+    return _MAX_FUSED if query.device.type == "cpu" and not scoring.is_explicit else _MAX_SCORES
+
+
+def _blocks(runs: tuple[Run, ...], scoring: Scoring, is_cut: bool, most: int) -> Iterator[list[Run]]:
+    """Cut and join runs to blocks of at most so many scores, rows × keys.
 
     Args:
         is_cut: whether a plain causal square is, too; the fused kernel takes it whole.
@@ -237,8 +245,8 @@ def _blocks(runs: tuple[Run, ...], scoring: Scoring, is_cut: bool, scores: int) 
         if run.start == 0 and not is_cut and scoring.sees_all(run.end):
             yield [run]  # the first of all runs: nothing is before it
             continue
-        for part in _cut(run, scoring.window, scores):
-            if block and not _fits(block, part, scoring, scores):
+        for part in _cut(run, scoring.window, most):
+            if block and not _fits(block, part, scoring, most):
                 yield block
                 block = []
             block.append(part)
@@ -246,22 +254,22 @@ def _blocks(runs: tuple[Run, ...], scoring: Scoring, is_cut: bool, scores: int) 
         yield block
 
 
-def _cut(run: Run, window: int | None, scores: int) -> Iterator[Run]:
+def _cut(run: Run, window: int | None, most: int) -> Iterator[Run]:
     """Parts of a run that are short enough for a block."""
-    step = _most_rows(min(run.end, window + 128) if window else run.end, scores)
+    step = _most_rows(min(run.end, window + 128) if window else run.end, most)
     for start in range(run.start, run.end, step):
         yield Run(run.row + start - run.start, start, min(start + step, run.end))
 
 
-def _fits(block: list[Run], part: Run, scoring: Scoring, scores: int) -> bool:
+def _fits(block: list[Run], part: Run, scoring: Scoring, most: int) -> bool:
     """Whether a part may join a block: few rows, and in a window few keys that no row of it sees."""
     num_rows = part.row + part.end - part.start - block[0].row
     num_keys = part.end - scoring.first_key(block[0].start)
-    return num_rows <= _most_rows(num_keys, scores) and (not scoring.window or num_keys <= 2 * scoring.window + 128)
+    return num_rows <= _most_rows(num_keys, most) and (not scoring.window or num_keys <= 2 * scoring.window + 128)
 
 
-def _most_rows(num_keys: int, scores: int) -> int:
-    return max(16, min(256, _MAX_SCORES // (num_keys * scores)))
+def _most_rows(num_keys: int, most: int) -> int:
+    return max(16, min(256, most // num_keys))
 
 
 def _rectangle(query: Tensor, key: Tensor, value: Tensor, spans: list[tuple[int, int]], scoring: Scoring) -> Tensor:

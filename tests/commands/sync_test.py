@@ -7,7 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import folders
@@ -111,14 +111,12 @@ def test_watching_follows_a_change() -> None:
     command = [sys.executable, "-m", "pictool", "sync", "docs", "--watch"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        for line in process.stderr:
-            if "watching docs" in line:
-                break
-        time.sleep(1)  # the watch begins after the note
+        limit = threading.Timer(300, process.kill)  # the lines end then
+        limit.start()
+        assert any("watching docs" in line for line in process.stderr)
         write("docs/b.txt", "A mill.\n")
-        for line in process.stderr:
-            if "2 objects, 1 new, 0 removed" in line:
-                break
+        assert any("2 objects, 1 new, 0 removed" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
+        limit.cancel()
     assert sources() == {"docs/a.txt", "docs/b.txt"}

@@ -31,7 +31,7 @@ def model(tiny_gguf: Path) -> GgufModel:
     return open_gguf(str(tiny_gguf), dtype="float32")
 
 
-@pytest.mark.parametrize("name", ["cacheblend-15", "speccache-15", "fixup-10", "attended-10"])
+@pytest.mark.parametrize("name", ["cacheblend-15", "speccache-15", "fixup-10"])
 def test_policies_that_need_what_llama_cpp_does_not_show(model: GgufModel, store: Store, name: str) -> None:
     policy = named_policy(name)
     with pytest.raises(InputError, match=f"--algo {policy.name}: "):

@@ -73,10 +73,10 @@ def test_speccache(pair: tuple[rig.World, rig.Engine], small: str, beside: str, 
 
 
 def test_every_policy_is_covered() -> None:
-    """But for those that vLLM refuses: it has a prefix cache of its own, and shows no attention."""
+    """But for those that vLLM refuses: it has a prefix cache of its own."""
     covered = {rig.policy_of(spec).name for spec in rig.POLICIES} | {"speccache"}
     needs = {name: policy().needs for name, policy in policies().items()}
-    assert covered == {name for name, need in needs.items() if not (need.chain_block or need.attention)}
+    assert covered == {name for name, need in needs.items() if not need.chain_block}
 
 
 def test_objects_of_any_other_sinks_are_linked_too(pair: tuple[rig.World, rig.Engine]) -> None:

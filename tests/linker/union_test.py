@@ -1,4 +1,4 @@
-"""Unions of policies: the rows of all parts, or those of a shared budget; and the attention of the tail."""
+"""Unions of policies: the rows of all parts, or those of a shared budget."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import reference
 import tiny
-import torch
 from subjects import (
     ARCHITECTURES,
     LENGTH_DEPENDENT,
     LENGTHS,
-    TAIL,
     Subject,
     default_policy,
     make_chunks,
@@ -25,12 +23,11 @@ from subjects import (
     subject,
 )
 
-from pictool.core import Layout
 from pictool.errors import InputError
 from pictool.linker.grid import label_of, parse_grid, parse_policy
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
-from pictool.linker.policies.base import Policy, Prompt
+from pictool.linker.policies.base import Policy
 from pictool.linker.policies.cacheblend import CacheBlend
 from pictool.runtime.model import wrap_model
 from pictool.store.store import Store
@@ -64,7 +61,7 @@ def link(policy: Policy, store: Store, architecture: str = "llama") -> Linked:
     return run(subject(architecture), store, policy, make_chunks(LENGTHS))
 
 
-@pytest.mark.parametrize("parts", ["fixup-10+legolink-4", "fixup-5+attended-15", "legolink-2+fixup-20+attended-3"])
+@pytest.mark.parametrize("parts", ["fixup-10+legolink-4", "fixup-5+legolink-1", "legolink-2+fixup-20+legolink-0:s=2"])
 def test_a_union_computes_the_rows_of_all_parts(parts: str, store: Store) -> None:
     wanted = set().union(*(rows_of(link(parse_policy(part), store)) for part in parts.split("+")))
     linked = link(parse_policy(parts), store)
@@ -114,7 +111,7 @@ def require_blended(one: Subject, linked: Linked, join: Callable[[list[int], lis
     assert max_difference(linked, dense) <= 1e-4
 
 
-@pytest.mark.parametrize("beside", ["legolink-3", "fixup-10", "attended-10", "speccache-10", "fixup-5+legolink-2"])
+@pytest.mark.parametrize("beside", ["legolink-3", "fixup-10", "speccache-10", "fixup-5+legolink-2"])
 @pytest.mark.parametrize("architecture", ["llama", "deep", "gemma3", "phi3-partial"])
 def test_beside_a_policy_that_narrows_the_rows_of_the_others_stay_on(
     architecture: str, beside: str, store: Store
@@ -126,21 +123,6 @@ def test_beside_a_policy_that_narrows_the_rows_of_the_others_stay_on(
     assert linked.rows[:2].all() and linked.rows[-1, sorted(static)].all()
     assert 0 < len(static) < linked.rows[-1, : linked.image.layout.num_context].sum()
     require_blended(one, linked, lambda chosen, on: sorted({*chosen, *static}))
-
-
-@pytest.mark.parametrize("spec", ["cacheblend-10+fixup-10@12", "legolink-4+cacheblend-10@8"])
-@pytest.mark.parametrize("architecture", ["llama", "deep", "gemma3"])
-def test_a_budget_that_is_shared_with_a_policy_that_narrows_holds_at_each_checked_layer(
-    architecture: str, spec: str, store: Store
-) -> None:
-    one, chunks = deep_subject() if architecture == "deep" else subject(architecture), make_chunks(LENGTHS)
-    linked = run(one, store, parse_policy(spec), chunks)
-    other = run(one, store, parse_policy("fixup-10" if "fixup" in spec else "legolink-4"), chunks)
-    static = by_place(other, rows_of(other)) if other.scores is None else by_score(other)
-    num_context = linked.image.layout.num_context
-    count = math.ceil(round(float(spec.partition("@")[2]) / 100 * num_context, 6))
-    assert linked.rows[:2].all() and linked.rows[2, :num_context].sum() == count
-    require_blended(one, linked, lambda chosen, on: [row for row in dealt(static, chosen) if row in on][:count])
 
 
 @pytest.mark.parametrize("architecture", [each for each in ARCHITECTURES if each not in LENGTH_DEPENDENT])
@@ -157,6 +139,7 @@ def test_beside_all_rows_nothing_is_narrowed(architecture: str, store: Store) ->
     [
         ("legolink-2+prefix", "prefix reuses no objects"),
         ("cacheblend-5+cacheblend-10", "only one part may narrow"),
+        ("fixup-5+cacheblend-10@8", "cacheblend shares no budget"),
         ("legolink-2+nonsense-3", "must be one of"),
         ("speccache-5:spec_model=a+speccache-9:spec_model=b", "two second models"),
         ("legolink-0:s=2+legolink-0:s=3", "dummy tokens"),
@@ -190,34 +173,6 @@ def test_specifications_of_unions(spec: str, labels: list[str]) -> None:
     for each in grid:
         assert parse_policy(each.label) == each.policy == make_policy("union", each.policy.params)
         assert label_of(each.policy) == each.label
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "phi3-partial"])
-def test_attention_is_that_of_the_tail_over_naive_reuse(architecture: str, store: Store) -> None:
-    """The reference: transformers' own attention weights of the tail's rows, over the KV of a naive link."""
-    one = subject(architecture)
-    naive = link(make_policy("naive"), store, architecture)
-    rows = torch.from_numpy(naive.rows[0])
-    wanted = reference.attention(one.reference, parts_of(naive), rows)
-    linked = link(parse_policy("attended-20"), store, architecture)
-    layout = naive.image.layout
-    start = layout.head[1]
-    most = wanted[:, :, layout.tail[0] :, start : layout.num_context].amax((0, 1, 2))
-    assert linked.scores is not None
-    np.testing.assert_allclose(linked.scores[start : layout.num_context], most.numpy(), atol=1e-5)
-    count = int(np.ceil(0.2 * layout.num_context))
-    assert rows_of(linked) == set((start + most.argsort(descending=True, stable=True)[:count]).tolist())
-    assert (
-        max_difference(linked, reference.link(one.reference, parts_of(linked), torch.from_numpy(linked.rows[0])))
-        <= 1e-4
-    )
-
-
-def test_an_engine_without_attention_refuses_by_name() -> None:
-    prompt = Prompt(subject("llama").model, Layout.of((0,), [(5, 6, 7)], (8,)), ("", "a", TAIL))
-    for spec in ("attended-10", "attended-10+legolink-2", "cacheblend-5+attended-10"):
-        with pytest.raises(InputError, match=r"attended: .* take the torch engine"):
-            parse_policy(spec).select(prompt)
 
 
 def as_field(spec: str) -> Policy:

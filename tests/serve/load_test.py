@@ -6,6 +6,9 @@ import asyncio
 import json
 import os
 import random
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import httpx
 import pytest
 
 from pictool.linker.grid import parse_policy
+from pictool.runtime.decode import Step, generate_steps
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
@@ -75,13 +79,26 @@ def test_a_crowd_gets_the_answers_of_a_serial_run(live: Live) -> None:
 
 
 @pytest.fixture
-def slow_ask() -> dict[str, Any]:
-    """A request whose answer takes long: as many tokens as there are positions, several times."""
-    return {"model": NAME, "messages": [{"role": "user", "content": "Go on?"}], "n": 16, "temperature": 1.3}
+def released(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until it is set, no answer ends: after its first token it goes on without text."""
+    event = threading.Event()
+
+    def held(*options: Any) -> Iterator[Step]:
+        steps = generate_steps(*options)
+        yield (first := next(steps))
+        while not event.wait(0.01):
+            yield replace(first, text="")
+        yield from steps
+
+    monkeypatch.setattr("pictool.serve.backends.torch.backend.generate_steps", held)
+    return event
+
+
+ASK = {"model": NAME, "messages": [{"role": "user", "content": "Go on?"}], "max_tokens": 2}
 
 
 def test_a_full_queue_says_when_to_come_again_and_vanished_clients_free_it(
-    tmp_path: Path, slow_ask: dict[str, Any]
+    tmp_path: Path, released: threading.Event
 ) -> None:
     keys = Keys({"a": Tenant("a"), "b": Tenant("b")})
     settings = BackendSettings(parse_policy("full"), max_waiting=2, max_active=1, refresh_s=3600)
@@ -96,9 +113,9 @@ def test_a_full_queue_says_when_to_come_again_and_vanished_clients_free_it(
             async with httpx.AsyncClient(base_url=live.url, headers=headers, timeout=600) as client:
                 tasks = []
                 for _ in range(3):
-                    tasks.append(asyncio.create_task(client.post("/v1/chat/completions", json=slow_ask)))
+                    tasks.append(asyncio.create_task(client.post("/v1/chat/completions", json=ASK)))
                     await until_async(lambda: status().active + status().waiting >= len(tasks))
-                refused = await client.post("/v1/chat/completions", json=slow_ask)
+                refused = await client.post("/v1/chat/completions", json=ASK)
                 assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
                 assert refused.json()["error"]["code"] == "queue_full"
                 assert (await client.get("/health")).json()["waiting"] == 2, "it still answers"
@@ -108,6 +125,7 @@ def test_a_full_queue_says_when_to_come_again_and_vanished_clients_free_it(
 
         asyncio.run(fill())
         until(lambda: status().active == status().waiting == 0)
+        released.set()
         assert text_of(live.chat("Really?")) is not None
         until(lambda: vanishing.get(f"{live.url}/health").json()["active"] == 0)  # its end comes after its answer
         until(lambda: 'status="499"' in live.service.metrics.text().decode())
@@ -138,7 +156,7 @@ def test_a_tenant_that_floods_the_queue_has_its_share_of_turns_and_no_more(tmp_p
     assert len(ended) == 46 and max(index for index, key in enumerate(ended) if key == "b") < 36
 
 
-def test_who_waits_less_takes_a_place_of_who_waits_more(tmp_path: Path, slow_ask: dict[str, Any]) -> None:
+def test_who_waits_less_takes_a_place_of_who_waits_more(tmp_path: Path, released: threading.Event) -> None:
     keys = Keys({"a": Tenant("a"), "b": Tenant("b")})
     settings = BackendSettings(parse_policy("full"), max_waiting=2, max_active=1, refresh_s=3600)
     with serving(tiny_model(), Store(tmp_path), keys, settings, key="b") as live:
@@ -149,17 +167,17 @@ def test_who_waits_less_takes_a_place_of_who_waits_more(tmp_path: Path, slow_ask
                 greedy = []
                 for key in "baaa":  # one of each runs
                     greedy.append(asyncio.create_task(
-                        client.post("/v1/chat/completions", json=slow_ask, headers={"Authorization": f"Bearer {key}"})
+                        client.post("/v1/chat/completions", json=ASK, headers={"Authorization": f"Bearer {key}"})
                     ))  # fmt: skip
                     await until_async(lambda: status().active + status().waiting >= len(greedy))
                 other = asyncio.create_task(client.post(
-                    "/v1/chat/completions", json=slow_ask | {"n": 1, "max_tokens": 2},
-                    headers={"Authorization": "Bearer b"},
+                    "/v1/chat/completions", json=ASK, headers={"Authorization": "Bearer b"}
                 ))  # fmt: skip
                 done, _ = await asyncio.wait(greedy, return_when=asyncio.FIRST_COMPLETED)
                 assert [task.result().status_code for task in done] == [429]
                 for task in greedy:
                     task.cancel()
+                released.set()
                 assert (await other).status_code == 200
                 await asyncio.gather(*greedy, return_exceptions=True)
 

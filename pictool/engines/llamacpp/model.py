@@ -141,8 +141,8 @@ class GgufModel(Model):
         needs, name = policy.needs, f"--algo {policy.name}"
         if policy.check_layers(self.geometry.layers):
             raise InputError(f"{name}: compares KV between two layers, which llama.cpp does not show; use legolink")
-        if needs.runs_model or needs.attention:
-            raise InputError(f"{name}: reads hidden states or attention, which llama.cpp does not show; use legolink")
+        if needs.runs_model:
+            raise InputError(f"{name}: reads hidden states, which llama.cpp does not show; use legolink")
         if needs.tables:
             raise InputError(f"{name}: needs tables of fixups, which are not measured on GGUF files; use legolink")
 

@@ -32,10 +32,7 @@ class Prompt:
     """What a policy sees: the layout, the texts of head, chunks and tail, and the target model.
 
     `tables` has, if the policy needs them, every chunk's table of fixups [n_c], or None for an object without one.
-    `attention` is, for a policy that needs it, the most that any row of the tail attends to each context token with any
-    head, over naive reuse; float32 [layers, N].
     `cached` is, for a policy that reuses chains, how many tokens of the context, from position 0 on, are stored.
-    `selected` is, once rows are narrowed, what `select` returned.
     `stage(name)` is entered around work that a caller may time on its own (`link`).
     """
 
@@ -43,9 +40,7 @@ class Prompt:
     layout: Layout
     texts: tuple[str, ...]
     tables: tuple[FixupTable | None, ...] = ()
-    attention: Scores | None = None
     cached: int = 0
-    selected: Selection | None = None
     stage: Stage = no_stage
 
 
@@ -82,7 +77,6 @@ class Needs:
         sinks: dummy tokens before documents that are compiled for it.
         tables: it reads `Prompt.tables`, so that texts are compiled with a table of fixups.
         all_tables: it selects nothing if an object has none.
-        attention: it reads `Prompt.attention`, so that the tail is computed over naive reuse first.
         chain_block: it reuses the stored beginning of the prompt in place of objects, in blocks of so many tokens, and
             stores what it computes; 0: it does not.
         model_field: the field that names a second model, which reads the prompt; empty if it uses none.
@@ -95,7 +89,6 @@ class Needs:
     sinks: int = 0
     tables: bool = False
     all_tables: bool = False
-    attention: bool = False
     chain_block: int = 0
     model_field: str = ""
     runs_model: bool = False
@@ -104,7 +97,7 @@ class Needs:
     @property
     def selects_late(self) -> bool:
         """Whether rows are selected once objects are open: it reads from them, or is slow, so that loading overlaps."""
-        return self.tables or self.attention or self.runs_model or self.chain_block > 0
+        return self.tables or self.runs_model or self.chain_block > 0
 
 
 @dataclass(frozen=True)

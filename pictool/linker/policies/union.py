@@ -36,7 +36,7 @@ class Union(Policy):
     """The rows of several policies (docs/reference/policies.md): `fixup-5+speccache-5`, `fixup-2+legolink-4`.
 
     One of them may narrow its rows at layers (CacheBlend). What the others select is among the rows from layer 0 on and
-    stays in every layer; a shared budget holds from the first checked layer on, at each of them.
+    stays in every layer. Such a union has no shared budget.
 
     Fields:
         parts: the policies, as specifications joined by `+`.
@@ -65,10 +65,13 @@ class Union(Policy):
                 raise InputError("union: name the second model in the field spec_model, not in parts")
         if len({part.needs.sinks for part in parts if part.needs.sinks}) > 1:
             raise InputError(f"union: {self.parts}: the parts need objects with different numbers of dummy tokens")
-        if len([part for part in parts if _narrows(part)]) > 1:
+        narrowing = [part.name for part in parts if _narrows(part)]
+        if len(narrowing) > 1:
             raise InputError(
                 f"union: {self.parts}: only one part may narrow its rows at layers; give one of them a larger ratio"
             )
+        if narrowing and self.budget:
+            raise InputError(f"union: {self.parts}: {narrowing[0]} shares no budget: it takes its own share of rows")
 
     @cached_property
     def policies(self) -> tuple[Policy, ...]:
@@ -88,7 +91,6 @@ class Union(Policy):
             sinks=max(need.sinks for need in needs),
             tables=any(need.tables for need in needs),
             all_tables=any(need.all_tables for need in needs),
-            attention=any(need.attention for need in needs),
             model_field="spec_model" if any(need.model_field for need in needs) else "",
             runs_model=any(need.runs_model for need in needs),
             is_local=all(need.is_local for need in needs) and not self.budget,
@@ -103,14 +105,14 @@ class Union(Policy):
             part.prepare(model)
 
     def select(self, prompt: Prompt) -> Selection:
-        """The rows of all parts. Scores under a budget: the places of static rows, 0 for the best, then -1, -2, …"""
+        """The rows of all parts. Scores under a budget: the places of the rows, 0 for the best, then -1, -2, …"""
         chosen = [part.select(prompt) for part in self.policies]
+        if self.budget:
+            rank = np.min([ranks(selection, prompt.layout) for selection in chosen], axis=0)
+            return Selection(self._within(rank), -rank.astype(np.float32))
         checked = [part.check_layers(prompt.model.geometry.layers) for part in self.policies]
         static = [selection for selection, layers in zip(chosen, checked, strict=True) if not layers]
         rows, narrows = _joined(chosen), len(static) < len(chosen)
-        if self.budget:
-            rank = np.min([ranks(selection, prompt.layout) for selection in static], axis=0)
-            return Selection(rows if narrows else self._within(rank), -rank.astype(np.float32))
         scores = next((selection.scores for selection in chosen if selection.scores is not None), None)
         return Selection(rows, scores, keep=_joined(static) if narrows else None)
 
@@ -119,13 +121,7 @@ class Union(Policy):
 
     def narrow(self, prompt: Prompt, layer: int, deviation: Deviation) -> Selection:
         (dynamic,) = (part for part in self.policies if _narrows(part))
-        narrowed = dynamic.narrow(prompt, layer, deviation)
-        if not self.budget:
-            return narrowed
-        assert prompt.selected is not None and prompt.selected.scores is not None
-        rank = np.minimum(-prompt.selected.scores.astype(np.int64), ranks(narrowed, prompt.layout))
-        rank[~deviation.rows] = len(rank)
-        return Selection(self._within(rank), narrowed.scores)
+        return dynamic.narrow(prompt, layer, deviation)
 
     def _within(self, rank: NDArray[np.int64]) -> RowMask:
         """Those of the rows with a rank [N] that the budget reaches."""

@@ -287,8 +287,6 @@ class VllmBackend(Backend):
         policy = offered_policy(linking.policy, settings.policy, settings.policies)
         if policy.needs.chain_block:
             raise ApiError(400, f"policy: {policy.name}: vLLM has a prefix cache of its own", param="pic.policy")
-        if policy.needs.attention:
-            raise ApiError(400, f"policy: {policy.name}: vLLM shows no attention", param="pic.policy")
         policy.require_second_model(self.serving.model)
         return policy
 
