@@ -178,9 +178,8 @@ def _find_prefix(
     if residents is None or not residents.keeps_prefixes or policy.needs.chain_block or model.own_link is not None:
         return None
     layout = prompt_parts.layout
-    limit = layout.num_tokens - 1
     spans = linked_spans(model, policy, prompt_parts.parts, layout)
-    return residents.find_prefix(model.salt, layout, spans, limit, policy.needs.is_local)
+    return residents.find_prefix(model.salt, layout, spans, policy.needs.is_local)
 
 
 def reserve_alone(prepared: PreparedLink, residents: ResidentObjects | None) -> Reservation:

@@ -216,16 +216,16 @@ class PrefixIndex:
         return [FoundRun(first, slot, tuple(listed)) for first, slot, listed in runs]
 
     def find_prefix(
-        self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], limit: int, is_local: bool
+        self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], is_local: bool
     ) -> FoundPrefix:  # fmt: skip
         """The longest exact prefix of a prompt, and what else of earlier ones was linked in the same way.
 
         Args:
             spans: what is linked, in the order of the prompt.
-            limit: tokens that may be reused.
             is_local: as of `Needs`.
         """
-        exact = self.find(BlockChain(salt).extend(layout.tokens).keys[: limit // BLOCK])
+        most = (layout.num_tokens - 1) // BLOCK  # blocks: the last token is always computed
+        exact = self.find(BlockChain(salt).extend(layout.tokens).keys[:most])
         end = exact[-1].position + exact[-1].length if exact else 0
         for span in reversed(spans):
             if span.start < end < span.end:  # it is linked as a whole
@@ -233,7 +233,7 @@ class PrefixIndex:
         linked = [span for span in spans if span.start >= end]
         chain = BlockChain(salt, linked, linked[0].start if linked and not is_local else None).extend(layout.tokens)
         rows, last = np.zeros(layout.num_tokens, dtype=bool), 0
-        for run in self.find(chain.keys[: limit // BLOCK]):
+        for run in self.find(chain.keys[:most]):
             last = run.first + len(run.keys)
             rows[run.position : last * BLOCK] = True
         return FoundPrefix(chain, tuple(chain.keys[:last]), end, rows)

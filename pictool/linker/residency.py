@@ -227,13 +227,11 @@ class ResidentObjects:
         self._batches = self._evicted = 0
         self._lock = threading.Lock()
 
-    def find_prefix(
-        self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], limit: int, is_local: bool
-    ) -> FoundPrefix:
+    def find_prefix(self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], is_local: bool) -> FoundPrefix:
         """What a prompt reuses of earlier ones (`PrefixIndex.find_prefix`). It may be lost until it is reserved."""
         with self._lock:
             self._settle()
-            return self._prefixes.find_prefix(salt, layout, spans, limit, is_local)
+            return self._prefixes.find_prefix(salt, layout, spans, is_local)
 
     def reserve(self, prompts: Sequence[PlacedPrompt], prefix: FoundPrefix | None = None) -> list[Reservation]:
         """Reserve a batch: images of the first prompts of several, with the resident objects in their places.
