@@ -120,6 +120,8 @@ def test_markers_are_borders_of_chunks(live: Live, marker: dict[str, object]) ->
     got = live.chat(content, pic={"recognise": False})
     assert (got["pic"]["chunks"], got["pic"]["source"]) == (2, "marker")
     again = live.chat(content, pic={"recognise": False})
+    written, rewritten = (answer["usage"]["prompt_tokens_details"].pop("cache_write_tokens") for answer in (got, again))
+    assert written > 100 and rewritten == 0
     assert again["choices"] == got["choices"] and again["usage"] == got["usage"]
     short = [{"type": "text", "text": "Hi."} | marker, {"type": "text", "text": QUESTION}]
     assert live.chat(short)["pic"]["chunks"] == 0

@@ -325,8 +325,7 @@ class MessageForm:
 
     async def stream(self, events: StartedStream) -> AsyncGenerator[bytes, None]:
         """The events of a message; an error ends it with one."""
-        collected, opened, index = AnswerCollector(), None, -1
-        has_begun = False
+        collected, opened, index, has_begun = AnswerCollector(), None, -1, False
         try:
             async for event in events:
                 collected.add(event)
@@ -398,9 +397,10 @@ def _block(part: DeltaEvent | ReasoningEvent | CallEvent) -> dict[str, Any]:
 
 def _delta(part: DeltaEvent | ReasoningEvent | CallEvent, whole: bool = False) -> dict[str, Any]:
     """What is added to a block by an event; or (whole) the fields of the block of all its events."""
+    if isinstance(part, CallEvent) and whole:
+        return {"input": json.loads(part.arguments)}
     if isinstance(part, CallEvent):
-        arguments = json.loads(part.arguments) if whole else None
-        return {"input": arguments} if whole else {"type": "input_json_delta", "partial_json": part.arguments}
+        return {"type": "input_json_delta", "partial_json": part.arguments}
     name = "thinking" if isinstance(part, ReasoningEvent) else "text"
     return {name: part.text} if whole else {"type": f"{name}_delta", name: part.text}
 
