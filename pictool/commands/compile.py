@@ -56,29 +56,40 @@ class Compilation:
 
     files: Annotated[list[str], argument("FILE", "UTF-8 text files; - is stdin.")]
     recursive: Annotated[
-        bool, option("-r, --recursive", None, "Compile the text files below directories, too.", OPTIONS)
+        bool,
+        option("-r, --recursive", None, "Also compile the text files below directories, except hidden ones.", OPTIONS),
     ] = False
     keep_going: Annotated[
-        bool, option("--keep-going", None, "Compile the other files if some cannot be read.", OPTIONS)
+        bool,
+        option(
+            "--keep-going", None, "Compile the other files if some cannot be read; the exit code is still 1.", OPTIONS
+        ),
     ] = False
-    force: Annotated[bool, option("--force", None, "Compute again what is already there.")] = False
+    force: Annotated[bool, option("--force", None, "Compile again what the store has.")] = False
     chunk_tokens: ChunkOption = None
     overlap: Annotated[
-        int, option("--overlap", "N", "Begin each chunk with N tokens of the one before it.", COMPILING, min=0)
+        int, option("--overlap", "N", "Begin each chunk with about N tokens of the one before it.", COMPILING, min=0)
     ] = 0
     splitter: Annotated[
         Optional[str],
-        option("--splitter", "NAME", "Cut as a splitter does: NAME[:FIELD=N,...]; a wrong name lists all.", COMPILING),
+        option("--splitter", "NAME", "Cut with a splitter, NAME[:FIELD=N,...]. A wrong name lists all.", COMPILING),
     ] = None
     sinks: Annotated[
-        int, option("--sinks", "N", "Dummy tokens before each chunk, dropped afterwards.", COMPILING, min=0)
+        int, option("--sinks", "N", "Compile each chunk after N dummy tokens, whose KV is dropped.", COMPILING, min=0)
     ] = 0
     probes: Annotated[
         Optional[int],
-        option("--probes", "N", "Measure a table of fixups, after N prefixes; costly.", COMPILING, min=0),
+        option(
+            "--probes",
+            "N",
+            "Measure a table of fixups with N probes (usually 8). Costs N forward passes per chunk.",
+            COMPILING,
+            min=0,
+        ),
     ] = None
     probe_model: Annotated[
-        Optional[str], option("--probe-model", "NAME", "The small model that measures it; 8 probes.", COMPILING)
+        Optional[str],
+        option("--probe-model", "NAME", "Small model that measures the table; implies 8 probes.", COMPILING),
     ] = None
 
     def check(self) -> None:
@@ -117,10 +128,10 @@ def run_compile(
     what: Compilation,
     settings: Settings,
     output: Annotated[
-        Optional[str], option("-o, --output", "FILE", "Write one file's object here too.", OUTPUT)
+        Optional[str], option("-o, --output", "FILE", "Also write the object of one file here.", OUTPUT)
     ] = None,
     depfile: DepfileOption = False,
-    is_dry: Annotated[bool, option("--dry-run", None, "Print what it would cost; write nothing.")] = False,
+    is_dry: Annotated[bool, option("--dry-run", None, "Print what compiling would cost; write nothing.")] = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,
     bulk: BulkOptions = BulkOptions(),

@@ -109,9 +109,14 @@ def run_link(
     request: RequestOptions,
     settings: Settings,
     verified: VerifyOptions,
-    compare: Annotated[bool, option("--compare", None, "Run full recompute too; print how they differ.")] = False,
-    trace: Annotated[Optional[str], option("--trace", "FILE", "Write what the link did.", OUTPUT)] = None,
-    output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the JSON report.", OUTPUT)] = None,
+    compare: Annotated[
+        bool, option("--compare", None, "Also run full recompute; print speedup and agreement.")
+    ] = False,
+    trace: Annotated[
+        Optional[str],
+        option("--trace", "FILE", "Write a trace of the link, for pic inspect, pic diff and pic tui.", OUTPUT),
+    ] = None,
+    output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the JSON report to a file.", OUTPUT)] = None,
     depfile: DepfileOption = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,

@@ -61,16 +61,22 @@ class ServeOptions:
 
     engine: EngineOption = None
     host: Annotated[str, option("--host", "ADDRESS", "Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, option("--port", "N", "Port; 0 takes a free one.", min=0, max=65535)] = 8000
+    port: Annotated[int, option("--port", "N", "Port; 0 takes a free one, which stderr names.", min=0, max=65535)] = (
+        8000
+    )
     keys: Annotated[
-        Optional[str], option("--keys", "FILE", "Bearer keys: lines of TENANT KEY SALT, for its owner alone.")
+        Optional[str],
+        option("--keys", "FILE", "File of bearer keys: lines of TENANT KEY SALT, readable by its owner alone."),
     ] = None
-    name: Annotated[Optional[str], option("--name", "NAME", "What the API calls the model.")] = None
-    queue: Annotated[int, option("--queue", "N", "Requests that wait at most.", min=1)] = 256
+    name: Annotated[Optional[str], option("--name", "NAME", "Name of the model in the API (the model's).")] = None
+    queue: Annotated[int, option("--queue", "N", "Requests that may wait.", min=1)] = 256
     active: Annotated[
         Optional[int],
         option(
-            "--active", "N", f"Requests that take turns ({_ACTIVE}; vLLM: its batch, {_BATCHED} with --ray).", min=1
+            "--active",
+            "N",
+            f"Requests that run at once ({_ACTIVE}; with vLLM its batch, {_BATCHED} per replica).",
+            min=1,
         ),
     ] = None
     algo: Annotated[
@@ -78,35 +84,55 @@ class ServeOptions:
         option("--algo, --policy", "SPEC", "Policy of requests that name none (PIC_ALGO; legolink-16).", POLICY),
     ] = None
     allow: Annotated[
-        list[str], option("--allow", "NAME", "A policy that requests may name; repeatable (all).", POLICY)
+        list[str], option("--allow", "NAME", "Policy that requests may name; repeatable (all).", POLICY)
     ] = field(default_factory=list)
     check: Annotated[
-        str, option("--check", "ACTION", "If linking fails the start-up check: exact, refuse; off.", POLICY)
+        str,
+        option(
+            "--check",
+            "ACTION",
+            ("If linking fails the start-up check: exact (answer exactly) or refuse (to start). off: no check."),
+            POLICY,
+        ),
     ] = "exact"
     check_limit: Annotated[
-        float, option("--check-limit", "NATS", "KL to full recompute that the check allows.", POLICY, min=0)
+        float, option("--check-limit", "NATS", "Mean KL to full recompute that the check allows.", POLICY, min=0)
     ] = 0.5
-    max_tokens: Annotated[Optional[int], option("--max-tokens", "N", "Of one answer at most.", ANSWER, min=1)] = None
+    max_tokens: Annotated[
+        Optional[int], option("--max-tokens", "N", "Generate at most N tokens per answer.", ANSWER, min=1)
+    ] = None
     min_tokens: Annotated[
-        int, option("--min-tokens", "N", "Least tokens of a document that is recognised.", ANSWER, min=1)
+        int, option("--min-tokens", "N", "Shortest document that is recognised, in tokens.", ANSWER, min=1)
     ] = 16
-    ttl: Annotated[float, option("--ttl", "S", "Of caches that name none.", COMPILING, min=1)] = 3600.0
+    ttl: Annotated[float, option("--ttl", "S", "Lifetime in seconds of caches that name none.", COMPILING, min=1)] = (
+        3600.0
+    )
     leases: Annotated[
         Optional[str],
-        option("--leases", "SIZE", "Objects that the caches of a tenant hold (a part of --max-size).", COMPILING),
+        option(
+            "--leases",
+            "SIZE",
+            "Bytes that the caches of one tenant may hold (3/4 of max_size, divided among tenants).",
+            COMPILING,
+        ),
     ] = None
     codec: CodecOption = None
     learn: Annotated[
-        Optional[str], option("--learn", "SIZE", "Compile texts that requests repeat, so many bytes (off).", COMPILING)
+        Optional[str],
+        option("--learn", "SIZE", "Compile texts that requests repeat, up to SIZE of objects (off).", COMPILING),
     ] = None
     pool: Annotated[
-        Optional[str], option("--pool", "SIZE", "KV of objects that stays on the device, as 500M; 0: none.", MODEL)
+        Optional[str],
+        option(
+            "--pool", "SIZE", "Keep up to SIZE of KV on the device between requests, as 500M (0; torch only).", MODEL
+        ),
     ] = None
     request_log: Annotated[
-        Optional[str], option("--request-log", "FILE", "Log keyed hashes of requests, for pic estimate.", OUTPUT)
+        Optional[str],
+        option("--request-log", "FILE", "Log lengths and keyed hashes of requests, for pic estimate.", OUTPUT),
     ] = None
     request_log_size: Annotated[
-        str, option("--request-log-size", "SIZE", "Of this log, with the one before it.", OUTPUT)
+        str, option("--request-log-size", "SIZE", "Size limit of FILE and the one before it, FILE.1, together.", OUTPUT)
     ] = "1G"
 
 
@@ -116,7 +142,7 @@ def run_serve(
     fleet: FleetOptions,
     settings: Settings,
     more: Annotated[
-        Optional[list[str]], argument("[-- VLLM-OPTION]...", "With --engine vllm: options of vllm serve.")
+        Optional[list[str]], argument("[-- VLLM-OPTION]...", "Options of vllm serve, with --engine vllm.")
     ] = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API with explicit caches.

@@ -31,12 +31,14 @@ app = make_app()
 def run_sync(
     folder: FolderOptions,
     settings: Settings,
-    is_dry: Annotated[bool, option("--dry-run", None, "Print what would change and cost; write nothing.")] = False,
-    watch: Annotated[bool, option("--watch", None, "Go on, and sync again whenever a file changes.")] = False,
+    is_dry: Annotated[
+        bool, option("--dry-run", None, "Print what would change and what it costs; write nothing.")
+    ] = False,
+    watch: Annotated[bool, option("--watch", None, "Keep running, and sync again whenever a file changes.")] = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,
 ) -> None:
-    """Compile what is new in folders, and remove the objects of what is gone.
+    """Compile new and changed files of folders; remove the objects of deleted ones.
 
     \b
       pic sync docs --dry-run

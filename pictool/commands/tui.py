@@ -34,7 +34,7 @@ app = make_app()
 def run_tui(
     settings: Settings,
     names: Annotated[
-        Optional[list[str]], argument("NAME", "A store, traces (two or more: compared), or a query's run.")
+        Optional[list[str]], argument("NAME", "A store, traces (two or more are compared), or the run of a query.")
     ] = None,
 ) -> None:
     """Browse objects and traces on the terminal.

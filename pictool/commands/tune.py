@@ -51,32 +51,53 @@ app = make_app()
 class TuneOptions:
     """The options of `pic tune`; None where the user said nothing."""
 
-    documents: Annotated[list[str], argument("DOCUMENT", "Text files that prompts are made of.")] = field(
+    documents: Annotated[list[str], argument("DOCUMENT", "Text files to make prompts from.")] = field(
         default_factory=list
     )
     questions: Annotated[
         Optional[str],
-        option("--questions", "FILE", "Lines of query and perhaps answers; or a dataset of pic eval.", DATASET),
+        option(
+            "--questions",
+            "FILE",
+            (
+                "JSON Lines with query and optional answers, or a dataset of pic eval. Without it, "
+                "questions are made up."
+            ),
+            DATASET,
+        ),
     ] = None
-    limit: Annotated[int, option("--limit", "N", "Questions at most (1000).", DATASET, min=1)] = 1000
+    limit: Annotated[int, option("--limit", "N", "Ask at most N questions.", DATASET, min=1)] = 1000
     per_prompt: Annotated[
-        int, option("--per-prompt", "N", "Documents of a prompt at most, the best by BM25 (8).", DATASET, min=1)
+        int, option("--per-prompt", "N", "Documents per prompt at most, the best by BM25.", DATASET, min=1)
     ] = 8
-    skip_long: Annotated[bool, option("--skip-long", None, "Leave out what does not fit the model.", DATASET)] = False
-    seed: Annotated[int, option("--seed", "N", "Of what is drawn at random (0).", DATASET, min=0)] = 0
+    skip_long: Annotated[
+        bool, option("--skip-long", None, "Skip questions whose prompts do not fit the model.", DATASET)
+    ] = False
+    seed: Annotated[int, option("--seed", "N", "Seed of random choices.", DATASET, min=0)] = 0
     target_kl: Annotated[
-        Optional[float], option("--target-kl", "NATS", "KL of the first token to full, in the mean (0.05).", min=0)
+        Optional[float],
+        option("--target-kl", "NATS", "Highest mean KL of the first token to full recompute (0.05).", min=0),
     ] = None
     target_loss: Annotated[
-        Optional[str], option("--target-loss", "SHARE", "Share of full's score that may be lost, as 1%.")
+        Optional[str],
+        option(
+            "--target-loss", "SHARE", "Instead: the share of the score under full recompute that may be lost, as 1%."
+        ),
     ] = None
-    by: Annotated[str, option("--by", "COST", "What is cheap: rows (default) or ttft.")] = "rows"
+    by: Annotated[
+        str,
+        option(
+            "--by",
+            "COST",
+            ("Cost to minimise: rows (share of computed rows, equal on every machine) or ttft (its median here)."),
+        ),
+    ] = "rows"
     algo: Annotated[list[str], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = field(default_factory=list)
-    jobs: Annotated[int, option("--jobs", "N", "Processes, of one thread each (1).", min=1)] = 1
+    jobs: Annotated[int, option("--jobs", "N", "Processes, with one thread each.", min=1)] = 1
     dry_run: Annotated[bool, option("-n, --dry-run", None, "Write nothing.")] = False
     chunk_tokens: ChunkOption = None
     codec: Annotated[
-        Optional[str], option("--codec", "NAME", "How KV is kept (none); a wrong name lists all.", COMPILING)
+        Optional[str], option("--codec", "NAME", "Codec of stored KV (none). A wrong name lists all.", COMPILING)
     ] = None
     plot: PlotOption = None
     as_json: JsonOption = False

@@ -33,16 +33,22 @@ class Metrics:
         self._status = status
         kept: dict[str, Any] = {"registry": self._registry}
         times = kept | {"buckets": _SECONDS}
-        self.requests = Counter("pic_requests", "Requests by route and status.", ["route", "status"], **kept)
-        self.ttft = Histogram("pic_ttft_seconds", "From a request to its first text.", **times)
-        self.duration = Histogram("pic_request_seconds", "Of requests that were answered.", buckets=_SECONDS, **kept)
-        self._tokens = Counter("pic_tokens", "Tokens of prompts by reuse, and generated.", ["kind"], **kept)
-        self._hits = Counter("pic_linked_chunks", "Documents linked, by how they were found.", ["source"], **kept)
+        self.requests = Counter("pic_requests", "Requests, by `route` and `status`.", ["route", "status"], **kept)
+        self.ttft = Histogram("pic_ttft_seconds", "Seconds from a request to its first text.", **times)
+        self.duration = Histogram(
+            "pic_request_seconds", "Seconds of requests that were answered.", buckets=_SECONDS, **kept
+        )
+        self._tokens = Counter(
+            "pic_tokens", "Tokens, by `kind`: of prompts exact, linked or recomputed; and generated.", ["kind"], **kept
+        )
+        self._hits = Counter(
+            "pic_linked_chunks", "Linked documents, by `source`: how they were found.", ["source"], **kept
+        )
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "pic_waiting_requests": ("Requests in the queue.", lambda: status().waiting),
-            "pic_active_requests": ("Requests that take turns.", lambda: status().active),
-            "pic_learned_bytes": ("Of objects of texts that requests repeat.", lambda: status().learned_bytes),
-            "pic_learning_failures": ("Such texts that were not compiled.", lambda: status().learning_failures),
+            "pic_active_requests": ("Requests that run.", lambda: status().active),
+            "pic_learned_bytes": ("Bytes of objects compiled from repeated texts.", lambda: status().learned_bytes),
+            "pic_learning_failures": ("Repeated texts that could not be compiled.", lambda: status().learning_failures),
             "pic_leases": ("Caches that have not expired.", num_leases),
             "pic_fell_back_to_exact": (
                 "1 if the start-up check turned linking off.", lambda: status().problem is not None
@@ -50,7 +56,9 @@ class Metrics:
         }  # fmt: skip
         for name, (what, value) in (gauges | _pool_gauges(status)).items():
             Gauge(name, what, **kept).set_function(partial(_read, value))
-        self._kl = Gauge("pic_divergence_nats", "KL(full, linked) of the start-up check.", ["policy"], **kept)
+        self._kl = Gauge(
+            "pic_divergence_nats", "KL(full, linked) in nats of the start-up check, by `policy`.", ["policy"], **kept
+        )
 
     def count_prompt(self, reuse: Reuse) -> None:
         """Count what was done with a prompt."""
@@ -89,7 +97,7 @@ def _pool_gauges(status: Callable[[], BackendStatus]) -> dict[str, tuple[str, Ca
         return lambda: float(getattr(status().pool, name, 0))
 
     return {
-        "pic_pool_resident_bytes": ("KV of objects on the device.", count("resident_bytes")),
-        "pic_pool_moves": ("Runs of KV that were moved to their places on the device.", count("moves")),
-        "pic_pool_loaded_bytes": ("KV of objects that links copied from the host.", count("loaded_bytes")),
+        "pic_pool_resident_bytes": ("Bytes of objects' KV on the device (--pool).", count("resident_bytes")),
+        "pic_pool_moves": ("Runs of KV moved to their places on the device (--pool).", count("moves")),
+        "pic_pool_loaded_bytes": ("Bytes of objects' KV copied from the host (--pool).", count("loaded_bytes")),
     }

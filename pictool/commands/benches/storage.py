@@ -38,13 +38,13 @@ class StorageOptions:
     """The options of `pic bench storage`; lists are separated by commas, None where the user said nothing."""
 
     mb: Annotated[Optional[str], option("--mb", "LIST", "Sizes of objects in MB (1,16,128).")] = None
-    tokens: Annotated[Optional[str], option("--tokens", "LIST", "Sizes in tokens of the model.")] = None
+    tokens: Annotated[Optional[str], option("--tokens", "LIST", "Sizes of objects in tokens.")] = None
     objects: Annotated[int, option("--objects", "N", "Objects of each size.", min=1)] = 8
     geometry: Annotated[
-        Optional[str], option("--geometry", "LAYERS,KV_HEADS,HEAD_DIM", "Instead of a model's.", MODEL)
+        Optional[str], option("--geometry", "LAYERS,KV_HEADS,HEAD_DIM", "Geometry of the objects (the model's).", MODEL)
     ] = None
-    repeats: Annotated[int, option("--repeats", "N", "Times that each operation is run.", min=1)] = 5
-    seed: Annotated[int, option("--seed", "N", "Seed of what objects hold.", min=0)] = 0
+    repeats: Annotated[int, option("--repeats", "N", "Repeats of each operation.", min=1)] = 5
+    seed: Annotated[int, option("--seed", "N", "Seed of the objects' content.", min=0)] = 0
 
 
 @command(app, "storage", "dtype", "store", without=["algo", "threads", "plot"])

@@ -48,14 +48,21 @@ class BatchRequest:
 class VerifyOptions:
     """Options of batches, and of answers that are compared with full recompute."""
 
-    batch: Annotated[
-        Optional[str], option("--batch", "FILE", "Answer the requests of a file, as JSON lines.", BATCH)
-    ] = None
+    batch: Annotated[Optional[str], option("--batch", "FILE", "Answer the requests in a JSON Lines file.", BATCH)] = (
+        None
+    )
     verify: Annotated[
-        Optional[float], option("--verify", "SHARE", "Compare a share of requests with full recompute.", BATCH)
+        Optional[float],
+        option(
+            "--verify",
+            "SHARE",
+            "Also answer this share of requests under full recompute, and report the differences.",
+            BATCH,
+        ),
     ] = None
     max_kl: Annotated[
-        Optional[float], option("--max-kl", "NATS", "Fail if the verified answers are farther apart.", BATCH, min=0)
+        Optional[float],
+        option("--max-kl", "NATS", "With --verify: exit with 1 if the mean KL is above NATS.", BATCH, min=0),
     ] = None
 
     def canary(self, seed: int) -> Canary:

@@ -37,14 +37,27 @@ class FleetOptions:
 
     ray: RayOption = None
     replicas: Annotated[
-        Optional[str], option("--replicas", "N|MIN:MAX", "With --ray: engines; between two, by load (1).", CLUSTER)
+        Optional[str],
+        option("--replicas", "N|MIN:MAX", "With --ray: number of replicas; MIN:MAX scales them by load (1).", CLUSTER),
     ] = None
     replica_cpus: Annotated[
-        Optional[int], option("--replica-cpus", "N", "With --ray: threads of each (its share).", CLUSTER, min=1)
+        Optional[int],
+        option(
+            "--replica-cpus",
+            "N",
+            "With --ray: threads of each replica (an equal share of the cluster).",
+            CLUSTER,
+            min=1,
+        ),
     ] = None
     queue_bytes: Annotated[
         Optional[str],
-        option("--queue-bytes", "SIZE", "With --ray: what is fetched in the time of a request (100M).", CLUSTER),
+        option(
+            "--queue-bytes",
+            "SIZE",
+            "With --ray: bytes that a replica fetches in the time of one request (100M).",
+            CLUSTER,
+        ),
     ] = None
 
     def check(self, others: dict[str, object], settings: Settings) -> None:

@@ -23,13 +23,13 @@ from pictool.linker.policies.base import (
 
 @dataclass(frozen=True)
 class Attended(Policy):
-    """Attended-r (docs/studies/fixups.md): the tokens of chunks to which the tail attends most over naive reuse.
+    """Attended-r (docs/studies/fixups.md): the tokens to which the tail attends most over naive reuse.
 
     The tail's rows are computed once more than otherwise, over KV as it is reused; no second model is needed.
     Static: all is chosen before layer 0 of the link proper.
 
     Fields:
-        ratio: r; ⌈r·N⌉ tokens are recomputed.
+        ratio: r; the ⌈r·N⌉ tokens of chunks to which the tail attends most are recomputed.
     """
 
     name: ClassVar[str] = "attended"
