@@ -88,7 +88,7 @@ def check_questions(question: str | None, is_conversation: bool, as_json: bool) 
     if question is None and not is_conversation:
         raise UsageError("no question; give one with --query, or ask several with -i")
     if as_json and is_conversation:
-        raise UsageError("--json: is of one question; leave -i out")
+        raise UsageError("--json: reports one question; leave -i out")
 
 
 def ask(conversation: Conversation, question: str, as_json: bool = False) -> None:

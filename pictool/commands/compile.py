@@ -95,13 +95,13 @@ class Compilation:
     def check(self) -> None:
         """Refuse what makes no sense together."""
         if self.probe_model and self.probes == 0:
-            raise UsageError(f"--probe-model {self.probe_model}: measures nothing with --probes 0")
+            raise UsageError(f"--probe-model {self.probe_model}: has no effect with --probes 0")
         if self.splitter is not None:
             if self.chunk_tokens is not None:
-                raise UsageError(f"--splitter {self.splitter}: cuts by its own fields; leave --chunk-tokens out")
+                raise UsageError(f"--splitter {self.splitter}: has fields of its own; leave --chunk-tokens out")
             self.cut_by()
         if self.overlap and self.chunk_tokens is None:
-            raise UsageError(f"--overlap {self.overlap}: is of the chunks that --chunk-tokens makes")
+            raise UsageError(f"--overlap {self.overlap}: needs --chunk-tokens")
         if self.chunk_tokens is not None and self.overlap >= self.chunk_tokens:
             raise UsageError(f"--overlap {self.overlap}: must be less than --chunk-tokens {self.chunk_tokens}")
 
@@ -212,7 +212,7 @@ def read_texts(
             unreadable.append(error)
     for name, text in texts:
         if _HTML.match(text):
-            note(f"{name}: is HTML, and is compiled with its tags; extract its text first if you want that alone")
+            note(f"{name}: is HTML, and is compiled with its tags; to leave them out, extract the text first")
     return texts, unreadable
 
 
@@ -249,7 +249,7 @@ def _texts_below(directory: Path) -> list[tuple[str, str]]:
     for path in sorted(directory.rglob("*")):
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(directory).parts):
             if not is_within(path, directory):
-                note(f"left out: {path}: is a symbolic link out of {directory}; name it to compile it")
+                note(f"left out: {path}: is a symbolic link that leaves {directory}; name it to compile it")
                 continue
             try:
                 texts.append((str(path), read_text(path)))
@@ -355,9 +355,9 @@ def check_output(output: str | None, depfile: bool, files: Sequence[str]) -> Pat
             raise UsageError("--depfile: needs -o, whose prerequisites it lists")
         return None
     if len(files) != 1:
-        raise UsageError(f"-o {output}: takes the objects of one file, but {len(files)} were given")
+        raise UsageError(f"-o {output}: can be used with one file, but {len(files)} were given")
     if Path(output).suffix != ".kvo":
-        raise UsageError(f"-o {output}: an object's name ends in .kvo, by which pic link knows it")
+        raise UsageError(f"-o {output}: the name must end in .kvo, so that pic link recognises it")
     if depfile:
         output_path("--depfile", str(depfile_path(Path(output))), files)
     return output_path("-o", output, files)

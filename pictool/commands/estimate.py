@@ -117,7 +117,7 @@ def run_estimate(options: EstimateOptions, settings: Settings) -> None:
             measure = current
     except KeyboardInterrupt:
         if measure is not None:
-            note("stopped; this is what was read up to here")
+            note("stopped; the report covers the requests read so far")
             show(options, finish(options, measure, reader, model, size, rates), measure)
         raise
     if measure is None:
@@ -130,9 +130,9 @@ def check_options(options: EstimateOptions) -> None:
     if not options.logs:
         raise UsageError("nothing to estimate; name logs of requests, or - for stdin")
     if options.logs.count("-") > 1:
-        raise UsageError("-: stdin can be read once")
+        raise UsageError("-: stdin can be read only once")
     if options.replay is not None and options.model is None:
-        raise UsageError("--replay: needs -m, the model that the server has, to count tokens as it does")
+        raise UsageError("--replay: needs -m, the server's model, to count tokens")
     if options.plot is not None:
         check_picture(options.plot, [name for name in options.logs if name != "-"])
     with of_command_line():

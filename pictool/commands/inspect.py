@@ -186,7 +186,7 @@ def find(name: str, settings: Settings) -> Path:
     if path.is_file():
         return path
     if path.exists():
-        raise InputError(f"{name}: is no regular file; name an object, a trace or a key")
+        raise InputError(f"{name}: is not a regular file; name an object, a trace or a key")
     if path.suffix == ".kvo":
         raise InputError(f"{name}: no such object file")
     store = open_store(settings)
@@ -208,17 +208,17 @@ def check_plot(plot: str | None, inputs: Sequence[Path]) -> None:
 def check_options(options: InspectOptions, of_traces: bool, name: str) -> None:
     """Refuse options that do not apply to the kind of `name`, or to a view that is not shown."""
     if options.against not in (None, "full"):
-        raise UsageError(f"--against {options.against}: only full is known; pic diff compares two traces")
+        raise UsageError(f"--against {options.against}: must be full; pic diff compares two traces")
     if not of_traces and (options.attention or options.against):
-        raise UsageError(f"{name}: no trace, which --attention and --against are for; make one with pic link --trace")
+        raise UsageError(f"{name}: not a trace; --attention and --against need one (pic link --trace)")
     if not of_traces and (options.candidates or options.times or options.parts):
-        raise UsageError(f"{name}: no trace, which --candidates, --times and --parts are for")
+        raise UsageError(f"{name}: not a trace; --candidates, --times and --parts need one")
     if not options.attention and (options.layer is not None or options.head is not None):
-        raise UsageError("--layer and --head say whose --attention is shown")
+        raise UsageError("--layer and --head need --attention")
     if options.first is not None and not options.attention_sinks:
-        raise UsageError("--first says what --attention-sinks counts")
+        raise UsageError("--first needs --attention-sinks")
     if options.plot and not of_traces and not options.attention_sinks:
-        raise UsageError("--plot: of an object, it draws --attention-sinks")
+        raise UsageError("--plot: for an object, it needs --attention-sinks")
     if options.scale not in ("minmax", "share"):
         raise UsageError(f"--scale {options.scale}: must be minmax or share")
 

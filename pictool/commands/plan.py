@@ -164,8 +164,8 @@ def plan_size(model: Model, store: Store, spec: Spec, options: PlanOptions) -> P
 def check_options(options: PlanOptions) -> None:
     """Refuse what makes no sense together."""
     if options.tokens is not None and options.documents:
-        raise UsageError("--tokens: plans without documents; leave them or it out")
+        raise UsageError("--tokens: plans without documents; leave one of them out")
     if options.tokens is not None and options.check:
-        raise UsageError("--check: links documents; name some instead of --tokens")
+        raise UsageError("--check: needs documents; name some instead of --tokens")
     if options.tokens is None and not options.documents:
         raise UsageError("nothing to plan for; name documents, or a length of context with --tokens")

@@ -153,9 +153,9 @@ class QueryOutputOptions:
     def check(self, query: str) -> None:
         """Refuse what makes no sense together, and files that cannot be written. `query` is the input's name."""
         if self.bulk and (self.plot or self.trace):
-            raise UsageError(f"{'--plot' if self.plot else '--trace'}: is of one query, not of --bulk")
+            raise UsageError(f"{'--plot' if self.plot else '--trace'}: applies to one query, not to --bulk")
         if self.output is not None and not self.bulk:
-            raise UsageError("-o: is for the answers of --bulk; use --json and > FILE")
+            raise UsageError("-o: needs --bulk; for one query use --json > FILE")
         if self.explain and self.trace is not None:
             raise UsageError("--trace: --explain runs nothing")
         if self.plot is not None:
@@ -166,7 +166,7 @@ class QueryOutputOptions:
             output_path("-o", self.output, [query])
         folder = None if self.trace is None else Path(self.trace)
         if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"--trace {folder}: has to be an empty or a new folder; name another")
+            raise InputError(f"--trace {folder}: must be an empty or new folder; name another")
 
 
 @command(app, "query", "model", "device", "dtype", "store", "remote", *SALT)
@@ -444,7 +444,7 @@ def note_once() -> Callable[[object], None]:
 def ask(text: str) -> str:
     """What the user types. Raises InputError without a terminal."""
     if not sys.stdin.isatty():
-        raise InputError(f"asks {text!r}, but stdin is no terminal; run it from one")
+        raise InputError(f"asks {text!r}, but stdin is not a terminal; run it from one")
     print(text, end=" ", file=sys.stderr, flush=True)
     return sys.stdin.readline().rstrip("\n")
 
@@ -456,7 +456,7 @@ def print_call(done: CallRecord, is_streamed: bool) -> None:
     if is_streamed:
         print(flush=True)
     if done.is_shared:
-        note(f"{path_text(done.path)}: as an equal call before")
+        note(f"{path_text(done.path)}: answered by an equal call")
         return
     tokens, timing, pool = done.own["tokens"], done.own["timing"], done.own.get("pool")
     on_device = f"{pool['resident']} were on the device, " if pool else ""

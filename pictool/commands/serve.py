@@ -188,7 +188,7 @@ def read_vllm_options(options: ServeOptions, is_vllm: bool, more: Sequence[str])
     """How replicas run vLLM, from what follows `--`; None if they do not. Raises UsageError."""
     if not is_vllm:
         if more:
-            raise UsageError(f"{more[0]}: options of vLLM's need --engine vllm")
+            raise UsageError(f"{more[0]}: options of vLLM need --engine vllm")
         return None
     refuse_torch_only(options)
     return vllm_options(more)
@@ -233,9 +233,11 @@ def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) 
     require_plugins()
     refuse_torch_only(options)
     if options.request_log is not None:
-        raise UsageError("--request-log: not with --engine vllm, whose handlers answer; log before it, or use --ray")
+        raise UsageError(
+            "--request-log: cannot be used with --engine vllm, whose handlers answer; log before it, or use --ray"
+        )
     if settings.salt:
-        raise UsageError("--salt: not with --engine vllm; give salts to tenants by --keys")
+        raise UsageError("--salt: cannot be used with --engine vllm; set the tenants' salts in the file of --keys")
     read_tenants(options, settings)  # what is wrong with them is said before vLLM starts
     keys = None if options.keys is None else str(Path(options.keys).resolve())
     model, store = open_model(settings), open_store(settings)
@@ -261,7 +263,9 @@ def refuse_torch_only(options: ServeOptions) -> None:
     """Raise UsageError for an option that vLLM has not."""
     for name in _TORCH_ONLY:
         if getattr(options, name) != getattr(ServeOptions(), name):
-            raise UsageError(f"--{name.replace('_', '-')}: not with --engine vllm, which has options of its own")
+            raise UsageError(
+                f"--{name.replace('_', '-')}: cannot be used with --engine vllm, which has its own options"
+            )
 
 
 def require_directory(model: Model) -> None:
@@ -323,10 +327,10 @@ def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
 
     if options.keys is None:
         if not is_loopback(options.host):
-            note(f"--host {options.host}: whoever reaches it may use it; --keys FILE asks for keys")
+            note(f"--host {options.host}: anyone who can reach it may use it; require keys with --keys FILE")
         return Keys(default=Tenant("default", settings.salt))
     if settings.salt:
-        raise UsageError("--keys: has the salts of its tenants; leave --salt out")
+        raise UsageError("--keys: the file has the tenants' salts; leave --salt out")
     keys = read_keys(Path(options.keys))
     for tenant in sorted(keys.tenants, key=lambda tenant: tenant.name):
         if is_weak(tenant.salt):
@@ -392,7 +396,7 @@ def bind(options: ServeOptions) -> socket.socket:
     except OSError as error:
         listener.close()
         raise InputError(
-            f"--host {options.host} --port {options.port}: cannot be listened on ({error.strerror}); name others"
+            f"--host {options.host} --port {options.port}: cannot listen there ({error.strerror}); name others"
         ) from error
     return listener
 

@@ -273,7 +273,7 @@ def _print_problems(result: VerifyResult) -> None:
     if not result.problems:
         note(f"{count(result.objects, 'object')} read, none damaged")
     elif len(result.repaired) == len(result.problems):
-        note(f"{count(result.objects, 'object')} read, {len(result.repaired)} taken out; compile their texts again")
+        note(f"{count(result.objects, 'object')} read, {len(result.repaired)} removed; compile their texts again")
 
 
 # What is removed, and what stays
@@ -290,7 +290,10 @@ def print_plan(objects: Sequence[Entry], files: Sequence[str], as_json: bool) ->
         print(f"{entry.key[:12]}  {show_size(entry.num_bytes):>9}  used {show_age(now - entry.used_ns / 1e9)} ago")
     for path in files:
         print(visible(path))
-    note(f"dry run: {count(len(objects), 'object')} ({show_size(num_bytes)}) and {count(len(files), 'file')} would go")
+    note(
+        f"dry run: {count(len(objects), 'object')} ({show_size(num_bytes)}) and {count(len(files), 'file')} "
+        "would be removed"
+    )
 
 
 @command(app, "gc", "store")
@@ -323,7 +326,7 @@ def run_gc(
     else:
         note(
             f"{count(done.evicted.count, 'object')} evicted ({show_size(done.evicted.num_bytes)}), "
-            f"{count(done.litter.count, 'temp file')} of killed writers removed; {show_size(done.num_bytes)} stay"
+            f"{count(done.litter.count, 'stale temp file')} removed; {show_size(done.num_bytes)} left"
         )
 
 
@@ -344,7 +347,7 @@ def run_expire(
       pic store expire --older-than 30d
     """
     if bool(keys) == (older_than is not None):
-        raise UsageError("expire: name keys, or give --older-than; one of the two")
+        raise UsageError("expire: name either keys or --older-than")
     from pictool.store.upkeep import expire, expire_older, would_expire, would_expire_older
 
     with of_command_line():
@@ -412,9 +415,9 @@ def run_export(
 
     is_stream = archive == "-"
     if is_stream and (as_json or sys.stdout.isatty()):
-        raise UsageError("export -: the archive goes to stdout, so neither --json nor a terminal can be there")
+        raise UsageError("export -: the archive goes to stdout; leave --json out, and redirect stdout")
     if not is_stream and not force and Path(archive).is_file():
-        raise InputError(f"{archive}: is there already; replace it with --force, or name another file")
+        raise InputError(f"{archive}: exists already; replace it with --force, or name another file")
     store = open_existing(settings)
     exported = [store.resolve(key) for key in keys] if keys else _intact(store, chains=True)
     with tempfile.TemporaryDirectory() if is_stream else nullcontext(".") as directory:

@@ -48,7 +48,7 @@ def run_sync(
     from pictool.documents.sync import require_folders
 
     if watch and (is_dry or as_json):
-        raise UsageError("--watch: goes on and writes; leave --dry-run and --json out")
+        raise UsageError("--watch: cannot be combined with --dry-run or --json")
     folders, engine_type, store = (
         require_folders(folder.names),
         find_engine(engine, model=settings.model),

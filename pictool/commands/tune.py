@@ -119,7 +119,7 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
     with of_command_line():
         algorithms = parse_algorithms(options.algo or DEFAULT_POLICIES)
     if any(algorithm.method is not None for algorithm in algorithms):
-        raise UsageError("--algo: only policies can be tuned; mapreduce and maprerank are none")
+        raise UsageError("--algo: only policies can be tuned; mapreduce and maprerank are not policies")
     check_inputs(options)
     store, model = open_store(settings), open_model(settings)
     spec_options = make_spec_options(options, settings)
@@ -134,7 +134,7 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
                 on_progress=bar, on_note=note, on_round=rounds.append,
             )  # fmt: skip
     except KeyboardInterrupt:
-        note("stopped; nothing is written, and the same command goes on from here")
+        note("stopped; nothing is written, and the same command continues from here")
         if rounds:
             show(rounds[-1], model, options)
         raise
@@ -164,7 +164,7 @@ def target_of(options: TuneOptions) -> TuningTarget:
     if options.target_loss is None:
         limit = DEFAULT_KL if options.target_kl is None else options.target_kl
         if not limit > 0:
-            raise UsageError("--target-kl: must be above 0; at 0 only full and prefix do")
+            raise UsageError("--target-kl: must be above 0; only full and prefix reach 0")
         return TuningTarget("kl", limit)
     if options.target_kl is not None:
         raise UsageError("--target-kl and --target-loss: name one of the two")
@@ -230,7 +230,7 @@ def make_questions(model: Model, store: Store, options: TuneOptions) -> Question
     if model.tokenizer.chat_template:
         with answers_bar(f"questions about {count(len(texts), 'document')}, {model.name}") as bar:
             return written(model, store, texts, options.per_prompt, options.limit, options.seed, bar)
-    note("no --questions, and the model has no chat template: passages of the documents are to be continued")
+    note("no --questions, and the model has no chat template: the model continues passages of the documents instead")
     return continued(model, texts, options.per_prompt, options.limit, options.seed)
 
 
@@ -299,9 +299,7 @@ def finish(tuned: TuningResult, options: TuneOptions) -> None:
     from pictool.tuning.tune import TuneOutcome
 
     if tuned.outcome is TuneOutcome.NO_CLAIM:
-        raise InputError(
-            f"no claim on answers is possible: {tuned.no_answers}; nothing is written. --target-kl asks for less"
-        )
+        raise InputError(f"no claim about answers is possible: {tuned.no_answers}; nothing is written. try --target-kl")
     if tuned.outcome is TuneOutcome.UNCLEAR:
         raise InputError(f"{unclear(tuned)}; nothing is written")
     assert tuned.chosen is not None

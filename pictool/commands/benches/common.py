@@ -106,9 +106,9 @@ def open_subject(
 def check_options(common: BenchOptions) -> None:
     """Refuse what makes no sense, and outputs that cannot be written."""
     if common.shape is not None and common.model is not None:
-        raise UsageError("--shape: names a random model; leave it or -m out")
+        raise UsageError("--shape: cannot be combined with -m; leave one of them out")
     if common.layers is not None and common.model is not None:
-        raise UsageError("--layers: is that of a random model; leave it or -m out")
+        raise UsageError("--layers: cannot be combined with -m; leave one of them out")
     if common.shape is not None:
         from pictool.bench.shapes import shape_of
 

@@ -82,7 +82,7 @@ def storage_sizes(options: StorageOptions, common: BenchOptions, settings: Setti
     from pictool.bench.storage import ObjectSize, size_of_mb
 
     if options.mb is not None and options.tokens is not None:
-        raise UsageError("--mb: chooses the number of tokens; leave it or --tokens out")
+        raise UsageError("--mb: cannot be combined with --tokens; leave one of them out")
     geometry, dtype = storage_geometry(options, common, settings)
     if options.tokens is not None:
         tokens = numbers("--tokens", options.tokens, int)
@@ -98,7 +98,7 @@ def storage_geometry(options: StorageOptions, common: BenchOptions, settings: Se
     from pictool.runtime.architectures import geometry_of
 
     if options.geometry is not None and (common.shape is not None or common.model is not None):
-        raise UsageError("--geometry: is that of --shape or -m, if they are given; leave it or them out")
+        raise UsageError("--geometry: cannot be combined with --shape or -m; leave one of them out")
     dtype = settings.option("dtype") or "auto"
     dtype = "bfloat16" if dtype == "auto" else dtype
     if options.geometry is not None:

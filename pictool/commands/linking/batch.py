@@ -167,11 +167,11 @@ def check_batch(batch: BatchOptions, request: RequestOptions, settings: Settings
     """Refuse options of a single request."""
     for name in _OF_ONE:
         if getattr(request, name):
-            raise UsageError(f"--batch: the file has the {name} of each request; leave the other out")
+            raise UsageError(f"--batch: the file has the {name} of each request; leave that of the command line out")
     if len(request.algos) > 1:
-        raise UsageError("--batch: takes one policy; pic eval compares several")
+        raise UsageError("--batch: needs one policy; pic eval compares several")
     if request.ratio == "auto":
-        raise UsageError("--batch: name a ratio; auto is measured for one request")
+        raise UsageError("--batch: needs a number as ratio; auto is measured for one request")
     if settings.server:
         raise UsageError("--batch: links in this process; leave --server out (--server '')")
 

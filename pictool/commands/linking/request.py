@@ -172,7 +172,7 @@ def with_stdin(spec: Spec) -> Spec:
 
     named = [spec.query, *spec.documents].count(STDIN)
     if named > 1:
-        raise UsageError(f"-: {named} of documents and query are to be read from stdin, which is read once; name files")
+        raise UsageError(f"-: {named} of documents and query cannot all be read from stdin; name files")
     if not named:
         return spec
     text = read_stdin()

@@ -69,7 +69,7 @@ class BulkOptions:
                 raise UsageError(f"{given[0]}: applies to a bulk compile; add --ray")
             return
         if given := [name for name, value in others.items() if value]:
-            raise UsageError(f"{given[0]}: not with --ray")
+            raise UsageError(f"{given[0]}: cannot be used with --ray")
         if not settings.remote:
             raise UsageError("--ray: needs --remote URL, where workers write objects")
 

@@ -179,8 +179,8 @@ def _require_own(path: Path, names: Sequence[str]) -> None:
     """Refuse what says where texts and secrets go, in a file that another user may have written. Raises InputError."""
     if names and (why := _stranger(path)):
         raise InputError(
-            f"{path}: {why}, and names {', '.join(names)}; see what it says, then set "
-            f"{_TRUST}={path.resolve().parent} to obey it"
+            f"{path}: {why}, and names {', '.join(names)}; check the file, then set "
+            f"{_TRUST}={path.resolve().parent} to trust it"
         )
 
 
@@ -189,7 +189,7 @@ def _note_unknown_variables() -> None:
     for name in sorted(os.environ):
         if name.startswith("PIC_") and name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            note(f"{name}: no such variable is known{f'; did you mean {near[0]}?' if near else ''}")
+            note(f"{name}: unknown variable{f'; did you mean {near[0]}?' if near else ''}")
 
 
 def variable(name: str) -> str | None:
@@ -296,5 +296,5 @@ def text_or_none(path: Path, key: str, value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise InputError(f"{path}: {key} must be a text; put it in quotes")
     if value is not None and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):
-        raise InputError(f"{path}: {key} has a character that no text has (a zero byte, or half of a surrogate pair)")
+        raise InputError(f"{path}: {key} has an invalid character (a zero byte, or half of a surrogate pair)")
     return value
