@@ -17,7 +17,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_LLAMACPP := $(LLAMACPP)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-llamacpp.txt
 
 .NOTPARALLEL:
-.PHONY: demo test test-ray test-vllm test-llamacpp fuzz fuzz-vllm faults check lock model zoo fixtures bench gpu gpu-wheels fresh wheel clean
+.PHONY: demo test test-ray test-vllm test-llamacpp fuzz fuzz-vllm faults check lock model zoo fixtures reference bench gpu gpu-wheels fresh wheel clean
 
 demo: $(DEMO)
 	$(BIN)/python examples/demo.py
@@ -85,6 +85,10 @@ zoo: $(READY)
 
 fixtures: $(READY)
 	$(BIN)/python -m training.fixtures fixtures
+
+# The tables of docs/reference that the program can tell: options, settings, policies, codecs, metrics.
+reference: $(READY)
+	$(BIN)/python tests/write_reference.py
 
 bench: $(READY)
 	$(BIN)/pic bench sync --repeats 3 -o benchmarks/results/bench_sync.json

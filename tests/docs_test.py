@@ -17,6 +17,7 @@ import pytest
 import typer
 from commands.run import pic
 from typer.testing import CliRunner
+from write_reference import GENERATED, rewritten
 
 from pictool.eval.datasets import datasets
 from pictool.linker.policies import policies
@@ -35,6 +36,7 @@ SOURCES = sorted(
     for folder in ("pictool", "tests", "benchmarks", "training", "examples")
     for path in (ROOT / folder).rglob("*.py")
 )
+MOST_WORDS = {"pages": 28_000, "studies": 12_000}  # of guides, concepts and reference; of studies
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(
     r"\b(?:pictool|tests|benchmarks|training|fixtures|examples)/[\w./-]*\w\.(?:py|jsonl\.zst|json|jsonl|yaml|md)\b"
@@ -61,6 +63,23 @@ def section(page: str, heading: str) -> str:
     """The text under a heading of the second level."""
     text = (REFERENCE / page).read_text(encoding="utf-8")
     return next(part for part in text.split("\n## ")[1:] if part.partition("\n")[0] == heading)
+
+
+def words_of(text: str) -> int:
+    """The words of a page that somebody wrote for it: no generated tables, and no code."""
+    return len(re.findall(r"\S*\w\S*", re.sub(r"```.*?```", "", GENERATED.sub("", text), flags=re.DOTALL)))
+
+
+def test_the_docs_stay_short() -> None:
+    words = {page: words_of(text_of(page)) for page in PAGES if page.startswith("docs/")}
+    studies = sum(number for page, number in words.items() if page.startswith("docs/studies/"))
+    assert studies <= MOST_WORDS["studies"] and sum(words.values()) - studies <= MOST_WORDS["pages"], words
+
+
+@pytest.mark.parametrize("page", sorted(REFERENCE.glob("*.md")), ids=lambda page: page.name)
+def test_generated_tables_are_those_of_the_program(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == rewritten(text), "run `make reference`"
 
 
 @pytest.mark.parametrize("page", PAGES)

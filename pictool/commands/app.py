@@ -19,19 +19,19 @@ from pictool.escapes import guard_streams
 
 # What `pic --help` says of each command; its module has its name.
 COMMANDS = {
-    "ask": "Answer a question from the documents of a folder, and name the sources.",
+    "ask": "Answer a question from a folder of documents, and name the sources.",
     "compile": "Compile text files to KV objects.",
     "link": "Link documents into a prompt and answer a query.",
     "query": "Run a span query: a program over model calls.",
     "estimate": "Estimate what linking would save on a log of requests.",
-    "plan": "Estimate delays by storage tier; choose ratio and tier.",
-    "inspect": "Show what an object is, or what a link did.",
+    "plan": "Estimate loading and recompute by storage tier; choose ratio and tier.",
+    "inspect": "Show the contents of an object, or the steps of a link.",
     "diff": "Compare two links of one prompt.",
     "store": "List, check, prune and move the objects of a store.",
     "eval": "Ask a dataset's questions under several policies.",
     "tune": "Find the cheapest policy that meets a target.",
     "bench": "Measure speed, on models of any shape with random weights.",
-    "sync": "Compile what is new in folders, and remove the objects of what is gone.",
+    "sync": "Compile new and changed files of folders; remove the objects of deleted ones.",
     "serve": "Serve a model over HTTP: OpenAI's API with explicit caches.",
     "tui": "Browse objects and traces on the terminal.",
     "config": "Show each setting and where it comes from.",
@@ -90,7 +90,7 @@ def _pic(
     ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors, no notes.")] = False,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Say what is read and loaded; show where an error came from.")
+        bool, typer.Option("-v", "--verbose", help="Also print what is read and loaded, and where an error came from.")
     ] = False,
 ) -> None:
     set_verbosity(Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL)

@@ -43,14 +43,21 @@ def run_ask(
     settings: Settings,
     question: Annotated[Optional[str], option("-q, --query", "TEXT", "The question.")] = None,
     is_conversation: Annotated[
-        bool, option("-i, --interactive", None, "Ask more, one line each, in one process.")
+        bool,
+        option(
+            "-i, --interactive",
+            None,
+            "Read more questions from stdin, one a line. A chat model also gets the earlier turns.",
+        ),
     ] = False,
-    num_passages: Annotated[int, option("--passages", "N", "Passages that are linked at most.", min=1)] = PASSAGES,
-    compile_all: Annotated[bool, option("--all", None, "Compile all passages first, not only what is linked.")] = False,
+    num_passages: Annotated[int, option("--passages", "N", "Link at most N passages.", min=1)] = PASSAGES,
+    compile_all: Annotated[
+        bool, option("--all", None, "Compile all passages first, not only those that are linked.")
+    ] = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,
 ) -> None:
-    """Answer a question from the documents of a folder, and name the sources.
+    """Answer a question from a folder of documents, and name the sources.
 
     \b
       pic ask docs -q "Which festival does Gadwick hold?"
@@ -81,7 +88,7 @@ def check_questions(question: str | None, is_conversation: bool, as_json: bool) 
     if question is None and not is_conversation:
         raise UsageError("no question; give one with --query, or ask several with -i")
     if as_json and is_conversation:
-        raise UsageError("--json: is of one question; leave -i out")
+        raise UsageError("--json: reports one question; leave -i out")
 
 
 def ask(conversation: Conversation, question: str, as_json: bool = False) -> None:

@@ -38,11 +38,11 @@ BREAKDOWN_ALGOS = ("naive", "legolink-16", "cacheblend-15", "cacheblend-15:filte
 app = make_app("Measure speed, on models of any shape with random weights.")
 
 RepeatsOption = Annotated[
-    int, option("--repeats", "N", "Times that each policy is run, after a warm-up that does not count.", min=1)
+    int, option("--repeats", "N", "Interleaved repeats, after a warm-up that does not count.", min=1)
 ]
 ColdOption = Annotated[bool, option("--cold", None, "Read objects from the device, not from the page cache.")]
-ChunksOption = Annotated[int, option("--chunks", "N", "Chunks of the prompt.", PROMPT, min=1)]
-ChunkTokensOption = Annotated[int, option("--chunk-tokens", "N", "Tokens of a chunk.", PROMPT, min=1)]
+ChunksOption = Annotated[int, option("--chunks", "N", "Chunks in the prompt.", PROMPT, min=1)]
+ChunkTokensOption = Annotated[int, option("--chunk-tokens", "N", "Tokens per chunk.", PROMPT, min=1)]
 TailOption = Annotated[int, option("--tail-tokens", "N", "Tokens after the documents.", PROMPT, min=1)]
 
 
@@ -56,7 +56,7 @@ def sync(
     chunks: ChunksOption = 8,
     chunk_tokens: ChunkTokensOption = 512,
     tail_tokens: TailOption = 32,
-    new_tokens: Annotated[int, option("--new-tokens", "N", "Tokens that are decoded.", ANSWER, min=0)] = 16,
+    new_tokens: Annotated[int, option("--new-tokens", "N", "Tokens to decode.", ANSWER, min=0)] = 16,
 ) -> None:
     """Measure TTFT, its parts, and decoding.
 
@@ -80,7 +80,7 @@ def context(
     cold: ColdOption = False,
     seed: SeedOption = 0,
     start: Annotated[int, option("--from", "N", "Tokens of the shortest prompt.", PROMPT, min=1)] = 1024,
-    stop: Annotated[int, option("--to", "N", "Lengths are doubled up to N tokens.", PROMPT, min=1)] = 32768,
+    stop: Annotated[int, option("--to", "N", "Double the length up to N tokens.", PROMPT, min=1)] = 32768,
     chunk_tokens: ChunkTokensOption = 512,
     tail_tokens: TailOption = 32,
 ) -> None:

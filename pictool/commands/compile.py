@@ -56,41 +56,52 @@ class Compilation:
 
     files: Annotated[list[str], argument("FILE", "UTF-8 text files; - is stdin.")]
     recursive: Annotated[
-        bool, option("-r, --recursive", None, "Compile the text files below directories, too.", OPTIONS)
+        bool,
+        option("-r, --recursive", None, "Also compile the text files below directories, except hidden ones.", OPTIONS),
     ] = False
     keep_going: Annotated[
-        bool, option("--keep-going", None, "Compile the other files if some cannot be read.", OPTIONS)
+        bool,
+        option(
+            "--keep-going", None, "Compile the other files if some cannot be read; the exit code is still 1.", OPTIONS
+        ),
     ] = False
-    force: Annotated[bool, option("--force", None, "Compute again what is already there.")] = False
+    force: Annotated[bool, option("--force", None, "Compile again what the store has.")] = False
     chunk_tokens: ChunkOption = None
     overlap: Annotated[
-        int, option("--overlap", "N", "Begin each chunk with N tokens of the one before it.", COMPILING, min=0)
+        int, option("--overlap", "N", "Begin each chunk with about N tokens of the one before it.", COMPILING, min=0)
     ] = 0
     splitter: Annotated[
         Optional[str],
-        option("--splitter", "NAME", "Cut as a splitter does: NAME[:FIELD=N,...]; a wrong name lists all.", COMPILING),
+        option("--splitter", "NAME", "Cut with a splitter, NAME[:FIELD=N,...]. A wrong name lists all.", COMPILING),
     ] = None
     sinks: Annotated[
-        int, option("--sinks", "N", "Dummy tokens before each chunk, dropped afterwards.", COMPILING, min=0)
+        int, option("--sinks", "N", "Compile each chunk after N dummy tokens, whose KV is dropped.", COMPILING, min=0)
     ] = 0
     probes: Annotated[
         Optional[int],
-        option("--probes", "N", "Measure a table of fixups, after N prefixes; costly.", COMPILING, min=0),
+        option(
+            "--probes",
+            "N",
+            "Measure a table of fixups with N probes (usually 8). Costs N forward passes per chunk.",
+            COMPILING,
+            min=0,
+        ),
     ] = None
     probe_model: Annotated[
-        Optional[str], option("--probe-model", "NAME", "The small model that measures it; 8 probes.", COMPILING)
+        Optional[str],
+        option("--probe-model", "NAME", "Small model that measures the table; implies 8 probes.", COMPILING),
     ] = None
 
     def check(self) -> None:
         """Refuse what makes no sense together."""
         if self.probe_model and self.probes == 0:
-            raise UsageError(f"--probe-model {self.probe_model}: measures nothing with --probes 0")
+            raise UsageError(f"--probe-model {self.probe_model}: has no effect with --probes 0")
         if self.splitter is not None:
             if self.chunk_tokens is not None:
-                raise UsageError(f"--splitter {self.splitter}: cuts by its own fields; leave --chunk-tokens out")
+                raise UsageError(f"--splitter {self.splitter}: has fields of its own; leave --chunk-tokens out")
             self.cut_by()
         if self.overlap and self.chunk_tokens is None:
-            raise UsageError(f"--overlap {self.overlap}: is of the chunks that --chunk-tokens makes")
+            raise UsageError(f"--overlap {self.overlap}: needs --chunk-tokens")
         if self.chunk_tokens is not None and self.overlap >= self.chunk_tokens:
             raise UsageError(f"--overlap {self.overlap}: must be less than --chunk-tokens {self.chunk_tokens}")
 
@@ -117,10 +128,10 @@ def run_compile(
     what: Compilation,
     settings: Settings,
     output: Annotated[
-        Optional[str], option("-o, --output", "FILE", "Write one file's object here too.", OUTPUT)
+        Optional[str], option("-o, --output", "FILE", "Also write the object of one file here.", OUTPUT)
     ] = None,
     depfile: DepfileOption = False,
-    is_dry: Annotated[bool, option("--dry-run", None, "Print what it would cost; write nothing.")] = False,
+    is_dry: Annotated[bool, option("--dry-run", None, "Print what compiling would cost; write nothing.")] = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,
     bulk: BulkOptions = BulkOptions(),
@@ -201,7 +212,7 @@ def read_texts(
             unreadable.append(error)
     for name, text in texts:
         if _HTML.match(text):
-            note(f"{name}: is HTML, and is compiled with its tags; extract its text first if you want that alone")
+            note(f"{name}: is HTML, and is compiled with its tags; to leave them out, extract the text first")
     return texts, unreadable
 
 
@@ -238,7 +249,7 @@ def _texts_below(directory: Path) -> list[tuple[str, str]]:
     for path in sorted(directory.rglob("*")):
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(directory).parts):
             if not is_within(path, directory):
-                note(f"left out: {path}: is a symbolic link out of {directory}; name it to compile it")
+                note(f"left out: {path}: is a symbolic link that leaves {directory}; name it to compile it")
                 continue
             try:
                 texts.append((str(path), read_text(path)))
@@ -344,9 +355,9 @@ def check_output(output: str | None, depfile: bool, files: Sequence[str]) -> Pat
             raise UsageError("--depfile: needs -o, whose prerequisites it lists")
         return None
     if len(files) != 1:
-        raise UsageError(f"-o {output}: takes the objects of one file, but {len(files)} were given")
+        raise UsageError(f"-o {output}: can be used with one file, but {len(files)} were given")
     if Path(output).suffix != ".kvo":
-        raise UsageError(f"-o {output}: an object's name ends in .kvo, by which pic link knows it")
+        raise UsageError(f"-o {output}: the name must end in .kvo, so that pic link recognises it")
     if depfile:
         output_path("--depfile", str(depfile_path(Path(output))), files)
     return output_path("-o", output, files)

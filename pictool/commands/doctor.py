@@ -26,7 +26,9 @@ def run_doctor(
     settings: Settings,
     engine: EngineOption = None,
     algo: Annotated[Optional[list[str]], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = None,
-    output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the report (JSON).", OUTPUT)] = None,
+    output: Annotated[
+        Optional[str], option("-o, --output", "FILE", "Write the report to a file (JSON).", OUTPUT)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check that linking works on this machine, model and device.

@@ -36,36 +36,58 @@ _READ_GB_S = 10.0  # where only --tflops is stated: host memory over PCIe
 class EstimateOptions:
     """The options of `pic estimate`."""
 
-    logs: Annotated[list[str], argument("LOG", "Logs of requests; - is stdin. gzip and zstd are read as they are.")] = (
+    logs: Annotated[list[str], argument("LOG", "Logs of requests, also compressed with gzip or zstd; - is stdin.")] = (
         field(default_factory=list)
     )
-    min_tokens: Annotated[int, option("--min-tokens", "N", "The shortest repeat that counts.", min=1, max=4096)] = 16
+    min_tokens: Annotated[
+        int, option("--min-tokens", "N", "Shortest repeat that counts, in tokens.", min=1, max=4096)
+    ] = 16
     capacity: Annotated[
-        list[str], option("--capacity", "SIZE", "A cache of this many bytes beside the others; repeatable.")
+        list[str], option("--capacity", "SIZE", "Add a cache with SIZE bytes of KV to the table; repeatable.")
     ] = field(default_factory=list)
     memory: Annotated[
-        Optional[str], option("--memory", "SIZE", "Remember so much; beyond it, numbers have an error.")
+        Optional[str],
+        option(
+            "--memory", "SIZE", "Use at most SIZE of memory. Beyond it, numbers are estimates with a printed error."
+        ),
     ] = None
-    limit: Annotated[Optional[int], option("--limit", "N", "Read N requests.", min=1)] = None
+    limit: Annotated[Optional[int], option("--limit", "N", "Read only N requests.", min=1)] = None
     model: Annotated[
-        Optional[str], option("-m, --model", "NAME", "Count with its tokenizer; no weights are read.", MODEL)
+        Optional[str],
+        option(
+            "-m, --model",
+            "NAME",
+            (
+                "Count tokens with this model's tokenizer and take its sizes; no weights are read. "
+                "Without it, 4 bytes are a token."
+            ),
+            MODEL,
+        ),
     ] = None
     shape: Annotated[
-        Optional[str], option("--shape", "NAME", "Sizes of this model (llama-3.1-8b); a wrong name lists all.", MODEL)
+        Optional[str],
+        option("--shape", "NAME", "Take the sizes of this model (llama-3.1-8b). A wrong name lists all.", MODEL),
     ] = None
     tflops: Annotated[
         Optional[float],
-        option("--tflops", "RATE", "TFLOP/s of prefill; without: pic plan's profile of -m.", MODEL, min=1e-6),
+        option("--tflops", "RATE", "TFLOP/s of prefill (from pic plan's profile of -m).", MODEL, min=1e-6),
     ] = None
     read_gb_s: Annotated[float, option("--read-gb-s", "RATE", "GB/s at which KV is loaded.", MODEL, min=1e-6)] = (
         _READ_GB_S
     )
-    top: Annotated[int, option("--top", "N", "Documents that are listed (20).", OUTPUT, min=0)] = 20
-    text: Annotated[bool, option("--text", None, "Show how these documents begin.", OUTPUT)] = False
+    top: Annotated[int, option("--top", "N", "List N documents, those first that save the most.", OUTPUT, min=0)] = 20
+    text: Annotated[bool, option("--text", None, "Show how the listed documents begin, not only hashes.", OUTPUT)] = (
+        False
+    )
     replay: Annotated[
-        Optional[str], option("--replay", "URL", "Send some requests to a pic serve; compare (needs -m).")
+        Optional[str],
+        option(
+            "--replay",
+            "URL",
+            ("Send requests to a running pic serve with the model of -m; compare its reports with the prediction."),
+        ),
     ] = None
-    sample: Annotated[int, option("--sample", "N", "Requests that --replay sends (20).", min=1)] = 20
+    sample: Annotated[int, option("--sample", "N", "Requests that --replay sends.", min=1)] = 20
     plot: PlotOption = None
     as_json: JsonOption = False
 
@@ -95,7 +117,7 @@ def run_estimate(options: EstimateOptions, settings: Settings) -> None:
             measure = current
     except KeyboardInterrupt:
         if measure is not None:
-            note("stopped; this is what was read up to here")
+            note("stopped; the report covers the requests read so far")
             show(options, finish(options, measure, reader, model, size, rates), measure)
         raise
     if measure is None:
@@ -108,9 +130,9 @@ def check_options(options: EstimateOptions) -> None:
     if not options.logs:
         raise UsageError("nothing to estimate; name logs of requests, or - for stdin")
     if options.logs.count("-") > 1:
-        raise UsageError("-: stdin can be read once")
+        raise UsageError("-: stdin can be read only once")
     if options.replay is not None and options.model is None:
-        raise UsageError("--replay: needs -m, the model that the server has, to count tokens as it does")
+        raise UsageError("--replay: needs -m, the server's model, to count tokens")
     if options.plot is not None:
         check_picture(options.plot, [name for name in options.logs if name != "-"])
     with of_command_line():

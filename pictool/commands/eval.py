@@ -55,14 +55,14 @@ app = make_app()
 class EvalOptions:
     """The options of `pic eval`; None where the user said nothing."""
 
-    dataset: Annotated[str, argument("DATASET", "A file of questions, or world; a wrong name lists all.")]
-    limit: Annotated[Optional[int], option("--limit", "N", "Only the first N questions.", min=1)] = None
-    jobs: Annotated[Optional[int], option("--jobs", "N", "Processes, of one thread each.", min=1)] = None
-    metric: Annotated[Optional[str], option("--metric", "NAME", "f1, em, rouge_l or contains.")] = None
-    skip_long: Annotated[bool, option("--skip-long", None, "Leave out what does not fit the model.")] = False
-    force: Annotated[bool, option("--force", None, "Start the results file anew.")] = False
-    params: Annotated[list[str], option("-p", "FIELD=VALUE", "Any field of the dataset; repeatable.", DATASET)] = field(
-        default_factory=list
+    dataset: Annotated[str, argument("DATASET", "A file of questions, or world. A wrong name lists all.")]
+    limit: Annotated[Optional[int], option("--limit", "N", "Ask only the first N questions.", min=1)] = None
+    jobs: Annotated[Optional[int], option("--jobs", "N", "Processes, with one thread each (by machine).", min=1)] = None
+    metric: Annotated[Optional[str], option("--metric", "NAME", "f1, em, rouge_l or contains (the dataset's).")] = None
+    skip_long: Annotated[bool, option("--skip-long", None, "Skip prompts that do not fit the model.")] = False
+    force: Annotated[bool, option("--force", None, "Start a new results file.")] = False
+    params: Annotated[list[str], option("-p", "FIELD=VALUE", "Set a field of the dataset; repeatable.", DATASET)] = (
+        field(default_factory=list)
     )
     algo: Annotated[
         list[str],
@@ -71,22 +71,24 @@ class EvalOptions:
     head: HeadOption = None
     query_template: TemplateOption = None
     max_new_tokens: Annotated[
-        Optional[int], option("--max-new-tokens", "N", "Tokens of every answer at most.", ANSWER, min=1)
+        Optional[int],
+        option("--max-new-tokens", "N", "Generate at most N tokens per answer (the dataset's).", ANSWER, min=1),
     ] = None
-    stop: Annotated[list[str], option("--stop", "TEXT", "Text that ends an answer; repeatable.", ANSWER)] = field(
-        default_factory=list
-    )
+    stop: Annotated[
+        list[str], option("--stop", "TEXT", "End answers at this text; repeatable (the dataset's).", ANSWER)
+    ] = field(default_factory=list)
     verify: Annotated[
-        float, option("--verify", "SHARE", "Compare a share of the questions with full recompute (1).", ANSWER)
+        float, option("--verify", "SHARE", "Compare this share of the questions with full recompute.", ANSWER)
     ] = 1.0
     chunk_tokens: ChunkOption = None
     codec: Annotated[
-        Optional[str], option("--codec", "NAME", "How KV is kept (none); a wrong name lists all.", COMPILING)
+        Optional[str], option("--codec", "NAME", "Codec of stored KV (none). A wrong name lists all.", COMPILING)
     ] = None
     output: Annotated[
-        Optional[str], option("-o, --output", "FILE", "Results (jsonl), continued if they are there.", OUTPUT)
+        Optional[str],
+        option("-o, --output", "FILE", "Results file (jsonl); an existing one is continued (in the store).", OUTPUT),
     ] = None
-    plot: Annotated[Optional[str], option("--plot", "FILE", "Draw quality against TTFT (.svg and .png).", OUTPUT)] = (
+    plot: Annotated[Optional[str], option("--plot", "FILE", "Plot quality against TTFT (.svg and .png).", OUTPUT)] = (
         None
     )
     as_json: JsonOption = False

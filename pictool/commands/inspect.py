@@ -51,35 +51,70 @@ app = make_app()
 class InspectOptions:
     """What to show. Without a section: all that needs no model, of an object its header."""
 
-    header: Annotated[bool, option("--header", None, "What it is.", SECTIONS)] = False
-    candidates: Annotated[bool, option("--candidates", None, "Traces: the likeliest first tokens.", SECTIONS)] = False
-    times: Annotated[bool, option("--times", None, "Traces: what took how long.", SECTIONS)] = False
-    parts: Annotated[bool, option("--parts", None, "Traces: computed tokens by part.", SECTIONS)] = False
-    layers: Annotated[
-        bool, option("--layers", None, "Objects: norms, ranges. Traces: computed tokens by layer.", SECTIONS)
+    header: Annotated[
+        bool,
+        option(
+            "--header",
+            None,
+            "Objects: geometry, sizes, fingerprints, checksums. Traces: model, policy, answer.",
+            SECTIONS,
+        ),
     ] = False
-    text: Annotated[bool, option("--text", None, "The text, however long; of traces with marks.", SECTIONS)] = False
+    candidates: Annotated[bool, option("--candidates", None, "Traces: the likeliest first tokens.", SECTIONS)] = False
+    times: Annotated[bool, option("--times", None, "Traces: durations.", SECTIONS)] = False
+    parts: Annotated[
+        bool, option("--parts", None, "Traces: tokens computed per chunk, and their scores.", SECTIONS)
+    ] = False
+    layers: Annotated[
+        bool,
+        option(
+            "--layers",
+            None,
+            "Objects: norms and ranges of K and V per layer. Traces: tokens computed per layer.",
+            SECTIONS,
+        ),
+    ] = False
+    text: Annotated[
+        bool, option("--text", None, "The whole text; of traces with the computed tokens marked.", SECTIONS)
+    ] = False
     attention_sinks: Annotated[
-        bool, option("--attention-sinks", None, "Attention that the chunks' first tokens draw.", ANALYSIS)
+        bool,
+        option(
+            "--attention-sinks", None, "Share of attention that the first tokens draw, per layer and head.", ANALYSIS
+        ),
     ] = False
     sinks: Annotated[bool, option("--sinks", None, "The old name of --attention-sinks.", hidden=True)] = False
     first: Annotated[
-        Optional[int], option("--first", "N", "--attention-sinks: how many are first (4).", ANALYSIS, min=1)
+        Optional[int], option("--first", "N", "With --attention-sinks: how many tokens are first (4).", ANALYSIS, min=1)
     ] = None
     attention: Annotated[
         bool, option("--attention", None, "Traces: attention of tail and answer over the prompt.", ANALYSIS)
     ] = False
     layer: Annotated[
-        Optional[int], option("--layer", "N", "--attention: of one layer (their mean).", ANALYSIS, min=0)
+        Optional[int], option("--layer", "N", "With --attention: of one layer (mean).", ANALYSIS, min=0)
     ] = None
-    head: Annotated[Optional[int], option("--head", "N", "--attention: of one head (their mean).", ANALYSIS, min=0)] = (
+    head: Annotated[Optional[int], option("--head", "N", "With --attention: of one head (mean).", ANALYSIS, min=0)] = (
         None
     )
-    scale: Annotated[str, option("--scale", "NAME", "--attention: minmax (QK by row) or share.", ANALYSIS)] = "minmax"
+    scale: Annotated[
+        str,
+        option(
+            "--scale",
+            "NAME",
+            "With --attention: minmax (QK of a row from least 0 to most 1; EPIC fig. 4) or share.",
+            ANALYSIS,
+        ),
+    ] = "minmax"
     against: Annotated[
-        Optional[str], option("--against", "full", "Traces: deviation from full recompute.", ANALYSIS)
+        Optional[str],
+        option(
+            "--against",
+            "full",
+            "Traces: deviation of KV and attention per token and layer, and KL per generated token.",
+            ANALYSIS,
+        ),
     ] = None
-    plot: Annotated[Optional[str], option("--plot", "FILE", "Draw one picture (.svg, .png).", OUTPUT)] = None
+    plot: Annotated[Optional[str], option("--plot", "FILE", "Draw what was requested (.svg or .png).", OUTPUT)] = None
     as_json: JsonOption = False
 
     @property
@@ -103,12 +138,12 @@ class InspectOptions:
 @command(app, "inspect", "model", "device", "dtype", "store", *SALT)
 def run_inspect(
     names: Annotated[
-        list[str], argument("NAME", "Object files, keys or traces; or a query's run.", autocompletion=complete_key)
+        list[str], argument("NAME", "Object files, keys or traces; or the run of a query.", autocompletion=complete_key)
     ],
     options: InspectOptions,
     settings: Settings,
 ) -> None:
-    """Show what an object is, or what a link did.
+    """Show the contents of an object, or the steps of a link.
 
     \b
       pic inspect a.kvo --layers
@@ -151,7 +186,7 @@ def find(name: str, settings: Settings) -> Path:
     if path.is_file():
         return path
     if path.exists():
-        raise InputError(f"{name}: is no regular file; name an object, a trace or a key")
+        raise InputError(f"{name}: is not a regular file; name an object, a trace or a key")
     if path.suffix == ".kvo":
         raise InputError(f"{name}: no such object file")
     store = open_store(settings)
@@ -173,17 +208,17 @@ def check_plot(plot: str | None, inputs: Sequence[Path]) -> None:
 def check_options(options: InspectOptions, of_traces: bool, name: str) -> None:
     """Refuse options that do not apply to the kind of `name`, or to a view that is not shown."""
     if options.against not in (None, "full"):
-        raise UsageError(f"--against {options.against}: only full is known; pic diff compares two traces")
+        raise UsageError(f"--against {options.against}: must be full; pic diff compares two traces")
     if not of_traces and (options.attention or options.against):
-        raise UsageError(f"{name}: no trace, which --attention and --against are for; make one with pic link --trace")
+        raise UsageError(f"{name}: not a trace; --attention and --against need one (pic link --trace)")
     if not of_traces and (options.candidates or options.times or options.parts):
-        raise UsageError(f"{name}: no trace, which --candidates, --times and --parts are for")
+        raise UsageError(f"{name}: not a trace; --candidates, --times and --parts need one")
     if not options.attention and (options.layer is not None or options.head is not None):
-        raise UsageError("--layer and --head say whose --attention is shown")
+        raise UsageError("--layer and --head need --attention")
     if options.first is not None and not options.attention_sinks:
-        raise UsageError("--first says what --attention-sinks counts")
+        raise UsageError("--first needs --attention-sinks")
     if options.plot and not of_traces and not options.attention_sinks:
-        raise UsageError("--plot: of an object, it draws --attention-sinks")
+        raise UsageError("--plot: for an object, it needs --attention-sinks")
     if options.scale not in ("minmax", "share"):
         raise UsageError(f"--scale {options.scale}: must be minmax or share")
 

@@ -109,9 +109,14 @@ def run_link(
     request: RequestOptions,
     settings: Settings,
     verified: VerifyOptions,
-    compare: Annotated[bool, option("--compare", None, "Run full recompute too; print how they differ.")] = False,
-    trace: Annotated[Optional[str], option("--trace", "FILE", "Write what the link did.", OUTPUT)] = None,
-    output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the JSON report.", OUTPUT)] = None,
+    compare: Annotated[
+        bool, option("--compare", None, "Also run full recompute; print speedup and agreement.")
+    ] = False,
+    trace: Annotated[
+        Optional[str],
+        option("--trace", "FILE", "Write a trace of the link, for pic inspect, pic diff and pic tui.", OUTPUT),
+    ] = None,
+    output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the JSON report to a file.", OUTPUT)] = None,
     depfile: DepfileOption = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,
@@ -164,14 +169,14 @@ def show(parsed: LinkCommand, result: LinkOutput) -> None:
     elif not parsed.is_quiet:
         print_answer(result.reports[0], parsed.compare)
     if result.is_foreign:
-        note("the embedded demo model knows nothing but the documents of its own world; -m names yours")
+        note("the embedded demo model knows only the documents of its own world; name your model with -m")
 
 
 def refuse_of_one(compare: bool, trace: str | None, depfile: bool) -> None:
     """Refuse options of a single request together with --batch."""
     for name, value in (("--compare", compare), ("--trace", trace), ("--depfile", depfile)):
         if value:
-            raise UsageError(f"--batch: {name} is of one request; leave it out (--verify 1 compares all)")
+            raise UsageError(f"--batch: {name} applies to one request; leave it out (--verify 1 compares all)")
 
 
 def require_little_drift(reports: Sequence[Mapping[str, Any]], max_kl: float | None) -> None:
@@ -271,7 +276,9 @@ def side_by_side(request: RequestOptions, trace: str | None) -> list[LabelledPol
     ones = {"-k": request.k, "--ratio": request.ratio, "--fallback": request.fallback, "--trace": trace}
     for name, value in (*ones.items(), ("-p", request.params or None)):
         if value is not None:
-            raise UsageError(f"{name}: is of one policy; with several, write --algo NAME-NUMBER or NAME:FIELD=VALUE")
+            raise UsageError(
+                f"{name}: applies to one policy; with several, write --algo NAME-NUMBER or NAME:FIELD=VALUE"
+            )
     with of_command_line():
         return parse_repeatable(request.algos)
 
@@ -357,7 +364,7 @@ def check_outputs(output: str | None, trace: str | None, depfile: bool, inputs: 
     if trace is not None:
         output_path("--trace", trace, inputs)
     if trace is not None and output is not None and Path(trace) == Path(output):
-        raise UsageError(f"--trace {trace}: is what -o writes too; name another")
+        raise UsageError(f"--trace {trace}: is also the file of -o; name another")
 
 
 def with_auto_ratio(model: Model, store: Store, spec: Spec) -> tuple[Spec, RatioChoice]:
@@ -379,7 +386,7 @@ def distrust_profile(model: Model, choice: RatioChoice, recompute_s: float) -> N
         forget_compute(model)
         low, high = choice.ratio * choice.prefill_s * 1e3, choice.prefill_s * 1e3
         note(
-            f"recompute took {recompute_s * 1e3:.0f} ms, where this machine's profile has {low:.0f} to {high:.0f}; "
+            f"recompute took {recompute_s * 1e3:.0f} ms, but this machine's profile predicts {low:.0f} to {high:.0f}; "
             "it is measured again next time"
         )
 

@@ -59,10 +59,16 @@ class PlanOptions:
     tokens: Annotated[
         Optional[int], option("--tokens", "N", "Plan for a context of N tokens, without documents.", min=1)
     ] = None
-    tiers: Annotated[Optional[str], option("--tiers", "FILE", "YAML of storage tiers, instead of examples.")] = None
-    check: Annotated[bool, option("--check", None, "Link too; compare estimates with measured times.")] = False
+    tiers: Annotated[
+        Optional[str], option("--tiers", "FILE", "Read the storage tiers from a YAML file (examples).")
+    ] = None
+    check: Annotated[bool, option("--check", None, "Also link, and print measured times next to the estimates.")] = (
+        False
+    )
     measure: Annotated[bool, option("--measure", None, "Measure this machine again.")] = False
-    algo: Annotated[Optional[str], option("--algo", "NAME", "Policy; a wrong name lists all.", POLICY)] = None
+    algo: Annotated[
+        Optional[str], option("--algo", "NAME", "A policy with a ratio. A wrong name lists all.", POLICY)
+    ] = None
     ratio: Annotated[
         Optional[float], option("--ratio", "SHARE", "Find a tier for this share of rows (0.15).", POLICY)
     ] = None
@@ -99,7 +105,7 @@ def _text(ratio: float | None) -> str | None:
 
 @command(app, "plan", "model", "device", "dtype", "store", *SALT, "codec")
 def run_plan(options: PlanOptions, settings: Settings) -> None:
-    """Estimate delays by storage tier; choose ratio and tier.
+    """Estimate loading and recompute by storage tier; choose ratio and tier.
 
     \b
       pic plan a.txt b.txt -q "Who?" --check
@@ -158,8 +164,8 @@ def plan_size(model: Model, store: Store, spec: Spec, options: PlanOptions) -> P
 def check_options(options: PlanOptions) -> None:
     """Refuse what makes no sense together."""
     if options.tokens is not None and options.documents:
-        raise UsageError("--tokens: plans without documents; leave them or it out")
+        raise UsageError("--tokens: plans without documents; leave one of them out")
     if options.tokens is not None and options.check:
-        raise UsageError("--check: links documents; name some instead of --tokens")
+        raise UsageError("--check: needs documents; name some instead of --tokens")
     if options.tokens is None and not options.documents:
         raise UsageError("nothing to plan for; name documents, or a length of context with --tokens")

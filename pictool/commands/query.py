@@ -59,36 +59,62 @@ class QueryOptions:
     """What a command line says of how a query is run."""
 
     algo: Annotated[
-        Optional[str], option("--algo", "NAME", "Policy of linking spans; a wrong name lists all.", POLICY)
+        Optional[str],
+        option("--algo", "NAME", "Policy that links the children of a + (PIC_ALGO). A wrong name lists all.", POLICY),
     ] = None
-    k: Annotated[Optional[int], option("-k", "N", "Tokens recomputed at the start of each span.", POLICY)] = None
-    ratio: Annotated[Optional[float], option("--ratio", "SHARE", "Share of rows that is recomputed.", POLICY)] = None
+    k: Annotated[Optional[int], option("-k", "N", "Recompute the first N tokens of each span.", POLICY)] = None
+    ratio: Annotated[Optional[float], option("--ratio", "SHARE", "Share of rows to recompute.", POLICY)] = None
     params: FieldsOption = field(default_factory=list)
     tree: Annotated[
-        Optional[int], option("--tree", "N", "Judge at most N candidates at a time, as a tree.", POLICY, min=2)
+        Optional[int],
+        option(
+            "--tree",
+            "N",
+            ("Turn calls over more than N candidates into a tree of calls over at most N. This changes prompts."),
+            POLICY,
+            min=2,
+        ),
     ] = None
     sort_plus: Annotated[
-        bool, option("--sort-plus", None, "Children of a + by content: equal sets become equal prefixes.", POLICY)
+        bool,
+        option(
+            "--sort-plus",
+            None,
+            ("Order the children of a + by content, so that equal sets are equal prefixes. This changes answers."),
+            POLICY,
+        ),
     ] = False
-    no_optimise: Annotated[bool, option("--no-optimise", None, "Run the query as it is written.", POLICY)] = False
+    no_optimise: Annotated[bool, option("--no-optimise", None, "Apply no rule of the optimizer.", POLICY)] = False
     max_new_tokens: Annotated[
-        Optional[int], option("--max-new-tokens", "N", "Tokens of calls that say nothing (64).", ANSWER, min=1)
+        Optional[int],
+        option("--max-new-tokens", "N", "Generate at most N tokens in calls that set no limit (64).", ANSWER, min=1),
     ] = None
-    top_p: Annotated[float, option("--top-p", "P", "Nucleus sampling.", ANSWER)] = 1.0
-    seed: Annotated[int, option("--seed", "N", "Seed; every call has its own.", ANSWER, min=0, max=2**64 - 1)] = 0
+    top_p: Annotated[float, option("--top-p", "P", "Nucleus sampling, in calls with a temperature.", ANSWER)] = 1.0
+    seed: Annotated[
+        int, option("--seed", "N", "Seed of sampling; each call derives its own.", ANSWER, min=0, max=2**64 - 1)
+    ] = 0
     max_tokens: Annotated[
-        Optional[int], option("--budget-tokens", "N", "Generated tokens at most, of all calls.", ANSWER, min=1)
+        Optional[int], option("--budget-tokens", "N", "Generate at most N tokens in all calls together.", ANSWER, min=1)
     ] = None
-    max_seconds: Annotated[Optional[float], option("--budget-seconds", "S", "No call begins later.", ANSWER, min=0)] = (
-        None
-    )
+    max_seconds: Annotated[
+        Optional[float], option("--budget-seconds", "S", "Start no call after S seconds.", ANSWER, min=0)
+    ] = None
     outputs: Annotated[
         Optional[str],
-        option("--outputs", "NAME", "generated: link outputs with the KV they came with; or compiled.", COMPILING),
+        option(
+            "--outputs",
+            "NAME",
+            (
+                "KV of outputs in later calls: generated (kept from generation) or compiled (anew; the "
+                "default with vLLM)."
+            ),
+            COMPILING,
+        ),
     ] = None
     codec: CodecOption = None
     pool: Annotated[
-        Optional[str], option("--pool", "SIZE", "KV of objects that stays on the device, as 500M; 0: none.", MODEL)
+        Optional[str],
+        option("--pool", "SIZE", "Keep up to SIZE of KV on the device between calls, as 500M (0; torch only).", MODEL),
     ] = None
 
     def check(self) -> None:
@@ -107,23 +133,29 @@ class QueryOptions:
 class QueryOutputOptions:
     """Options of the output: an explanation, an answer or the answers of a bulk, and where they are written."""
 
-    explain: Annotated[bool, option("--explain", None, "Print the tree before and after; run nothing.")] = False
-    bulk: Annotated[bool, option("--bulk", None, "FILE has a query a line, in JSON; run all.")] = False
+    explain: Annotated[
+        bool, option("--explain", None, "Print the tree, the rules that apply, and the tree after them; run nothing.")
+    ] = False
+    bulk: Annotated[bool, option("--bulk", None, "Run all queries of FILE, which has one in each line, as JSON.")] = (
+        False
+    )
     output: Annotated[
-        Optional[str], option("-o, --output", "FILE", "Answers of --bulk; a run that stopped goes on.", OUTPUT)
+        Optional[str],
+        option("-o, --output", "FILE", "Write the answers of --bulk as JSON Lines; a stopped run continues.", OUTPUT),
     ] = None
     plot: Annotated[Optional[str], option("--plot", "FILE", "Draw both trees (.svg).", OUTPUT)] = None
-    trace: Annotated[Optional[str], option("--trace", "DIR", "Write the run, with a trace of every call.", OUTPUT)] = (
-        None
-    )
+    trace: Annotated[
+        Optional[str],
+        option("--trace", "DIR", "Write the run, with a trace of every call, for pic inspect and pic tui.", OUTPUT),
+    ] = None
     as_json: JsonOption = False
 
     def check(self, query: str) -> None:
         """Refuse what makes no sense together, and files that cannot be written. `query` is the input's name."""
         if self.bulk and (self.plot or self.trace):
-            raise UsageError(f"{'--plot' if self.plot else '--trace'}: is of one query, not of --bulk")
+            raise UsageError(f"{'--plot' if self.plot else '--trace'}: applies to one query, not to --bulk")
         if self.output is not None and not self.bulk:
-            raise UsageError("-o: is for the answers of --bulk; use --json and > FILE")
+            raise UsageError("-o: needs --bulk; for one query use --json > FILE")
         if self.explain and self.trace is not None:
             raise UsageError("--trace: --explain runs nothing")
         if self.plot is not None:
@@ -134,7 +166,7 @@ class QueryOutputOptions:
             output_path("-o", self.output, [query])
         folder = None if self.trace is None else Path(self.trace)
         if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"--trace {folder}: has to be an empty or a new folder; name another")
+            raise InputError(f"--trace {folder}: must be an empty or new folder; name another")
 
 
 @command(app, "query", "model", "device", "dtype", "store", "remote", *SALT)
@@ -412,7 +444,7 @@ def note_once() -> Callable[[object], None]:
 def ask(text: str) -> str:
     """What the user types. Raises InputError without a terminal."""
     if not sys.stdin.isatty():
-        raise InputError(f"asks {text!r}, but stdin is no terminal; run it from one")
+        raise InputError(f"asks {text!r}, but stdin is not a terminal; run it from one")
     print(text, end=" ", file=sys.stderr, flush=True)
     return sys.stdin.readline().rstrip("\n")
 
@@ -424,7 +456,7 @@ def print_call(done: CallRecord, is_streamed: bool) -> None:
     if is_streamed:
         print(flush=True)
     if done.is_shared:
-        note(f"{path_text(done.path)}: as an equal call before")
+        note(f"{path_text(done.path)}: answered by an equal call")
         return
     tokens, timing, pool = done.own["tokens"], done.own["timing"], done.own.get("pool")
     on_device = f"{pool['resident']} were on the device, " if pool else ""

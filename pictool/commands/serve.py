@@ -62,16 +62,22 @@ class ServeOptions:
 
     engine: EngineOption = None
     host: Annotated[str, option("--host", "ADDRESS", "Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, option("--port", "N", "Port; 0 takes a free one.", min=0, max=65535)] = 8000
+    port: Annotated[int, option("--port", "N", "Port; 0 takes a free one, which stderr names.", min=0, max=65535)] = (
+        8000
+    )
     keys: Annotated[
-        Optional[str], option("--keys", "FILE", "Bearer keys: lines of TENANT KEY SALT, for its owner alone.")
+        Optional[str],
+        option("--keys", "FILE", "File of bearer keys: lines of TENANT KEY SALT, readable by its owner alone."),
     ] = None
-    name: Annotated[Optional[str], option("--name", "NAME", "What the API calls the model.")] = None
-    queue: Annotated[int, option("--queue", "N", "Requests that wait at most.", min=1)] = 256
+    name: Annotated[Optional[str], option("--name", "NAME", "Name of the model in the API (the model's).")] = None
+    queue: Annotated[int, option("--queue", "N", "Requests that may wait.", min=1)] = 256
     active: Annotated[
         Optional[int],
         option(
-            "--active", "N", f"Requests that take turns ({_ACTIVE}; vLLM: its batch, {_BATCHED} with --ray).", min=1
+            "--active",
+            "N",
+            f"Requests that run at once ({_ACTIVE}; with vLLM its batch, {_BATCHED} per replica).",
+            min=1,
         ),
     ] = None
     algo: Annotated[
@@ -79,35 +85,53 @@ class ServeOptions:
         option("--algo, --policy", "SPEC", "Policy of requests that name none (PIC_ALGO; legolink-16).", POLICY),
     ] = None
     allow: Annotated[
-        list[str], option("--allow", "NAME", "A policy that requests may name; repeatable (all).", POLICY)
+        list[str], option("--allow", "NAME", "Policy that requests may name; repeatable (all).", POLICY)
     ] = field(default_factory=list)
     check: Annotated[
-        str, option("--check", "ACTION", "If linking fails the start-up check: exact, refuse; off.", POLICY)
+        str,
+        option(
+            "--check",
+            "ACTION",
+            ("If linking fails the start-up check: exact (answer exactly) or refuse (to start). off: no check."),
+            POLICY,
+        ),
     ] = "exact"
     check_limit: Annotated[
-        float, option("--check-limit", "NATS", "KL to full recompute that the check allows.", POLICY, min=0)
+        float, option("--check-limit", "NATS", "Mean KL to full recompute that the check allows.", POLICY, min=0)
     ] = 0.5
-    max_tokens: Annotated[Optional[int], option("--max-tokens", "N", "Of one answer at most.", ANSWER, min=1)] = None
+    max_tokens: Annotated[
+        Optional[int], option("--max-tokens", "N", "Generate at most N tokens per answer.", ANSWER, min=1)
+    ] = None
     min_tokens: Annotated[
-        int, option("--min-tokens", "N", "Least tokens of a document that is recognised.", ANSWER, min=1)
+        int, option("--min-tokens", "N", "Shortest document that is recognised, in tokens.", ANSWER, min=1)
     ] = 16
-    ttl: Annotated[float, option("--ttl", "S", "Of caches that name none.", COMPILING, min=1)] = 3600.0
+    ttl: Annotated[float, option("--ttl", "S", "Lifetime in seconds of caches that name none.", COMPILING, min=1)] = (
+        3600.0
+    )
     leases: Annotated[
         Optional[str],
-        option("--leases", "SIZE", "Objects that the caches of a tenant hold (a part of --max-size).", COMPILING),
+        option(
+            "--leases",
+            "SIZE",
+            "Bytes that the caches of one tenant may hold (3/4 of max_size, divided among tenants).",
+            COMPILING,
+        ),
     ] = None
     codec: CodecOption = None
     learn: Annotated[
-        Optional[str], option("--learn", "SIZE", "Compile texts that requests repeat, so many bytes (off).", COMPILING)
+        Optional[str],
+        option("--learn", "SIZE", "Compile texts that requests repeat, up to SIZE of objects (off).", COMPILING),
     ] = None
     pool: Annotated[
-        Optional[str], option("--pool", "SIZE", "KV that stays on the device, as 500M; 0: none (1/4 of memory).", MODEL)
+        Optional[str],
+        option("--pool", "SIZE", "Keep up to SIZE of KV on the device, as 500M; 0: none (1/4 of its memory).", MODEL),
     ] = None
     request_log: Annotated[
-        Optional[str], option("--request-log", "FILE", "Log keyed hashes of requests, for pic estimate.", OUTPUT)
+        Optional[str],
+        option("--request-log", "FILE", "Log lengths and keyed hashes of requests, for pic estimate.", OUTPUT),
     ] = None
     request_log_size: Annotated[
-        str, option("--request-log-size", "SIZE", "Of this log, with the one before it.", OUTPUT)
+        str, option("--request-log-size", "SIZE", "Size limit of FILE and the one before it, FILE.1, together.", OUTPUT)
     ] = "1G"
 
 
@@ -117,7 +141,7 @@ def run_serve(
     fleet: FleetOptions,
     settings: Settings,
     more: Annotated[
-        Optional[list[str]], argument("[-- VLLM-OPTION]...", "With --engine vllm: options of vllm serve.")
+        Optional[list[str]], argument("[-- VLLM-OPTION]...", "Options of vllm serve, with --engine vllm.")
     ] = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API with explicit caches.
@@ -174,7 +198,7 @@ def read_vllm_options(options: ServeOptions, is_vllm: bool, more: Sequence[str])
     """How replicas run vLLM, from what follows `--`; None if they do not. Raises UsageError."""
     if not is_vllm:
         if more:
-            raise UsageError(f"{more[0]}: options of vLLM's need --engine vllm")
+            raise UsageError(f"{more[0]}: options of vLLM need --engine vllm")
         return None
     refuse_torch_only(options)
     return vllm_options(more)
@@ -226,9 +250,11 @@ def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) 
     require_plugins()
     refuse_torch_only(options)
     if options.request_log is not None:
-        raise UsageError("--request-log: not with --engine vllm, whose handlers answer; log before it, or use --ray")
+        raise UsageError(
+            "--request-log: cannot be used with --engine vllm, whose handlers answer; log before it, or use --ray"
+        )
     if settings.salt:
-        raise UsageError("--salt: not with --engine vllm; give salts to tenants by --keys")
+        raise UsageError("--salt: cannot be used with --engine vllm; set the tenants' salts in the file of --keys")
     read_tenants(options, settings)  # what is wrong with them is said before vLLM starts
     keys = None if options.keys is None else str(Path(options.keys).resolve())
     model, store = open_model(settings), open_store(settings)
@@ -254,7 +280,9 @@ def refuse_torch_only(options: ServeOptions) -> None:
     """Raise UsageError for an option that vLLM has not."""
     for name in _TORCH_ONLY:
         if getattr(options, name) != getattr(ServeOptions(), name):
-            raise UsageError(f"--{name.replace('_', '-')}: not with --engine vllm, which has options of its own")
+            raise UsageError(
+                f"--{name.replace('_', '-')}: cannot be used with --engine vllm, which has its own options"
+            )
 
 
 def require_directory(model: Model) -> None:
@@ -316,10 +344,10 @@ def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
 
     if options.keys is None:
         if not is_loopback(options.host):
-            note(f"--host {options.host}: whoever reaches it may use it; --keys FILE asks for keys")
+            note(f"--host {options.host}: anyone who can reach it may use it; require keys with --keys FILE")
         return Keys(default=Tenant("default", settings.salt))
     if settings.salt:
-        raise UsageError("--keys: has the salts of its tenants; leave --salt out")
+        raise UsageError("--keys: the file has the tenants' salts; leave --salt out")
     keys = read_keys(Path(options.keys))
     for tenant in sorted(keys.tenants, key=lambda tenant: tenant.name):
         if is_weak(tenant.salt):
@@ -385,7 +413,7 @@ def bind(options: ServeOptions) -> socket.socket:
     except OSError as error:
         listener.close()
         raise InputError(
-            f"--host {options.host} --port {options.port}: cannot be listened on ({error.strerror}); name others"
+            f"--host {options.host} --port {options.port}: cannot listen there ({error.strerror}); name others"
         ) from error
     return listener
 

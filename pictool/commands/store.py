@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ALL = "all"  # in place of keys
 DryRunOption = Annotated[bool, option("--dry-run", None, "Print what would be removed; remove nothing.")]
-KeysArgument = Annotated[list[str], argument("KEY", "Keys, or their beginnings.")]
+KeysArgument = Annotated[list[str], argument("KEY", "Keys, or unique beginnings of them.")]
 
 app = make_app("List, check, prune and move the objects of a store.")
 
@@ -49,14 +49,14 @@ SORTS = ("key", "used", "size")
 @command(app, "ls", "store")
 def run_ls(
     settings: Settings,
-    limit: Annotated[Optional[int], option("--limit", "N", "List N objects at most.", min=1)] = None,
-    after: Annotated[str, option("--after", "KEY", "List those after this key.")] = "",
-    sort: Annotated[str, option("--sort", "ORDER", "key, used (last first) or size (largest first).")] = "key",
-    chains: Annotated[bool, option("--chains", None, "List blocks of prefix chains, too.")] = False,
+    limit: Annotated[Optional[int], option("--limit", "N", "List at most N objects.", min=1)] = None,
+    after: Annotated[str, option("--after", "KEY", "List the objects after this key.")] = "",
+    sort: Annotated[str, option("--sort", "ORDER", "key, used (latest first) or size (largest first).")] = "key",
+    chains: Annotated[bool, option("--chains", None, "Also list blocks of prefix chains.")] = False,
     by: Annotated[Optional[str], option("--by", "folder", "List the folders of pic sync instead.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the objects, with size, last use and origin.
+    """List objects with size, age, last use and source.
 
     \b
       pic store ls --sort used --limit 20
@@ -174,7 +174,7 @@ def object_json(entry: StoredObject, source: Source | None = None, is_pinned: bo
 
 @command(app, "show", "store")
 def run_show(settings: Settings, keys: KeysArgument, as_json: JsonOption = False) -> None:
-    """Show objects: what they are, their text, when they were used.
+    """Show headers, text and last use of objects.
 
     \b
       pic store show 3f9a 81c2
@@ -239,11 +239,13 @@ def _stats_lines(stats: StoreStats) -> list[tuple[str, str]]:
 @command(app, "verify", "store", "model")
 def run_verify(
     settings: Settings,
-    repair: Annotated[bool, option("--repair", None, "Remove damaged objects.")] = False,
+    repair: Annotated[
+        bool, option("--repair", None, "Remove damaged objects; rename those under the name of another.")
+    ] = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read every object and check it. If a model is named, the texts of its objects are compared with their tokens.
+    """Read and check every byte of every object. With -m, also compare texts with their tokens.
 
     \b
       pic store verify --repair
@@ -271,7 +273,7 @@ def _print_problems(result: VerifyResult) -> None:
     if not result.problems:
         note(f"{count(result.objects, 'object')} read, none damaged")
     elif len(result.repaired) == len(result.problems):
-        note(f"{count(result.objects, 'object')} read, {len(result.repaired)} taken out; compile their texts again")
+        note(f"{count(result.objects, 'object')} read, {len(result.repaired)} removed; compile their texts again")
 
 
 # What is removed, and what stays
@@ -288,19 +290,23 @@ def print_plan(objects: Sequence[Entry], files: Sequence[str], as_json: bool) ->
         print(f"{entry.key[:12]}  {show_size(entry.num_bytes):>9}  used {show_age(now - entry.used_ns / 1e9)} ago")
     for path in files:
         print(visible(path))
-    note(f"dry run: {count(len(objects), 'object')} ({show_size(num_bytes)}) and {count(len(files), 'file')} would go")
+    note(
+        f"dry run: {count(len(objects), 'object')} ({show_size(num_bytes)}) and {count(len(files), 'file')} "
+        "would be removed"
+    )
 
 
 @command(app, "gc", "store")
 def run_gc(
     settings: Settings,
     max_size: Annotated[
-        Optional[str], option("--max-size", "SIZE", "Evict least recently used objects beyond it: 10G (PIC_MAX_SIZE).")
+        Optional[str],
+        option("--max-size", "SIZE", "Evict the least recently used objects beyond SIZE, as 10G (PIC_MAX_SIZE)."),
     ] = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what killed writers left; keep a size.
+    """Remove stale temporary files; with a size, evict the least recently used objects.
 
     \b
       pic store gc --max-size 10G --dry-run
@@ -320,18 +326,18 @@ def run_gc(
     else:
         note(
             f"{count(done.evicted.count, 'object')} evicted ({show_size(done.evicted.num_bytes)}), "
-            f"{count(done.litter.count, 'temp file')} of killed writers removed; {show_size(done.num_bytes)} stay"
+            f"{count(done.litter.count, 'stale temp file')} removed; {show_size(done.num_bytes)} left"
         )
 
 
 @command(app, "expire", "store")
 def run_expire(
     settings: Settings,
-    keys: Annotated[Optional[list[str]], argument("KEY", "Keys, or their beginnings.")] = None,
+    keys: Annotated[Optional[list[str]], argument("KEY", "Keys, or unique beginnings of them.")] = None,
     older_than: Annotated[
-        Optional[str], option("--older-than", "AGE", "Remove those not used for so long: 12h, 30d.")
+        Optional[str], option("--older-than", "AGE", "Remove objects that were not used for AGE, as 12h or 30d.")
     ] = None,
-    force: Annotated[bool, option("--force", None, "Remove pinned ones, too.")] = False,
+    force: Annotated[bool, option("--force", None, "Also remove pinned objects.")] = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -341,7 +347,7 @@ def run_expire(
       pic store expire --older-than 30d
     """
     if bool(keys) == (older_than is not None):
-        raise UsageError("expire: name keys, or give --older-than; one of the two")
+        raise UsageError("expire: name either keys or --older-than")
     from pictool.store.upkeep import expire, expire_older, would_expire, would_expire_older
 
     with of_command_line():
@@ -361,7 +367,7 @@ def run_expire(
 
 @command(app, "pin", "store")
 def run_pin(settings: Settings, keys: KeysArgument) -> None:
-    """Keep objects from being evicted or expired.
+    """Protect objects from eviction and expiry.
 
     \b
       pic store pin 3f9a
@@ -376,7 +382,7 @@ def run_pin(settings: Settings, keys: KeysArgument) -> None:
 
 @command(app, "unpin", "store")
 def run_unpin(settings: Settings, keys: KeysArgument) -> None:
-    """Unpin objects, so that they can be evicted or expired.
+    """Allow pinned objects to be evicted and expired again.
 
     \b
       pic store unpin 3f9a
@@ -396,8 +402,8 @@ def run_unpin(settings: Settings, keys: KeysArgument) -> None:
 def run_export(
     settings: Settings,
     archive: Annotated[str, argument("ARCHIVE", "File to write (a tar in zstd); - is stdout.")],
-    keys: Annotated[Optional[list[str]], argument("KEY", "Keys, or their beginnings; none: all.")] = None,
-    force: Annotated[bool, option("--force", None, "Replace a file that is there.")] = False,
+    keys: Annotated[Optional[list[str]], argument("KEY", "Keys, or unique beginnings of them (all objects).")] = None,
+    force: Annotated[bool, option("--force", None, "Replace an existing file.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write objects to an archive.
@@ -409,9 +415,9 @@ def run_export(
 
     is_stream = archive == "-"
     if is_stream and (as_json or sys.stdout.isatty()):
-        raise UsageError("export -: the archive goes to stdout, so neither --json nor a terminal can be there")
+        raise UsageError("export -: the archive goes to stdout; leave --json out, and redirect stdout")
     if not is_stream and not force and Path(archive).is_file():
-        raise InputError(f"{archive}: is there already; replace it with --force, or name another file")
+        raise InputError(f"{archive}: exists already; replace it with --force, or name another file")
     store = open_existing(settings)
     exported = [store.resolve(key) for key in keys] if keys else _intact(store, chains=True)
     with tempfile.TemporaryDirectory() if is_stream else nullcontext(".") as directory:
@@ -470,8 +476,10 @@ def run_import(
 @command(app, "push", "store", "remote")
 def run_push(
     settings: Settings,
-    keys: Annotated[list[str], argument("KEY", "Keys, or their beginnings; or all.")],
-    force: Annotated[bool, option("--force", None, "Send also what is there already.")] = False,
+    keys: Annotated[
+        list[str], argument("KEY", "Keys, or unique beginnings of them; or all: everything but prefix chains.")
+    ],
+    force: Annotated[bool, option("--force", None, "Also send objects that the remote has.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Send objects to the remote.

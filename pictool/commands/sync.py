@@ -33,12 +33,14 @@ _FIRST_MS = 500  # of a watch without changes
 def run_sync(
     folder: FolderOptions,
     settings: Settings,
-    is_dry: Annotated[bool, option("--dry-run", None, "Print what would change and cost; write nothing.")] = False,
-    watch: Annotated[bool, option("--watch", None, "Go on, and sync again whenever a file changes.")] = False,
+    is_dry: Annotated[
+        bool, option("--dry-run", None, "Print what would change and what it costs; write nothing.")
+    ] = False,
+    watch: Annotated[bool, option("--watch", None, "Keep running, and sync again whenever a file changes.")] = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,
 ) -> None:
-    """Compile what is new in folders, and remove the objects of what is gone.
+    """Compile new and changed files of folders; remove the objects of deleted ones.
 
     \b
       pic sync docs --dry-run
@@ -48,7 +50,7 @@ def run_sync(
     from pictool.documents.sync import require_folders
 
     if watch and (is_dry or as_json):
-        raise UsageError("--watch: goes on and writes; leave --dry-run and --json out")
+        raise UsageError("--watch: cannot be combined with --dry-run or --json")
     folders, engine_type, store = (
         require_folders(folder.names),
         find_engine(engine, model=settings.model),

@@ -34,7 +34,7 @@ app = make_app()
 def run_tui(
     settings: Settings,
     names: Annotated[
-        Optional[list[str]], argument("NAME", "A store, traces (two or more: compared), or a query's run.")
+        Optional[list[str]], argument("NAME", "A store, traces (two or more are compared), or the run of a query.")
     ] = None,
 ) -> None:
     """Browse objects and traces on the terminal.
@@ -46,7 +46,7 @@ def run_tui(
     """
     require_textual()
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InputError("pic tui: needs a terminal; pic inspect and pic store ls print")
+        raise InputError("pic tui: needs a terminal; without one use pic inspect and pic store ls")
     from pictool.commands.tui_process.job import WorkerJob
 
     settings = settings.override(store=named_store(names or (), settings))
@@ -66,12 +66,12 @@ def open_app(names: Sequence[str], settings: Settings, job: Job) -> PicApp:
 
     server = watched_server(settings)
     if server is not None and names:
-        raise UsageError(f"{names[0]}: a server is watched alone; leave --server out")
+        raise UsageError(f"{names[0]}: cannot be shown beside a server; leave --server out")
     store = open_store(settings)
     runs = [Path(name) for name in names if is_run_path(Path(name))]
     traces = [LoadedTrace.read(Path(name)) for name in names if not Path(name).is_dir() and Path(name) not in runs]
     if runs and (len(runs) > 1 or traces):
-        raise UsageError(f"{runs[0]}: a query's run is shown alone; its calls open their traces")
+        raise UsageError(f"{runs[0]}: the run of a query must be shown alone; open the traces from its calls")
     run = _read_run(runs)
     preferences = Preferences.read(preferences_path())
     with BackgroundQuestion() if _asks_for_background(preferences) else nullcontext() as question:

@@ -51,32 +51,53 @@ app = make_app()
 class TuneOptions:
     """The options of `pic tune`; None where the user said nothing."""
 
-    documents: Annotated[list[str], argument("DOCUMENT", "Text files that prompts are made of.")] = field(
+    documents: Annotated[list[str], argument("DOCUMENT", "Text files to make prompts from.")] = field(
         default_factory=list
     )
     questions: Annotated[
         Optional[str],
-        option("--questions", "FILE", "Lines of query and perhaps answers; or a dataset of pic eval.", DATASET),
+        option(
+            "--questions",
+            "FILE",
+            (
+                "JSON Lines with query and optional answers, or a dataset of pic eval. Without it, "
+                "questions are made up."
+            ),
+            DATASET,
+        ),
     ] = None
-    limit: Annotated[int, option("--limit", "N", "Questions at most (1000).", DATASET, min=1)] = 1000
+    limit: Annotated[int, option("--limit", "N", "Ask at most N questions.", DATASET, min=1)] = 1000
     per_prompt: Annotated[
-        int, option("--per-prompt", "N", "Documents of a prompt at most, the best by BM25 (8).", DATASET, min=1)
+        int, option("--per-prompt", "N", "Documents per prompt at most, the best by BM25.", DATASET, min=1)
     ] = 8
-    skip_long: Annotated[bool, option("--skip-long", None, "Leave out what does not fit the model.", DATASET)] = False
-    seed: Annotated[int, option("--seed", "N", "Of what is drawn at random (0).", DATASET, min=0)] = 0
+    skip_long: Annotated[
+        bool, option("--skip-long", None, "Skip questions whose prompts do not fit the model.", DATASET)
+    ] = False
+    seed: Annotated[int, option("--seed", "N", "Seed of random choices.", DATASET, min=0)] = 0
     target_kl: Annotated[
-        Optional[float], option("--target-kl", "NATS", "KL of the first token to full, in the mean (0.05).", min=0)
+        Optional[float],
+        option("--target-kl", "NATS", "Highest mean KL of the first token to full recompute (0.05).", min=0),
     ] = None
     target_loss: Annotated[
-        Optional[str], option("--target-loss", "SHARE", "Share of full's score that may be lost, as 1%.")
+        Optional[str],
+        option(
+            "--target-loss", "SHARE", "Instead: the share of the score under full recompute that may be lost, as 1%."
+        ),
     ] = None
-    by: Annotated[str, option("--by", "COST", "What is cheap: rows (default) or ttft.")] = "rows"
+    by: Annotated[
+        str,
+        option(
+            "--by",
+            "COST",
+            ("Cost to minimise: rows (share of computed rows, equal on every machine) or ttft (its median here)."),
+        ),
+    ] = "rows"
     algo: Annotated[list[str], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = field(default_factory=list)
-    jobs: Annotated[int, option("--jobs", "N", "Processes, of one thread each (1).", min=1)] = 1
+    jobs: Annotated[int, option("--jobs", "N", "Processes, with one thread each.", min=1)] = 1
     dry_run: Annotated[bool, option("-n, --dry-run", None, "Write nothing.")] = False
     chunk_tokens: ChunkOption = None
     codec: Annotated[
-        Optional[str], option("--codec", "NAME", "How KV is kept (none); a wrong name lists all.", COMPILING)
+        Optional[str], option("--codec", "NAME", "Codec of stored KV (none). A wrong name lists all.", COMPILING)
     ] = None
     plot: PlotOption = None
     as_json: JsonOption = False
@@ -98,7 +119,7 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
     with of_command_line():
         algorithms = parse_algorithms(options.algo or DEFAULT_POLICIES)
     if any(algorithm.method is not None for algorithm in algorithms):
-        raise UsageError("--algo: only policies can be tuned; mapreduce and maprerank are none")
+        raise UsageError("--algo: only policies can be tuned; mapreduce and maprerank are not policies")
     check_inputs(options)
     store, model = open_store(settings), open_model(settings)
     spec_options = make_spec_options(options, settings)
@@ -113,7 +134,7 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
                 on_progress=bar, on_note=note, on_round=rounds.append,
             )  # fmt: skip
     except KeyboardInterrupt:
-        note("stopped; nothing is written, and the same command goes on from here")
+        note("stopped; nothing is written, and the same command continues from here")
         if rounds:
             show(rounds[-1], model, options)
         raise
@@ -143,7 +164,7 @@ def target_of(options: TuneOptions) -> TuningTarget:
     if options.target_loss is None:
         limit = DEFAULT_KL if options.target_kl is None else options.target_kl
         if not limit > 0:
-            raise UsageError("--target-kl: must be above 0; at 0 only full and prefix do")
+            raise UsageError("--target-kl: must be above 0; only full and prefix reach 0")
         return TuningTarget("kl", limit)
     if options.target_kl is not None:
         raise UsageError("--target-kl and --target-loss: name one of the two")
@@ -209,7 +230,7 @@ def make_questions(model: Model, store: Store, options: TuneOptions) -> Question
     if model.tokenizer.chat_template:
         with answers_bar(f"questions about {count(len(texts), 'document')}, {model.name}") as bar:
             return written(model, store, texts, options.per_prompt, options.limit, options.seed, bar)
-    note("no --questions, and the model has no chat template: passages of the documents are to be continued")
+    note("no --questions, and the model has no chat template: the model continues passages of the documents instead")
     return continued(model, texts, options.per_prompt, options.limit, options.seed)
 
 
@@ -278,9 +299,7 @@ def finish(tuned: TuningResult, options: TuneOptions) -> None:
     from pictool.tuning.tune import TuneOutcome
 
     if tuned.outcome is TuneOutcome.NO_CLAIM:
-        raise InputError(
-            f"no claim on answers is possible: {tuned.no_answers}; nothing is written. --target-kl asks for less"
-        )
+        raise InputError(f"no claim about answers is possible: {tuned.no_answers}; nothing is written. try --target-kl")
     if tuned.outcome is TuneOutcome.UNCLEAR:
         raise InputError(f"{unclear(tuned)}; nothing is written")
     assert tuned.chosen is not None

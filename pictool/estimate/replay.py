@@ -72,7 +72,7 @@ class ReplayServer:
         except urllib.error.URLError as error:
             raise InputError(f"{self.shown}: no server answers ({error.reason}); start one with pic serve") from error
         except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-            raise InputError(f"{self.shown}: does not answer as pic serve ({error}); is it one?") from error
+            raise InputError(f"{self.shown}: does not answer like pic serve ({error}); check the URL") from error
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -46,19 +46,26 @@ class Metrics:
         self._status = status
         kept: dict[str, Any] = {"registry": self._registry}
         times = kept | {"buckets": _SECONDS}
-        self.requests = Counter("pic_requests", "Requests by route and status.", ["route", "status"], **kept)
-        self.ttft = Histogram("pic_ttft_seconds", "From a request to its first text.", **times)
-        self.duration = Histogram("pic_request_seconds", "Of requests that were answered.", buckets=_SECONDS, **kept)
-        self._tokens = Counter("pic_tokens", "Tokens of prompts by reuse, and generated.", ["kind"], **kept)
-        self._parts = Counter(
-            "pic_part_tokens",
-            "Tokens of parts of prompts, by what became of them and why.",
-            ["state", "reason"],
-            **kept,
+        self.requests = Counter("pic_requests", "Requests, by `route` and `status`.", ["route", "status"], **kept)
+        self.ttft = Histogram("pic_ttft_seconds", "Seconds from a request to its first text.", **times)
+        self.duration = Histogram(
+            "pic_request_seconds", "Seconds of requests that were answered.", buckets=_SECONDS, **kept
         )
-        self._hits = Counter("pic_linked_chunks", "Documents linked, by how they were found.", ["source"], **kept)
+        self._tokens = Counter(
+            "pic_tokens", "Tokens, by `kind`: of prompts exact (of these prefix), linked or recomputed; and generated.",
+            ["kind"], **kept,
+        )  # fmt: skip
+        self._parts = Counter(
+            "pic_part_tokens", "Tokens of prompts, by `state` (linked, prefix, computed) and `reason`.",
+            ["state", "reason"], **kept,
+        )  # fmt: skip
+        self._hits = Counter(
+            "pic_linked_chunks", "Linked documents, by `source`: how they were found.", ["source"], **kept
+        )
         self._registry.register(_Values(status, num_leases))
-        self._kl = Gauge("pic_divergence_nats", "KL(full, linked) of the start-up check.", ["policy"], **kept)
+        self._kl = Gauge(
+            "pic_divergence_nats", "KL(full, linked) in nats of the start-up check, by `policy`.", ["policy"], **kept
+        )
 
     def count_prompt(self, reuse: Reuse) -> None:
         """Count what was done with a prompt."""
@@ -97,24 +104,24 @@ class _Values:
     def collect(self) -> Iterator[Metric]:
         """Raises what `status` raises."""
         status = self._status()
-        pool = status.pool
+
+        def of_pool(name: str) -> int:
+            return int(getattr(status.pool, name, 0))
+
         gauges = {
             "pic_waiting_requests": ("Requests in the queue.", status.waiting),
-            "pic_active_requests": ("Requests that take turns.", status.active),
+            "pic_active_requests": ("Requests that run.", status.active),
             "pic_leases": ("Caches that have not expired.", _read(self._num_leases)),
             "pic_fell_back_to_exact": ("1 if the start-up check turned linking off.", status.problem is not None),
-            "pic_pool_resident_bytes": ("KV of objects on the device.", pool.resident_bytes if pool else 0),
-            "pic_pool_prefix_bytes": ("KV of earlier requests on the device.", pool.prefix_bytes if pool else 0),
+            "pic_pool_resident_bytes": ("Bytes of objects' KV on the device (--pool).", of_pool("resident_bytes")),
+            "pic_pool_prefix_bytes": ("Bytes of earlier requests' KV on the device (--pool).", of_pool("prefix_bytes")),
         }
         counters = {
-            "pic_learned_bytes": ("Of objects of texts that requests repeat.", status.learned_bytes),
-            "pic_learning_failures": ("Such texts that were not compiled.", status.learning_failures),
-            "pic_pool_evicted_bytes": ("KV that gave way to other KV there.", pool.evicted_bytes if pool else 0),
-            "pic_pool_moves": ("Runs of KV that were moved to their places on the device.", pool.moves if pool else 0),
-            "pic_pool_loaded_bytes": (
-                "KV of objects that links copied from the host.",
-                pool.loaded_bytes if pool else 0,
-            ),
+            "pic_learned_bytes": ("Bytes of objects compiled from repeated texts.", status.learned_bytes),
+            "pic_learning_failures": ("Repeated texts that could not be compiled.", status.learning_failures),
+            "pic_pool_evicted_bytes": ("Bytes of KV evicted from the device (--pool).", of_pool("evicted_bytes")),
+            "pic_pool_moves": ("Runs of KV moved to their places on the device (--pool).", of_pool("moves")),
+            "pic_pool_loaded_bytes": ("Bytes of objects' KV copied from the host (--pool).", of_pool("loaded_bytes")),
         }
         yield from (GaugeMetricFamily(name, what, value) for name, (what, value) in gauges.items())
         yield from (CounterMetricFamily(name, what, value) for name, (what, value) in counters.items())

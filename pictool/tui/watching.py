@@ -88,9 +88,9 @@ class Address:
             reason = getattr(error.reason, "strerror", None) or error.reason
             raise InputError(f"{self.url}: no server answers ({reason})") from error
         except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-            raise InputError(f"{self.url}: does not answer as pic serve ({error})") from error
+            raise InputError(f"{self.url}: does not answer like pic serve ({error})") from error
         if not isinstance(health, dict):
-            raise InputError(f"{self.url}: does not answer as pic serve (its /health is no object)")
+            raise InputError(f"{self.url}: does not answer like pic serve (its /health is not an object)")
         counters = {
             (sample.name, *sample.labels.values()): sample.value
             for sample in samples

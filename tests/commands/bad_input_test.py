@@ -124,7 +124,7 @@ LINKING = [
     Case("-o over a document", (*LINK, "a.txt", "-o", "a.txt"), ("-o a.txt", "input")),
     Case("--trace over a document", (*LINK, "a.txt", "--trace", "./a.txt"), ("--trace ./a.txt", "input")),
     Case("--trace over -o", (*LINK, "--trace", "t.json", "-o", "t.json"), ("t.json",), code=2),
-    Case("-o below a file", (*LINK, "-o", "a.txt/o.json"), ("a.txt/o.json", "no directory")),
+    Case("-o below a file", (*LINK, "-o", "a.txt/o.json"), ("a.txt/o.json", "not a directory")),
 ]  # fmt: skip
 
 SCRIPT = ("link", "-T", "s.yaml")

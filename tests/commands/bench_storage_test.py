@@ -92,8 +92,8 @@ def test_equal_sizes_are_measured_once() -> None:
 @pytest.mark.parametrize(
     ("common", "options", "message"),
     [
-        ({}, {"mb": "1", "tokens": "1"}, "--mb: chooses the number of tokens"),
-        ({"shape": "tiny"}, {"geometry": "1,1,1"}, "--geometry: is that of --shape or -m"),
+        ({}, {"mb": "1", "tokens": "1"}, "--mb: cannot be combined with --tokens"),
+        ({"shape": "tiny"}, {"geometry": "1,1,1"}, "--geometry: cannot be combined with --shape or -m"),
         ({"shape": "tiny", "model": "embedded"}, {}, "--shape"),
         ({"shape": "gpt-5"}, {}, "--shape gpt-5"),
         ({}, {"geometry": "32,8"}, "LAYERS,KV_HEADS,HEAD_DIM"),

@@ -109,13 +109,13 @@ def test_a_model_directory_is_measured_as_it_is(model: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        ({"model": "embedded"}, UsageError, "--shape: names a random model; leave it or -m out"),
+        ({"model": "embedded"}, UsageError, "--shape: cannot be combined with -m; leave one of them out"),
         ({"shape": "large"}, UsageError, "--shape large: must be one of"),
         ({"algo": ["lego"]}, UsageError, "algorithm 'lego'"),
         ({"output": "."}, InputError, "-o .: is a directory"),
         ({"plot": "x.pdf"}, InputError, "--plot x.pdf: must end in"),
-        ({"plot": "file/x.svg"}, InputError, "file is no directory"),
-        ({"store": "file"}, InputError, "file: is no directory"),
+        ({"plot": "file/x.svg"}, InputError, "file is not a directory"),
+        ({"store": "file"}, InputError, "file: is not a directory"),
         ({"device": "tpu"}, UsageError, "--device tpu"),
         ({"dtype": "int8"}, UsageError, "--dtype int8"),
     ],

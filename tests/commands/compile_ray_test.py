@@ -90,8 +90,10 @@ def test_the_address_may_be_left_out(used: dict[str, Any], words: list[str], add
     [
         (["--manifest", "m.parquet"], "--manifest: applies to a bulk compile"),
         (["--workers", "2"], "--workers: applies to a bulk compile"),
-        (["--ray", "--probes", "0"], "--probes: not with --ray"), (["--ray", "-o", "a.kvo"], "-o: not with --ray"),
-        (["--ray", "--engine", "torch"], "--engine: not with --ray"), (["--ray", "--remote", ""], "needs --remote URL"),
+        (["--ray", "--probes", "0"], "--probes: cannot be used with --ray"),
+        (["--ray", "-o", "a.kvo"], "-o: cannot be used with --ray"),
+        (["--ray", "--engine", "torch"], "--engine: cannot be used with --ray"),
+        (["--ray", "--remote", ""], "needs --remote URL"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_together_is_refused(words: list[str], problem: str) -> None:

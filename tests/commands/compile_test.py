@@ -147,7 +147,7 @@ def test_a_depfile_names_its_files_too(model: Path) -> None:
         (
             ["--probe-model", "embedded-small", "--probes", "0"],
             2,
-            "--probe-model embedded-small: measures nothing with",
+            "--probe-model embedded-small: has no effect with",
         ),
         (["--probes", "4", "--probe-model", "./none"], 1, "./none: not a model directory"),
     ],
@@ -242,7 +242,7 @@ def test_a_link_out_of_a_directory_is_not_followed(model: Path, texts: tuple[Pat
     Path("d/out").symlink_to(Path("secret").absolute())
     outcome = pic("compile", "-r", "d", "-m", model, "--json")
     assert [row["source"] for row in outcome.json["objects"]] == ["d/b.txt", "d/in"]
-    assert "left out: d/out: is a symbolic link out of d; name it to compile it" in outcome.err
+    assert "left out: d/out: is a symbolic link that leaves d; name it to compile it" in outcome.err
 
 
 def test_a_directory_without_texts_is_said(model: Path) -> None:

@@ -83,7 +83,7 @@ def test_json_is_the_summary_and_the_same_in_every_run(run: Run) -> None:
 def test_results_can_be_put_anywhere_but_over_an_input(run: Run) -> None:
     assert run(output="out/r.jsonl").code == 0
     assert len(Path("out/r.jsonl").read_text().splitlines()) == 1 + 9
-    assert "q.jsonl: is an input as well; name another" in run(output="q.jsonl").err
+    assert "q.jsonl: is also an input; name another" in run(output="q.jsonl").err
     assert "st: is a directory; name a file" in run(output="st").err
     assert Path("q.jsonl").read_text().startswith('{"documents"')
 
@@ -137,7 +137,7 @@ def test_cases_that_are_left_out_are_told(run: Run) -> None:
         ({"algo": "lego"}, 2, "algorithm 'lego': must be one of"),
         ({"query_template": "?"}, 1, "query template '?': must contain {query}"),
         ({"plot": "p.pdf"}, 2, "--plot p.pdf: must end in .svg or .png; both are written"),
-        ({"plot": "q.svg/p.svg", "dataset": "q.jsonl"}, 1, "--plot q.svg/p.svg: q.svg is no directory"),
+        ({"plot": "q.svg/p.svg", "dataset": "q.jsonl"}, 1, "--plot q.svg/p.svg: q.svg is not a directory"),
     ],
 )
 def test_what_is_refused(run: Run, options: dict[str, Any], code: int, message: str) -> None:

@@ -358,14 +358,14 @@ def test_pictures_of_objects_and_differences(objects: Objects, model: Path, by_h
     ("arguments", "message"),
     [
         (("TRACE", "OBJECT"), "objects and traces cannot be inspected together"),
-        (("OBJECT", "--attention"), "no trace, which --attention"),
-        (("OBJECT", "--against", "full"), "no trace, which --attention"),
-        (("TRACE", "--against", "naive"), "only full is known"),
-        (("OBJECT", "--times"), "--candidates, --times and --parts are for"),
-        (("TRACE", "--head", 1), "say whose --attention"),
-        (("TRACE", "--first", 1), "says what --attention-sinks counts"),
+        (("OBJECT", "--attention"), "not a trace; --attention"),
+        (("OBJECT", "--against", "full"), "not a trace; --attention"),
+        (("TRACE", "--against", "naive"), "must be full"),
+        (("OBJECT", "--times"), "--candidates, --times and --parts need one"),
+        (("TRACE", "--head", 1), "--layer and --head need --attention"),
+        (("TRACE", "--first", 1), "--first needs --attention-sinks"),
         (("TRACE", "--attention", "--scale", "log"), "must be minmax or share"),
-        (("OBJECT", "--plot", "a.png"), "it draws --attention-sinks"),
+        (("OBJECT", "--plot", "a.png"), "it needs --attention-sinks"),
         (("TRACE", "--plot", "a.pdf"), "must end in .svg or .png"),
     ],
 )
@@ -384,7 +384,7 @@ def test_layers_and_heads_that_are_not_are_refused_before_anything_is_shown(trac
 def test_a_picture_never_replaces_its_input(by_hand: Path) -> None:
     by_hand.rename("hand.png")
     outcome = pic("inspect", "hand.png", "--plot", "hand.png")
-    assert outcome.code == 1 and "is an input as well" in outcome.err
+    assert outcome.code == 1 and "is also an input" in outcome.err
 
 
 def test_corrupt_traces_are_one_line(by_hand: Path) -> None:

@@ -105,11 +105,11 @@ def test_a_request_that_fails_does_not_stop_the_others(run: Run) -> None:
     ("more", "code", "message"),
     [
         (["-q", "Who?"], 2, "has the query of each request"),
-        (["--trace", "t"], 2, "--trace is of one request"),
+        (["--trace", "t"], 2, "--trace applies to one request"),
         (["--verify", "2"], 2, "must be a share of requests"),
         (["--max-kl", "1"], 2, "set their share with --verify"),
-        (["--ratio", "auto"], 2, "name a ratio"),
-        (["-o", "q/requests.jsonl"], 1, "is an input as well"),
+        (["--ratio", "auto"], 2, "needs a number as ratio"),
+        (["-o", "q/requests.jsonl"], 1, "is also an input"),
     ],
 )
 def test_what_cannot_be_done_is_refused(run: Run, more: list[str], code: int, message: str) -> None:

@@ -89,11 +89,11 @@ def test_a_key_names_an_object_of_the_tenant_alone(live: Live, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("more", "code", "says"),
     [
-        (("--trace", "t.trace"), 2, "--trace: is not for a server (PIC_SERVER); --server '' links here"),
-        (("--ratio", "auto", "--algo", "cacheblend"), 2, "--ratio auto: is not for a server"),
-        (("--engine", "torch"), 2, "--engine: is not for a server"),
-        (("--store", "st"), 2, "--store: is not for a server"),
-        (("--salt", "0123456789abcdef"), 2, "--salt: is not for a server"),
+        (("--trace", "t.trace"), 2, "--trace: cannot be used with a server (PIC_SERVER); --server '' links here"),
+        (("--ratio", "auto", "--algo", "cacheblend"), 2, "--ratio auto: cannot be used with a server"),
+        (("--engine", "torch"), 2, "--engine: cannot be used with a server"),
+        (("--store", "st"), 2, "--store: cannot be used with a server"),
+        (("--salt", "0123456789abcdef"), 2, "--salt: cannot be used with a server"),
         (("--algo", "prefix"), 1, "policy: prefix is not one of this server's"),
         (("--server", "localhost:8000"), 2, "--server localhost:8000: must be a URL"),
         (("--query-template", "no place"), 1, "{query}"),
@@ -106,7 +106,9 @@ def test_what_a_server_does_not_do_is_refused(live: Live, more: tuple[str, ...],
 
 def test_another_s_key_and_an_object_file_are_refused(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     write("a.kvo", b"x")
-    assert "a.kvo: a server has no files of yours; name its key, or the text" in pic("link", "a.kvo", *QUERY).err
+    assert (
+        "a.kvo: a server cannot read your files; name the object's key, or the text" in pic("link", "a.kvo", *QUERY).err
+    )
     monkeypatch.setenv("PIC_SERVER_KEY", "key-of-nobody")
     assert "nobody has" in pic("link", "a.txt", *QUERY).err
 
@@ -119,10 +121,10 @@ def test_no_server_and_what_is_none_are_told_in_a_line(texts: tuple[Path, Path])
         assert outcome.code == 1 and f"{url}: no server answers (Connection refused)" in outcome.err
         listener.listen()
         for reply, says in (
-            (b"hello\r\n\r\n", "does not answer as pic serve"),
+            (b"hello\r\n\r\n", "does not answer like pic serve"),
             (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "has no /v1/link (404 Not Found)"),
-            (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f" * 32, "does not answer as pic serve"),
-            (b"HTTP/1.1 200 OK\r\n\r\nnot JSON\n", "does not answer as pic serve"),
+            (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f" * 32, "does not answer like pic serve"),
+            (b"HTTP/1.1 200 OK\r\n\r\nnot JSON\n", "does not answer like pic serve"),
             (b"HTTP/1.1 200 OK\r\n\r\ndata: {\"text\": \"half\"}\n\n", "ended in the middle of an answer"),
         ):  # fmt: skip
             thread = threading.Thread(target=_reply, args=(listener, reply))
@@ -143,8 +145,8 @@ def test_no_server_and_what_is_none_are_told_in_a_line(texts: tuple[Path, Path])
         ({"report": REPORT | {"compare": {"answer": "x"}}, "origin": {}}, "compare.ttft_s is None"),
         ({"report": [], "origin": []}, "ended in the middle"),
         ([[]], "ended in the middle"),
-        ("[" * 100_000, "does not answer as pic serve"),
-        ('{"report": NaN}', "does not answer as pic serve"),
+        ("[" * 100_000, "does not answer like pic serve"),
+        ('{"report": NaN}', "does not answer like pic serve"),
     ],
 )  # fmt: skip
 def test_what_is_no_report_is_told_in_a_line(event: object, says: str, texts: tuple[Path, Path]) -> None:

@@ -87,7 +87,7 @@ def test_a_document_or_the_query_is_read_from_stdin(link: Any, model: Path) -> N
 @pytest.mark.parametrize(
     ("asked", "data", "code", "error"),
     [
-        (("-", "-q", "-"), b"x", 2, "-: 2 of documents and query are to be read from stdin"),
+        (("-", "-q", "-"), b"x", 2, "-: 2 of documents and query cannot all be read from stdin"),
         (("-", "-", "-q", "x"), b"x", 2, "-: 2 of documents"),
         (("-", "-q", "x"), b"", 1, "stdin: is empty"),
         (("a.txt", "-q", "-"), b"\xff", 1, "stdin: not UTF-8 at byte 0"),
@@ -227,7 +227,7 @@ def test_several_policies_are_compared_side_by_side(link: Any) -> None:
 @pytest.mark.parametrize("more", [("-k", 3), ("--ratio", ".1"), ("-p", "k=3"), ("--trace", "t")])
 def test_what_is_of_one_policy_is_refused_beside_several(link: Any, more: tuple[Any, ...]) -> None:
     outcome = link("a.txt", *QUERY, "--algo", "naive", "--algo", "legolink-3", *more)
-    assert outcome.code == 2 and outcome.err.startswith(f"pic: error: {more[0]}: is of one policy")
+    assert outcome.code == 2 and outcome.err.startswith(f"pic: error: {more[0]}: applies to one policy")
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_traces_of_every_call(query: Any) -> None:
     files = sorted(Path("traces").iterdir())
     assert [file.name for file in files] == ["0001.trace", "0002.trace", "0003.trace", "run.json"]
     assert pic("inspect", files[2]).code == 0
-    assert query(JUDGE, "--trace", "traces").err.startswith("pic: error: --trace traces: has to be an empty")
+    assert query(JUDGE, "--trace", "traces").err.startswith("pic: error: --trace traces: must be an empty")
 
 
 def test_a_run_is_inspected(query: Any) -> None:
@@ -130,7 +130,9 @@ def test_a_run_is_inspected(query: Any) -> None:
     assert "exact        2 of 3 calls" in shown.out, "the judge links what the others generated"
     data = pic("inspect", "traces/run.json", "--json").json
     assert data["answer"] == report["answer"] and data["optimised"] == report["optimised"]
-    assert pic("inspect", "traces", "--text").err.startswith("pic: error: traces: is a query's run, which has --json")
+    assert pic("inspect", "traces", "--text").err.startswith(
+        "pic: error: traces: is the run of a query, which takes only --json"
+    )
     assert pic("inspect", "traces", "traces").code == 2
     failing = g({"plus": [g(user("a")), {"file": "no.txt"}]}, user("b"))
     assert query(failing, "--trace", "failed").code == 1
@@ -228,8 +230,8 @@ def test_a_query_of_a_bulk_that_fails_stops_no_other(query: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--bulk", "--plot", "a.svg"], 2, "--plot: is of one query, not of --bulk"),
-        (["-o", "a.jsonl"], 2, "-o: is for the answers of --bulk; use --json and > FILE"),
+        (["--bulk", "--plot", "a.svg"], 2, "--plot: applies to one query, not to --bulk"),
+        (["-o", "a.jsonl"], 2, "-o: needs --bulk; for one query use --json > FILE"),
         (["--explain", "--trace", "t"], 2, "--trace: --explain runs nothing"),
         (["--plot", "a.png"], 1, "--plot a.png: trees are drawn as .svg"),
         (["--plot", "q.json"], 1, "--plot q.json: trees are drawn as .svg"),
@@ -253,7 +255,7 @@ def test_wrong_options(query: Any, options: list[str], code: int, message: str) 
             g({"plus": [g({"cross": []}), user("b")]}),
             "g.input[0].plus[0]: the input is empty; there is nothing to answer",
         ),
-        (g({"ask": "Who?"}), "g.input[0]: asks 'Who?', but stdin is no terminal; run it from one"),
+        (g({"ask": "Who?"}), "g.input[0]: asks 'Who?', but stdin is not a terminal; run it from one"),
         ('{"seq":[' * 10_000 + "]}" * 10_000, "q.json: seq[0].seq[0].seq[0].seq[0] … "),
     ],
 )
@@ -319,4 +321,4 @@ def test_a_pool_that_cannot_be(query: Any) -> None:
         outcome = query(g(user("x")), "--pool", size)
         assert outcome.code == 1 and problem in outcome.err and outcome.err.count("\n") == 1
     outcome = query(g(user("x")), "--pool", "1M", "--engine", "vllm")
-    assert outcome.code == 2 and "--engine vllm: has no --pool; use that of another engine" in outcome.err
+    assert outcome.code == 2 and "--engine vllm: has no --pool; use another engine" in outcome.err

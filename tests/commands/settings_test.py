@@ -52,8 +52,8 @@ def test_the_command_line_comes_before_both() -> None:
         ("named: x", "pic.yaml: unknown key named; known are model, store"),
         ("memory: 5", "pic.yaml: memory must be a text; put it in quotes"),
         ("head: [x]", "pic.yaml: head must be a text"),
-        ('store: "a\\0b"', "pic.yaml: store has a character that no text has"),
-        ('remote: "\\udfff"', "pic.yaml: remote has a character that no text has"),
+        ('store: "a\\0b"', "pic.yaml: store has an invalid character"),
+        ('remote: "\\udfff"', "pic.yaml: remote has an invalid character"),
         ("max_size: much", "max_size 'much': must be a size such as"),
     ],
 )
@@ -204,7 +204,7 @@ def test_a_file_of_anybody_may_say_how_things_are_computed() -> None:
 
 def test_a_misspelt_variable_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIC_MODLE", "x")
-    assert pic("config").err.startswith("pic: PIC_MODLE: no such variable is known; did you mean PIC_MODEL?\n")
+    assert pic("config").err.startswith("pic: PIC_MODLE: unknown variable; did you mean PIC_MODEL?\n")
 
 
 def test_no_password_of_a_url_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def test_repair(root: Path) -> None:
     flip(damaged, -1)
     outcome = pic("store", "verify", "--repair", "--store", root)
     assert outcome.code == 0 and outcome.out.endswith("(taken out)\n")
-    assert outcome.err == "pic: 3 objects read, 1 taken out; compile their texts again\n"
+    assert outcome.err == "pic: 3 objects read, 1 removed; compile their texts again\n"
     assert len(keys(root)) == 2 and pic("store", "verify", "--store", root).code == 0
 
 
@@ -240,7 +240,7 @@ def test_an_archive_goes_to_stdout_and_replaces_no_file_unasked(objects: Objects
     store = ("--store", objects.store)
     write("all.kva", "mine")
     refused = pic("store", "export", "all.kva", *store)
-    assert refused.code == 1 and "all.kva: is there already" in refused.err and Path("all.kva").read_text() == "mine"
+    assert refused.code == 1 and "all.kva: exists already" in refused.err and Path("all.kva").read_text() == "mine"
     assert pic("store", "export", "all.kva", "--force", *store).code == 0
     piped = CliRunner().invoke(app, ["store", "export", "-", "--store", str(objects.store)])
     assert piped.stdout_bytes == Path("all.kva").read_bytes() and not Path("-").exists()

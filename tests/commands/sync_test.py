@@ -60,7 +60,7 @@ def test_compile_forecasts_the_same_way() -> None:
 
 def test_more_than_a_tenth_of_the_free_disk_is_warned_of(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pictool.compiler.forecast.free_bytes", lambda path: 10_000_000)
-    assert "of disk are free; --dry-run forecasts it" in pic("sync", docs).err
+    assert "of disk are free; see --dry-run" in pic("sync", docs).err
     assert "of disk are free" not in pic("sync", docs).err  # all is there
 
 

@@ -61,7 +61,7 @@ def test_json_has_everything_and_a_dry_run_writes_nothing(run: Run) -> None:
 
 def test_where_no_claim_is_possible_nothing_is_written(run: Run) -> None:
     outcome = given(run, "--target-loss", "1%")
-    assert outcome.code == 1 and "no claim on answers is possible" in outcome.err and not Path("pic.yaml").exists()
+    assert outcome.code == 1 and "no claim about answers is possible" in outcome.err and not Path("pic.yaml").exists()
     few = run("long.txt", "--limit", 4)
     assert few.code == 1 and "4 questions are too few" in few.err and not Path("pic.yaml").exists()
 
@@ -80,7 +80,7 @@ def test_an_interrupted_run_shows_what_is_known(run: Run, monkeypatch: pytest.Mo
     monkeypatch.setattr("pictool.tuning.tune.evaluate", evaluate)
     outcome = given(run, "--target-kl", "0.0001")
     assert outcome.code == 130 and "32 of 40 questions" in outcome.out and not Path("pic.yaml").exists()
-    assert "goes on from here" in outcome.err
+    assert "continues from here" in outcome.err
 
 
 def test_the_picture_is_svg_and_png(run: Run) -> None:

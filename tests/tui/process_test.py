@@ -112,7 +112,9 @@ def test_without_a_terminal_it_says_so_in_one_line(store: Store) -> None:
     store.root.mkdir(exist_ok=True)
     done = run_apart(MAIN, str(store.root))
     assert done.returncode == 1 and not done.stdout
-    assert done.stderr.splitlines() == ["pic: error: pic tui: needs a terminal; pic inspect and pic store ls print"]
+    assert done.stderr.splitlines() == [
+        "pic: error: pic tui: needs a terminal; without one use pic inspect and pic store ls"
+    ]
 
 
 def test_without_textual_it_says_how_to_get_it(store: Store) -> None:

@@ -101,7 +101,7 @@ def test_it_is_opened_by_the_dialog_and_exported(run: Path, tmp_path: Path) -> N
 
 def test_a_run_is_no_store_and_is_shown_alone(run: Path) -> None:
     assert named_store([str(run)], Settings()) is None
-    with pytest.raises(UsageError, match="a query's run is shown alone"):
+    with pytest.raises(UsageError, match="must be shown alone"):
         app_of(run, run)
     (run / "run.json").write_text("{}")
     with pytest.raises(InputError, match="is no run of a query"):

@@ -181,5 +181,5 @@ def test_only_the_option_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert watched_server(read_settings()) is None
     assert watched_server(read_settings().override(server="http://there:8000")) == Address("http://there:8000", None)
-    with pytest.raises(UsageError, match="watched alone"):
+    with pytest.raises(UsageError, match="cannot be shown beside a server"):
         open_app(["a.trace"], Settings().override(server="http://there:8000"), FakeJob())

@@ -34,16 +34,27 @@ class BenchOptions:
 
     shape: Annotated[
         Optional[str],
-        option("--shape", "NAME", "A random model: llama-3.1-8b, tiny ...; a wrong name lists all.", MODEL),
+        option(
+            "--shape",
+            "NAME",
+            "Random-weight model of this shape: llama-3.1-8b, tiny, ... A wrong name lists all.",
+            MODEL,
+        ),
     ] = None
     layers: Annotated[
-        Optional[int], option("--layers", "N", "So many layers of the shape, where all are too large.", MODEL, min=1)
+        Optional[int],
+        option("--layers", "N", "Use only N layers of the shape, if all do not fit in memory.", MODEL, min=1),
     ] = None
-    model: Annotated[Optional[str], option("-m, --model", "NAME", "A model instead of a shape.", MODEL)] = None
-    threads: Annotated[Optional[int], option("--threads", "N", "Threads of the CPU.", MODEL, min=1)] = None
+    model: Annotated[Optional[str], option("-m, --model", "NAME", "Measure this model instead of a shape.", MODEL)] = (
+        None
+    )
+    threads: Annotated[Optional[int], option("--threads", "N", "CPU threads.", MODEL, min=1)] = None
     algo: Annotated[list[str], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = field(default_factory=list)
-    output: Annotated[Optional[str], option("-o, --output", "FILE", "Write everything measured (JSON).", OUTPUT)] = None
-    plot: Annotated[Optional[str], option("--plot", "FILE", "Draw it (.svg and .png).", OUTPUT)] = None
+    output: Annotated[
+        Optional[str],
+        option("-o, --output", "FILE", "Write all measurements, with command and machine (JSON).", OUTPUT),
+    ] = None
+    plot: Annotated[Optional[str], option("--plot", "FILE", "Plot the result (.svg and .png).", OUTPUT)] = None
     as_json: JsonOption = False
 
 
@@ -95,9 +106,9 @@ def open_subject(
 def check_options(common: BenchOptions) -> None:
     """Refuse what makes no sense, and outputs that cannot be written."""
     if common.shape is not None and common.model is not None:
-        raise UsageError("--shape: names a random model; leave it or -m out")
+        raise UsageError("--shape: cannot be combined with -m; leave one of them out")
     if common.layers is not None and common.model is not None:
-        raise UsageError("--layers: is that of a random model; leave it or -m out")
+        raise UsageError("--layers: cannot be combined with -m; leave one of them out")
     if common.shape is not None:
         from pictool.bench.shapes import shape_of
 

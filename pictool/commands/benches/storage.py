@@ -38,13 +38,13 @@ class StorageOptions:
     """The options of `pic bench storage`; lists are separated by commas, None where the user said nothing."""
 
     mb: Annotated[Optional[str], option("--mb", "LIST", "Sizes of objects in MB (1,16,128).")] = None
-    tokens: Annotated[Optional[str], option("--tokens", "LIST", "Sizes in tokens of the model.")] = None
+    tokens: Annotated[Optional[str], option("--tokens", "LIST", "Sizes of objects in tokens.")] = None
     objects: Annotated[int, option("--objects", "N", "Objects of each size.", min=1)] = 8
     geometry: Annotated[
-        Optional[str], option("--geometry", "LAYERS,KV_HEADS,HEAD_DIM", "Instead of a model's.", MODEL)
+        Optional[str], option("--geometry", "LAYERS,KV_HEADS,HEAD_DIM", "Geometry of the objects (the model's).", MODEL)
     ] = None
-    repeats: Annotated[int, option("--repeats", "N", "Times that each operation is run.", min=1)] = 5
-    seed: Annotated[int, option("--seed", "N", "Seed of what objects hold.", min=0)] = 0
+    repeats: Annotated[int, option("--repeats", "N", "Repeats of each operation.", min=1)] = 5
+    seed: Annotated[int, option("--seed", "N", "Seed of the objects' content.", min=0)] = 0
 
 
 @command(app, "storage", "dtype", "store", without=["algo", "threads", "plot"])
@@ -82,7 +82,7 @@ def storage_sizes(options: StorageOptions, common: BenchOptions, settings: Setti
     from pictool.bench.storage import ObjectSize, size_of_mb
 
     if options.mb is not None and options.tokens is not None:
-        raise UsageError("--mb: chooses the number of tokens; leave it or --tokens out")
+        raise UsageError("--mb: cannot be combined with --tokens; leave one of them out")
     geometry, dtype = storage_geometry(options, common, settings)
     if options.tokens is not None:
         tokens = numbers("--tokens", options.tokens, int)
@@ -98,7 +98,7 @@ def storage_geometry(options: StorageOptions, common: BenchOptions, settings: Se
     from pictool.runtime.architectures import geometry_of
 
     if options.geometry is not None and (common.shape is not None or common.model is not None):
-        raise UsageError("--geometry: is that of --shape or -m, if they are given; leave it or them out")
+        raise UsageError("--geometry: cannot be combined with --shape or -m; leave one of them out")
     dtype = settings.option("dtype") or "auto"
     dtype = "bfloat16" if dtype == "auto" else dtype
     if options.geometry is not None:

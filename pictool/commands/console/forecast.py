@@ -50,4 +50,4 @@ def warn_of_disk(model: Model, store: Store, chunks: Sequence[Chunk], options: C
     missing = {key: len(chunk) for chunk in chunks if not store.has(key := object_key(model, chunk, options))}
     size = tokens_bytes(model, sum(missing.values()), options.codec)
     if size > free * SHARE_OF_DISK:
-        note(f"objects of up to {show_size(size)}, and {show_size(free)} of disk are free; --dry-run forecasts it")
+        note(f"objects of up to {show_size(size)}, and {show_size(free)} of disk are free; see --dry-run")

@@ -47,9 +47,9 @@ def output_path(option: str, name: str, inputs: Iterable[str | Path]) -> Path:
         raise InputError(f"{option} {name}: is a directory; name a file")
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():
-        raise InputError(f"{option} {name}: {above.name} is no directory; name another")
+        raise InputError(f"{option} {name}: {above.name} is not a directory; name another")
     if path.exists() and any(Path(source).exists() and path.samefile(source) for source in inputs):
-        raise InputError(f"{option} {name}: is an input as well; name another")
+        raise InputError(f"{option} {name}: is also an input; name another")
     return path
 
 
@@ -98,5 +98,5 @@ def _make_name(path: Path) -> str:
     """A path as a Makefile names it."""
     name = str(path)
     if re.search(r"[\\;=|\t\n]|\)$", name):
-        raise InputError(f"{name!r}: no Makefile can name this file; rename it, or leave --depfile out")
+        raise InputError(f"{name!r}: a Makefile cannot name this file; rename it, or leave --depfile out")
     return re.sub(r"([ #:])", r"\\\1", name.replace("$", "$$"))

@@ -48,14 +48,21 @@ class BatchRequest:
 class VerifyOptions:
     """Options of batches, and of answers that are compared with full recompute."""
 
-    batch: Annotated[
-        Optional[str], option("--batch", "FILE", "Answer the requests of a file, as JSON lines.", BATCH)
-    ] = None
+    batch: Annotated[Optional[str], option("--batch", "FILE", "Answer the requests in a JSON Lines file.", BATCH)] = (
+        None
+    )
     verify: Annotated[
-        Optional[float], option("--verify", "SHARE", "Compare a share of requests with full recompute.", BATCH)
+        Optional[float],
+        option(
+            "--verify",
+            "SHARE",
+            "Also answer this share of requests under full recompute, and report the differences.",
+            BATCH,
+        ),
     ] = None
     max_kl: Annotated[
-        Optional[float], option("--max-kl", "NATS", "Fail if the verified answers are farther apart.", BATCH, min=0)
+        Optional[float],
+        option("--max-kl", "NATS", "With --verify: exit with 1 if the mean KL is above NATS.", BATCH, min=0),
     ] = None
 
     def canary(self, seed: int) -> Canary:
@@ -160,11 +167,11 @@ def check_batch(batch: BatchOptions, request: RequestOptions, settings: Settings
     """Refuse options of a single request."""
     for name in _OF_ONE:
         if getattr(request, name):
-            raise UsageError(f"--batch: the file has the {name} of each request; leave the other out")
+            raise UsageError(f"--batch: the file has the {name} of each request; leave that of the command line out")
     if len(request.algos) > 1:
-        raise UsageError("--batch: takes one policy; pic eval compares several")
+        raise UsageError("--batch: needs one policy; pic eval compares several")
     if request.ratio == "auto":
-        raise UsageError("--batch: name a ratio; auto is measured for one request")
+        raise UsageError("--batch: needs a number as ratio; auto is measured for one request")
     if settings.server:
         raise UsageError("--batch: links in this process; leave --server out (--server '')")
 

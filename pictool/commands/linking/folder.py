@@ -29,19 +29,38 @@ PASSAGE_TOKENS = 256
 class FolderOptions:
     """What a command line says of the files that are read."""
 
-    names: Annotated[list[str], argument("FOLDER", "Folders, or files, of documents.")]
+    names: Annotated[list[str], argument("FOLDER", "Folders or files with documents.")]
     include: Annotated[
-        list[str], option("--include", "GLOB", "Read only files that match; as .gitignore has it; repeatable.", OPTIONS)
+        list[str],
+        option("--include", "GLOB", "Read only files that match a pattern, as in .gitignore; repeatable.", OPTIONS),
     ] = field(default_factory=list)
-    exclude: Annotated[list[str], option("--exclude", "GLOB", "Leave out files that match; repeatable.", OPTIONS)] = (
-        field(default_factory=list)
-    )
-    no_ignore: Annotated[bool, option("--no-ignore", None, "Read what .gitignore files leave out.", OPTIONS)] = False
+    exclude: Annotated[
+        list[str], option("--exclude", "GLOB", "Skip files that match a pattern; repeatable.", OPTIONS)
+    ] = field(default_factory=list)
+    no_ignore: Annotated[
+        bool,
+        option(
+            "--no-ignore", None, "Also read files that .gitignore excludes; hidden files and stores never.", OPTIONS
+        ),
+    ] = False
     reader: Annotated[
-        Optional[str], option("--reader", "CMD", "Reads files of other kinds, as 'pandoc -t plain {}'.", OPTIONS)
+        Optional[str],
+        option(
+            "--reader",
+            "CMD",
+            ("Command that prints the text of other kinds of files, as 'pandoc -t plain {}'. Form feeds end pages."),
+            OPTIONS,
+        ),
     ] = None
     passage_tokens: Annotated[
-        int, option("--passage-tokens", "N", "Tokens of a passage at most.", COMPILING, min=16)
+        int,
+        option(
+            "--passage-tokens",
+            "N",
+            "Cut passages of at most N tokens; none joins two pages or sections.",
+            COMPILING,
+            min=16,
+        ),
     ] = PASSAGE_TOKENS
 
     def find_files(self, names: Sequence[str | Path] | None = None) -> list[Path]:

@@ -57,34 +57,53 @@ class RequestOptions:
         list[str], argument("DOCUMENT", "Text files (- is stdin), .kvo objects or keys, in prompt order.")
     ] = field(default_factory=list)
     query: Annotated[Optional[str], option("-q, --query", "TEXT", "The question; - is stdin.")] = None
-    script: Annotated[Optional[str], option("-T, --script", "FILE", "A link script: a request as YAML.")] = None
+    script: Annotated[
+        Optional[str],
+        option("-T, --script", "FILE", "Read the request from a link script (YAML); its documents come first."),
+    ] = None
     algos: Annotated[
         list[str],
-        option("--algo", "SPEC", "Policy: NAME or NAME-NUMBER; several are compared. A wrong name lists all.", POLICY),
+        option(
+            "--algo",
+            "SPEC",
+            "Policy, as NAME or NAME-NUMBER; repeat it to compare several. A wrong name lists all.",
+            POLICY,
+        ),
     ] = field(default_factory=list)
-    k: Annotated[Optional[int], option("-k", "N", "Tokens recomputed at the start of each chunk.", POLICY)] = None
+    k: Annotated[Optional[int], option("-k", "N", "Recompute the first N tokens of each chunk.", POLICY)] = None
     ratio: Annotated[
         Optional[str],
-        option("--ratio", "SHARE", "Share of rows that is recomputed; auto: as the store's speed suggests.", POLICY),
+        option(
+            "--ratio",
+            "SHARE",
+            "Share of rows to recompute; auto: as many as loading takes time for, at least 0.15.",
+            POLICY,
+        ),
     ] = None
     params: FieldsOption = field(default_factory=list)
     fallback: Annotated[
-        Optional[str], option("--fallback", "NAME", "Policy for objects that have no table of fixups.", POLICY)
+        Optional[str],
+        option("--fallback", "NAME", "Policy for objects without a table of fixups (none: refuse them).", POLICY),
     ] = None
     head: HeadOption = None
     query_template: TemplateOption = None
     max_new_tokens: Annotated[
-        Optional[int], option("--max-new-tokens", "N", "Tokens of the answer at most (64).", ANSWER, min=1)
+        Optional[int], option("--max-new-tokens", "N", "Generate at most N tokens (64).", ANSWER, min=1)
     ] = None
-    temperature: Annotated[float, option("--temperature", "T", "0 is greedy.", ANSWER)] = 0.0
-    top_p: Annotated[float, option("--top-p", "P", "Nucleus sampling.", ANSWER)] = 1.0
+    temperature: Annotated[float, option("--temperature", "T", "Sampling temperature; 0 is greedy.", ANSWER)] = 0.0
+    top_p: Annotated[
+        float, option("--top-p", "P", "Nucleus sampling: the likeliest tokens, up to probability P.", ANSWER)
+    ] = 1.0
     seed: Annotated[int, option("--seed", "N", "Seed of sampling.", ANSWER, min=0, max=2**64 - 1)] = 0
-    stop: Annotated[list[str], option("--stop", "TEXT", "Text that ends the answer; repeatable.", ANSWER)] = field(
+    stop: Annotated[list[str], option("--stop", "TEXT", "End the answer at this text; repeatable.", ANSWER)] = field(
         default_factory=list
     )
     chunk_tokens: ChunkOption = None
     sinks: Annotated[
-        Optional[int], option("--sinks", "N", "Dummy tokens before each chunk that is compiled here.", COMPILING, min=0)
+        Optional[int],
+        option(
+            "--sinks", "N", "Dummy tokens before chunks that are compiled here (as the policy needs).", COMPILING, min=0
+        ),
     ] = None
     codec: CodecOption = None
 
@@ -153,7 +172,7 @@ def with_stdin(spec: Spec) -> Spec:
 
     named = [spec.query, *spec.documents].count(STDIN)
     if named > 1:
-        raise UsageError(f"-: {named} of documents and query are to be read from stdin, which is read once; name files")
+        raise UsageError(f"-: {named} of documents and query cannot all be read from stdin; name files")
     if not named:
         return spec
     text = read_stdin()

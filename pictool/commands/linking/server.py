@@ -49,7 +49,7 @@ def require_possible(settings: Settings, local: Mapping[str, object]) -> None:
     """
     named = [settings.origin(name) for name in _OF_HERE if settings.option(name) is not None]
     for name in [*named, *(name for name, value in local.items() if value)]:
-        raise UsageError(f"{name}: is not for a server ({settings.origin('server')}); --server '' links here")
+        raise UsageError(f"{name}: cannot be used with a server ({settings.origin('server')}); --server '' links here")
 
 
 def ask_server(
@@ -80,7 +80,7 @@ def _require_report(settings: Settings, report: Mapping[str, Any], compare: bool
     """Raise InputError unless the value is a report of `pic link --json`."""
     wanted = _REPORT | ({"compare": _COMPARE} if compare else {})
     if problem := _misfit(report, wanted):
-        raise InputError(f"{settings.server}: does not answer as pic serve (report: {problem}); is it one?")
+        raise InputError(f"{settings.server}: does not answer like pic serve (report: {problem}); check the URL")
 
 
 def _misfit(value: Any, wanted: Any, name: str = "") -> str | None:
@@ -117,7 +117,7 @@ def _document(document: Document) -> dict[str, str]:
         return {"text": document.text, "source": document.source}
     name = str(document)
     if Path(name).suffix == ".kvo":
-        raise InputError(f"{name}: a server has no files of yours; name its key, or the text")
+        raise InputError(f"{name}: a server cannot read your files; name the object's key, or the text")
     return {"text": read_text(Path(name)), "source": name} if exists(name) else {"key": name}
 
 
@@ -144,7 +144,7 @@ def _events(settings: Settings, body: Mapping[str, Any]) -> Iterator[Any]:
     except (ConnectionError, TimeoutError, http.client.IncompleteRead) as error:
         raise InputError(f"{settings.server}: ended in the middle of an answer ({error}); ask again") from error
     except (OSError, ValueError, OverflowError, RecursionError, http.client.HTTPException) as error:
-        raise InputError(f"{settings.server}: does not answer as pic serve ({error}); is it one?") from error
+        raise InputError(f"{settings.server}: does not answer like pic serve ({error}); check the URL") from error
 
 
 def _refusal(error: urllib.error.HTTPError) -> str:

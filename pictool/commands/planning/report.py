@@ -102,7 +102,7 @@ def print_report(report: PlanReport) -> None:
     if size.context > _FAR * longest:
         note(f"prefill was measured up to {longest} tokens, which took long; times of {size.context} are extrapolated")
     if report.policy.needs.runs_model:
-        note(f"{report.policy.name} reads the prompt with a model of its own; that is not in these times")
+        note(f"{report.policy.name} reads the prompt with a second model; these times do not include it")
     if report.check:
         print_check(report.check)
 

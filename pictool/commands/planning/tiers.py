@@ -35,7 +35,7 @@ def _parse_tiers(path: Path) -> list[TierEntry]:
     entries = [_tier_entry(path, index, tier) for index, tier in enumerate(listed)]
     names = [entry.name for entry in entries]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"{path}: name {twice[0]} stands for two tiers; give each its own")
+        raise InputError(f"{path}: name {twice[0]} is used for two tiers; give each its own")
     if STORE_TIER not in names:
         raise InputError(
             f"{path}: has no tier named {STORE_TIER}, where the objects are now; add it with its price_gb_month"
@@ -55,7 +55,7 @@ def _tier_entry(path: Path, index: int, data: Any) -> TierEntry:
         )
     named = {key for key in ("read_gb_s", "path") if data.get(key) is not None}
     if name == STORE_TIER and named:
-        raise InputError(f"{path}: tier {name} is measured where the store lives; leave {' and '.join(named)} out")
+        raise InputError(f"{path}: tier {name} is measured at the store; leave {' and '.join(named)} out")
     if name != STORE_TIER and len(named) != 1:
         raise InputError(f"{path}: tier {name} must have read_gb_s (stated) or path (measured), one of them")
     if data.get("latency_ms") is not None and "read_gb_s" not in named:
@@ -86,5 +86,7 @@ def _tier_directory(path: Path, tier: str, value: Any) -> Path | None:
         raise InputError(f"{path}: path of tier {tier} must be a text; put it in quotes")
     directory = path.parent / value
     if not directory.is_dir():
-        raise InputError(f"{path}: path of tier {tier}: {value} is no directory; make it, or state read_gb_s instead")
+        raise InputError(
+            f"{path}: path of tier {tier}: {value} is not a directory; create it, or state read_gb_s instead"
+        )
     return directory

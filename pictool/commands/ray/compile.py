@@ -37,16 +37,25 @@ class BulkOptions:
     ray: RayOption = None
     manifest: Annotated[
         Optional[str],
-        option("--manifest", "FILE", f"With --ray: what every document became ({_MANIFEST}).", CLUSTER),
+        option("--manifest", "FILE", f"With --ray: file with a row for every chunk ({_MANIFEST}).", CLUSTER),
     ] = None
     text_column: Annotated[
-        Optional[str], option("--text-column", "NAME", "Of jsonl, and with --ray parquet (text).", CLUSTER)
+        Optional[str],
+        option("--text-column", "NAME", "Field that holds the text, in jsonl and parquet (text).", CLUSTER),
     ] = None
     id_column: Annotated[
-        Optional[str], option("--id-column", "NAME", "Names their documents (FILE#NUMBER).", CLUSTER)
+        Optional[str],
+        option("--id-column", "NAME", "Field that names the document, in jsonl and parquet (FILE#NUMBER).", CLUSTER),
     ] = None
     workers: Annotated[
-        Optional[int], option("--workers", "N", "With --ray: models (one a GPU, or a CPU).", CLUSTER, min=1)
+        Optional[int],
+        option(
+            "--workers",
+            "N",
+            "With --ray: processes, each with its own model (one per GPU, else per CPU).",
+            CLUSTER,
+            min=1,
+        ),
     ] = None
 
     def check(self, others: Mapping[str, object], settings: Settings) -> None:
@@ -60,7 +69,7 @@ class BulkOptions:
                 raise UsageError(f"{given[0]}: applies to a bulk compile; add --ray")
             return
         if given := [name for name, value in others.items() if value]:
-            raise UsageError(f"{given[0]}: not with --ray")
+            raise UsageError(f"{given[0]}: cannot be used with --ray")
         if not settings.remote:
             raise UsageError("--ray: needs --remote URL, where workers write objects")
 

@@ -37,14 +37,27 @@ class FleetOptions:
 
     ray: RayOption = None
     replicas: Annotated[
-        Optional[str], option("--replicas", "N|MIN:MAX", "With --ray: engines; between two, by load (1).", CLUSTER)
+        Optional[str],
+        option("--replicas", "N|MIN:MAX", "With --ray: number of replicas; MIN:MAX scales them by load (1).", CLUSTER),
     ] = None
     replica_cpus: Annotated[
-        Optional[int], option("--replica-cpus", "N", "With --ray: threads of each (its share).", CLUSTER, min=1)
+        Optional[int],
+        option(
+            "--replica-cpus",
+            "N",
+            "With --ray: threads of each replica (an equal share of the cluster).",
+            CLUSTER,
+            min=1,
+        ),
     ] = None
     queue_bytes: Annotated[
         Optional[str],
-        option("--queue-bytes", "SIZE", "With --ray: what is fetched in the time of a request (100M).", CLUSTER),
+        option(
+            "--queue-bytes",
+            "SIZE",
+            "With --ray: bytes that a replica fetches in the time of one request (100M).",
+            CLUSTER,
+        ),
     ] = None
 
     def check(self, others: dict[str, object], settings: Settings) -> None:
@@ -60,14 +73,16 @@ class FleetOptions:
                 "--replicas": self.replicas, "--replica-cpus": self.replica_cpus, "--queue-bytes": self.queue_bytes,
             }  # fmt: skip
             if given := [name for name, value in own.items() if value is not None]:
-                raise UsageError(f"{given[0]}: is of a fleet; give --ray, too")
+                raise UsageError(f"{given[0]}: applies to replicas; add --ray")
             return
         if given := [name for name, value in others.items() if value]:
-            raise UsageError(f"{given[0]}: not with --ray")
+            raise UsageError(f"{given[0]}: cannot be used with --ray")
         if not settings.remote:
             raise UsageError("--ray: needs --remote URL, where replicas find objects")
         if self.ray.startswith("ray://"):
-            raise UsageError(f"--ray {self.ray}: a server is no client of Ray; start it on a machine of the cluster")
+            raise UsageError(
+                f"--ray {self.ray}: a server cannot run as a Ray client; start it on a machine of the cluster"
+            )
         self.counts()
         self.routing()
         require_installed("pic serve --ray")
@@ -121,7 +136,7 @@ def vllm_options(given: Sequence[str]) -> VllmOptions:
     except argparse.ArgumentError as error:
         raise UsageError(f"-- {error}") from error
     if found.config is not None:
-        raise UsageError("-- --config: not with --ray; give its options here")
+        raise UsageError("-- --config: cannot be used with --ray; give its options here")
     if found.tensor_parallel_size < 1 or (found.max_num_seqs is not None and found.max_num_seqs < 1):
         raise UsageError("-- --tensor-parallel-size, --max-num-seqs: must be 1 or more")
     return VllmOptions(tuple(given), found.tensor_parallel_size, found.max_num_seqs)

@@ -31,7 +31,7 @@ def find_engine(name: str | None, needed: dict[Feature, str] | None = None, mode
     engine = engine_class(name)
     for feature, option in (needed or {}).items():
         if feature not in engine.supports:
-            raise UsageError(f"--engine {name}: has no {option}; use that of another engine")
+            raise UsageError(f"--engine {name}: has no {option}; use another engine")
     engine.require_installed()
     return engine
 
@@ -44,7 +44,7 @@ def engine_name(name: str | None, model: str | None = None) -> str:
     if name is None:
         return GGUF if is_gguf(model) else DEFAULT
     if name in (DEFAULT, "vllm") and is_gguf(model):
-        raise UsageError(f"--engine {name}: does not run GGUF files as {model}; leave --engine out")
+        raise UsageError(f"--engine {name}: does not run GGUF files such as {model}; leave --engine out")
     if name not in engine_names():
         raise UsageError(f"--engine {name}: must be {' or '.join(engine_names())}")
     return name

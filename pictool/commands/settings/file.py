@@ -30,7 +30,7 @@ def write_setting(path: Path, name: str, value: str) -> None:
     except yaml.YAMLError:
         is_right = False
     if not is_right:
-        raise InputError(f"{path}: {name} cannot be put on a line of its own there; write {name}: {value} yourself")
+        raise InputError(f"{path}: {name} cannot be added on a line of its own; write {name}: {value} yourself")
     with atomic_write(path) as file:
         file.write(changed.encode())
 

@@ -55,54 +55,75 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
     return typer.Argument(metavar=metavar, help=help, **more)
 
 
-JsonOption = Annotated[bool, option("--json", None, "Print JSON.", OUTPUT)]
+JsonOption = Annotated[bool, option("--json", None, "Print the report as JSON.", OUTPUT)]
 DepfileOption = Annotated[
-    bool, option("--depfile", None, "Write what -o depends on beside it, for make (OUT.d).", OUTPUT)
+    bool, option("--depfile", None, "Also write the files that -o depends on, for make (OUT.d).", OUTPUT)
 ]
-PlotOption = Annotated[Optional[str], option("--plot", "FILE", "Draw a picture (.svg, .png).", OUTPUT)]
+PlotOption = Annotated[Optional[str], option("--plot", "FILE", "Draw a plot (.svg or .png).", OUTPUT)]
 EngineOption = Annotated[
-    Optional[str], option("--engine", "NAME", "torch (default) or vllm; a wrong name lists all.", MODEL)
+    Optional[str],
+    option("--engine", "NAME", "torch (default) or vllm; a GGUF file chooses llamacpp. A wrong name lists all.", MODEL),
 ]
 ChunkOption = Annotated[
-    Optional[int], option("--chunk-tokens", "N", "Cut text files into chunks of N tokens.", COMPILING, min=1)
+    Optional[int],
+    option(
+        "--chunk-tokens", "N", "Cut text files into chunks of at most N tokens, near sentence ends.", COMPILING, min=1
+    ),
 ]
 CodecOption = Annotated[
-    Optional[str], option("--codec", "NAME", "How KV is kept (PIC_CODEC; none); a wrong name lists all.", COMPILING)
+    Optional[str], option("--codec", "NAME", "Codec of stored KV (PIC_CODEC; none). A wrong name lists all.", COMPILING)
 ]
 RayOption = Annotated[
     Optional[str],
     option(
-        "--ray", "[ADDRESS]", "Run on a Ray cluster: HOST:PORT, auto; without: RAY_ADDRESS, or this machine.", CLUSTER
+        "--ray",
+        "[ADDRESS]",
+        (
+            "Run on a Ray cluster: HOST:PORT, auto (the one on this machine) or local (one that ends "
+            "with the command). Without ADDRESS: RAY_ADDRESS, else local."
+        ),
+        CLUSTER,
     ),
 ]
-HeadOption = Annotated[Optional[str], option("--head", "TEXT", "System message, before the documents.", PROMPT)]
-TemplateOption = Annotated[
-    Optional[str], option("--query-template", "TEXT", "How {query} follows the documents.", PROMPT)
+HeadOption = Annotated[
+    Optional[str],
+    option("--head", "TEXT", "System message of a chat model; of others, text before the documents.", PROMPT),
 ]
-FieldsOption = Annotated[list[str], option("-p", "FIELD=VALUE", "Any field of the policy; repeatable.", POLICY)]
+TemplateOption = Annotated[
+    Optional[str], option("--query-template", "TEXT", "Text after the documents; contains {query}.", PROMPT)
+]
+FieldsOption = Annotated[list[str], option("-p", "FIELD=VALUE", "Set a field of the policy; repeatable.", POLICY)]
 
-# The options that override settings; a command names those that it has.
-_SETTINGS = {
+# The options that override settings, by the setting; a command names those that it has.
+SETTINGS = {
     "model": Annotated[
-        Optional[str], option("-m, --model", "NAME", "Directory, hub name or embedded[-small] (PIC_MODEL).", MODEL)
+        Optional[str],
+        option(
+            "-m, --model", "NAME", "A directory, hub name, GGUF file or embedded[-small] (PIC_MODEL; embedded).", MODEL
+        ),
     ],
-    "device": Annotated[Optional[str], option("--device", "NAME", "auto, cpu, cuda, xpu or mps (PIC_DEVICE).", MODEL)],
+    "device": Annotated[
+        Optional[str], option("--device", "NAME", "auto, cpu, cuda, xpu or mps (PIC_DEVICE; auto).", MODEL)
+    ],
     "dtype": Annotated[
-        Optional[str], option("--dtype", "NAME", "auto, float32, bfloat16 or float16 (PIC_DTYPE).", MODEL)
+        Optional[str], option("--dtype", "NAME", "auto, float32, bfloat16 or float16 (PIC_DTYPE; auto).", MODEL)
     ],
     "codec": CodecOption,
-    "store": Annotated[Optional[str], option("--store", "DIR", "Directory of objects (PIC_STORE; .pic).", STORE)],
+    "store": Annotated[Optional[str], option("--store", "DIR", "Directory of the store (PIC_STORE; .pic).", STORE)],
     "remote": Annotated[
-        Optional[str], option("--remote", "URL", "A store to fetch missing objects from (PIC_REMOTE).", STORE)
+        Optional[str],
+        option("--remote", "URL", "Remote store to fetch missing objects from, or to push to (PIC_REMOTE).", STORE),
     ],
     "server": Annotated[
-        Optional[str], option("--server", "URL", "Let a running pic serve do it (PIC_SERVER; '' is none).", MODEL)
+        Optional[str], option("--server", "URL", "Use a running pic serve (PIC_SERVER; '' for none).", MODEL)
     ],
     "salt": Annotated[
         Optional[str],
         option("--salt", "TEXT", "Only the same salt shares objects (PIC_SALT). Visible in ps.", STORE),
     ],
-    "salt_file": Annotated[Optional[str], option("--salt-file", "FILE", "Holds the salt (PIC_SALT_FILE).", STORE)],
+    "salt_file": Annotated[
+        Optional[str], option("--salt-file", "FILE", "File that holds the salt (PIC_SALT_FILE).", STORE)
+    ],
 }
 
 
@@ -145,7 +166,7 @@ def command(app: typer.Typer, name: str, *settings: str, without: Sequence[str] 
 
         parameters = [
             *_parameters(function, hints, without),
-            *(_keyword(name, None, _SETTINGS[name]) for name in settings),
+            *(_keyword(name, None, SETTINGS[name]) for name in settings),
         ]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {}

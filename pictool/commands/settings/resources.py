@@ -30,7 +30,7 @@ def open_store(settings: Settings) -> Store:
         on_warning=note,
     )  # fmt: skip
     if store.root.exists() and not store.root.is_dir():
-        raise InputError(f"{store.root}: is no directory, so no store; name another with --store")
+        raise InputError(f"{store.root}: is not a directory; name another store with --store")
     if store.remote is not None:
         cancel_on_interrupt(store)
     far = f", remote {without_credentials(settings.remote)} ({settings.origin('remote')})" if settings.remote else ""

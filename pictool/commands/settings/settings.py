@@ -40,18 +40,25 @@ class Settings:
     """The settings of a command. The command line takes precedence over the environment, which does over `pic.yaml`.
 
     Fields:
-        model: directory or hub name; None: the embedded model.
-        store: directory of objects; None: `.pic`.
-        head, query_template: of prompts that name none.
-        max_size: bytes that the store may hold; None: no limit.
-        codec: how KV is kept.
-        algo: the policy of links that name none, as `fixup-10`; None: the default one.
-        salt: separates tenants; each place may name a file that holds it (`salt_file`). Never shown.
-        remote: URL of a store to fetch missing objects from; an empty text is none.
-        memory: bytes of host memory that keep objects.
-        remote_rate: bytes per second below which a transfer from the remote is given up; None: 8 KB.
-        server: URL of a `pic serve` that links in place of this process; an empty text is none.
-        server_key: the bearer key that it asks for. Never shown.
+        model: `transformers` directory, hub name, `embedded`, `embedded-small`, or GGUF file (`FILE.gguf`,
+            `ollama:NAME`, `lmstudio:NAME`); by default `embedded`.
+        store: directory of objects; by default `.pic`.
+        device: `cpu`, `cuda` (ROCm too), `cuda:1`, `xpu` or `mps`; `auto` is torch's accelerator, else the CPU.
+        dtype: `float32`, `bfloat16` or `float16`; `auto` is float32 on a CPU, the checkpoint's dtype on CUDA.
+        head: the system message of a chat model; for other models text before the documents.
+        query_template: the text after the documents; contains `{query}`. By default `Question: {query}`,
+            a line break, `Answer:`.
+        max_size: size limit of the store, as `10G` or `2GiB`; by default none.
+        codec: how the KV of documents is stored. `pic eval` and `pic tune` read only the option.
+        algo: the policy, as `fixup-10`, of `pic ask`, `pic link`, `pic query` and `pic serve`; by default `legolink`.
+            `pic tune` writes it.
+        salt: a tenant's secret text, part of every key. Never shown.
+        remote: URL of a store to fetch missing objects from; an empty text turns it off.
+        memory: host memory for layers that links of one process share, as `2G`.
+        remote_rate: bytes a second below which a transfer from the remote is given up; by default 8K.
+        server: URL of a `pic serve` that `pic link` uses; an empty text turns it off.
+        server_key: the bearer key for that server. Never shown.
+        salt_file: a file that holds the salt.
         strange_file: the file, if it is neither trusted nor below the home directory (`_read_trusted`).
         origins: where a setting comes from: an option, an environment variable or a file. Others have their default.
     """
@@ -172,8 +179,8 @@ def _require_own(path: Path, names: Sequence[str]) -> None:
     """Refuse what says where texts and secrets go, in a file that another user may have written. Raises InputError."""
     if names and (why := _stranger(path)):
         raise InputError(
-            f"{path}: {why}, and names {', '.join(names)}; see what it says, then set "
-            f"{_TRUST}={path.resolve().parent} to obey it"
+            f"{path}: {why}, and names {', '.join(names)}; check the file, then set "
+            f"{_TRUST}={path.resolve().parent} to trust it"
         )
 
 
@@ -182,7 +189,7 @@ def _note_unknown_variables() -> None:
     for name in sorted(os.environ):
         if name.startswith("PIC_") and name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            note(f"{name}: no such variable is known{f'; did you mean {near[0]}?' if near else ''}")
+            note(f"{name}: unknown variable{f'; did you mean {near[0]}?' if near else ''}")
 
 
 def variable(name: str) -> str | None:
@@ -289,5 +296,5 @@ def text_or_none(path: Path, key: str, value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise InputError(f"{path}: {key} must be a text; put it in quotes")
     if value is not None and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):
-        raise InputError(f"{path}: {key} has a character that no text has (a zero byte, or half of a surrogate pair)")
+        raise InputError(f"{path}: {key} has an invalid character (a zero byte, or half of a surrogate pair)")
     return value

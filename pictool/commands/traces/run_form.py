@@ -31,9 +31,9 @@ def inspect_run(names: Sequence[str], options: InspectOptions) -> None:
     from pictool.spans.runs import read_run
 
     if len(names) > 1:
-        raise UsageError(f"{names[0]}: a query's run is inspected alone; name one")
+        raise UsageError(f"{names[0]}: the run of a query must be inspected alone; name one")
     if replace(options, as_json=False) != type(options)():
-        raise UsageError(f"{names[0]}: is a query's run, which has --json only; inspect one of its traces")
+        raise UsageError(f"{names[0]}: is the run of a query, which takes only --json; inspect one of its traces")
     run = read_run(Path(names[0]))
     if options.as_json:
         print_json(dict(run.data))

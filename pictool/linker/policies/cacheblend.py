@@ -22,16 +22,16 @@ from pictool.linker.policies.base import (
 
 @dataclass(frozen=True)
 class CacheBlend(Policy):
-    """CacheBlend (§4.3): rows whose fresh K and V are farthest from the cached ones (HKVD tokens) are recomputed.
+    """CacheBlend (§4.3): rows whose fresh K and V are farthest from the cached ones (HKVD tokens).
 
     Layer 0 is computed in full. At each checked layer the rows that are still on are compared with the cache, and the
     ⌈r_l · N⌉ farthest go on. All fresh K and V of a checked layer are kept. Dynamic.
 
     Fields:
         ratio: r, the mean share of context rows that go through attention and FFN from the first checked layer on.
-        on: what is compared: ``v`` (as the authors' code does), ``k``, or ``kv`` (the sum).
+        on: what is compared: ``v`` (as in the authors' code), ``k``, or ``kv`` (the sum).
         filter: ``gradual`` checks every layer from 1 on (§4.3, fig. 9); ``single`` checks layer 1 (the authors' code).
-        layers: the checked layers instead of those, as in ``1,2,8``.
+        layers: the checked layers instead of those of `filter`, as ``1,2,8``.
         schedule: how far the first r_l is above r, and the last one below, as a share of r; linear between.
     """
 

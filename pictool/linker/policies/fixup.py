@@ -34,11 +34,11 @@ class Fixup(Policy):
     is the first chunk after an empty head.
 
     Fields:
-        ratio: r; ⌈r·N⌉ tokens are recomputed.
+        ratio: r; the ⌈r·N⌉ tokens with the highest scores are recomputed.
         budget: ``prompt``: the highest scores of the whole prompt; ``chunk``: the highest ⌈r·n_c⌉ of every chunk;
             ``auto``: every token whose score is above `threshold`, so that independent documents cost next to nothing.
-        threshold: of ``auto``.
-        first: LegoLink's first k tokens of every chunk, in addition.
+        threshold: the score that ``auto`` asks for.
+        first: tokens at the beginning of every chunk that are recomputed in addition, as LegoLink does.
         fallback: ``legolink`` computes the first 16 tokens of chunks whose object has no table, ``none`` refuses these.
     """
 

@@ -8,7 +8,10 @@ from pictool.linker.policies.base import Needs, PlotStyle, Policy, Prompt, Selec
 
 @dataclass(frozen=True)
 class Full(Policy):
-    """Fully recompute (EPIC §2.3, "FR"): every row; exactly the model's own prefill. What all else is compared with."""
+    """Fully recompute (EPIC §2.3, "FR"): every row; exactly the model's own prefill.
+
+    The baseline of every comparison.
+    """
 
     name: ClassVar[str] = "full"
     reference: ClassVar[str] = "EPIC §2.3"

@@ -9,9 +9,12 @@ from pictool.linker.policies.base import Knob, Needs, PlotStyle, Policy, Prompt,
 
 @dataclass(frozen=True)
 class LegoLink(Policy):
-    """LegoLink-k (EPIC §4.2): the first k tokens of every chunk but the first, which disarms their attention sinks.
+    """LegoLink-k (EPIC §4.2): the first k tokens of every chunk but the head, which disarms their attention sinks.
 
-    Static, O(kN). k = 0 is naive; k at least the longest chunk is full.
+    Static, O(kN). k at least the longest chunk is full.
+
+    Fields:
+        k: tokens at the beginning of every chunk but the head that are recomputed; 0 is `naive`.
     """
 
     name: ClassVar[str] = "legolink"

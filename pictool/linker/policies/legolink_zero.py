@@ -9,10 +9,13 @@ from pictool.linker.policies.base import Needs, PlotStyle, Policy, Prompt, Selec
 
 @dataclass(frozen=True)
 class LegoLinkZero(Policy):
-    """LegoLink-0 (EPIC §5.4): no row at link time; documents are compiled after s dummy tokens, whose KV is dropped.
+    """LegoLink-0 (EPIC §5.4): no row; documents are compiled after s dummy tokens, whose KV is dropped.
 
     The dummies take the attention sink with them. Objects that were compiled without them can be linked too (they
     then behave as under naive).
+
+    Fields:
+        s: dummy tokens (BOS) before documents that are compiled for this policy.
     """
 
     name: ClassVar[str] = "legolink-0"

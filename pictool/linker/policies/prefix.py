@@ -9,17 +9,17 @@ from pictool.linker.policies.base import Needs, Policy, Prompt, Selection, all_r
 
 @dataclass(frozen=True)
 class Prefix(Policy):
-    """Prefix caching (vLLM's, by hashes of blocks; SGLang's has the same reach): what matches from position 0 on.
+    """Prefix caching (as vLLM's, by hashes of blocks): every row after the longest stored beginning.
 
     Exact: a block is reused only after the very tokens after which it was computed, and all else is computed. What
     was computed is stored, so that the next prompt with the same beginning reuses more.
 
     Fields:
-        block: tokens of a block; only whole ones are stored.
+        block: tokens of a block; only whole blocks are stored.
     """
 
     name: ClassVar[str] = "prefix"
-    reference: ClassVar[str] = "docs/design.md §3; vLLM, automatic prefix caching"
+    reference: ClassVar[str] = "vLLM, automatic prefix caching"
     block: int = 16
 
     def __post_init__(self) -> None:

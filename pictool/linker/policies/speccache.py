@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SpecCache(Policy):
-    """SpecCache (§2): a small model reads the prompt; the tokens that weigh most in its deep layers are recomputed.
+    """SpecCache (§2): the tokens with the largest hidden states in the deep layers of a small model.
 
     Static for the target: everything is chosen before its layer 0, while the first layers are loaded.
 
     Fields:
         ratio: ρ; the K = ⌈ρN⌉ highest scores of the context are the initial set (eq. 2).
-        deep: share of the small model's layers that are scored, from the last one back (§2.2: a third); at least one.
+        deep: share of the small model's layers that are scored, from the last one back, rounded up (§2.2: a third).
         tau_smooth: neighbours whose normalised scores differ by this share or more are in different spans (eq. 4).
         tau_cover: a span of which this share is in the initial set is filled in (eq. 6).
         max_span: tokens of a span at most; 1 turns span completion off.
         budget: the final set has at most ⌊budget · K⌋ tokens; the lowest scores go (§2.3).
-        spec_model: the small model, directory or name; the embedded model's is ``embedded-small``.
+        spec_model: the small model, a directory or hub name; the embedded model has ``embedded-small``.
     """
 
     name: ClassVar[str] = "speccache"

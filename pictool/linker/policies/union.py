@@ -33,14 +33,15 @@ MAX_LENGTH = 1000  # of `parts`
 
 @dataclass(frozen=True)
 class Union(Policy):
-    """The rows of several policies (docs/reference/policies.md): `fixup-5+speccache-5`, `fixup-2+legolink-4`.
+    """Union (docs/reference/policies.md): the rows of several policies, as `fixup-5+legolink-4`.
 
     One of them may narrow its rows at layers (CacheBlend). What the others select is among the rows from layer 0 on and
     stays in every layer. Such a union has no shared budget.
 
     Fields:
-        parts: the policies, as specifications joined by `+`.
-        budget: of the rows of all parts, the ⌈budget·N⌉ that rank highest under any of them; 0: all of them.
+        parts: the policies, joined by `+`.
+        budget: of the rows of all parts, the ⌈budget·N⌉ that rank highest under any of them (the best of each, then the
+            second of each, and so on); 0: all rows.
         spec_model: the second model of the parts that use one.
     """
 

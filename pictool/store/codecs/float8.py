@@ -9,7 +9,7 @@ from pictool.store.codecs.quantized import PieceLayout
 
 
 class Float8E4M3(Fp8):
-    """float8 e4m3fn as in vLLM's ``fp8`` KV cache: one scale for the keys of a layer, one for its values."""
+    """float8 e4m3fn, one scale for the keys of a layer and one for its values, as vLLM's `fp8` KV cache."""
 
     name: ClassVar[str] = "float8_e4m3"
     axes: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)  # along which a scale is one
@@ -20,7 +20,7 @@ class Float8E4M3(Fp8):
 
 
 class Float8E4M3Head(Float8E4M3):
-    """The same with a scale for each head."""
+    """float8 e4m3fn as `float8_e4m3`, with a scale for each head."""
 
     name: ClassVar[str] = "float8_e4m3_head"
     axes: ClassVar[tuple[int, ...]] = (1, 2, 3)

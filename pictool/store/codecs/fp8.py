@@ -14,7 +14,7 @@ _BIAS = 120  # float32's exponents less float8's
 
 
 class Fp8(Quantizing):
-    """float8 e4m3fn times the group's scale: as many steps for small numbers as for large ones."""
+    """float8 e4m3fn times the group's scale."""
 
     name: ClassVar[str] = "fp8"
     is_float8 = True

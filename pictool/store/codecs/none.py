@@ -6,7 +6,7 @@ from pictool.store.codecs.base import Buffer, Codec, LayerShape
 
 
 class Uncoded(Codec):
-    """The bytes as they are. The only codec whose keys and values any safetensors reader sees as tensors."""
+    """The bytes as they are: any safetensors reader sees keys and values as tensors."""
 
     name: ClassVar[str] = "none"
     is_lossless: ClassVar[bool] = True

@@ -11,7 +11,7 @@ _BLOCK = 1 << 15  # numbers that are joined at once, so that they stay in the ca
 
 
 class Zstd(Codec):
-    """Lossless: bytes of equal significance together, so that exponents are apart from mantissas; then zstd.
+    """The bytes, those of equal significance together, compressed by zstd.
 
     Parts: of all keys and values, the lowest byte of each, …, the highest (sign and exponent).
     """

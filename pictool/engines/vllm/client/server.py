@@ -139,7 +139,7 @@ def _changed(parser: Any, more: Sequence[str], ours: Sequence[str]) -> list[str]
     changed = [name for name, value in given.items() if value != plain[name]]
     for name in changed:
         if name in ours:
-            raise InputError(f"{_option(name)}: is set here; give it before --, as pic serve --help has it")
+            raise InputError(f"{_option(name)}: pic serve sets it; give it before -- (pic serve --help)")
     return changed
 
 
@@ -201,11 +201,13 @@ def _engine_arguments(options: EngineOptions) -> Any:
     known = {field.name for field in fields(AsyncEngineArgs)} | set(_LAYOUT)
     for name in _changed(parser, options.more, _OURS):
         if name not in known or name.startswith(_SERVERS):
-            raise InputError(f"{_option(name)}: not with --ray; a replica is one engine, on one machine, no server")
+            raise InputError(
+                f"{_option(name)}: cannot be used with --ray; a replica is one engine on one machine, without a server"
+            )
     parsed = parser.parse_args([*options.arguments, *options.more])
     validate_parsed_serve_args(parsed)
     if parsed.distributed_executor_backend == "ray":
-        raise InputError("--distributed-executor-backend ray: not with --ray; a replica is on one machine")
+        raise InputError("--distributed-executor-backend ray: cannot be used with --ray; a replica is on one machine")
     if parsed.distributed_executor_backend is None and parsed.tensor_parallel_size > 1:
         parsed.distributed_executor_backend = "mp"  # within a replica's process, not as actors of Ray's
     is_said = parsed.kv_cache_memory_bytes is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ

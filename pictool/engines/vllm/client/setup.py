@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("vllm.pictool")
 VERSION = "0.32."
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0,
     "start_s": 60.0, "plan_s": 5.0, "codec": None, "compile": False,
     "device": "cpu", "any_model": False, "policies": None, "show_problems": False,
@@ -46,25 +46,29 @@ class ConnectorSettings:
 
     Attributes:
         store: directory of the objects.
-        policy: the policy of requests that name none.
-        recognise: recognise stored chunks in requests that have no field `pic`.
-        min_tokens: the shortest chunk that is recognised.
-        refresh_s: seconds between two readings of the store for new objects to recognise.
-        start_s: seconds that the server's start waits until the store has been read to recognise documents.
-        plan_s: seconds within which a request must be planned; then it is computed exactly.
-        codec: of the objects that are recognised; None: any, of several of a document a lossless one.
-        compile: let requests write objects.
-        device: device of a policy's second model.
-        any_model: let requests name a policy's second model; else only that of `policy` is loaded.
-        policies: names of the policies that requests may choose, beside `policy`; None: all.
-        show_problems: tell clients in full why a request was not linked: paths, and whether a key exists, among it.
+        policy: policy of requests that name none.
+        recognise: look for stored documents in requests that name none.
+        min_tokens: the shortest document that is recognised.
+        refresh_s: seconds between scans of the store for new objects.
+        start_s: seconds that start-up waits for the first scan.
+        plan_s: seconds within which a request must be planned; else it is computed exactly.
+        codec: codec of recognised objects; by default any, a lossless one first.
+        compile: let requests write objects; anyone who may send requests can then fill the store. The router of
+            `pic serve` may in any case.
+        device: device of the policy's small model (`speccache`).
+        any_model: let requests name the small model; else only that of `policy` is loaded.
+        policies: policies that requests may choose beside `policy`, of a union every part; by default all.
+        show_problems: tell clients in full why a request was not linked, paths and keys included. Only for
+            servers whose clients own the store.
         step_bytes: bytes of objects that a step with other work copies at most.
-        step_rows: rows that a step computes for links at most; 0: as many as an ordinary prefill chunk has.
-        step_ms: milliseconds that a step with other work spends on links at most; 0: half of an ordinary step.
+        step_rows: rows that a step computes for links at most, and whose hidden states are kept; 0: one prefill chunk.
+        step_ms: milliseconds that a step with other work spends on links at most; 0: 60 % of an
+            ordinary step, at most 100 ms.
         memory_bytes: host memory of a worker for layers that it read.
-        max_bytes: size of the store; None: no limit.
-        remote: address of a remote store, from which missing objects come.
-        fingerprint: that of the model before vLLM loaded its weights; None: it is not compared.
+        max_bytes: size limit of the store.
+        remote: URL of a remote store, from which missing objects come.
+        fingerprint: the model's before vLLM loads it: a server whose weights changed meanwhile does not start.
+            `pic serve` sets it.
         serve: the fields of the router inside vLLM's server (`pictool.serve.backends.vllm.plugin`).
     """
 
@@ -97,11 +101,9 @@ def parse_settings(extra_config: Mapping[str, Any]) -> ConnectorSettings:
     Raises:
         InputError: no store, an unknown field, or a value that does not fit.
     """
-    if unknown := sorted(set(extra_config) - set(_DEFAULTS)):
-        raise InputError(
-            f"kv_connector_extra_config has no field {unknown[0]!r}; its fields are {', '.join(_DEFAULTS)}"
-        )
-    values = {**_DEFAULTS, **extra_config}
+    if unknown := sorted(set(extra_config) - set(DEFAULTS)):
+        raise InputError(f"kv_connector_extra_config has no field {unknown[0]!r}; its fields are {', '.join(DEFAULTS)}")
+    values = {**DEFAULTS, **extra_config}
     if values["store"] is None:
         raise InputError('kv_connector_extra_config: "store" must name the directory of the objects')
     for field, kind in _TYPES.items():
