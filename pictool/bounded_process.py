@@ -77,7 +77,7 @@ class BoundedProcess:
         self.close()
         if code == -signal.SIGALRM:
             raise ProcessFailure(f"it takes longer than {self._limit_s:g} s")
-        raise ProcessFailure(f"its process ended ({code}); it may take more than {self._limit_bytes >> 20} MiB")
+        raise ProcessFailure(f"its process ended ({code}); it may need more than {self._limit_bytes >> 20} MiB")
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:

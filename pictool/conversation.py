@@ -99,7 +99,7 @@ class Conversation:
                 found.append(one)
                 room -= one.passage.num_tokens
         if not found:
-            raise InputError("no passage that fits has a word of the question; ask with other words")
+            raise InputError("no passage contains a word of the question; use other words")
         return found
 
     def _with_query(self, question: str) -> Spec:

@@ -32,7 +32,7 @@ def find_classes(package: str, path: Iterable[str], group: str, base: type[T]) -
         loaded = load_class(entry, group, base)
         name: str = loaded.name  # type: ignore[attr-defined]
         if found.setdefault(name, loaded) is not loaded:
-            raise PluginError(f"entry point {entry.name} of {group}: {name!r} is the name of another one; rename it")
+            raise PluginError(f"entry point {entry.name} of {group}: {name!r} is taken already; rename it")
     return dict(sorted(found.items()))
 
 

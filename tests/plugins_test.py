@@ -62,7 +62,7 @@ def test_a_policy_of_another_package_stands_beside_ours(install: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ("x = their_module:Twin", "'naive' is the name of another one"),
+        ("x = their_module:Twin", "'naive' is taken already"),
         ("x = their_module:nothing", "is no Policy with a name"),
         ("x = their_module:Copy", "is no Policy with a name"),
         ("x = their_module:Missing", "cannot be loaded"),

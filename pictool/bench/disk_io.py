@@ -25,7 +25,7 @@ def temporary_directory(parent: str | os.PathLike[str], num_bytes: int) -> Itera
         InputError: no such directory, or not enough room.
     """
     if not Path(parent).is_dir():
-        raise InputError(f"{parent}: no such directory for what is measured; make it, or name another with --store")
+        raise InputError(f"{parent}: no such directory to measure in; create it, or name another with --store")
     require_disk(Path(parent), num_bytes)
     with ExitStack() as resources:
         try:

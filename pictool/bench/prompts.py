@@ -118,7 +118,7 @@ def random_text(model: Model, tokens: int, seed: Sequence[int]) -> str:
         cut = str(model.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
         if len(ids) == tokens and model.encode(cut) == ids:
             return cut
-    raise InputError(f"{model.name}: its tokenizer gives no random text of {tokens} tokens; use --shape")
+    raise InputError(f"{model.name}: its tokenizer cannot make a random text of {tokens} tokens; use --shape")
 
 
 @lru_cache(maxsize=8)

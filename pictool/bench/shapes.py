@@ -73,7 +73,7 @@ def random_model(
     config, called = shape.make_config(), f"random {name}"
     if layers is not None:
         if not 1 <= layers <= config.num_hidden_layers:
-            raise InputError(f"--layers {layers}: {name} has {config.num_hidden_layers}; take from 1 to so many")
+            raise InputError(f"--layers {layers}: {name} has {config.num_hidden_layers}; use at most that many")
         config, called = shape.make_config(num_hidden_layers=layers), f"random {name} of {layers} layers"
     return wrap_model(random_module(config, embedded.device, dtype, seed), embedded.tokenizer, called, salt)
 

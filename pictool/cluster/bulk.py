@@ -117,7 +117,7 @@ def compile_bulk(
         on_progress(progress)
         lost = _count_lost(table, lost)
         if lost >= _HOPELESS:
-            raise StoreError(f"{_last_error(table)}; {lost} objects failed one after another, what is there stays")
+            raise StoreError(f"{_last_error(table)}; {lost} objects failed one after another, written objects stay")
     return BulkResult(tuple(tables), progress)
 
 

@@ -44,7 +44,7 @@ def load_same_model(spec: ModelSpec) -> Model:
     """
     if spec.version not in ("", version("pictool")):
         raise InputError(
-            f"a worker has pictool {version('pictool')}, the driver {spec.version}; install one of them on all"
+            f"a worker has pictool {version('pictool')}, the driver {spec.version}; install the same on all machines"
         )
     import torch
 
@@ -53,5 +53,7 @@ def load_same_model(spec: ModelSpec) -> Model:
     torch.set_num_threads(spec.threads)
     model = load_model(spec.model, spec.device, spec.dtype, spec.salt)
     if spec.fingerprints not in (None, (model.target.model, model.target.tokenizer)):
-        raise ModelError(f"{model.name}: a worker has another model than the driver; put the same on all machines")
+        raise ModelError(
+            f"{model.name}: a worker has another model than the driver; install the same model on all machines"
+        )
     return model

@@ -98,5 +98,5 @@ def read_manifest(path: Path) -> list[dict[str, object]]:
     try:
         rows: list[dict[str, object]] = read_table(path).select(COLUMNS).to_pylist()
     except (OSError, pa.ArrowInvalid, KeyError) as error:
-        raise InputError(f"{path}: is no manifest ({' '.join(str(error).split())[:200]})") from error
+        raise InputError(f"{path}: is not a manifest ({' '.join(str(error).split())[:200]})") from error
     return rows

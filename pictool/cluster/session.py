@@ -62,7 +62,7 @@ def connected(address: str) -> Iterator[None]:
             )
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
-        raise InputError(f"--ray {address}: no cluster can be used there ({why}); start one with ray start") from error
+        raise InputError(f"--ray {address}: no usable cluster there ({why}); start one with ray start") from error
     try:
         with _redirected(1, 2):  # stdout is for results
             yield

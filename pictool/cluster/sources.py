@@ -137,7 +137,7 @@ def _jsonl(source: SourceFile, columns: Columns) -> Iterator[SourceDocument]:
     import fsspec
 
     if "://" not in source.url and not Path(source.url).is_file():
-        raise InputError(f"{source.name}: is no regular file")
+        raise InputError(f"{source.name}: is not a regular file")
     with fsspec.open(source.url, "rb", compression="infer") as file:
         number = 0
         while line := file.readline(MAX_FILE_BYTES + 1):

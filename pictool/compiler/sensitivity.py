@@ -50,7 +50,7 @@ class TableMaker:
             InputError: one probe, or fewer than none.
         """
         if probes < 0 or probes == 1:
-            raise InputError(f"probes {probes}: must be 0, or 2 or more; a table tells what differs between them")
+            raise InputError(f"probes {probes}: must be 0, or 2 or more; a table compares at least two")
         if measurer is None:
             name = speculative_name(target)
             measurer = open_speculative(name, target) if probes and name else target
@@ -105,7 +105,7 @@ class TableMaker:
         if num_tokens + length > self.measurer.max_positions:
             who = "the model" if self.is_target else f"the probe model {self.measurer.name}"
             raise InputError(
-                f"{chunk.source}: {num_tokens} tokens behind a probe of {length}, but {who} takes "
+                f"{chunk.source}: {num_tokens} tokens after a probe of {length}, but {who} takes "
                 f"{self.measurer.max_positions} positions; cut it with --chunk-tokens, or compile it without --probes"
             )
 

@@ -49,7 +49,7 @@ def static_share(model: Model, policy: Policy, size: PromptSize) -> float:
     needs = policy.needs
     if needs.tables or needs.runs_model or policy.check_layers(model.geometry.layers):
         raise InputError(
-            f"the rows of {label_of(policy)} depend on what documents and prompts say; plan one of its parts"
+            f"the rows of {label_of(policy)} depend on the content of documents and prompts; plan one of its parts"
         )
     bounds = [1 + round(i * (size.context - 1) / size.objects) for i in range(size.objects + 1)] if size.objects else []
     chunks = [[0] * (end - start) for start, end in itertools.pairwise(bounds)]
@@ -72,7 +72,7 @@ def measure_evenly(model: Model, again: bool, on_measure: OnMeasure | None = Non
     assert facts is not None
     raise InputError(
         f"this machine is busy: measured times of prefill were {facts.scatter:.0%} apart, and a plan from them would "
-        "be wrong; end what else runs here, and plan again"
+        "be wrong; stop other programs, and plan again"
     )
 
 

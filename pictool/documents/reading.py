@@ -98,5 +98,5 @@ def parse_command(command: str) -> list[str]:
     except ValueError as error:
         raise InputError(f"--reader {command!r}: {error}") from error
     if not any("{}" in word for word in words):
-        raise InputError(f"--reader {command!r}: must have {{}} where the file's name goes")
+        raise InputError(f"--reader {command!r}: must contain {{}} in place of the file's name")
     return words

@@ -90,5 +90,5 @@ def require_folders(names: Sequence[str]) -> list[Path]:
     """Raises InputError: one is no folder."""
     for name in names:
         if not Path(name).is_dir():
-            raise InputError(f"{name}: is no folder, and pic sync keeps folders in step")
+            raise InputError(f"{name}: is not a folder; pic sync takes folders")
     return list(map(Path, names))

@@ -42,7 +42,7 @@ def _guessed_encoding(data: bytes) -> str:
     matches = from_bytes(data[begin : begin + _SAMPLE])
     best = matches.best()
     if best is None:
-        raise UnreadableError("is no text in an encoding that is known here; convert it to UTF-8")
+        raise UnreadableError("is not text in a known encoding; convert it to UTF-8")
     equal = {match.encoding for match in matches if (match.chaos, match.coherence) == (best.chaos, best.coherence)}
     return _LIKELY if _LIKELY in equal else best.encoding
 

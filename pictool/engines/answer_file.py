@@ -199,7 +199,9 @@ class AnswerFile(Generic[Request]):
                 request = self._requests.get(record["line"])
                 is_ours = request is not None and ("made_of" not in record or request.digest == record["query"])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise InputError(f"{self.path}:{number}: is no answer to a query; name another file with -o") from error
+                raise InputError(
+                    f"{self.path}:{number}: is not an answer to a query; name another file with -o"
+                ) from error
             if not is_ours:
                 raise InputError(f"{self.path}:{number}: answers another query; name another file with -o")
             self._add(record)
@@ -214,7 +216,7 @@ def _to_line(record: Mapping[str, Any]) -> bytes:
 def _open_locked(path: Path) -> BinaryIO:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise InputError(f"{path}: is no regular file; name another with -o")
+        raise InputError(f"{path}: is not a regular file; name another with -o")
     file = path.open("a+b")
     try:
         lock_output(path, file)

@@ -227,6 +227,6 @@ def _require_same_models(model: Model, file: ResultsFile, algorithms: Sequence[A
     for result in file.results.values():
         if result.label in named and result.other_model != named[result.label]:
             raise InputError(
-                f"{file.path}: its rows of {result.label} were made with another model at that place; name another "
+                f"{file.path}: its rows of {result.label} were made with another model at the same path; name another "
                 "file with -o, or begin it anew with --force"
             )

@@ -112,9 +112,7 @@ class MapReduce(Method):
 
     def __post_init__(self) -> None:
         if "{text}" not in self.prompt or not self.prompt.partition("{text}")[2].strip():
-            raise InputError(
-                f"mapreduce: prompt={self.prompt!r} must contain {{text}}, and ask for something behind it"
-            )
+            raise InputError(f"mapreduce: prompt={self.prompt!r} must contain {{text}}, and ask for something after it")
         if self.summary_tokens < 1:
             raise InputError(f"mapreduce: summary_tokens={self.summary_tokens} must be 1 or more")
 
@@ -154,7 +152,7 @@ class MapRerank(Method):
 
     def __post_init__(self) -> None:
         if self.prompt and "{query}" not in self.prompt.partition("{text}")[2]:
-            raise InputError(f"maprerank: prompt={self.prompt!r} must contain {{text}}, and {{query}} behind it")
+            raise InputError(f"maprerank: prompt={self.prompt!r} must contain {{text}}, and {{query}} after it")
 
     def answer(self, model: Model, call: ModelCall, spec: Spec) -> MeasuredAnswer:
         if self.prompt:

@@ -284,13 +284,13 @@ def open_results(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise InputError(f"{path}: is no regular file; name another with -o")
+        raise InputError(f"{path}: is not a regular file; name another with -o")
     with path.open("a+b") as file:
         lock_output(path, file)
         file.seek(0)
         data = file.read()
         if not _is_results_file(data):
-            raise InputError(f"{path}: is no results file of pic eval; name another with -o")
+            raise InputError(f"{path}: is not a results file of pic eval; name another with -o")
         lines = [] if force else data.split(b"\n")[:-1]  # without what comes after the last line break
         if not lines:
             file.truncate(0)
@@ -317,7 +317,7 @@ def _read_header(path: Path, line: bytes) -> ResultsHeader:
         return ResultsHeader.from_json(_parse(line))
     except InputError as error:
         raise InputError(
-            f"{path}: line 1: {error}; name another file with -o, or begin this one anew with --force"
+            f"{path}: line 1: {error}; name another file with -o, or start it anew with --force"
         ) from error
 
 
@@ -330,11 +330,9 @@ def _read_results(path: Path, lines: Sequence[bytes]) -> tuple[dict[tuple[str, s
         except InputError as error:
             if number == len(lines) + 1:
                 return results, True
-            raise InputError(f"{path}: line {number}: {error}; take the line out, and it is done again") from error
+            raise InputError(f"{path}: line {number}: {error}; remove the line, and it is computed again") from error
         if result.key in results:
-            raise InputError(
-                f"{path}: line {number}: case {result.id} under {result.label} stands there twice; take one out"
-            )
+            raise InputError(f"{path}: line {number}: case {result.id} under {result.label} occurs twice; remove one")
         results[result.key] = result
     return results, False
 

@@ -135,7 +135,7 @@ def _receive(connection: Connection, process: SpawnProcess) -> list[CaseResult]:
     except (EOFError, OSError) as error:
         process.join(5)
         raise PicError(
-            f"a worker process was ended (exit code {process.exitcode}; -9 is mostly a lack of memory); run this again "
+            f"a worker process ended (exit code {process.exitcode}; -9 usually means too little memory); run it again "
             "with fewer --jobs, it continues"
         ) from error
     if isinstance(result, PicError):

@@ -164,7 +164,7 @@ def questions_of_file(name: str, corpus: Corpus, limit: int, seed: int) -> Quest
     """
     if name in datasets() or "query" not in (first := first_record(Path(name))).values or "documents" in first.values:
         if corpus.texts:
-            raise InputError(f"{name}: has documents of its own; leave the others out")
+            raise InputError(f"{name}: names its own documents; leave the others out")
         return draw(f"questions of {Path(name).name}", list(open_dataset(name, {}).cases()), limit, seed)
     if not corpus.texts:
         raise InputError(f"{name}: names no documents; name them before --questions")

@@ -63,7 +63,7 @@ def test_no_tokens_are_refused() -> None:
 def test_a_tokenizer_that_gives_no_text_its_tokens_again_is_refused() -> None:
     model = random_model("tiny")
     backwards = SimpleNamespace(name="odd", tokenizer=model.tokenizer, encode=lambda text: model.encode(text[::-1]))
-    with pytest.raises(InputError, match="odd: its tokenizer gives no random text of 8 tokens; use --shape"):
+    with pytest.raises(InputError, match="odd: its tokenizer cannot make a random text of 8 tokens; use --shape"):
         random_chunks(backwards, 1, 8)  # type: ignore[arg-type]
 
 

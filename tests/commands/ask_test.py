@@ -75,7 +75,7 @@ def test_all_compiles_what_is_not_linked_too(docs: Path, model: Path) -> None:
 
 def test_a_conversation_is_one_line_each_and_goes_on_after_an_error(docs: Path, model: Path) -> None:
     outcome = pic("ask", docs, "-i", "-m", model, "--max-new-tokens", 4, stdin="zzz\n\nWho knows?\nzzz again\n")
-    assert outcome.code == 0 and outcome.err.count("ask with other words") == 1
+    assert outcome.code == 0 and outcome.err.count("use other words") == 1
     first, second = (sources(part) for part in re.findall(r"\nSources:\n(?:  .*\n)*", outcome.out))
     assert first == second  # the last question has no words of its own: what was linked stays
     assert pic("ask", docs, "-i", "--json", "-m", model).code == 2 and pic("ask", docs, "-m", model).code == 2

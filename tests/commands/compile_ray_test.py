@@ -116,7 +116,7 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
 def test_nobody_at_an_address_is_one_line() -> None:
     write("a.txt", "text")
     outcome = bulk("--ray", "127.0.0.1:9", "a.txt")
-    assert outcome.code == 1 and "no cluster can be used there" in outcome.err and "ray start" in outcome.err
+    assert outcome.code == 1 and "no usable cluster there" in outcome.err and "ray start" in outcome.err
 
 
 def test_a_remote_that_refuses_all_objects_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:

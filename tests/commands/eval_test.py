@@ -131,7 +131,7 @@ def test_cases_that_are_left_out_are_told(run: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        ({"dataset": "nowhere"}, 1, "dataset 'nowhere': is no file, and none of"),
+        ({"dataset": "nowhere"}, 1, "dataset 'nowhere': is neither a file nor one of"),
         ({"p": "metric"}, 2, "-p metric: must be FIELD=VALUE"),
         ({"p": "prompts=3"}, 1, "plain has no field 'prompts'"),
         ({"algo": "lego"}, 2, "algorithm 'lego': must be one of"),

@@ -95,7 +95,7 @@ def test_what_others_have_stays(docs: Path, model: Path) -> None:
 
 
 def test_what_cannot_work_is_said(docs: Path) -> None:
-    assert "is no folder" in pic("sync", docs / "0.txt").err and pic("sync", docs, "--watch", "--json").code == 2
+    assert "is not a folder" in pic("sync", docs / "0.txt").err and pic("sync", docs, "--watch", "--json").code == 2
     assert "takes no salt" in pic("sync", docs, "--salt", "a-salt-that-is-long-enough").err
     assert pic("sync", docs).code == 0
     assert pic("store", "ls", "--by", "colour").code == 2

@@ -121,7 +121,7 @@ def test_what_cannot_vary_is_refused(model: Model, store: Store, probes: int) ->
 def test_a_chunk_without_room_behind_a_probe_is_refused_by_name(model: Model, store: Store) -> None:
     (long,) = make_chunks((480,))
     assert new(compile(model, store, [long])) == [True]
-    with pytest.raises(InputError, match=r"test: 480 tokens behind a probe of 60, but .* 512 positions"):
+    with pytest.raises(InputError, match=r"test: 480 tokens after a probe of 60, but .* 512 positions"):
         compile(model, store, [long], probes=8)
 
 
@@ -200,6 +200,6 @@ def test_a_text_that_is_not_that_of_the_tokens_is_refused(embedded: Model, small
 def test_a_chunk_without_room_in_the_probe_model_is_refused_by_name(embedded: Model, store: Store) -> None:
     few = tiny_model(0)  # of 512 positions
     chunk = make_chunk(embedded, TEXT * 12, "a.txt")
-    with pytest.raises(InputError, match=r"a\.txt: \d+ tokens behind a probe of 60, but the probe model tiny 0 takes"):
+    with pytest.raises(InputError, match=r"a\.txt: \d+ tokens after a probe of 60, but the probe model tiny 0 takes"):
         compile(embedded, store, [chunk], probes=4, probe_model=few)
     assert store.keys() == []

@@ -48,11 +48,11 @@ def test_answers_to_something_else_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"answers\.jsonl:1: answers another query; name another file with -o"):
         AnswerFile(path, [BulkQuery(1, g("other"))])
     path.write_text("nonsense\n")
-    with pytest.raises(InputError, match=r"answers\.jsonl:1: is no answer to a query; name another file with -o"):
+    with pytest.raises(InputError, match=r"answers\.jsonl:1: is not an answer to a query; name another file with -o"):
         AnswerFile(path, QUERIES)
     os.mkfifo(tmp_path / "pipe")
     for name in ("/dev/zero", str(tmp_path / "pipe"), str(tmp_path)):
-        with pytest.raises(InputError, match="is no regular file; name another with -o"):
+        with pytest.raises(InputError, match="is not a regular file; name another with -o"):
             AnswerFile(Path(name), QUERIES)
 
 

@@ -56,9 +56,9 @@ def test_methods_take_fields_and_prompts_with_colons() -> None:
         ("mapreduce-3", "algorithm 'mapreduce-3': must be one of"),
         ("mapreduce:8", "mapreduce:8: must be mapreduce, or mapreduce:FIELD=VALUE"),
         ("mapreduce:summary_tokens=0", "summary_tokens=0 must be 1 or more"),
-        ("mapreduce:prompt=Sum up", "must contain {text}, and ask for something behind it"),
-        ("mapreduce:prompt=Sum up {text}", "must contain {text}, and ask for something behind it"),
-        ("maprerank:prompt={query} {text}", "must contain {text}, and {query} behind it"),
+        ("mapreduce:prompt=Sum up", "must contain {text}, and ask for something after it"),
+        ("mapreduce:prompt=Sum up {text}", "must contain {text}, and ask for something after it"),
+        ("maprerank:prompt={query} {text}", "must contain {text}, and {query} after it"),
         ("legolink:k=x", "legolink: k='x' must be of type int"),
     ],
 )

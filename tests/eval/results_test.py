@@ -123,7 +123,7 @@ def test_a_dropped_line_is_told(header: ResultsHeader, written: bytes) -> None:
         (b'"label": "mapreduce"', b'"labels": "mapreduce"', "line 3: is no row of this version"),
         (b'"label": "mapreduce"', b'"label": 7', "line 3: label has the value 7"),
         (b'"load_s": 0.2', b'"load_s": "0.2"', "line 2: timing.load_s has the value '0.2'"),
-        (b'"label": "mapreduce"', b'"label": "naive"', "line 3: case one under naive stands there twice"),
+        (b'"label": "mapreduce"', b'"label": "naive"', "line 3: case one under naive occurs twice"),
         (b'"agreement": ', b'"agreement": NaN, "kl": ', "line 2: is no JSON"),
         (b'"agreement": ', b'"agreement": 1e999, "kl": ', "line 2: is no JSON"),
         (b'"scores": {', b'"scores": {"x": [1], ', "line 2: scores.x has the value [1]"),
@@ -189,7 +189,7 @@ def test_a_file_of_somebody_else_is_never_written(header: ResultsHeader, content
     PATH.parent.mkdir()
     PATH.write_bytes(content)
     for force in (False, True):
-        assert refusal(header, force=force) == f"{PATH}: is no results file of pic eval; name another with -o"
+        assert refusal(header, force=force) == f"{PATH}: is not a results file of pic eval; name another with -o"
         assert PATH.read_bytes() == content
 
 
@@ -215,5 +215,5 @@ def test_a_second_process_is_refused(header: ResultsHeader, written: bytes) -> N
 
 
 def test_no_device_is_a_results_file(header: ResultsHeader) -> None:
-    with pytest.raises(InputError, match="/dev/null: is no regular file"), open_results(Path("/dev/null"), header):
+    with pytest.raises(InputError, match="/dev/null: is not a regular file"), open_results(Path("/dev/null"), header):
         pass

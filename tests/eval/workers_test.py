@@ -90,7 +90,7 @@ def test_a_process_that_is_killed_is_told(store: Store) -> None:
     rows = run_in_processes(job, tasks, 1)
     next(rows)
     children()[0].kill()
-    with pytest.raises(PicError, match=r"a worker process was ended \(exit code -9; .* fewer --jobs, it continues"):
+    with pytest.raises(PicError, match=r"a worker process ended \(exit code -9; .* fewer --jobs, it continues"):
         list(rows)
     assert not children()
 

@@ -62,7 +62,7 @@ def test_what_it_cannot_do_is_refused(tiny_gguf: Path, texts: list[Path], option
 def test_files_that_are_none(texts: list[Path]) -> None:
     write("a.gguf", b"GGUF" + bytes(100))
     write("b.gguf", b"nothing")
-    for name, message in (("a.gguf", "llama.cpp"), ("b.gguf", "no GGUF file"), ("c.gguf", "no such GGUF file")):
+    for name, message in (("a.gguf", "llama.cpp"), ("b.gguf", "not a GGUF file"), ("c.gguf", "no such GGUF file")):
         done = pic("link", "-m", name, *texts, "-q", QUESTION)
         assert (done.code, done.err.count("\n")) == (1, 1) and message in done.err and name in done.err
 

@@ -74,7 +74,7 @@ def test_questions_of_a_file_may_have_answers_and_documents(tmp_path: Path, mode
     with pytest.raises(InputError, match="names no documents"):
         questions_of_file(str(path), corpus([]), 10, 0)
     path.write_text(json.dumps({"documents": [{"text": "a b"}], "query": "Who?", "answers": ["b"]}))
-    with pytest.raises(InputError, match="has documents of its own"):
+    with pytest.raises(InputError, match="names its own documents"):
         questions_of_file(str(path), corpus(TEXTS), 10, 0)
 
 

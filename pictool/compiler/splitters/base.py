@@ -31,4 +31,4 @@ class Splitter(ABC):
 
 
 def not_installed(package: str) -> InputError:
-    return InputError(f"this splitter is that of {package}, which is not installed: pip install {package}")
+    return InputError(f"this splitter needs {package}, which is not installed; pip install {package}")

@@ -29,7 +29,7 @@ class Pdf(Reader):
             has_text = has_text or bool(text.strip())
             yield Section(text, f"p. {number}")
         if not has_text:
-            raise UnreadableError("is scanned: its pages are pictures; recognise their text first (ocrmypdf)")
+            raise UnreadableError("is scanned: its pages are images; run OCR first (ocrmypdf)")
 
 
 def _open(pages: PdfReader) -> PdfReader:

@@ -30,11 +30,9 @@ class TextReader(Reader):
 
     def sections(self, data: bytes) -> Iterator[Section]:
         if is_old_office(data):
-            raise UnreadableError(
-                "is an Office file of before 2007, or an encrypted one; save it as docx, pptx or xlsx"
-            )
+            raise UnreadableError("is an Office file from before 2007, or encrypted; save it as docx, pptx or xlsx")
         if data.startswith(_ZIP) and not is_zipfile(BytesIO(data)):
             raise UnreadableError("is a damaged archive")
         if kind := next((kind for magic, kind in _KINDS.items() if data.startswith(magic)), None):
-            raise UnreadableError(f"is {kind}, which has no text that is read here")
+            raise UnreadableError(f"is {kind}, whose text cannot be read here")
         yield from line_sections(decoded(data))

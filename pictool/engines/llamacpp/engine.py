@@ -31,7 +31,7 @@ class LlamaCppEngine(TorchEngine):
         self, model: Model, store: Store, pool_bytes: int = 0, residents: ResidentObjects | None = None
     ) -> None:
         if not isinstance(model, GgufModel):
-            raise InputError(f"--engine llamacpp: runs GGUF files, and {model.name} is none; name one with -m")
+            raise InputError(f"--engine llamacpp: runs GGUF files, but {model.name} is not one; name one with -m")
         super().__init__(model, store, pool_bytes, residents)
 
     @classmethod

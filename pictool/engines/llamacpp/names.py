@@ -54,13 +54,13 @@ def _parts(path: Path) -> list[Path]:
 def _require_gguf(path: Path) -> None:
     try:
         if not path.is_file():
-            raise ModelError(f"{path}: no such GGUF file; name one that is here")
+            raise ModelError(f"{path}: no such GGUF file; name an existing one")
         with path.open("rb") as file:
             first = file.read(4)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror}); name a GGUF file that can") from error
     if first != _MAGIC:
-        raise ModelError(f"{path}: is no GGUF file, or damaged; download it again")
+        raise ModelError(f"{path}: is not a GGUF file, or is damaged; download it again")
 
 
 def _in_ollama(name: str) -> Path:

@@ -44,7 +44,7 @@ def open_dataset(name_or_path: str, fields: Mapping[str, str]) -> Dataset:
             raise InputError(f"{name_or_path}: format={forced} is for files; this is a dataset's name")
         return make(datasets()[name_or_path], name_or_path, values)
     if not os.path.exists(name_or_path):
-        raise InputError(f"dataset {name_or_path!r}: is no file, and none of {', '.join(datasets())}")
+        raise InputError(f"dataset {name_or_path!r}: is neither a file nor one of {', '.join(datasets())}")
     if "path" in values:
         raise InputError(f"{name_or_path}: path={values['path']} names a second file")
     name = _recognise(Path(name_or_path)) if forced is None else forced
@@ -64,6 +64,6 @@ def _recognise(path: Path) -> str:
     if len(names) == 1:
         return names[0]
     if names:
-        raise record.error(f"may be of {' or '.join(names)}; say which with format=")
+        raise record.error(f"may be of {' or '.join(names)}; choose one with format=")
     known = ", ".join(f"{name} ({', '.join(cls.marks)})" for name, cls in _file_datasets().items())
     raise record.error(f"has the keys of no known dataset; known are {known}")

@@ -120,4 +120,4 @@ def _require_distinct(field: str, values: Sequence[Any]) -> None:
         raise InputError(f"needle: {field}= must name at least one")
     for i, value in enumerate(values):
         if value in values[:i]:
-            raise InputError(f"needle: {field}={value} stands there twice")
+            raise InputError(f"needle: {field}={value} is named twice")

@@ -106,9 +106,9 @@ ALL = "cacheblend, longbench, needle, plain, world"
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("nope", {}, f"dataset 'nope': is no file, and none of {ALL}"),
-        ("", {}, f"dataset '': is no file, and none of {ALL}"),
-        ("x" * 5000, {}, "is no file"),
+        ("nope", {}, f"dataset 'nope': is neither a file nor one of {ALL}"),
+        ("", {}, f"dataset '': is neither a file nor one of {ALL}"),
+        ("x" * 5000, {}, "is neither a file"),
         ("world", {"format": "plain"}, "world: format=plain is for files; this is a dataset's name"),
         ("world", {"size": "1"}, "world has no field 'size'; its fields are seed, prompts, chunks, kinds, per_kind"),
         ("world", {"seed": "x"}, "world: seed='x' must be of type int"),
@@ -123,7 +123,7 @@ ALL = "cacheblend, longbench, needle, plain, world"
         ("plain.jsonl", {"max_new_tokens": "0"}, "plain: max_new_tokens=0 must be 1 or more"),
         ("plain.jsonl", {"task": "samsum"}, "plain has no field 'task'"),
         ("other.jsonl", {}, "other.jsonl: line 1: has the keys of no known dataset; known are cacheblend (ctxs, ques"),
-        ("both.jsonl", {}, "both.jsonl: line 1: may be of cacheblend or plain; say which with format="),
+        ("both.jsonl", {}, "both.jsonl: line 1: may be of cacheblend or plain; choose one with format="),
         (".", {}, ".: cannot be read (it is a directory, not a regular file)"),
     ],
 )
