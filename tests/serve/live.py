@@ -113,6 +113,16 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def counts(live: Live, active: int, waiting: int) -> Callable[[], bool]:
+    """Whether so many requests run and wait. One that came holds a place of those that wait until it runs."""
+
+    def are_met() -> bool:
+        status = live.backend.status()
+        return (status.active, status.waiting) == (active, waiting)
+
+    return are_met
+
+
 async def until_async(condition: Callable[[], bool]) -> None:
     """The same beside other tasks of an event loop, each of which a busy machine may hold up."""
     async with asyncio.timeout(5 * _WAIT_S):

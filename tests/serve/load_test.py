@@ -20,7 +20,7 @@ from pictool.runtime.decode import Step, generate_steps
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
-from serve.live import DOCS, NAME, Live, serving, text_of, tiny_model, until, until_async
+from serve.live import DOCS, NAME, Live, counts, serving, text_of, tiny_model, until, until_async
 
 
 def body(number: int) -> dict[str, Any]:
@@ -112,9 +112,9 @@ def test_a_full_queue_says_when_to_come_again_and_vanished_clients_free_it(
             headers = {"Authorization": "Bearer a"}
             async with httpx.AsyncClient(base_url=live.url, headers=headers, timeout=600) as client:
                 tasks = []
-                for _ in range(3):
+                for waiting in range(3):
                     tasks.append(asyncio.create_task(client.post("/v1/chat/completions", json=ASK)))
-                    await until_async(lambda: status().active + status().waiting >= len(tasks))
+                    await until_async(counts(live, 1, waiting))
                 refused = await client.post("/v1/chat/completions", json=ASK)
                 assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
                 assert refused.json()["error"]["code"] == "queue_full"
@@ -165,11 +165,11 @@ def test_who_waits_less_takes_a_place_of_who_waits_more(tmp_path: Path, released
         async def run() -> None:
             async with httpx.AsyncClient(base_url=live.url, timeout=600) as client:
                 greedy = []
-                for key in "baaa":  # one of each runs
+                for key, active, waiting in (("b", 1, 0), ("a", 2, 0), ("a", 2, 1), ("a", 2, 2)):  # one of each runs
                     greedy.append(asyncio.create_task(
                         client.post("/v1/chat/completions", json=ASK, headers={"Authorization": f"Bearer {key}"})
                     ))  # fmt: skip
-                    await until_async(lambda: status().active + status().waiting >= len(greedy))
+                    await until_async(counts(live, active, waiting))
                 other = asyncio.create_task(client.post(
                     "/v1/chat/completions", json=ASK, headers={"Authorization": "Bearer b"}
                 ))  # fmt: skip

@@ -27,7 +27,7 @@ from pictool.spans import query as nodes
 from pictool.spans.execute import Executor, RunOptions
 from pictool.spans.reading import read_query
 from pictool.store.store import Store
-from serve.live import DOCS, NAME, QUESTION, Live, serving, text_of, tiny_model, until, until_async
+from serve.live import DOCS, NAME, QUESTION, Live, counts, serving, text_of, tiny_model, until, until_async
 
 INPUT = {"cross": [{"plus": [{"user": doc} for doc in DOCS]}, {"user": QUESTION}]}
 CALL = {"g": {"model": "spnl/any", "input": INPUT, "max_tokens": 6, "temperature": 0}}
@@ -178,9 +178,9 @@ def test_queries_wait_in_the_bounded_queue_and_vanish_with_their_clients(tmp_pat
                     return (await client.post("/v1/query/execute", content=content, headers=headers)).status_code
 
                 tasks = []
-                for _ in range(3):
+                for waiting in range(3):
                     tasks.append(asyncio.create_task(post("a")))
-                    await until_async(lambda: status().active + status().waiting >= len(tasks))
+                    await until_async(counts(live, 1, waiting))
                 assert await post("a") == 429 and status().waiting == 2
                 others = [asyncio.create_task(post("b"))]
                 await until_async(lambda: status().active == 2)  # beside the other tenant's
