@@ -182,7 +182,7 @@ class PromptPart:
     reason: str
     key: str = ""
     recomputed: int | None = 0
-    is_new: bool = False
+    is_new: bool = field(default=False, compare=False, repr=False)
     text: str = ""
 
     @property

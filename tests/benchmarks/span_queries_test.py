@@ -200,7 +200,7 @@ def test_tables_json_and_pictures(name: str, tmp_path: Path) -> None:
         (["moves", "--tokens", "8"], 1, "--tokens 8: must be 16 or more"),
         (["pool", "--read", "3", "--documents", "2"], 1, "--read 3: must be from 1 to --documents 2"),
         (["bulk", "--cache-share", "0"], 1, "--cache-share 0.0: must be above 0, and 1 at most"),
-        (["bulk", "--dataset", "no.json"], 1, "dataset 'no.json': is no file"),
+        (["bulk", "--dataset", "no.json"], 1, "dataset 'no.json': is neither a file nor one of"),
         (["tree", "--arity", "9"], 1, "--candidates: from 2 to 16, and --arity from 2 to as many"),
     ],
 )

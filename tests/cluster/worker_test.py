@@ -232,7 +232,7 @@ def test_nothing_is_left_of_a_worker(spec: BulkSpec, monkeypatch: pytest.MonkeyP
 def test_another_model_or_version_than_the_drivers_is_refused(spec: BulkSpec) -> None:
     with pytest.raises(ModelError, match="another model than the driver"):
         run(BulkSpec(spec.remote, spec.model, "cpu", fingerprints=("a", "b")))
-    with pytest.raises(InputError, match=r"the driver 0\.0\.0; install one"):
+    with pytest.raises(InputError, match=r"the driver 0\.0\.0; install the same"):
         run(BulkSpec(spec.remote, spec.model, "cpu", version="0.0.0"))
 
 

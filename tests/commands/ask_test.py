@@ -87,7 +87,7 @@ def test_what_cannot_work_is_one_line(model: Path) -> None:
         (["bad"], "none of 1 files can be read; the first: bad/noise.bin: is binary"),
         (["nowhere"], "nowhere: no such file or folder"),
         (["bad", "--include", "*.pdf"], "bad: has no files to read"),
-        (["bad", "--reader", "cat"], "must have {}"),
+        (["bad", "--reader", "cat"], "must contain {}"),
     ):
         outcome = pic("ask", *arguments, *QUESTION, "-m", model)
         assert outcome.code == 1 and said in outcome.err

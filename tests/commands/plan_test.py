@@ -174,7 +174,7 @@ def test_rows_that_depend_on_the_documents_are_not_planned(plan: Any, machine: M
     for algo in ("fixup-5+legolink-4", "cacheblend-5+legolink-4"):
         outcome = plan("--tokens", 400, "--algo", algo)
         assert outcome.code == 1 and outcome.err == (
-            f"pic: error: the rows of {algo} depend on what documents and prompts say; plan one of its parts\n"
+            f"pic: error: the rows of {algo} depend on the content of documents and prompts; plan one of its parts\n"
         )
     assert machine.measured == 0
 

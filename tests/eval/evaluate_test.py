@@ -184,7 +184,7 @@ def test_a_model_that_a_policy_names_is_part_of_its_rows(store: Store, tmp_path:
     assert len(run(store, specs, limit=1).results) == 2
     link.unlink()
     link.symlink_to(model_directory(8))
-    with pytest.raises(InputError, match="were made with another model at that place"):
+    with pytest.raises(InputError, match="were made with another model at the same path"):
         run(store, specs, limit=1)
 
 

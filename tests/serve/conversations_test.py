@@ -77,7 +77,7 @@ def test_the_next_turn_computes_only_what_is_new(templated: Model, tmp_path: Pat
         assert second["pic"]["exact_tokens"] == usage["prompt_tokens"]
         again = send(live.client, messages, verify=True)  # a fresh computation
         assert prefix_of(again) == 0 and again["pic"]["verify"]["same_answer"] and text_of(again) == text_of(second)
-        assert counts(live)["prefix_bytes"] > 0 == counts(live)["evicted_bytes"]
+        assert counts(live)["prefix_bytes"] > 0 == counts(live)["evicted_bytes_total"]
         assert f'pic_tokens_total{{kind="prefix"}} {prefix_of(second):.1f}' in live.service.metrics.text().decode()
 
 
