@@ -234,6 +234,9 @@ def test_marked_texts_are_leased_and_counted(client: anthropic.Anthropic, speaki
     moved = ask(marked(one), marked(other))  # a marker that moves on compiles what is new
     assert 0 < moved.usage.cache_creation_input_tokens < first.usage.cache_creation_input_tokens * 2
     assert len(leases()) == before + 2
+    source = {"type": "text", "media_type": "text/plain", "data": DOCS[2] * 2}
+    ask({"type": "document", "source": source, "cache_control": {"type": "ephemeral", "ttl": "1h"}})
+    assert len(leases()) == before + 3
 
 
 def test_markers_on_every_kind_of_block(client: anthropic.Anthropic) -> None:

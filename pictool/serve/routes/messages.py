@@ -225,7 +225,8 @@ def _part(block: Block) -> Any:
     if block.type == "document":
         if isinstance(block.citations, dict) and block.citations.get("enabled"):
             raise ApiError(400, "citations: are not supported here; leave them out", param="citations")
-        fields = {"type": "document", "source": block.source, "title": block.title, "context": block.context}
+        names = ("source", "title", "context", "cache_control")
+        fields = {"type": "document"} | {name: getattr(block, name) for name in names}
         return validated(TypeAdapter(DocumentPart), fields, "messages")
     return OtherPart(type=block.type)  # which is refused by its name
 
