@@ -223,7 +223,7 @@ class Reuse:
     hint: str | None = None
     marked: tuple[CompiledText, ...] = field(default=(), compare=False)
     prefix: int = 0
-    parts: tuple[PromptPart, ...] = ()
+    parts: tuple[PromptPart, ...] = field(default=(), compare=False)
     explains: bool = False
 
     @property
