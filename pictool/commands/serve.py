@@ -173,8 +173,6 @@ def run_serve(
             store = open_store(settings)
             backend = resources.enter_context(opened_backend(options, fleet, settings, store, vllm, len(keys.tenants)))
             service = make_service(options, backend, store, keys, resources)
-        if is_verbose():
-            show_requests()
         note_address(listener, backend)
         run(make_application(service, __version__), listener, backend)
     store.drain()
@@ -190,6 +188,8 @@ def show_requests() -> None:
 
 
 def note_address(listener: socket.socket, backend: Backend) -> None:
+    if is_verbose():
+        show_requests()
     host, port = listener.getsockname()[:2]
     note(f"serving {backend.model} on http://{_shown(host)}:{port}/v1 ({backend.status().policy}); Ctrl-C ends it")
 

@@ -32,6 +32,7 @@ DOCS = [
     "She asked for the tabs of the harbour, and lines of the festival there.\n",
 ]
 QUESTION = "Really?"
+KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b")})
 _WAIT_S = 60.0
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}[tools {{ tools | map(attribute='function.name') | join(' ') }}]{% endif %}"

@@ -17,28 +17,14 @@ from pictool.linker.grid import parse_policy
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.prompts.layout import pieces_of
 from pictool.serve.service import ServiceSettings
-from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.work import ChatPrompt, MarkedText, PlainText, Turn
 from pictool.store.store import Store
-from serve.live import DOCS, END, NAME, QUESTION, RESPONSES, TEMPLATE, Live, Script, serving, text_of, tiny_model
+from serve.live import DOCS, END, NAME, QUESTION, TEMPLATE, Live, Script, serving, text_of, tiny_model
 
-KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b")})
 TOOLS: list[Any] = [{"name": "look", "description": "Look.", "input_schema": {"type": "object", "properties": {}}}]
 CALL = '<call>{"name": "look", "arguments": {"at": "the harbour"}}</call>'
 ASK: dict[str, Any] = {"model": NAME, "max_tokens": 8, "messages": [{"role": "user", "content": QUESTION}]}
 COLD: dict[str, Any] = {"extra_body": {"temperature": 0}}
-
-
-@pytest.fixture(scope="module")
-def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    store, model = Store(tmp_path_factory.mktemp("said") / "store"), tiny_model(TEMPLATE, responses=RESPONSES)
-    with serving(model, store, KEYS, key="key-of-a") as live:
-        yield live
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    return Script().install(monkeypatch)
 
 
 @pytest.fixture

@@ -10,28 +10,13 @@ import openai
 import pytest
 
 from pictool.serve.kept import KeptResponses
-from pictool.serve.tenants import Keys, Tenant
-from pictool.store.store import Store
-from serve.live import DOCS, END, NAME, QUESTION, RESPONSES, TEMPLATE, Live, Script, serving, text_of, tiny_model
+from serve.live import DOCS, END, NAME, QUESTION, Live, Script, text_of
 
-KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b")})
 TOOLS: list[Any] = [
     {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": False}
 ]
 CALL = '<call>{"name": "look", "arguments": {"at": "the harbour"}}</call>'
 ASK: dict[str, Any] = {"model": NAME, "input": QUESTION, "temperature": 0, "max_output_tokens": 8}
-
-
-@pytest.fixture(scope="module")
-def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    store, model = Store(tmp_path_factory.mktemp("said") / "store"), tiny_model(TEMPLATE, responses=RESPONSES)
-    with serving(model, store, KEYS, key="key-of-a") as live:
-        yield live
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    return Script().install(monkeypatch)
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ import pytest
 from pictool.bounded_process import BoundedProcess
 from pictool.runtime.chat import parsing
 from pictool.runtime.chat.parsing import AnswerParser
-from pictool.store.store import Store
-from serve.live import END, NAME, RESPONSES, TEMPLATE, Live, Script, serving, tiny_model
+from serve.live import END, NAME, Live, Script
 
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {}}}}}
@@ -22,21 +21,9 @@ CALL = '<call>{"name": "look", "arguments": {"at": "the harbour"}}</call>'
 ASK: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "Really?"}], "max_tokens": 200}
 
 
-@pytest.fixture(scope="module")
-def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A server of a model that writes calls."""
-    with serving(tiny_model(TEMPLATE, responses=RESPONSES), Store(tmp_path_factory.mktemp("said") / "store")) as live:
-        yield live
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    return Script().install(monkeypatch)
-
-
 @pytest.fixture
 def client(speaking: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{speaking.url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{speaking.url}/v1", api_key="key-of-a", max_retries=0) as client:
         yield client
 
 
