@@ -6,7 +6,6 @@ Attributes are those of the semantic conventions for generative AI where they ar
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pictool.errors import InputError
@@ -32,13 +31,16 @@ def make_provider() -> TracerProvider | None:
     named = next((name for name in _ENDPOINTS if value(name)), None)
     if named is None or value("OTEL_SDK_DISABLED", "").lower() == "true" or value("OTEL_TRACES_EXPORTER") == "none":
         return None
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry.instrumentation") is None:
-        raise InputError(f"{named} is set: traces need pip install 'pictool[otel]', or OTEL_SDK_DISABLED=true")
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
+    try:
+        import opentelemetry.instrumentation.asgi  # noqa: F401
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise InputError(
+            f"{named} is set: traces need pip install 'pictool[otel]', or OTEL_SDK_DISABLED=true"
+        ) from error
     provider = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "pic")}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from pictool.errors import InputError
 from pictool.linker.grid import parse_policy
-from pictool.serve import tracing
 from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant
@@ -131,8 +131,10 @@ def test_the_standard_variables_say_where_spans_go(tmp_path: Path, monkeypatch: 
 
 def test_they_can_be_turned_off_and_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setattr(tracing, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set.*pictool\[otel\]"):
-        make_provider()
+    for name in ("opentelemetry.instrumentation.asgi", "opentelemetry.exporter.otlp.proto.http.trace_exporter"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            with pytest.raises(InputError, match=r"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set.*pictool\[otel\]"):
+                make_provider()
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     assert make_provider() is None
