@@ -138,9 +138,10 @@ def test_a_lease_is_good_on_every_replica_and_for_its_tenant_alone(fleet: Fleet,
 
 def test_a_client_that_vanishes_ends_its_call(fleet: Fleet, both: tuple[Live, Live]) -> None:
     many = both[0]
-    # More than the sockets hold, so that the call lasts for as long as nobody reads: log-probabilities are long.
-    body = {"model": "tiny", "prompt": "Long", "max_tokens": 400, "n": MAX_N, "stream": True, "temperature": 0}
-    with many.client.stream("POST", "/v1/completions", json=body | {"logprobs": 20}) as response:
+    # 9 MB: more than the sockets hold, so that the call lasts for as long as nobody reads.
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Long"}], "max_tokens": 400, "n": MAX_N}
+    body |= {"stream": True, "temperature": 0, "logprobs": True, "top_logprobs": 20}
+    with many.client.stream("POST", "/v1/chat/completions", json=body) as response:
         next(response.iter_lines())
         assert fleet.backend.status().active == 1
     for _ in range(100):
