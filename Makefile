@@ -34,8 +34,10 @@ test-vllm: $(VLLM)/.ready
 	$(VLLM)/bin/python -m pytest tests/in_vllm --require-all
 
 # GGUF files through llama.cpp, which pip builds: minutes, once; a C++ compiler, cmake and ninja. All tests must run.
+# Then hostile files.
 test-llamacpp: $(LLAMACPP)/.ready
 	$(LLAMACPP)/bin/python -m pytest tests/in_llamacpp --require-all
+	PYTHONPATH=tests $(LLAMACPP)/bin/python -m hostile.fuzz gguf --cases $(or $(CASES),300) --seed $(or $(SEED),1)
 
 # Requests of all kinds to a running vLLM server whose store has faults: `make fuzz-vllm REQUESTS=5000 SEED=2`, CASE=123.
 fuzz-vllm: $(VLLM)/.ready

@@ -141,6 +141,7 @@ def _measure(
         ttft = [sample.ttft_s for sample in own]
         middle = MedianRange.of(ttft)
         num_bytes = model_bytes(model, own[0], tokens)
+        assert own[0].flops is not None
         floor_s = rates.roofline_s(num_bytes, own[0].flops)
         point = {
             "tokens": tokens, "policy": label, "tier": tier, "ttft": asdict(middle),

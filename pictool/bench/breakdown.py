@@ -20,6 +20,7 @@ from pictool.bench.options import PromptOptions
 from pictool.bench.prompts import BenchPrompt, make_prompt
 from pictool.bench.repeats import MedianRange, OnRun, interleave
 from pictool.bench.single_request import link_prompt
+from pictool.errors import InputError
 from pictool.linker.grid import LabelledPolicy
 from pictool.linker.policies.base import Policy
 from pictool.runtime.device import synchronize
@@ -105,6 +106,8 @@ def bench_breakdown(
     Raises:
         PicError: a prompt that is too long for the model, a policy that does not fit it, no room for the objects.
     """
+    if model.own_link is not None:
+        raise InputError(f"{model.name}: llama.cpp does not show the time of each layer; use pic bench sync")
     prompt = make_prompt(model, policies, options, directory)
     runs = {each.label: partial(link_in_parts, model, prompt, each.policy, options.is_cold) for each in policies}
     samples = interleave(runs, options.repeats, on_run)

@@ -16,14 +16,13 @@ from pictool.bench.options import TRANSFORMERS, ContextOptions
 from pictool.bench.prompts import BenchPrompt, compile_for, random_chunks, random_tail, require_positions
 from pictool.bench.repeats import MedianRange, OnRun, interleave, median_or_none, median_ratio
 from pictool.bench.roofline import Rates, measure_rates
-from pictool.bench.single_request import Measurement, run_linked, run_transformers
+from pictool.bench.single_request import Measurement, baseline_runs, run_linked
 from pictool.bench.sync import with_full
 from pictool.core import Chunk
 from pictool.linker.grid import LabelledPolicy
 from pictool.linker.policies import BASELINE
 from pictool.linker.policies.base import PlotStyle
 from pictool.runtime.device import free_memory
-from pictool.runtime.transformers_module import transformers_module
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -73,8 +72,12 @@ class CurvePoint:
     bytes_read: int
     peak_bytes: float | None
     speedup: float | None
-    floor_s: float
+    floor_s: float | None
     samples: tuple[Measurement, ...]
+
+    @property
+    def ttft_by_floor(self) -> float | None:
+        return None if self.floor_s is None else self.ttft.median / self.floor_s
 
 
 @dataclass(frozen=True)
@@ -138,12 +141,12 @@ def bench_context(
         PicError: a prompt that is too long for the model, a policy that does not fit it, no room for the objects.
     """
     require_positions(model, options.lengths[-1], "--to with less")
-    policies, module = with_full(policies), transformers_module(model)
+    policies = with_full(policies)
     rates = measure_rates(model.device, model.dtype)
     samples_at: dict[int, dict[str, list[Measurement]]] = {}
     ended: dict[str, int] = {}
     for tokens, prompt in make_prompts(model, policies, options, Store(directory / "objects")):
-        runs = _runs(model, module, policies, options.is_cold, prompt)
+        runs = _runs(model, policies, options.is_cold, prompt)
         runs = {label: run for label, run in runs.items() if label not in ended}
         measured = interleave(runs, options.repeats, on_run)
         ended |= {label: tokens for label, samples in measured.items() if None in samples}
@@ -152,7 +155,8 @@ def bench_context(
         }
     rates = rates.or_better(measure_rates(model.device, model.dtype))
     methods = {labelled.label: (labelled.policy.params, labelled.policy.plot) for labelled in policies}
-    methods[TRANSFORMERS] = ({}, TRANSFORMERS_STYLE)
+    if model.own_link is None:
+        methods[TRANSFORMERS] = ({}, TRANSFORMERS_STYLE)
     curves = [
         Curve(label, params, _points(label, samples_at, rates), ended.get(label), style)
         for label, (params, style) in methods.items()
@@ -178,14 +182,14 @@ def make_prompts(
 
 
 def _runs(
-    model: Model, module: Any, policies: Sequence[LabelledPolicy], is_cold: bool, prompt: BenchPrompt
+    model: Model, policies: Sequence[LabelledPolicy], is_cold: bool, prompt: BenchPrompt
 ) -> dict[str, MeasuredRun]:
     runs: dict[str, MeasuredRun] = {
         labelled.label: _unless_out_of_memory(partial(run_linked, model, prompt, labelled.policy, 0, is_cold))
         for labelled in policies
     }
-    runs[TRANSFORMERS] = _unless_out_of_memory(partial(run_transformers, model, module, prompt.ids(model), 1))
-    return runs
+    baselines = baseline_runs(model, prompt.ids(model), 1)
+    return runs | {label: _unless_out_of_memory(run) for label, run in baselines.items()}
 
 
 def _unless_out_of_memory(run: Callable[[], Measurement]) -> MeasuredRun:
@@ -219,5 +223,5 @@ def _point(tokens: int, samples: list[Measurement], full: list[Measurement] | No
         rows=first.rows, bytes_read=first.bytes_read,
         peak_bytes=median_or_none([sample.peak_bytes for sample in samples]),
         speedup=median_ratio([sample.ttft_s for sample in full], ttft) if full else None,
-        floor_s=rates.roofline_s(first.bytes_read, first.flops), samples=tuple(samples),
+        floor_s=first.floor_s(rates), samples=tuple(samples),
     )  # fmt: skip

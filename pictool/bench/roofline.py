@@ -75,12 +75,15 @@ def _best_s(run: Callable[[], Any], device: str) -> float:
     return min(seconds[1:])
 
 
-def link_flops(model: Model, rows: RowMask, checked: Sequence[int]) -> float:
+def link_flops(model: Model, rows: RowMask, checked: Sequence[int]) -> float | None:
     """FLOPs of the rows [layers, n] of a link: 2 per weight and row, 4 · heads · head_dim per row and key.
 
     At a checked layer K and V are computed for all its rows, and the rest only for the rows that are kept: those of the
     next layer. Of the last layer nothing needs more than K and V, but of the last row.
+    None for a GGUF file, whose sizes are not read.
     """
+    if model.own_link is not None:
+        return None
     sizes = _Sizes.of(model)
     flops = 2.0 * sizes.vocab * sizes.hidden  # the logits of one row
     is_last = np.arange(rows.shape[1]) == rows.shape[1] - 1

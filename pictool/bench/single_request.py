@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +14,16 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
+from pictool.bench.options import TRANSFORMERS
 from pictool.bench.prompts import BenchPrompt
-from pictool.bench.roofline import link_flops
+from pictool.bench.roofline import Rates, link_flops
 from pictool.controller.measuring import drop_page_cache
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Policy, Stage, no_stage
 from pictool.runtime.decode import generate
 from pictool.runtime.device import synchronize
 from pictool.runtime.machine import PeakMemory
+from pictool.runtime.transformers_module import transformers_module
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -31,7 +35,7 @@ class Measurement:
 
     Fields:
         rows: that were computed, mean per layer over the whole prompt.
-        bytes_read: of KV, from objects. flops: of the rows, see `link_flops`.
+        bytes_read: of KV, from objects. flops: of the rows, see `link_flops`; None: not known.
         decode_tokens_per_s: of the tokens after the first. tokens: generated.
         peak_bytes: how far memory rose.
         load_s, select_s, recompute_s, fetch_s: as of `Timing`.
@@ -40,7 +44,7 @@ class Measurement:
     ttft_s: float
     rows: float
     bytes_read: int
-    flops: float
+    flops: float | None
     decode_tokens_per_s: float | None
     peak_bytes: int | None
     tokens: tuple[int, ...]
@@ -48,6 +52,10 @@ class Measurement:
     select_s: float | None = None
     recompute_s: float | None = None
     fetch_s: float | None = None
+
+    def floor_s(self, rates: Rates) -> float | None:
+        """The roofline of its bytes and FLOPs, if these are known."""
+        return None if self.flops is None else rates.roofline_s(self.bytes_read, self.flops)
 
 
 def link_prompt(model: Model, prompt: BenchPrompt, policy: Policy, is_cold: bool, stage: Stage = no_stage) -> Linked:
@@ -79,6 +87,13 @@ def run_linked(
         flops=link_flops(model, linked.rows, policy.check_layers(len(linked.rows))),
         decode_tokens_per_s=steps / decode_s if steps > 0 else None, peak_bytes=peak.bytes, tokens=tokens,
     )  # fmt: skip
+
+
+def baseline_runs(model: Model, ids: list[int], new_tokens: int) -> dict[str, Callable[[], Measurement]]:
+    """`transformers`, beside the policies; nothing for a GGUF file, whose `full` is llama.cpp's own prefill."""
+    if model.own_link is not None:
+        return {}
+    return {TRANSFORMERS: partial(run_transformers, model, transformers_module(model), ids, new_tokens)}
 
 
 @dataclass

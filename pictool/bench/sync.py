@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pictool.bench.options import TRANSFORMERS, PromptOptions
+from pictool.bench.options import PromptOptions
 from pictool.bench.prompts import make_prompt
 from pictool.bench.repeats import MedianRange, OnRun, interleave, median_or_none, median_ratio
 from pictool.bench.roofline import Rates, measure_rates
-from pictool.bench.single_request import Measurement, run_linked, run_transformers
+from pictool.bench.single_request import Measurement, baseline_runs, run_linked
 from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import BASELINE
-from pictool.runtime.transformers_module import transformers_module
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class MethodResult:
         median: of the samples, field by field; None where the method has no such field.
         speedup: median of the repeats' ratios: TTFT of full ÷ this one's.
         row_floor: the speedup that the rows allow: tokens of the prompt ÷ rows.
-        floor_s: the roofline of these bytes and rows.
+        floor_s: the roofline of these bytes and rows; None: FLOPs are not known (GGUF files).
     """
 
     label: str
@@ -39,17 +38,17 @@ class MethodResult:
     median: dict[str, float | None]
     speedup: float
     row_floor: float
-    floor_s: float
+    floor_s: float | None
     samples: tuple[Measurement, ...]
 
     @property
-    def ttft_by_floor(self) -> float:
-        return self.ttft.median / self.floor_s
+    def ttft_by_floor(self) -> float | None:
+        return None if self.floor_s is None else self.ttft.median / self.floor_s
 
 
 @dataclass(frozen=True)
 class SyncResult:
-    """`methods`: `full` first, then the policies in their order, `transformers` last."""
+    """`methods`: `full` first, then the policies in their order, `transformers` last (not for GGUF files)."""
 
     prompt_tokens: int
     object_bytes: int
@@ -76,19 +75,19 @@ def bench_sync(
     Raises:
         PicError: a prompt that is too long for the model, a policy that does not fit it, no room for the objects.
     """
-    policies, module = with_full(policies), transformers_module(model)
+    policies = with_full(policies)
     prompt = make_prompt(model, policies, options, directory)
     ids = prompt.ids(model)
-    runs = {
+    runs: dict[str, Callable[[], Measurement]] = {
         labelled.label: partial(run_linked, model, prompt, labelled.policy, options.new_tokens, options.is_cold)
         for labelled in policies
     }
-    runs[TRANSFORMERS] = partial(run_transformers, model, module, ids, options.new_tokens)
+    runs |= baseline_runs(model, ids, options.new_tokens)
     rates = measure_rates(model.device, model.dtype)
     samples = interleave(runs, options.repeats, on_run)
     rates = rates.or_better(measure_rates(model.device, model.dtype))
-    params = {labelled.label: labelled.policy.params for labelled in policies} | {TRANSFORMERS: {}}
-    methods = [_method_result(label, params[label], samples, len(ids), rates) for label in runs]
+    params = {labelled.label: labelled.policy.params for labelled in policies}
+    methods = [_method_result(label, params.get(label, {}), samples, len(ids), rates) for label in runs]
     return SyncResult(len(ids), _object_bytes(prompt.store), rates, tuple(methods))
 
 
@@ -112,5 +111,5 @@ def _method_result(
         label=label, params=params, ttft=MedianRange.of(ttft),
         median={name: median_or_none([getattr(sample, name) for sample in own]) for name in fields},
         speedup=median_ratio(full_ttft, ttft), row_floor=prompt_tokens / first.rows,
-        floor_s=rates.roofline_s(first.bytes_read, first.flops), samples=tuple(own),
+        floor_s=first.floor_s(rates), samples=tuple(own),
     )  # fmt: skip

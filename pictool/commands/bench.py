@@ -123,7 +123,7 @@ def run_sync(common: BenchOptions, options: PromptOptions, settings: Settings) -
     with open_subject(common, settings, DEFAULT_SHAPE, SYNC_ALGOS, options.seed) as subject:
         from pictool.bench.sync import bench_sync
 
-        with progress("linking", subject.num_links(options.repeats, 2)) as step:
+        with progress("linking", subject.num_links(options.repeats, subject.num_baselines)) as step:
             result = bench_sync(subject.model, subject.policies, options, subject.directory, step)
         report = make_report("sync", subject.model, options, result.report())
     publish(common, report, lambda: print_sync(result, report))
@@ -133,7 +133,8 @@ def run_context(common: BenchOptions, options: ContextOptions, settings: Setting
     with open_subject(common, settings, DEFAULT_CONTEXT_SHAPE, CONTEXT_ALGOS, options.seed) as subject:
         from pictool.bench.context import bench_context
 
-        with progress("linking", subject.num_links(options.repeats, 2) * len(options.lengths)) as step:
+        num_links = subject.num_links(options.repeats, subject.num_baselines) * len(options.lengths)
+        with progress("linking", num_links) as step:
             result = bench_context(subject.model, subject.policies, options, subject.directory, step)
         report = make_report("context", subject.model, options, result.report())
     publish(common, report, lambda: print_context(result, report))
@@ -175,7 +176,8 @@ def print_sync(result: SyncResult, report: dict[str, Any]) -> None:
     print(
         "Medians of the repeats; TTFT with the least and the most. speedup: full / it, median of the repeats' ratios."
     )
-    print(roofline_line(result.rates))
+    if result.methods[0].floor_s is not None:
+        print(roofline_line(result.rates))
 
 
 def _sync_row(method: MethodResult) -> list[str]:
@@ -183,7 +185,7 @@ def _sync_row(method: MethodResult) -> list[str]:
     return [
         method.label, f"{method.samples[0].rows:.0f}", spread(method.ttft),
         *(number(median[name], 1e3) for name in ("load_s", "select_s", "recompute_s")),
-        f"{method.speedup:.2f}x", f"{method.row_floor:.1f}x", f"{method.ttft_by_floor:.2f}",
+        f"{method.speedup:.2f}x", f"{method.row_floor:.1f}x", number(method.ttft_by_floor, decimals=2),
         number(median["decode_tokens_per_s"]), number(median["bytes_read"], 1e-6), number(median["peak_bytes"], 1e-6),
     ]  # fmt: skip
 
@@ -195,9 +197,10 @@ def print_context(result: ContextResult, report: dict[str, Any]) -> None:
     print("of computing rows alone, with their standard errors")
     print_table(["policy", *lengths, "exponent", "longer half", "rows alone"], [_growth_row(curve, len(lengths))
                 for curve in result.curves])  # fmt: skip
-    print("TTFT / roofline")
-    print_table(["policy", *lengths], [_roofline_row(curve, len(lengths)) for curve in result.curves])
-    print(roofline_line(result.rates))
+    if any(point.floor_s is not None for curve in result.curves for point in curve.points):
+        print("TTFT / roofline")
+        print_table(["policy", *lengths], [_roofline_row(curve, len(lengths)) for curve in result.curves])
+        print(roofline_line(result.rates))
 
 
 def _growth_row(curve: Curve, count: int) -> list[str]:
@@ -206,7 +209,7 @@ def _growth_row(curve: Curve, count: int) -> list[str]:
 
 
 def _roofline_row(curve: Curve, count: int) -> list[str]:
-    return [curve.label, *_cells([f"{point.ttft.median / point.floor_s:.2f}" for point in curve.points], count, curve)]
+    return [curve.label, *_cells([number(point.ttft_by_floor, decimals=2) for point in curve.points], count, curve)]
 
 
 def _cells(known: Sequence[str], count: int, curve: Curve) -> list[str]:

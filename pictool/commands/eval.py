@@ -14,6 +14,7 @@ from pictool.commands.console.progress import answers_bar
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
 from pictool.commands.linking.request import parse_fields, text_or_silent
+from pictool.commands.settings.engine import runnable
 from pictool.commands.settings.options import (
     ANSWER,
     COMPILING,
@@ -113,6 +114,7 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
     check_outputs(options, dataset)
     spec_options, store = make_spec_options(options), open_store(settings)
     model = open_model(settings)
+    algorithms = algorithms if options.algo else runnable(model, algorithms)
     run = EvaluationOptions(
         output=None if options.output is None else Path(options.output),
         limit=options.limit, jobs=default_jobs(model) if options.jobs is None else options.jobs,

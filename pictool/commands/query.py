@@ -226,14 +226,14 @@ def choose_engine(
     """The engine, which can do what the options need."""
     if outputs not in (None, GENERATED, "compiled"):
         raise UsageError(f"--outputs {outputs}: must be {GENERATED} or compiled")
-    needed: dict[Feature, str] = {} if outputs != GENERATED else {"trace": f"--outputs {GENERATED}"}
+    needed: dict[Feature, str] = {} if outputs != GENERATED else {"outputs": f"--outputs {GENERATED}"}
     needed |= {"pool": "--pool"} if has_pool else {}
     return find_engine(name, needed | ({} if trace is None else {"trace": "--trace"}), model)
 
 
 def keeps_outputs(outputs: str | None, engine: type[Engine]) -> bool:
     """Whether outputs are linked as they were generated. Prints a note if the engine cannot and no option chose."""
-    can_keep = "trace" in engine.supports
+    can_keep = "outputs" in engine.supports
     if outputs is None and not can_keep:
         note(f"{engine.title} keeps no KV of outputs; they are compiled (--outputs compiled)")
     return can_keep and outputs != "compiled"

@@ -11,6 +11,7 @@ from pictool.commands.console.outputs import check_picture, print_json
 from pictool.commands.console.progress import answers_bar
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
+from pictool.commands.settings.engine import runnable
 from pictool.commands.settings.file import write_setting
 from pictool.commands.settings.options import (
     COMPILING,
@@ -122,6 +123,7 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
         raise UsageError("--algo: only policies can be tuned; mapreduce and maprerank are not policies")
     check_inputs(options)
     store, model = open_store(settings), open_model(settings)
+    algorithms = algorithms if options.algo else runnable(model, algorithms)
     spec_options = make_spec_options(options, settings)
     questions = make_questions(model, store, options)
     if options.skip_long:

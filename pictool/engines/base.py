@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from pictool.store.store import Store
     from pictool.trace.format import Trace
 
-Feature = Literal["trace", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"]
+Feature = Literal["trace", "outputs", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"]
 _FEATURES: dict[Feature, str] = {
     "trace": "shows no trace; use the torch engine",
+    "outputs": "keeps no KV of outputs; compile them, or use the torch engine",
     "auto_ratio": "measures no speed to choose a ratio by; use the torch engine",
     "codecs": "compiles without one; compile with the torch engine first",
     "tables": "measures no tables; compile with the torch engine first",

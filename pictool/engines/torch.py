@@ -28,7 +28,7 @@ class TorchEngine(Engine):
     name: ClassVar[str] = "torch"
     title: ClassVar[str] = "the torch engine"
     supports: ClassVar[frozenset[Feature]] = frozenset(
-        {"trace", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"}
+        {"trace", "outputs", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"}
     )
 
     def __init__(

@@ -13,7 +13,7 @@ from torch import Tensor
 from pictool.core import Layout
 from pictool.errors import InputError
 from pictool.runtime.attention import Rows, Run
-from pictool.runtime.memory.caches import PassThroughCache, ReadOnlyCache
+from pictool.runtime.memory.caches import CapturingCache, PassThroughCache, ReadOnlyCache
 from pictool.runtime.memory.image import Image
 from pictool.runtime.rope import tables_at
 
@@ -53,6 +53,16 @@ def attention_of_rows(image: Image, positions: Positions) -> Iterator[Tensor]:
     As `scores_of_rows`, after the softmax: a row sums to 1 and is 0 at what it does not see.
     """
     return (scores.softmax(-1) for scores in scores_of_rows(image, positions))
+
+
+def next_logits(model: Model, tokens: Sequence[int]) -> Tensor:
+    """See `Model.next_logits`; on the model's device."""
+    stack, count = model.stack, len(tokens)
+    with torch.inference_mode():
+        tables = stack.rotary_tables(torch.arange(count, device=stack.device))
+        rows = stack.embed(torch.tensor([list(tokens)], device=stack.device))
+        hidden = stack.layers(rows, CapturingCache(stack, tables), tables, (Run(0, 0, count),))
+        return stack.logits(hidden[0]).float()
 
 
 def _scores(image: Image, rows: Rows) -> Iterator[Tensor]:

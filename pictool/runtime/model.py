@@ -20,6 +20,7 @@ from pictool.runtime.machine import require_memory
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from pictool.runtime.prefill import ChunkKV
@@ -146,6 +147,12 @@ class Model:
         from pictool.runtime.prefill import prefill_chunks
 
         return prefill_chunks(self, chunks, prefix, alone)
+
+    def next_logits(self, tokens: Sequence[int]) -> Tensor:
+        """The logits after each of these tokens, without a prompt before them: float32 [n, vocab]."""
+        from pictool.runtime.activations import next_logits
+
+        return next_logits(self, tokens)
 
     def with_salt(self, salt: str) -> Model:
         """The same model, with all that is loaded of it, for another tenant."""

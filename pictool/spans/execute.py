@@ -359,7 +359,7 @@ class _Run:
             with _Failing(asked.at):
                 self._require_budget(asked.at)
                 if self.keeps:
-                    asked.engine.require("trace", "to link outputs as they were generated")
+                    asked.engine.require("outputs", "to link outputs as they were generated")
                 return self._spec(asked)
         except QueryError as error:
             return error

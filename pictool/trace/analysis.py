@@ -55,11 +55,13 @@ def analyse_trace(
 
     Raises:
         TraceError: another model, or a link that cannot be repeated.
+        ModelError: a GGUF file.
         PicError: a damaged object, or an attention map that is too large.
     """
     from pictool.runtime.memory.pieces import pieces_of
     from pictool.trace.replay import replay, replay_in_full
 
+    _ = model.module  # raises for a GGUF file: llama.cpp shows no keys
     tokens = [token.id for token in trace.generated]
     linked = replay(model, store, trace, name, on_compile).image
     decoded = decode_tokens(linked, tokens, keep_scores=attention)

@@ -50,7 +50,7 @@ def attention_sinks(
     """Prefill a chunk alone, after its dummy tokens, and measure what its rows attend to.
 
     Raises:
-        InputError: no row follows the initial tokens.
+        InputError: no row follows the initial tokens. ModelError: a GGUF file.
     """
     if not 1 <= num_initial < len(tokens):
         raise InputError(
@@ -58,6 +58,7 @@ def attention_sinks(
         )
     from pictool.runtime.activations import image_of_tokens
 
+    _ = model.module  # raises for a GGUF file: llama.cpp shows no keys
     image = image_of_tokens(model, [*dummies, *tokens])
     offset, end = len(dummies), image.num_tokens
     rows = np.arange(offset + num_initial, end)

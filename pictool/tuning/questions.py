@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pictool.compiler.chunking import make_chunks, read_text
-from pictool.core import Chunk, Sampling
+from pictool.core import Sampling
 from pictool.documents.ranking import TextIndex
 from pictool.engines.answer_file import model_identity
 from pictool.errors import InputError
@@ -302,18 +302,10 @@ def normalised_cross_entropy(model: Model, texts: Sequence[str], tokens: int = 5
     import torch
     from torch.nn.functional import cross_entropy
 
-    from pictool.runtime.attention import Run
-    from pictool.runtime.memory.caches import CapturingCache
-
-    stack, total, count = model.stack, 0.0, 0
-    for chunk in (Chunk(text, model.encode(text), "document") for text in texts):
-        ids = torch.tensor([chunk.tokens[:tokens]], device=stack.device)
-        if count >= tokens or ids.shape[1] < 2:
+    total, count = 0.0, 0
+    for ids in (torch.tensor(model.encode(text)[:tokens]) for text in texts):
+        if count >= tokens or len(ids) < 2:
             continue
-        with torch.inference_mode():
-            tables = stack.rotary_tables(torch.arange(ids.shape[1], device=stack.device))
-            hidden = stack.layers(stack.embed(ids), CapturingCache(stack, tables), tables, (Run(0, 0, ids.shape[1]),))
-            logits = stack.logits(hidden[0, :-1])
-        total += float(cross_entropy(logits.float(), ids[0, 1:], reduction="sum"))
-        count += ids.shape[1] - 1
+        total += float(cross_entropy(model.next_logits(ids.tolist()[:-1]).cpu(), ids[1:], reduction="sum"))
+        count += len(ids) - 1
     return total / count / math.log(model.config.vocab_size) if count else 1.0

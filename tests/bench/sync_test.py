@@ -64,7 +64,8 @@ def test_ratios_are_of_the_repeats(rates: Rates, result: SyncResult) -> None:
     full = [sample.ttft_s for sample in result.methods[0].samples]
     for method in result.methods:
         assert method.speedup == median_ratio(full, [sample.ttft_s for sample in method.samples])
-        assert method.floor_s == rates.roofline_s(method.samples[0].bytes_read, method.samples[0].flops)
+        first = method.samples[0]
+        assert first.flops is not None and method.floor_s == rates.roofline_s(first.bytes_read, first.flops)
         assert method.ttft_by_floor == method.ttft.median / method.floor_s
     assert result.methods[0].speedup == 1
 

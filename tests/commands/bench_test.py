@@ -45,6 +45,7 @@ def test_json_says_what_was_run_on_what(
     run: Any, options: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/pic", "bench", "a b"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     run(tiny(as_json=True), options, on_cpu())
     out, err = capsys.readouterr()
     found = json.loads(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from pictool.engines.llamacpp.model import open_gguf
 from pictool.linker.grid import parse_policy
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.store.store import Store
+
+RESIDENTS = {"Lina": "Rudin", "Pelus": "Bivette"}
 
 
 @pytest.fixture
@@ -50,13 +53,40 @@ def test_link_compares_streams_and_names_its_engine(tiny_gguf: Path, texts: list
     [
         (["--engine", "torch"], "does not run GGUF files"),
         (["--algo", "cacheblend-15"], "--algo cacheblend: "),
-        (["--trace", "x.trace"], "has no --trace"),
         (["--dtype", "bfloat16"], "--dtype bfloat16: "),
     ],
 )
 def test_what_it_cannot_do_is_refused(tiny_gguf: Path, texts: list[Path], options: list[str], message: str) -> None:
     done = pic("link", "-m", tiny_gguf, *texts, "-q", QUESTION, *options)
     assert done.code in (1, 2) and message in done.err and done.err.count("pic: error") == 1
+
+
+def test_a_trace_is_written_and_read_and_attention_is_refused(tiny_gguf: Path, texts: list[Path]) -> None:
+    linked = pic("link", "-m", tiny_gguf, *texts, "-q", QUESTION, "-k", 4, "--trace", "x.trace", "--json").json
+    shown = pic("inspect", "x.trace", "--json").json
+    assert shown["answer"] == linked["answer"] and shown["tokens"] == linked["tokens"]
+    for options in (["--attention"], ["--against", "full"]):
+        done = pic("inspect", "x.trace", *options, "-m", tiny_gguf)
+        assert done.code == 1 and "this needs a transformers model" in done.err
+
+
+def test_bench_measures_what_llama_cpp_runs(embedded_gguf: Path) -> None:
+    done = pic("bench", "sync", "-m", embedded_gguf, "--chunks", 2, "--chunk-tokens", 32, "--repeats", 1, "--json")
+    methods = {method["label"]: method["floor_s"] for method in done.json["results"]["methods"]}
+    assert methods == {"full": None, "naive": None, "legolink-16": None} and "left out: cacheblend-15 " in done.err
+    refused = pic("bench", "breakdown", "-m", embedded_gguf)
+    assert refused.code == 1 and "does not show the time of each layer" in refused.err
+
+
+def test_ask_and_tune(embedded_gguf: Path) -> None:
+    for file, (name, where) in zip("ab", RESIDENTS.items(), strict=True):
+        write(f"notes/{file}.txt", f"{name} lives in {where}. " * 12)
+    first, second = (pic("ask", "notes", "-q", "Lina lives", "-m", embedded_gguf, "--json").json for _ in range(2))
+    assert first["sources"] and first["answer"] == second["answer"]
+    asked = [{"query": f"Where does {name} live?", "answers": [where]} for name, where in RESIDENTS.items()]
+    write("q.jsonl", "\n".join(map(json.dumps, asked)))
+    tuned = pic("tune", "notes/a.txt", "notes/b.txt", "-m", embedded_gguf, "--questions", "q.jsonl")
+    assert tuned.code == 1 and "10 answers" in tuned.err and "2 questions are too few" in tuned.err
 
 
 def test_files_that_are_none(texts: list[Path]) -> None:
@@ -107,16 +137,17 @@ def test_the_server_links_caches(live: Live) -> None:
 
 
 def test_the_server_interleaves_requests(live: Live) -> None:
-    alone = text_of(live.chat(DOCS[0] + QUESTION))
+    text = "No cache has this text, so that nothing links it. " + QUESTION
+    alone = text_of(live.chat(text))
     streams = [
         live.client_of("x").stream(
             "POST", "/v1/chat/completions",
             json={"model": NAME, "temperature": 0, "max_tokens": 8, "stream": True,
-                  "messages": [{"role": "user", "content": DOCS[0] + QUESTION}]},
+                  "messages": [{"role": "user", "content": text}]},
         )
         for _ in range(3)
     ]  # fmt: skip
     for stream in streams:
         with stream as response:
             assert response.status_code == 200 and "[DONE]" in response.read().decode()
-    assert text_of(live.chat(DOCS[0] + QUESTION)) == alone
+    assert text_of(live.chat(text)) == alone

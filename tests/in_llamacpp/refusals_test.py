@@ -9,6 +9,7 @@ from pathlib import Path
 import gguf_files
 import pytest
 import tiny
+from hostile.surfaces.gguf import damage
 
 from pictool.api import compile
 from pictool.core import Chunk, CompileOptions
@@ -96,21 +97,6 @@ def test_a_file_that_changes_is_noticed(tiny_gguf: Path, store: Store, tmp_path:
         file.write(b"\1" * 50)
     with pytest.raises(ModelError, match="was changed or replaced"):
         link(model, store, Spec.raw(CHUNKS, "Really?", named_policy("naive")))
-
-
-def damage(data: bytes, draw: random.Random) -> bytes:
-    """Cut, overwritten in the metadata or the list of tensors, or with another number in place of a length."""
-    changed = bytearray(data)
-    kind = draw.choice(("cut", "header", "numbers", "middle", "long"))
-    if kind == "cut":
-        return bytes(changed[: draw.randrange(4, len(changed))])
-    if kind == "long":
-        at = draw.randrange(8, 400) // 8 * 8
-        changed[at : at + 8] = draw.choice((b"\xff" * 8, b"\xff" * 7 + b"\x7f", (1 << 40).to_bytes(8, "little")))
-    limit = {"header": 24, "numbers": 3000}.get(kind, len(changed) // 3)
-    for _ in range(draw.randint(1, 6)):
-        changed[draw.randrange(4, limit)] = draw.randrange(256)
-    return bytes(changed)
 
 
 @pytest.mark.parametrize("group", range(6))

@@ -44,7 +44,7 @@ def engine(world: rig.World) -> Iterator[VllmEngine]:
 
 
 def test_it_keeps_no_output_and_says_so(engine: VllmEngine) -> None:
-    with pytest.raises(QueryError, match="to link outputs as they were generated: vLLM shows no trace"):
+    with pytest.raises(QueryError, match="to link outputs as they were generated: vLLM keeps no KV of outputs"):
         Executor(lambda name: engine, RunOptions(rig.policy_of("naive"))).run(QUERY)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 from pictool.commands.console.errors import UsageError, of_command_line
 from pictool.commands.console.outputs import output_path, print_json, write_json
 from pictool.commands.console.verbosity import note
+from pictool.commands.settings.engine import runnable
 from pictool.commands.settings.options import MODEL, OUTPUT, POLICY, SPECS, JsonOption, option
 from pictool.commands.settings.resources import open_model, open_store, quiet_libraries
 from pictool.commands.settings.salt import without_salts
@@ -66,6 +67,11 @@ class Subject:
     policies: list[LabelledPolicy]
     directory: Path
 
+    @property
+    def num_baselines(self) -> int:
+        """`full`, and transformers where it runs this model."""
+        return 1 if self.model.own_link is not None else 2
+
     def num_links(self, repeats: int, num_baselines: int) -> int:
         """How many links there will be; `full` may be among the policies already."""
         has_full = num_baselines > 0 and any(labelled.label == "full" for labelled in self.policies)
@@ -95,6 +101,8 @@ def open_subject(
     from pictool.store.scratch import scratch_directory
 
     model = open_bench_model(common, settings, shape, seed)
+    if not common.algo:
+        policies = runnable(model, policies)
     with scratch_directory(nearest_directory(root)) as directory:
         if common.model is None and needs_speculative(policies):
             from pictool.bench.shapes import save_speculative
@@ -206,8 +214,8 @@ def threads_of(machine: dict[str, Any]) -> str:
     return f"{count} thread" + "s" * (count != 1)
 
 
-def number(value: float | None, scale: float = 1.0) -> str:
-    return "-" if value is None else f"{value * scale:,.1f}"
+def number(value: float | None, scale: float = 1.0, decimals: int = 1) -> str:
+    return "-" if value is None else f"{value * scale:,.{decimals}f}"
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pictool.commands.console.errors import UsageError
+from pictool.commands.console.verbosity import note
+from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from pictool.engines.base import Engine, Feature
+    from pictool.linker.policies.base import Policy
+    from pictool.runtime.model import Model
+
+
+class NamedPolicy(Protocol):
+    """A policy, and what tables call it."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def policy(self) -> Policy: ...
+
+
+P = TypeVar("P", bound=NamedPolicy)
 
 
 def find_engine(name: str | None, needed: dict[Feature, str] | None = None, model: str | None = None) -> type[Engine]:
@@ -48,3 +65,18 @@ def engine_name(name: str | None, model: str | None = None) -> str:
     if name not in engine_names():
         raise UsageError(f"--engine {name}: must be {' or '.join(engine_names())}")
     return name
+
+
+def runnable(model: Model, policies: Sequence[P]) -> list[P]:
+    """Those of a command's default policies that the model can compute. A note names the others, and why."""
+    kept, left_out = [], dict[str, list[str]]()
+    for each in policies:
+        try:
+            model.require_policy(each.policy)
+        except InputError as error:
+            left_out.setdefault(str(error), []).append(each.label)
+        else:
+            kept.append(each)
+    for why, labels in left_out.items():
+        note(f"left out: {', '.join(labels)} ({why})")
+    return kept

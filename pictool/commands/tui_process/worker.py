@@ -45,7 +45,7 @@ class TuiWorker:
     def link(self, form: LinkForm) -> Path:
         from pictool.commands.console.outputs import output_path
         from pictool.commands.linking.request import RequestOptions, make_spec
-        from pictool.engines import DEFAULT, engine_class
+        from pictool.engines import engine_class
 
         path = output_path("trace", form.trace, form.documents)
         request = RequestOptions(
@@ -55,7 +55,7 @@ class TuiWorker:
         spec = make_spec(request, self._settings)
         model = self._open(form.model)
         self._say("note", f"linking {len(form.documents)} documents with {form.algo}")
-        with engine_class(DEFAULT)(model, self._store) as engine:
+        with engine_class(model.engine)(model, self._store) as engine:
             engine.answer(spec, on_text=self._text, on_compile=self._compiled).write_trace(path)
         return path
 

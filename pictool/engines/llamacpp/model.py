@@ -162,6 +162,17 @@ class GgufModel(Model):
             packed = map(self.format.pack, layers)
             yield index, [(torch.from_numpy(key), torch.from_numpy(value)) for key, value in packed]
 
+    def next_logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """See `Model.next_logits`."""
+        context, logits = self.stack.take(len(tokens), 1), []
+        try:
+            for position, token in enumerate(tokens):
+                context.decode([token], position, wants_logits=True)
+                logits.append(torch.from_numpy(context.logits()))
+        finally:
+            self.stack.give_back(context)
+        return torch.stack(logits)
+
     @property
     def own_link(self) -> Callable[[PreparedLink], Linked]:
         """See `Model.own_link`."""

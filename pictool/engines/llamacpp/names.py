@@ -51,6 +51,12 @@ def _parts(path: Path) -> list[Path]:
     return [path.with_name(f"{stem}-{part:05d}-of-{count}.gguf") for part in range(1, int(count) + 1)]
 
 
+def _number(path: Path) -> int:
+    """Which part of a split file it is; 1 of one that is whole."""
+    found = _SPLIT.fullmatch(path.name)
+    return 1 if found is None else int(found.group(2))
+
+
 def _require_gguf(path: Path) -> None:
     try:
         if not path.is_file():
@@ -95,16 +101,14 @@ def _in_lm_studio(name: str) -> Path:
     """The only GGUF file (less parts and projectors) whose path in LM Studio's folder has this text."""
     needle = name.removeprefix(_LM_STUDIO)
     roots = [Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"]
-    files = sorted(path for root in roots if root.is_dir() for path in root.rglob("*.gguf"))
-    named = [
-        str(path) for path in files if needle and needle.lower() in str(path).lower() and "mmproj" not in path.name
-    ]
-    firsts = [path for path in named if "-of-" not in path or "-00001-of-" in path]
+    files = [(path, str(path.relative_to(root))) for root in roots if root.is_dir() for path in root.rglob("*.gguf")]
+    named = [path for path, text in sorted(files) if needle and needle.lower() in text.lower()]
+    firsts = [path for path in named if "mmproj" not in path.name and _number(path) == 1]
     if len(firsts) != 1:
         which = (
-            f"{len(firsts)} files match, as {', '.join(firsts[:2])}; write more of the path"
+            f"{len(firsts)} files match, as {', '.join(map(str, firsts[:2]))}; write more of the path"
             if firsts
             else ("no file matches in LM Studio's folder; download it there, or name a .gguf file")
         )
         raise ModelError(f"{name}: {which}")
-    return Path(firsts[0])
+    return firsts[0]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from hostile.surfaces.archives import Archives
 from hostile.surfaces.base import Surface
 from hostile.surfaces.databases import Databases
 from hostile.surfaces.files import Files
+from hostile.surfaces.gguf import Gguf
 from hostile.surfaces.logs import Logs
 from hostile.surfaces.models import Models
 from hostile.surfaces.objects import Objects
@@ -19,3 +22,5 @@ SURFACES: dict[str, type[Surface]] = {
     kind.name: kind
     for kind in (Objects, Archives, Traces, Models, Remotes, Databases, Scripts, Runs, Replies, Files, Logs)
 }
+if find_spec("llama_cpp") and find_spec("gguf"):  # make test-llamacpp's environment
+    SURFACES[Gguf.name] = Gguf
