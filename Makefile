@@ -17,7 +17,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_LLAMACPP := $(LLAMACPP)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-llamacpp.txt
 
 .NOTPARALLEL:
-.PHONY: demo test test-ray test-vllm test-llamacpp fuzz fuzz-vllm faults check lock model zoo fixtures reference bench gpu gpu-wheels fresh wheel clean
+.PHONY: demo test test-ray test-vllm test-llamacpp test-prometheus fuzz fuzz-vllm faults check lock model zoo fixtures reference bench gpu gpu-wheels fresh wheel clean
 
 demo: $(DEMO)
 	$(BIN)/python examples/demo.py
@@ -38,6 +38,10 @@ test-vllm: $(VLLM)/.ready
 test-llamacpp: $(LLAMACPP)/.ready
 	$(LLAMACPP)/bin/python -m pytest tests/in_llamacpp --require-all
 	PYTHONPATH=tests $(LLAMACPP)/bin/python -m hostile.fuzz gguf --cases $(or $(CASES),300) --seed $(or $(SEED),1)
+
+# The dashboard and the alert rules in a real Prometheus (Debian's package of that name). All tests must run.
+test-prometheus: $(READY)
+	$(BIN)/python -m pytest tests/in_prometheus --require-all
 
 # Requests of all kinds to a running vLLM server whose store has faults: `make fuzz-vllm REQUESTS=5000 SEED=2`, CASE=123.
 fuzz-vllm: $(VLLM)/.ready

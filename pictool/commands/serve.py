@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -126,6 +127,9 @@ class ServeOptions:
         Optional[str],
         option("--pool", "SIZE", "Keep up to SIZE of KV on the device, as 500M; 0: none (1/4 of its memory).", MODEL),
     ] = None
+    dashboard: Annotated[
+        bool, option("--dashboard", None, "Print a Grafana dashboard of the metrics, and serve nothing.", OUTPUT)
+    ] = False
     request_log: Annotated[
         Optional[str],
         option("--request-log", "FILE", "Log lengths and keyed hashes of requests, for pic estimate.", OUTPUT),
@@ -153,6 +157,9 @@ def run_serve(
       pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic
       pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic --engine vllm
     """
+    if options.dashboard:
+        print((files("pictool.serve") / "dashboard.json").read_text(encoding="utf-8"), end="")
+        return
     require_installed()
     fleet.check({name: getattr(options, field) != getattr(ServeOptions(), field) for name, field in _ALONE}, settings)
     is_vllm = engine_name(options.engine, settings.model) == "vllm"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands.run import pic
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -49,3 +51,14 @@ def test_those_inside_vllm_are_listed_too() -> None:
     named = {f"{name}_total" for name in re.findall(r"vllm:pic_\w+", counters)}
     named |= set(re.findall(r"vllm:pic_\w+", histograms))
     assert len(named) == 6 and named == set(re.findall(r"`(vllm:pic_\w+)`", docs.partition("## Counters")[2]))
+
+
+def test_the_dashboard_shows_all_of_them_and_the_alerts_name_some(
+    families: list[Metric],
+) -> None:
+    known = {family.name + "_total" * (family.type == "counter") for family in families}
+    dashboard = json.loads(pic("serve", "--dashboard").out)
+    expressions = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    assert set(re.findall(r"pic_\w+", expressions.replace("_seconds_bucket", "_seconds"))) == known
+    alerts = (ROOT / "examples" / "monitoring" / "alerts.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"pic_\w+", alerts)) <= known
