@@ -41,10 +41,10 @@
 Every checksum h is BLAKE3 (256 bit, hex). Spaced JSON has sorted keys, a space after each comma and colon, and escapes
 for what is not ASCII. The key is sha256 (hex) of this spaced JSON, with numbers as numbers, and the bytes of `tokens`:
 
-    {"architecture": …, "codec": …, "cut"?: …, "dtype": …, "dummy"?: …, "frequencies"?: "float32" unless that is the dtype,
-     "geometry": {"head_dim": …, "kv_heads": …, "layers": …} or {"layers": …, "parts": […]}, each with
-     "states"?: …, "model": …, "sinks": …,
-     "tokenizer": …}
+    {"architecture": …, "codec": …, "cut"?: …, "dtype": …, "dummy"?: …,
+     "frequencies"?: "float32" unless that is the dtype,
+     "geometry": {"head_dim": …, "kv_heads": …, "layers": …} or {"layers": …, "parts": […]}, each with "states"?: …,
+     "model": …, "sinks": …, "tokenizer": …}
 
 with `parent` and `rotation` ("" if there is none) in place of `codec`, `dummy` and `sinks` for a block of a chain. With
 a salt the key is sha256 of that hash, a space and `salted`.
