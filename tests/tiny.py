@@ -22,7 +22,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from pictool.runtime.architectures import auto_class
+from pictool.runtime.architectures import ARCHITECTURES, auto_class, text_config
 
 VOCAB = 320
 SIZE: dict[str, Any] = {
@@ -70,7 +70,7 @@ MAMBA: dict[str, Any] = {
     "mamba_d_conv": 4,
     "mamba_expand": 2,
 }
-MROPE: dict[str, Any] = {}
+MROPE: dict[str, Any] = _rope("default", mrope_section=[2, 1, 1], mrope_interleaved=True, partial_rotary_factor=1.0)
 
 # Every row of the exactness tables: name → configuration.
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
@@ -173,16 +173,9 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         "kimi_linear", **EXPERTS, **LATENTS, **HYBRID, linear_head_dim=8, linear_num_heads=4,
         mlp_layer_types=["dense", "sparse", "sparse"],
     ),
-    "lfm2": _of("lfm2", layer_types=["conv", "full_attention", "conv"]),
-    "lfm2_moe": _of("lfm2_moe", **EXPERTS, layer_types=["conv", "full_attention", "conv"], num_dense_layers=1),
+    "lfm2": _of("lfm2", layer_types=["conv", "conv", "full_attention"]),
+    "lfm2_moe": _of("lfm2_moe", **EXPERTS, layer_types=["conv", "conv", "full_attention"], num_dense_layers=1),
 }  # fmt: skip
-HYBRIDS = [
-    name
-    for name in CONFIGS
-    if name.startswith(
-        ("qwen3_next", "qwen3_5", "olmo_hybrid", "bamba", "granitemoeh", "falcon", "lfm2", "nemotron", "kimi")
-    )
-]
 
 
 # Rows only within a wrapper: transformers has no class for them alone.
@@ -217,8 +210,15 @@ CONFIGS |= {
     "in llama4": _wrapped("llama4", "llama4", image_token_index=300, boi_token_index=301, eoi_token_index=302),
     "in qwen3_vl": _wrapped("qwen3_vl", "qwen3_vl", image_token_id=300, video_token_id=301),
     "in qwen3_vl_moe": _wrapped("qwen3_vl_moe", "qwen3_vl_moe", image_token_id=300, video_token_id=301),
+    "in qwen3_5": _wrapped("qwen3_5", "qwen3_5", image_token_id=300, video_token_id=301),
+    "in qwen3_5_moe": _wrapped("qwen3_5_moe", "qwen3_5_moe", image_token_id=300, video_token_id=301),
     "in kimi_k25": _wrapped("kimi_k25", "deepseek_v3", image_token_id=300),
 }
+
+
+HYBRIDS = [
+    name for name, config in CONFIGS.items() if ARCHITECTURES[text_config(config()).model_type].states is not None
+]
 
 
 def random_module(config: PretrainedConfig, seed: int = 0, std: float = 0.15) -> Any:

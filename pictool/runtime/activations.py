@@ -85,13 +85,18 @@ def image_of_tokens(model: Model, tokens: Sequence[int]) -> Image:
     Raises:
         InputError: no tokens, or more than the model has positions.
     """
+    return last_hidden(model, tokens)[0]
+
+
+def last_hidden(model: Model, tokens: Sequence[int]) -> tuple[Image, Tensor]:
+    """The same, with the hidden states [1, n, hidden] after the last layer."""
     _require_room(model, len(tokens))
     image = Image(model.stack, Layout.of([], [], tokens))
     rows = Rows.of(torch.arange(len(tokens))).to(model.stack.device)
     hidden = model.stack.embed(torch.tensor([list(tokens)], device=model.stack.device))
     for layer in range(model.stack.num_layers):
         hidden = image.compute(layer, hidden, rows)
-    return image
+    return image, hidden
 
 
 def hidden_norms(model: Model, tokens: NDArray[np.integer[Any]]) -> NDArray[np.float32]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pictool.core import Geometry, KVPart, StateShape, standard_parts
+from pictool.errors import ModelError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -252,6 +253,12 @@ def decoder_of(module: Any) -> Any:
     return inner._modules.get("language_model", inner)
 
 
+def require_no_states(config: Any, what: str) -> None:
+    """Refuse what is not done with hybrids. Raises ModelError: `what` says it."""
+    if architecture_of(config).states is not None:
+        raise ModelError(f"{what}: {config.model_type} is a hybrid, whose linear layers have states; not supported")
+
+
 def rotary_of(decoder: Any) -> Any:
     """The rotary embedding of a decoder; None if its attention is not rotated."""
     name = architecture_of(decoder.config).rotary
@@ -325,6 +332,7 @@ def count_weights(module: Any, config: Any) -> tuple[int, int]:
 
     Of latent attention the latents are cached before keys and values are expanded from them.
     """
+    require_no_states(config, "forecasts of speed")
     projections = computed = 0
     for layer in decoder_of(module).layers:
         computed += sum(computed_with(name, weight, config) for name, weight in layer.named_parameters())

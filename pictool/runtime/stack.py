@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from pictool.errors import ModelError
 from pictool.runtime.architectures import (
     architecture_of,
     chunk_of,
@@ -22,6 +21,7 @@ from pictool.runtime.architectures import (
     language_model_of,
     layer_kinds,
     mixer_of,
+    require_no_states,
 )
 from pictool.runtime.attention import Pack, Pass, Run
 from pictool.runtime.memory.caches import CountingCache, Projected, ProjectionCache, StatefulCache
@@ -51,7 +51,6 @@ class LayerStack:
         self.kv_layers = [layer for layer, index in enumerate(self.kv_index) if index is not None]
         layers = self._decoder.layers
         self._chunks = [chunk_of(layer.self_attn) if self.geometry.states is None else None for layer in layers]
-        self.name = model.name
         self.device, self.dtype = torch.device(model.device), model.torch_dtype
         is_sparse = hasattr(model.config, "output_router_logits")
         self._no_router_logits = {"output_router_logits": False} if is_sparse else {}
@@ -131,7 +130,7 @@ class LayerStack:
                 -inf where a row does not see.
         """
         if self.state_index[layer] is not None and not isinstance(cache, StatefulCache):
-            raise ModelError(f"{self.name}: a hybrid: its linear layers have states, not attention that could be read")
+            self.require_attention()
         table = self._table(tables, layer)
         identity = identity_table(table) if table[0].shape[-1] else None
         out = self._decoder.layers[layer](
@@ -145,6 +144,10 @@ class LayerStack:
         )
         rows: Tensor = out[0] if isinstance(out, tuple) else out
         return rows
+
+    def require_attention(self) -> None:
+        """Refuse to read the attention, or K and V, of every layer of a hybrid. Raises ModelError."""
+        require_no_states(self._config, "attention, tables of fixups and second models")
 
     def mixer(self, layer: int) -> Any:
         """The module of a linear layer that reads and writes its state."""

@@ -48,13 +48,15 @@ _ROPE_NEEDS = {
 def rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
     """The RoPE parameters of a model: one set, or one per layer type (Gemma 3)."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    if (
-        ARCHITECTURES[config.model_type].rotary is None
-        or parameters.get("rope_theta", True) is None
-        or getattr(config, "position_embedding_type", "rope") != "rope"
-    ):
-        return []  # hybrids whose attention is not rotated
+    if ARCHITECTURES[config.model_type].states is not None and not _is_rotated(config, parameters):
+        return []
     return [parameters] if "rope_type" in parameters else list(parameters.values())
+
+
+def _is_rotated(config: PretrainedConfig, parameters: dict[str, Any]) -> bool:
+    """Whether a hybrid rotates the keys of its attention: many leave the order to their linear layers."""
+    is_rope = getattr(config, "position_embedding_type", "rope") == "rope"
+    return ARCHITECTURES[config.model_type].rotary is not None and is_rope and parameters.get("rope_theta") is not None
 
 
 def require_supported(config: PretrainedConfig, name: str) -> None:

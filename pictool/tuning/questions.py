@@ -302,8 +302,7 @@ def normalised_cross_entropy(model: Model, texts: Sequence[str], tokens: int = 5
     import torch
     from torch.nn.functional import cross_entropy
 
-    from pictool.runtime.attention import Run
-    from pictool.runtime.memory.caches import CapturingCache
+    from pictool.runtime.activations import last_hidden
 
     stack, total, count = model.stack, 0.0, 0
     for chunk in (Chunk(text, model.encode(text), "document") for text in texts):
@@ -311,9 +310,7 @@ def normalised_cross_entropy(model: Model, texts: Sequence[str], tokens: int = 5
         if count >= tokens or ids.shape[1] < 2:
             continue
         with torch.inference_mode():
-            tables = stack.rotary_tables(torch.arange(ids.shape[1], device=stack.device))
-            hidden = stack.layers(stack.embed(ids), CapturingCache(stack, tables), tables, (Run(0, 0, ids.shape[1]),))
-            logits = stack.logits(hidden[0, :-1])
+            logits = stack.logits(last_hidden(model, chunk.tokens[:tokens])[1][0, :-1])
         total += float(cross_entropy(logits.float(), ids[0, 1:], reduction="sum"))
         count += ids.shape[1] - 1
     return total / count / math.log(model.config.vocab_size) if count else 1.0

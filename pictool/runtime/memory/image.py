@@ -179,6 +179,8 @@ class Image:
         Args:
             on_scores: called with each layer's attention scores, float32 [1, heads, 1, n].
         """
+        if on_scores is not None:
+            self.stack.require_attention()
         position = self.num_tokens
         self.num_tokens += 1
         self._require_room()
