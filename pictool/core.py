@@ -45,7 +45,7 @@ class KVPart:
 
 @dataclass(frozen=True)
 class StateShape:
-    """What each linear layer of a hybrid keeps of a chunk at a cut (docs/concepts/hybrids.md).
+    """What each linear layer of a hybrid keeps of a chunk at a cut (docs/design.md §8).
 
     A tail `[channels, columns]` of inputs of its convolution in the model's dtype, and in float32 the state B
     `[heads, rows, width]` and the operator A `[heads, operator, operator]`: a matrix of `rows`, or one number. Without

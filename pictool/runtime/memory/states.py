@@ -1,7 +1,7 @@
 """The states of linear layers: what such a layer has read before a token, and what a stored chunk makes of it.
 
 A linear layer (linear attention, Mamba2, a short convolution) keeps no K and V. Over given inputs its recurrent state
-after some tokens is an affine map of the one before them, S_out = A · S_in + B (docs/concepts/hybrids.md). So what is
+after some tokens is an affine map of the one before them, S_out = A · S_in + B (docs/design.md §8). So what is
 stored of a chunk's tokens from its cut on is A and B, and the last inputs of its convolution.
 """
 
