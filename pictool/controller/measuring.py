@@ -34,8 +34,7 @@ from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.linker.link import Timing
-    from pictool.runtime.architectures import require_no_states
-from pictool.runtime.model import Model
+    from pictool.runtime.model import Model
 
 _PREFILL_TOKENS = (64, 256, 1024, 4096, 16384)
 _LONG_S = 3.0  # what takes this long is run once, and no longer prompt is
@@ -75,7 +74,7 @@ def measure_compute(model: Model) -> Measured:
 
     What a busy moment of the machine made longer than a longer prompt is cut to that.
     """
-    require_no_states(model.config, "forecasts of speed")
+    model.require_no_states("forecasts of speed")
     tail = len(model.encode(_TAIL))
     seconds = _grow(model, tail)
     short = [context for context in seconds if seconds[context] <= _LONG_S]
@@ -253,7 +252,7 @@ def random_object(model: Model, tokens: int, seed: int, codec: str = CODEC) -> C
 
     from pictool.runtime.tensors import to_bytes
 
-    require_no_states(model.config, "forecasts of speed")
+    model.require_no_states("forecasts of speed")
     ids = _random_tokens(model, tokens, seed)
     meta = ObjectMeta(model.target.key(ids, 0, codec), model.target, tokens, 0, codec)
     draw, geometry = torch.Generator().manual_seed(seed), model.geometry

@@ -137,6 +137,19 @@ class Model:
         """What computes a prepared link (`linker.link.Prepared` to `Linked`) in place of the layers of `stack`."""
         return None
 
+    def require_no_states(self, what: str) -> None:
+        """Refuse what is not done with hybrids, as `what` says. Raises ModelError."""
+        if self.geometry.states is not None:
+            architectures.require_no_states(self.config, what)
+
+    def links(self, policy: Any) -> bool:
+        """Whether a policy's rows can be computed (`require_policy`)."""
+        try:
+            self.require_policy(policy)
+        except InputError:
+            return False
+        return True
+
     def require_policy(self, policy: Any) -> None:
         """Refuse a policy whose rows cannot be computed. Raises InputError: says why."""
         needs = policy.needs

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from pictool.errors import ModelError
-from pictool.runtime.architectures import require_no_states
 from pictool.runtime.device import device_memory, synchronize
 from pictool.runtime.machine import memory_bytes
 from pictool.runtime.memory.cidra import SCRATCH, Move, MovePlan, plan
@@ -274,7 +273,7 @@ def restore(pool: Pool, saved: Sequence[SavedRows]) -> None:
 
 def require_movable(model: Model) -> None:
     """Raise ModelError for a model whose keys are rotated by the prompt's length, and for a hybrid."""
-    require_no_states(model.config, "a pool")
+    model.require_no_states("a pool")
     if depends_on_length(model.config):
         raise ModelError(f"{model.name}: its RoPE depends on the prompt's length, so keys cannot be moved in a pool")
 
