@@ -134,7 +134,8 @@ class TorchBackend(Backend):
         self.response_template = getattr(model.tokenizer, "response_template", None)
         self._cutting = copy(model)  # for texts that are cut in other threads: a tokenizer is used by one at a time
         self._cutting.tokenizer, self._cutting.name = deepcopy(model.tokenizer), self.model
-        self.index = ContentIndex(store, model.target, settings.min_tokens, self._decode, model.bos_id)
+        cut = model.cut_of(settings.policy.needs.cut)
+        self.index = ContentIndex(store, model.target, settings.min_tokens, self._decode, model.bos_id, cut)
         self._indexing = IndexThread(self.index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
         self._indexing.start()
         self._indexing.wait()
