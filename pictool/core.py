@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -43,17 +44,51 @@ class KVPart:
 
 
 @dataclass(frozen=True)
+class StateShape:
+    """What each linear layer of a hybrid keeps of a chunk at a cut (docs/design.md §8).
+
+    A tail `[channels, columns]` of inputs of its convolution in the model's dtype, and in float32 the state B
+    `[heads, rows, width]` and the operator A `[heads, operator, operator]`: a matrix of `rows`, or one number. Without
+    heads there is only the tail.
+    """
+
+    layers: int
+    channels: int
+    columns: int
+    heads: int = 0
+    rows: int = 0
+    width: int = 0
+    operator: int = 0
+
+    @property
+    def dims(self) -> dict[str, tuple[int, ...]]:
+        """The dimensions of each tensor, by its name."""
+        dims: dict[str, tuple[int, ...]] = {"tail": (self.channels, self.columns)}
+        if self.heads:
+            dims["operator"] = (self.heads, self.operator, self.operator)
+            dims["state"] = (self.heads, self.rows, self.width)
+        return dims
+
+    def num_bytes(self, width: int) -> int:
+        """Bytes of all layers at one cut; the dtype has `width` bytes a number."""
+        sizes = {name: math.prod(dims) for name, dims in self.dims.items()}
+        return self.layers * (width * sizes.pop("tail") + 4 * sum(sizes.values()))
+
+
+@dataclass(frozen=True)
 class Geometry:
     """The shape of a model's KV. Every layer keeps the same parts, of which one is rotated.
 
     Standard attention keeps keys and values, each `[kv_heads, tokens, head_dim]`. `others` are the parts of a model
-    that keeps something else, as latents; it has no `kv_heads` and `head_dim`.
+    that keeps something else, as latents; it has no `kv_heads` and `head_dim`. Of a hybrid `layers` are those with
+    attention, and `states` is what its linear layers keep.
     """
 
     layers: int
     kv_heads: int = 0
     head_dim: int = 0
     others: tuple[KVPart, ...] = ()
+    states: StateShape | None = None
 
     @property
     def parts(self) -> tuple[KVPart, ...]:
@@ -68,15 +103,17 @@ class Geometry:
     @property
     def fields(self) -> dict[str, Any]:
         """What tells it from others, as JSON has it."""
+        states = {} if self.states is None else {"states": asdict(self.states)}
         if self.others:
-            return {"layers": self.layers, "parts": [asdict(part) for part in self.others]}
-        return {"layers": self.layers, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+            return {"layers": self.layers, "parts": [asdict(part) for part in self.others]} | states
+        return {"layers": self.layers, "kv_heads": self.kv_heads, "head_dim": self.head_dim} | states
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Geometry:
         """The inverse of `fields`. Raises TypeError for others."""
         more = dict(fields)
-        return cls(others=tuple(KVPart(**part) for part in more.pop("parts", ())), **more)
+        states = StateShape(**more.pop("states")) if "states" in more else None
+        return cls(others=tuple(KVPart(**part) for part in more.pop("parts", ())), states=states, **more)
 
 
 def standard_parts(kv_heads: int, head_dim: int) -> tuple[KVPart, ...]:
@@ -98,20 +135,23 @@ class Target:
     geometry: Geometry
 
     def key(
-        self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "", dummy: int | None = None
-    ) -> str:
+        self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "", dummy: int | None = None,
+        cut: int | None = None,
+    ) -> str:  # fmt: skip
         """The key of the object of `tokens`: sha256 over everything that determines its content, and the tenant's salt.
 
-        `dummy` is the token that was repeated `sinks` times before them; without it, it is a key of version 0.1.0. No
-        object holds the salt; who does not know it cannot compute the key.
+        `dummy` is the token that was repeated `sinks` times before them; without it, it is a key of version 0.1.0.
+        `cut` is that of a hybrid's object. No object holds the salt; who does not know it cannot compute the key.
         """
-        return self.identify(tokens, sinks, codec, salt, dummy).key
+        return self.identify(tokens, sinks, codec, salt, dummy, cut).key
 
     def identify(
-        self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "", dummy: int | None = None
-    ) -> Identity:
+        self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "", dummy: int | None = None,
+        cut: int | None = None,
+    ) -> Identity:  # fmt: skip
         """The key of the object of `tokens`, with what its header needs so that the key can be recomputed from it."""
         more = {"sinks": sinks, "codec": codec} | ({"dummy": dummy} if sinks and dummy is not None else {})
+        more |= {} if cut is None else {"cut": cut}
         return Identity.of(self._digest(more, tokens), salt)
 
     def identify_block(self, tokens: TokenIds, parent: str, rotation: str = "", salt: str = "") -> Identity:
@@ -213,11 +253,14 @@ class CompileOptions:
         sinks: dummy BOS tokens before the chunk, whose KV is dropped (EPIC §5.4).
         codec: how the object keeps the KV (`store.codecs`).
         probes: prefixes after which the chunk is measured for its table of fixups; 0: no table is needed.
+        cut: of a hybrid's chunk, after how many tokens its states can be linked; None: as the model has it
+            (`Model.cut_of`). It belongs to the key.
     """
 
     sinks: int = 0
     codec: str = "none"
     probes: int = 0
+    cut: int | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from pictool.runtime.architectures import auto_class
+from pictool.runtime.architectures import ARCHITECTURES, auto_class, text_config
 
 VOCAB = 320
 SIZE: dict[str, Any] = {
@@ -57,6 +57,20 @@ LATENTS: dict[str, Any] = {
     "v_head_dim": 10, "head_dim": 8, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
     "norm_topk_prob": True, "routed_scaling_factor": 1.5,
 }  # fmt: skip
+
+HYBRID: dict[str, Any] = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+DELTA: dict[str, Any] = HYBRID | {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6,
+}  # fmt: skip
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 12,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+MROPE: dict[str, Any] = _rope("default", mrope_section=[2, 1, 1], mrope_interleaved=True, partial_rotary_factor=1.0)
 
 # Every row of the exactness tables: name → configuration.
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
@@ -138,6 +152,29 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         ),
     ),
     "gpt_oss": _of("gpt_oss", **EXPERTS, sliding_window=12, layer_types=WINDOWED),
+    "qwen3_next": _of("qwen3_next", **EXPERTS, **DELTA, shared_expert_intermediate_size=16),
+    "qwen3_5": _of("qwen3_5_text", **DELTA, **MROPE),
+    "qwen3_5_moe": _of("qwen3_5_moe_text", **EXPERTS, **DELTA, **MROPE, shared_expert_intermediate_size=16),
+    "olmo_hybrid": _of("olmo_hybrid", **DELTA),
+    "olmo_hybrid-unrotated": _of("olmo_hybrid", **DELTA, **_rope("default", rope_theta=None)),
+    "bamba": _of("bamba", **MAMBA, attn_layer_indices=[1]),
+    "granitemoehybrid": _of("granitemoehybrid", **EXPERTS, **MAMBA, **HYBRID, shared_intermediate_size=16),
+    "granitemoehybrid-rope": _of(
+        "granitemoehybrid", **EXPERTS, **MAMBA, **HYBRID, shared_intermediate_size=16, position_embedding_type="rope",
+        embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.7, attention_multiplier=0.5,
+    ),
+    "falcon_h1": _of("falcon_h1", **MAMBA, mamba_d_ssm=64, embedding_multiplier=2.0, lm_head_multiplier=0.5),
+    "nemotron_h": _of(
+        "nemotron_h", **EXPERTS, mamba_num_heads=8, mamba_head_dim=8, ssm_state_size=12, n_groups=2,
+        layers_block_type=["linear_attention", "full_attention", "mlp", "moe", "linear_attention"],
+        moe_shared_expert_intermediate_size=16,
+    ),
+    "kimi_linear": _of(
+        "kimi_linear", **EXPERTS, **LATENTS, **HYBRID, linear_head_dim=8, linear_num_heads=4,
+        mlp_layer_types=["dense", "sparse", "sparse"],
+    ),
+    "lfm2": _of("lfm2", layer_types=["conv", "conv", "full_attention"]),
+    "lfm2_moe": _of("lfm2_moe", **EXPERTS, layer_types=["conv", "conv", "full_attention"], num_dense_layers=1),
 }  # fmt: skip
 
 
@@ -173,8 +210,15 @@ CONFIGS |= {
     "in llama4": _wrapped("llama4", "llama4", image_token_index=300, boi_token_index=301, eoi_token_index=302),
     "in qwen3_vl": _wrapped("qwen3_vl", "qwen3_vl", image_token_id=300, video_token_id=301),
     "in qwen3_vl_moe": _wrapped("qwen3_vl_moe", "qwen3_vl_moe", image_token_id=300, video_token_id=301),
+    "in qwen3_5": _wrapped("qwen3_5", "qwen3_5", image_token_id=300, video_token_id=301),
+    "in qwen3_5_moe": _wrapped("qwen3_5_moe", "qwen3_5_moe", image_token_id=300, video_token_id=301),
     "in kimi_k25": _wrapped("kimi_k25", "deepseek_v3", image_token_id=300),
 }
+
+
+HYBRIDS = [
+    name for name, config in CONFIGS.items() if ARCHITECTURES[text_config(config()).model_type].states is not None
+]
 
 
 def random_module(config: PretrainedConfig, seed: int = 0, std: float = 0.15) -> Any:
@@ -182,7 +226,11 @@ def random_module(config: PretrainedConfig, seed: int = 0, std: float = 0.15) ->
     torch.manual_seed(seed)
     module = auto_class(config).from_config(config).eval()
     for name, parameter in module.named_parameters():
-        if "norm" in name:
+        if name.endswith("A_log"):  # gates that remember: a state is not forgotten within a chunk
+            torch.nn.init.uniform_(parameter, -6.0, -3.0)
+        elif name.endswith("dt_bias"):
+            torch.nn.init.normal_(parameter, 0.0, 0.5)
+        elif "norm" in name:
             torch.nn.init.normal_(parameter, 0.0 if "gemma" in config.model_type else 1.0, 0.2)
         else:
             torch.nn.init.normal_(parameter, 0.0, std)

@@ -303,7 +303,7 @@ class PromptKeys:
 
     def _keys(self, text: str, tenant: Tenant, spec: Spec) -> tuple[str, ...]:
         """Of a text; none of one that cannot be compiled, which the replica says."""
-        options = spec.objects
+        options = spec.objects_for(self._model)
         named = f"{tenant.id} {options} {spec.chunk_tokens} {text}".encode(errors="surrogatepass")
         digest = hashlib.sha256(named).digest()
         if digest not in self._known:
@@ -313,7 +313,9 @@ class PromptKeys:
             except InputError:
                 return ()
             keys = tuple(
-                model.target.identify(chunk.tokens, options.sinks, options.codec, tenant.salt, model.bos_id).key
+                model.target.key(
+                    chunk.tokens, options.sinks, options.codec, tenant.salt, model.bos_id, model.cut_of(options.cut)
+                )
                 for chunk in chunks
             )  # fmt: skip
             _remember(self._known, digest, keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -297,9 +298,19 @@ def _fields(file: ObjectFile) -> dict[str, Any]:
         "tokenizer": target.tokenizer, "tokens": meta.num_tokens, **target.geometry.fields, "dtype": target.dtype,
         "sinks": meta.sinks, "codec": meta.codec, "bytes": file.num_bytes, "layer_bytes": file.layer_bytes,
         "fixups": meta.fixups or "none",
+        **_states(file),
         **({} if meta.dummy is None else {"dummy": meta.dummy}),
         **({} if meta.parent is None else {"parent": meta.parent or "none (the first block of a chain)"}),
     }  # fmt: skip
+
+
+def _states(file: ObjectFile) -> dict[str, Any]:
+    """Of a hybrid's object its cut, the bytes of its states, and how many tokens have KV of as many."""
+    if file.meta.cut is None:
+        return {}
+    token_bytes = file.layer_bytes * file.meta.target.geometry.layers / file.meta.num_tokens
+    tokens = math.ceil(file.state_bytes / token_bytes)
+    return {"cut": file.meta.cut, "state_bytes": file.state_bytes, "state_tokens": tokens}
 
 
 def _table(file: ObjectFile) -> dict[str, Any]:

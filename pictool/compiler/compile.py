@@ -20,6 +20,7 @@ from pictool.store.side.sources import Source, add_sources
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
+    from pictool.runtime.memory.states import StateMap
     from pictool.runtime.model import Model
     from pictool.runtime.prefill import ChunkKV
 
@@ -44,7 +45,7 @@ def head_codec(codec: str) -> str:
 
 def object_key(model: Model, chunk: Chunk, options: CompileOptions = CompileOptions()) -> str:
     """The key under which this chunk's object is stored. Loads no weights."""
-    return model.key(chunk.tokens, options.sinks, options.codec)
+    return model.key(chunk.tokens, options.sinks, options.codec, options.cut)
 
 
 def chunks_of_files(model: Model, paths: Iterable[str | Path], chunk_tokens: int | None = None) -> list[Chunk]:
@@ -90,7 +91,7 @@ def compile_chunks(
         stored = _stored(store, keys, table_maker, store.has_whole if check else store.has)
         missing = {key: chunk for key, chunk in missing.items() if key not in stored}
     results = [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, listed, strict=True)]
-    computed = _compute(model, missing, prefix, options.codec, alone, table_maker)
+    computed = _compute(model, missing, prefix, options, alone, table_maker)
     _put_all(model, store, results, computed, on_done or (lambda _: None))
     return results
 
@@ -104,7 +105,7 @@ def compute_chunks(
         InputError or ModelError, as `compile_chunks`.
     """
     prefix = _require_compilable(model, chunks.values(), options)
-    return _compute(model, chunks, prefix, options.codec, False, TableMaker.of(model, options.probes))
+    return _compute(model, chunks, prefix, options, False, TableMaker.of(model, options.probes))
 
 
 def _put_all(
@@ -148,24 +149,50 @@ def _has_table(store: Store, key: str, table_maker: TableMaker) -> bool:
 
 
 def _compute(
-    model: Model, missing: Mapping[str, Chunk], prefix: Sequence[int], codec: str, alone: bool, table_maker: TableMaker
-) -> Iterator[CompiledChunk]:
+    model: Model, missing: Mapping[str, Chunk], prefix: Sequence[int], options: CompileOptions, alone: bool,
+    table_maker: TableMaker,
+) -> Iterator[CompiledChunk]:  # fmt: skip
     if not missing:
         return
+    cut = model.cut_of(options.cut)
     keys, tables = list(missing), table_maker.tables(missing, alone)
     dummy = prefix[0] if prefix else None
-    for index, layers in model.prefill([missing[key].tokens for key in keys], prefix, alone):
+    for index, layers, maps in _prefill(model, [missing[key].tokens for key in keys], prefix, cut, alone):
         key = keys[index]
         chunk, table = missing[key], tables.get(key)
-        salted = model.identify(chunk.tokens, len(prefix), codec).salted if model.salt else None
+        salted = model.identify(chunk.tokens, len(prefix), options.codec, cut).salted if model.salt else None
         meta = ObjectMeta(
-            key, model.target, len(chunk), len(prefix), codec, table_maker.recipe, dummy=dummy, salted=salted
-        )
+            key, model.target, len(chunk), len(prefix), options.codec, table_maker.recipe, dummy=dummy, salted=salted,
+            cut=cut,
+        )  # fmt: skip
         tokens, fixups = np.asarray(chunk.tokens, dtype=np.int32), None if table is None else table.tobytes()
-        pairs = _layer_bytes(model, chunk, layers)
+        pairs, states = _layer_bytes(model, chunk, layers), [_state_bytes(model, chunk, stored) for stored in maps]
         model.require_storable()
         table_maker.measurer.require_storable()
-        yield CompiledChunk(meta, chunk.text, tokens, pairs, fixups)
+        yield CompiledChunk(meta, chunk.text, tokens, pairs, fixups, states)
+
+
+def _prefill(
+    model: Model, chunks: Sequence[Sequence[int]], prefix: Sequence[int], cut: int | None, alone: bool
+) -> Iterator[tuple[int, ChunkKV, list[StateMap]]]:
+    """Compute chunks; yields (index, KV, maps of the linear layers' states from the cut on) as they are ready."""
+    if cut is None:
+        yield from ((index, layers, []) for index, layers in model.prefill(chunks, prefix, alone))
+        return
+    from pictool.runtime.prefill import prefill_stateful
+
+    for index, tokens in enumerate(chunks):
+        yield index, *prefill_stateful(model.stack, tokens, cut)
+
+
+def _state_bytes(model: Model, chunk: Chunk, stored: StateMap) -> tuple[memoryview, ...]:
+    """The bytes of a linear layer's tensors. Raises NotFiniteError."""
+    from pictool.runtime.tensors import require_finite, to_bytes
+
+    tensors = [tensor for tensor in (stored.tail, stored.operator, stored.state) if tensor is not None]
+    for tensor in tensors:
+        require_finite(f"{chunk.source}: {model.name}", model.dtype, tensor)
+    return tuple(map(to_bytes, tensors))
 
 
 def _layer_bytes(model: Model, chunk: Chunk, layers: ChunkKV) -> list[tuple[memoryview, ...]]:
@@ -198,6 +225,8 @@ def sink_tokens(model: Model, sinks: int) -> list[int]:
 def _require_compilable(model: Model, chunks: Collection[Chunk], options: CompileOptions) -> list[int]:
     """Refuse what cannot be compiled so; returns the dummy tokens before each chunk. Raises InputError."""
     prefix, room = sink_tokens(model, options.sinks), model.max_positions
+    if model.geometry.states is not None and (options.sinks or options.probes):
+        raise InputError(f"{model.name}: a hybrid's chunks are compiled without sinks and without probes")
     require_codec(options.codec)
     for chunk in chunks:
         if len(chunk) + options.sinks > room:

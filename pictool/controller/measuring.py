@@ -74,6 +74,7 @@ def measure_compute(model: Model) -> Measured:
 
     What a busy moment of the machine made longer than a longer prompt is cut to that.
     """
+    model.require_no_states("forecasts of speed")
     tail = len(model.encode(_TAIL))
     seconds = _grow(model, tail)
     short = [context for context in seconds if seconds[context] <= _LONG_S]
@@ -242,7 +243,7 @@ def stored_bytes(path: Path) -> int:
         ObjectError: no object, or its header is damaged.
     """
     with ObjectFile(path) as file:
-        return sum(map(file.stored_bytes, range(file.meta.target.geometry.layers)))
+        return sum(map(file.stored_bytes, range(file.meta.target.geometry.layers))) + file.state_bytes
 
 
 def random_object(model: Model, tokens: int, seed: int, codec: str = CODEC) -> CompiledChunk:
@@ -251,6 +252,7 @@ def random_object(model: Model, tokens: int, seed: int, codec: str = CODEC) -> C
 
     from pictool.runtime.tensors import to_bytes
 
+    model.require_no_states("forecasts of speed")
     ids = _random_tokens(model, tokens, seed)
     meta = ObjectMeta(model.target.key(ids, 0, codec), model.target, tokens, 0, codec)
     draw, geometry = torch.Generator().manual_seed(seed), model.geometry

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pictool.doctor.answers import AnswerCheck, examine_answers
@@ -103,7 +103,7 @@ def _open(examination: Examination, opened: list[Model]) -> Verdict:
     )
     values = {
         "name": model.name, "architecture": model.config.model_type, "dtype": model.dtype, "device": model.device,
-        "rope": model.config.rope_parameters, "load_s": seconds,
+        "rope": getattr(model.config, "rope_parameters", None), "load_s": seconds,
     }  # fmt: skip
     return Verdict("model", "model", VerdictStatus.OK, text, values)
 
@@ -124,6 +124,7 @@ def _prompts(model: Model) -> Verdict:
 def _on_torch(model: Model, objects: Path, question: AnswerCheck, measured: list[Divergence]) -> Iterable[Verdict]:
     yield from guarded("exactness", "exactness", lambda: examine_exactness(model, Store(objects / "exactness")))
     engine = TorchEngine(model, Store(objects / "torch"))
+    question = replace(question, policies=tuple(each for each in question.policies if model.links(each.policy)))
     yield from guarded("answers of the torch engine", "answers", lambda: examine_answers(engine, question, measured))
 
 

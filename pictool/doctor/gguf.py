@@ -16,7 +16,6 @@ from pictool.doctor.verdict import Verdict, VerdictStatus, guarded, within
 from pictool.engines import engine_of
 from pictool.engines.llamacpp.model import GgufModel, open_gguf
 from pictool.engines.llamacpp.state import read_rows
-from pictool.errors import InputError
 from pictool.linker.grid import LabelledPolicy
 from pictool.linker.link import link
 from pictool.linker.policies import BASELINE, make_policy
@@ -109,14 +108,7 @@ def _open(name: str, device: str, dtype: str, opened: list[GgufModel]) -> Verdic
 
 def _possible(model: GgufModel, policies: Sequence[LabelledPolicy]) -> tuple[LabelledPolicy, ...]:
     """The policies that llama.cpp can run."""
-    possible = list[LabelledPolicy]()
-    for labelled in policies:
-        try:
-            model.require_policy(labelled.policy)
-        except InputError:
-            continue
-        possible.append(labelled)
-    return tuple(possible)
+    return tuple(labelled for labelled in policies if model.links(labelled.policy))
 
 
 def _link(model: GgufModel, store: Store, policy: object) -> LlamaImage:

@@ -41,10 +41,19 @@ class Splice(DynamicCache):  # type: ignore[misc]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         where = self.reused(layer_idx, key_states, value_states)[None, None, :, None].to(key_states.device)
-        key = torch.where(where, self.cached[layer_idx][0], key_states)
-        value = torch.where(where, self.cached[layer_idx][1], value_states)
+        cached = self.cached[len(self.seen)]  # of a hybrid only layers with attention have K and V
+        key, value = (torch.where(where, *pair) for pair in zip(cached, (key_states, value_states), strict=True))
         self.seen.append((key, value))
         return key, value
+
+    def has_previous_state(self, *_: Any, **__: Any) -> bool:
+        return False  # a linear layer reads all of the prompt
+
+    def update_conv_state(self, conv_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        return conv_states
+
+    def update_recurrent_state(self, recurrent_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        return recurrent_states
 
 
 @torch.no_grad()
@@ -81,7 +90,7 @@ def naive_cache(module: Any, parts: list[list[int]], sinks: tuple[int, ...] = ()
         if part:
             pieces.append(isolated(module, part, start, sinks if 0 < index < len(parts) - 1 else ()))
         start += len(part)
-    layers = range(module.config.get_text_config().num_hidden_layers)
+    layers = range(len(pieces[0]))
     return [tuple(torch.cat([piece[layer][i] for piece in pieces], 2) for i in (0, 1)) for layer in layers]  # type: ignore[misc]
 
 

@@ -90,12 +90,12 @@ class Runner:
 
     def _compile(self, chunks: Sequence[Chunk], heads: set[str], labels: set[str]) -> None:
         """Compile what the policies reuse and the store lacks, each chunk in a forward of its own."""
-        kinds = object_kinds(self._policies(labels), self._codec, PROBES)
+        kinds = object_kinds(self._policies(labels), self._codec, PROBES, self._model.geometry.states is not None)
         for kind in kinds:
             compile_chunks(self._model, self._store, chunks, kind, alone=True, check=False)  # its link checks it
         if kinds:
             encoded = (Chunk(head, self._model.encode(head), "head") for head in sorted(heads))
-            options = CompileOptions(codec=head_codec(self._codec))
+            options = CompileOptions(codec=head_codec(self._codec), cut=0)
             named = [head for head in encoded if head.tokens]
             compile_chunks(self._model, self._store, named, options, alone=True, check=False)
 

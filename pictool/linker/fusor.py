@@ -17,7 +17,7 @@ class Fusor:
     """One link's way through the layers.
 
     Attributes:
-        rows: bool [layers, n], whose K and V were computed at each layer.
+        rows: bool [layers, n], whose K and V were computed at each layer that has some.
         scores: float32 [n], what the policy chose by, or None; 0 where it has none.
 
     `required`, bool [N], are rows that are computed whatever the policy selects; `exact`, bool [n], those that are in
@@ -31,7 +31,7 @@ class Fusor:
         self._image, self._stage, self._model = image, prompt.stage, prompt.model
         self._narrowing = Narrowing(prompt, policy, selection, self._always(prompt, required), exact)
         self._checked = policy.check_layers(image.stack.num_layers)
-        self.rows = np.zeros((image.stack.num_layers, prompt.layout.num_tokens), dtype=bool)
+        self.rows = np.zeros((image.stack.geometry.layers, prompt.layout.num_tokens), dtype=bool)
         self._required: RowMask | None = None  # [n]
         if required is not None:
             self._required = np.concatenate([required, np.zeros(prompt.layout.num_tokens - len(required), dtype=bool)])
@@ -60,7 +60,8 @@ class Fusor:
 
         Of the last layer only K and V are computed, and the prompt's last row.
         """
-        self.rows[layer] = self._narrowing.on
+        if (index := self._image.stack.kv_index[layer]) is not None:
+            self.rows[index] = self._narrowing.on
         if layer in self._checked:
             with self._stage("check"):
                 self._narrow(layer)

@@ -17,6 +17,7 @@ from pictool.compiler.chunking import encode_within
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError, NotFiniteError, ObjectError
 from pictool.linker.context import Context, ReusePlan, context_of
+from pictool.linker.cuts import round_to_cuts
 from pictool.linker.fusor import Fusor
 from pictool.linker.loader import Loader
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stage, no_stage
@@ -95,6 +96,7 @@ def link(
         PicError: an unusable document or object, or a prompt that is too long for the model.
     """
     clock = start_clock(model, spec)
+    residents = residents if model.geometry.states is None else None  # a pool holds no states
     context = context_of(store, spec.policy, on_compile)
     while True:
         try:
@@ -166,6 +168,9 @@ def prepare(
 
     # Open: what there is to reuse, each object where it is in the prompt.
     reused = context.open(prompt, prompt_parts.parts, policy, selection, opened)
+    # Round up: a hybrid's rows end at cuts.
+    if model.geometry.states is not None:
+        reused, selection = round_to_cuts(reused, selection or policy.select(prompt), policy, store.on_warning)
     clock.exclude(reused.compile_s)
     clock.load_s += clock.lap()
     return PreparedLink(store, policy, prompt_parts, prompt, selection, reused, context, clock, prefix)

@@ -20,6 +20,8 @@ import torch
 from pictool.linker.dequantize import is_quantized, read_quantized
 from pictool.runtime.memory import streams
 from pictool.runtime.memory.image import Image
+from pictool.runtime.memory.states import StateMap
+from pictool.runtime.tensors import from_bytes
 from pictool.store.memory import LayerMemory
 from pictool.store.objects.format import ObjectFile
 
@@ -38,6 +40,11 @@ class PlacedObject:
     start: int
     offset: int = 0
     length: int = -1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tokens of the object are linked."""
+        return self.tokens == slice(0, self.file.meta.num_tokens)
 
     @property
     def tokens(self) -> slice:
@@ -146,6 +153,27 @@ class Loader:
             return self._stream.record_event()
 
     def _place(self, layer: int) -> None:
+        """Load what the objects have of a decoder layer: keys and values, a state, or both."""
+        stack = self._image.stack
+        if (state := stack.state_index[layer]) is not None:
+            for part in self._placed:
+                self._place_state(layer, state, part)
+        if (index := stack.kv_index[layer]) is not None:
+            self._place_kv(index)
+
+    def _place_state(self, layer: int, index: int, part: PlacedObject) -> None:
+        states, shape, stack = self._image.states, part.file.meta.target.geometry.states, self._image.stack
+        cut = part.file.meta.cut
+        assert states is not None and shape is not None and cut is not None
+        read = part.file.states(index)
+        self._read.append(sum(map(len, read.values())))
+        tensors = {
+            name: from_bytes(data, stack.dtype if name == "tail" else torch.float32, shape.dims[name]).to(stack.device)
+            for name, data in read.items()
+        }
+        states.place(layer, part.start + cut, StateMap(part.end - part.start - cut, **tensors))
+
+    def _place_kv(self, layer: int) -> None:
         for part in self._placed:
             numbers = [kept[:, part.tokens] for kept in self._numbers(part.file, layer)]
             self._image.place(layer, part.start, *numbers)

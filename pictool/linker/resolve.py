@@ -85,15 +85,15 @@ def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack)
     store.prefetch(str(name) for name in named if is_key(str(name)))
     for document in spec.documents:
         if isinstance(document, Chunk):
-            parts.append(Part.of(document, spec.objects))
+            parts.append(Part.of(document, spec.objects_for(model)))
         elif isinstance(document, Text):
             chunks = make_chunks(model, document.text, document.source, spec.chunk_tokens)
-            parts.extend(Part(chunk, spec.objects) for chunk in chunks)
+            parts.extend(Part(chunk, spec.objects_for(model)) for chunk in chunks)
         elif Path(document).suffix == ".kvo":
             parts.extend(_object_parts(model, Path(document), opened))
         elif exists(document):
             chunks = make_chunks(model, read_text(Path(document)), str(document), spec.chunk_tokens)
-            parts.extend(Part(chunk, spec.objects) for chunk in chunks)
+            parts.extend(Part(chunk, spec.objects_for(model)) for chunk in chunks)
         else:
             parts.extend(_object_parts(model, store.path(find_key(model, store, str(document))), opened))
     if spec.policy.needs.runs_model:  # it reads the texts
@@ -122,13 +122,15 @@ def resolve_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) 
         if text:
             require_own_text(model, file)
         chunk = Chunk(file.text() if text and len(tokens) == len(ids) else text, ids, f"object {span.key[:12]}")
-        parts.append(Part(chunk, CompileOptions(file.meta.sinks, file.meta.codec), file, span.offset))
+        parts.append(
+            Part(chunk, CompileOptions(file.meta.sinks, file.meta.codec, cut=file.meta.cut), file, span.offset)
+        )
     return parts
 
 
 def head_part(model: Model, spec: Spec, head: str) -> Part:
     """The part of a prompt's head, perhaps without tokens."""
-    return Part(Chunk(head, encode_within(model, head, "the head"), "head"), spec.head_object)
+    return Part(Chunk(head, encode_within(model, head, "the head"), "head"), spec.head_object_for(model))
 
 
 def find_key(model: Model, store: Store, name: str) -> str:
@@ -153,7 +155,7 @@ def _object_parts(model: Model, path: Path, opened: ExitStack) -> list[Part]:
         return [part for member in read_object_list(path) for part in _object_parts(model, member, opened)]
     file = opened.enter_context(ObjectFile(path))
     tokens, meta = _own_tokens(model, file, str(path)), file.meta
-    return [Part(Chunk(file.text(), tokens, str(path)), CompileOptions(meta.sinks, meta.codec), file)]
+    return [Part(Chunk(file.text(), tokens, str(path)), CompileOptions(meta.sinks, meta.codec, cut=meta.cut), file)]
 
 
 def _own_tokens(model: Model, file: ObjectFile, path: str) -> tuple[int, ...]:
@@ -169,7 +171,7 @@ def _own_tokens(model: Model, file: ObjectFile, path: str) -> tuple[int, ...]:
     if meta.parent is not None:
         raise InputError(f"{path}: is a block of a prefix chain, of use only after its own; name a document")
     meta.require_dummy(model.bos_id, path)
-    if meta.key != model.key(tokens, meta.sinks, meta.codec):
+    if meta.key != model.key(tokens, meta.sinks, meta.codec, meta.cut):
         raise ForeignObjectError(
             f"{path}: its key {meta.key[:12]} is not that of its tokens and this salt; compile it again, or "
             "link with the salt that it was compiled with"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,9 +98,17 @@ class Spec:
     def objects(self) -> CompileOptions:
         """How its documents are compiled, where the store lacks them."""
         (kind,) = object_kinds([self.policy], self.codec, PROBES) or [CompileOptions(codec=self.codec)]
-        return kind if self.sinks is None else CompileOptions(self.sinks, kind.codec, kind.probes)
+        return kind if self.sinks is None else replace(kind, sinks=self.sinks)
+
+    def objects_for(self, model: Model) -> CompileOptions:
+        """`objects`; of a hybrid with the policy's cut."""
+        return self.objects if model.geometry.states is None else replace(self.objects, cut=self.policy.needs.cut)
 
     @property
     def head_object(self) -> CompileOptions:
         """How its head is compiled."""
         return CompileOptions(codec=head_codec(self.codec))
+
+    def head_object_for(self, model: Model) -> CompileOptions:
+        """`head_object`; of a hybrid with the cut 0, since nothing comes before it."""
+        return self.head_object if model.geometry.states is None else replace(self.head_object, cut=0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from pictool.core import Layout
 from pictool.errors import InputError
 from pictool.runtime.attention import Rows, Run
-from pictool.runtime.memory.caches import CapturingCache, PassThroughCache, ReadOnlyCache
+from pictool.runtime.memory.caches import PassThroughCache, ReadOnlyCache
 from pictool.runtime.memory.image import Image
 from pictool.runtime.rope import tables_at
 
@@ -57,12 +57,8 @@ def attention_of_rows(image: Image, positions: Positions) -> Iterator[Tensor]:
 
 def next_logits(model: Model, tokens: Sequence[int]) -> Tensor:
     """See `Model.next_logits`; on the model's device."""
-    stack, count = model.stack, len(tokens)
     with torch.inference_mode():
-        tables = stack.rotary_tables(torch.arange(count, device=stack.device))
-        rows = stack.embed(torch.tensor([list(tokens)], device=stack.device))
-        hidden = stack.layers(rows, CapturingCache(stack, tables), tables, (Run(0, 0, count),))
-        return stack.logits(hidden[0]).float()
+        return model.stack.logits(last_hidden(model, tokens)[1][0]).float()
 
 
 def _scores(image: Image, rows: Rows) -> Iterator[Tensor]:
@@ -95,13 +91,18 @@ def image_of_tokens(model: Model, tokens: Sequence[int]) -> Image:
     Raises:
         InputError: no tokens, or more than the model has positions.
     """
+    return last_hidden(model, tokens)[0]
+
+
+def last_hidden(model: Model, tokens: Sequence[int]) -> tuple[Image, Tensor]:
+    """The same, with the hidden states [1, n, hidden] after the last layer."""
     _require_room(model, len(tokens))
     image = Image(model.stack, Layout.of([], [], tokens))
     rows = Rows.of(torch.arange(len(tokens))).to(model.stack.device)
     hidden = model.stack.embed(torch.tensor([list(tokens)], device=model.stack.device))
     for layer in range(model.stack.num_layers):
         hidden = image.compute(layer, hidden, rows)
-    return image
+    return image, hidden
 
 
 def hidden_norms(model: Model, tokens: NDArray[np.integer[Any]]) -> NDArray[np.float32]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pictool.core import Geometry, KVPart, standard_parts
+from pictool.core import Geometry, KVPart, StateShape, standard_parts
+from pictool.errors import ModelError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -53,6 +54,39 @@ def latents_of(config: Any) -> tuple[KVPart, ...]:
     return latent, KVPart("rope_key", 1, config.qk_rope_head_dim, True)
 
 
+def delta_states_of(config: Any) -> StateShape:
+    """Gated DeltaNet: a state of d_k × d_v a head, and an operator of d_k × d_k."""
+    heads, keys, values = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
+    channels = 2 * config.linear_num_key_heads * keys + heads * values
+    return StateShape(num_linear(config), channels, config.linear_conv_kernel_dim - 1, heads, keys, values, keys)
+
+
+def mamba_states_of(config: Any) -> StateShape:
+    """Mamba2: a state of head_dim × d_state a head; its operator is one number, the product of decays."""
+    heads, width, size = config.mamba_n_heads, config.mamba_d_head, config.mamba_d_state
+    channels = heads * width + 2 * config.mamba_n_groups * size
+    return StateShape(num_linear(config), channels, config.mamba_d_conv - 1, heads, width, size, 1)
+
+
+def nemotron_states_of(config: Any) -> StateShape:
+    """The same, by other names (Nemotron-H). Its steps of one token ignore `time_step_min`, as `generate` does."""
+    heads, width, size = config.mamba_num_heads, config.mamba_head_dim, config.ssm_state_size
+    channels = heads * width + 2 * config.n_groups * size
+    return StateShape(num_linear(config), channels, config.conv_kernel - 1, heads, width, size, 1)
+
+
+def kimi_states_of(config: Any) -> StateShape:
+    """Kimi's delta attention: as a Gated DeltaNet, with a decay per channel."""
+    heads, width = config.linear_num_heads, config.linear_head_dim
+    columns = config.linear_conv_kernel_dim - 1
+    return StateShape(num_linear(config), 3 * heads * width, columns, heads, width, width, width)
+
+
+def convolution_states_of(config: Any) -> StateShape:
+    """A short convolution alone (LFM2)."""
+    return StateShape(num_linear(config), config.hidden_size, config.conv_L_cache - 1)
+
+
 def _always(attention: Any) -> bool:
     return True
 
@@ -68,6 +102,8 @@ class Architecture:
         counts_cached: whether a layer takes its rows' positions from the length of its cache.
         runs_all_experts: whether `transformers` computes a row by all experts and adds up those that were chosen.
         parts: what a layer keeps of every token, from a configuration.
+        states: of a hybrid, what its linear layers keep at a cut, from a configuration.
+        norm, rotary: the names of the decoder's last norm and rotary embedding; it has none if that is None.
     """
 
     rotation: Rotation = _rotated_by_angles
@@ -76,6 +112,30 @@ class Architecture:
     counts_cached: bool = False
     runs_all_experts: bool = False
     parts: Callable[[Any], tuple[KVPart, ...]] = heads_of
+    states: Callable[[Any], StateShape] | None = None
+    norm: str = "norm"
+    rotary: str | None = "rotary_emb"
+
+
+def layer_kinds(config: Any) -> list[str]:
+    """What each decoder layer of a hybrid does: ``full_attention``, ``linear_attention``, ``conv`` or ``hybrid``."""
+    kinds = getattr(config, "layers_block_type", None) or config.layer_types
+    return [str(kind) for kind in kinds]
+
+
+def num_linear(config: Any) -> int:
+    """How many layers have a state."""
+    return sum(is_linear(kind) for kind in layer_kinds(config))
+
+
+def is_linear(kind: str) -> bool:
+    """Whether layers of a kind (`layer_kinds`) have a state."""
+    return kind in ("linear_attention", "conv", "hybrid")
+
+
+def has_attention(kind: str) -> bool:
+    """Whether layers of a kind (`layer_kinds`) have keys and values."""
+    return kind in ("full_attention", "hybrid")
 
 
 def chunk_of(attention: Any) -> int | None:
@@ -88,6 +148,7 @@ def chunk_of(attention: Any) -> int | None:
 _PLAIN = Architecture()
 _LATENT = Architecture(parts=latents_of)
 _SCALED = Architecture(embedding_scale="embedding_multiplier")
+_DELTA = Architecture(states=delta_states_of)
 
 # By model type. Yi and other Llama descendants have the type "llama".
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -130,20 +191,30 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mistral4": _LATENT,
     "qwen3_vl_text": _PLAIN,
     "qwen3_vl_moe_text": _PLAIN,
+    "qwen3_next": _DELTA,
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _DELTA,
+    "olmo_hybrid": _DELTA,
+    "bamba": Architecture(states=mamba_states_of, norm="final_layernorm"),
+    "granitemoehybrid": Architecture(embedding_scale="embedding_multiplier", states=mamba_states_of),
+    "falcon_h1": Architecture(embedding_scale="embedding_multiplier", states=mamba_states_of, norm="final_layernorm"),
+    "lfm2": Architecture(states=convolution_states_of, norm="embedding_norm"),
+    "lfm2_moe": Architecture(states=convolution_states_of, norm="embedding_norm", rotary="pos_emb"),
+    "nemotron_h": Architecture(states=nemotron_states_of, norm="norm_f", rotary=None),
+    "kimi_linear": Architecture(parts=latents_of, states=kimi_states_of, rotary=None),
 }
 
 # Those that the connector for vLLM is tested with.
 IN_VLLM = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text")
 
 # Models of images and text by their own type: the language model within is run, if its type is one of the above.
-WRAPPERS = ("gemma3", "mistral3", "llama4", "qwen3_vl", "qwen3_vl_moe", "kimi_k25")
+WRAPPERS = ("gemma3", "mistral3", "llama4", "qwen3_vl", "qwen3_vl_moe", "kimi_k25", "qwen3_5", "qwen3_5_moe")
 
 _NORM_AFTER_ROPE = "it normalises keys after their rotation, so an un-rotated key cannot be kept"
 _INDEXER = "its sparse attention keeps the keys of an indexer beside the latents, rotated another way"
-_LINEAR = "its layers of linear attention keep a state of all that precedes, which no position can be given"
+_LINEAR = "its layers of linear attention keep a state of a kind that is not tested"
 _SHARED_KV = "layers share the KV of others, and every layer has embeddings of its own"
 _GEMMA_4 = "layers share the KV of others, differ in their heads, and have embeddings of their own"
-_MAMBA = "its Mamba layers keep a state of all that precedes, which no position can be given"
 
 # By model type: why a family that people ask for is refused.
 REFUSED: Mapping[str, str] = {
@@ -159,12 +230,7 @@ REFUSED: Mapping[str, str] = {
     "gemma4": _GEMMA_4,
     "gemma4_text": _GEMMA_4,
     "gemma4_unified": _GEMMA_4,
-    "kimi_linear": _LINEAR,
-    "qwen3_next": _LINEAR,
-    "qwen3_5": _LINEAR,
-    "qwen3_5_moe": _LINEAR,
-    "granitemoehybrid": _MAMBA,
-    "nemotron_h": _MAMBA,
+    "jamba": "in transformers a step of several tokens ignores the state of its Mamba layers",
 }
 
 
@@ -185,6 +251,18 @@ def decoder_of(module: Any) -> Any:
     """The decoder of a model: embedding, layers, norm and rotary embedding."""
     inner = language_model_of(module).model
     return inner._modules.get("language_model", inner)
+
+
+def require_no_states(config: Any, what: str) -> None:
+    """Refuse what is not done with hybrids. Raises ModelError: `what` says it."""
+    if architecture_of(config).states is not None:
+        raise ModelError(f"{what}: {config.model_type} is a hybrid, whose linear layers have states; not supported")
+
+
+def rotary_of(decoder: Any) -> Any:
+    """The rotary embedding of a decoder; None if its attention is not rotated."""
+    name = architecture_of(decoder.config).rotary
+    return None if name is None else getattr(decoder, name)
 
 
 def keep_language_model(module: Any) -> None:
@@ -214,11 +292,22 @@ def auto_class(config: PretrainedConfig) -> Any:
 
 
 def geometry_of(config: PretrainedConfig) -> Geometry:
-    """The shape of a supported model's KV."""
-    key, value = architecture_of(config).parts(config)
+    """The shape of a supported model's KV, and of its linear layers' states."""
+    architecture, layers = architecture_of(config), config.num_hidden_layers
+    key, value = architecture.parts(config)
+    states = None if architecture.states is None else architecture.states(config)
+    if states is not None:
+        layers = sum(map(has_attention, layer_kinds(config)))
     if (key, value) == standard_parts(key.heads, key.width):
-        return Geometry(config.num_hidden_layers, key.heads, key.width)
-    return Geometry(config.num_hidden_layers, others=(key, value))
+        return Geometry(layers, key.heads, key.width, states=states)
+    return Geometry(layers, others=(key, value), states=states)
+
+
+def mixer_of(layer: Any) -> Any:
+    """The module of a decoder layer that has a state: the one with a short convolution; None if there is none."""
+    from torch import nn
+
+    return next((part for part in layer.modules() if any(isinstance(c, nn.Conv1d) for c in part.children())), None)
 
 
 _AFTER_THE_CACHE = ("o_proj", "kv_b_proj")  # of an attention module
@@ -243,6 +332,7 @@ def count_weights(module: Any, config: Any) -> tuple[int, int]:
 
     Of latent attention the latents are cached before keys and values are expanded from them.
     """
+    require_no_states(config, "forecasts of speed")
     projections = computed = 0
     for layer in decoder_of(module).layers:
         computed += sum(computed_with(name, weight, config) for name, weight in layer.named_parameters())

@@ -27,7 +27,7 @@ from blake3 import blake3
 
 from pictool.errors import ModelError
 from pictool.reading import open_regular, read_file
-from pictool.runtime.architectures import decoder_of, text_config
+from pictool.runtime.architectures import decoder_of, rotary_of, text_config
 from pictool.runtime.checkpoint import COPY, read_header, weight_files
 from pictool.runtime.memory.user_cache import cache_dir, write_cache_file
 from pictool.runtime.support import depends_on_length
@@ -256,7 +256,9 @@ def _set_frequencies(module: Any) -> dict[str, torch.Tensor]:
     from pictool.runtime.rope import Rope
 
     decoder = decoder_of(module)
-    rotary, position = decoder.rotary_emb, torch.zeros(1, dtype=torch.int64)
+    rotary, position = rotary_of(decoder), torch.zeros(1, dtype=torch.int64)
+    if rotary is None:
+        return {}
     like = next(rotary.buffers())
     Rope(decoder).tables(position.to(like.device), like)  # dynamic and long ones are those of a short prompt again
     own = dict(type(rotary)(config=decoder.config).named_buffers())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pictool.core import Geometry, Identity, Target, TokenIds
-from pictool.errors import ModelError, PicError
+from pictool.errors import InputError, ModelError, PicError
 from pictool.reading import shown
 from pictool.runtime import architectures, checkpoint, fingerprint, quantized, support
 from pictool.runtime.device import resolve_device, resolve_dtype
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 EMBEDDED = {"embedded": "base", "embedded-small": "small"}
 _GGUF_SOURCES = ("ollama:", "lmstudio:")
+DEFAULT_CUT = 16  # tokens, of a hybrid's chunk: those that the default policy computes
 
 
 def is_gguf(name: str | None) -> bool:
@@ -137,8 +138,27 @@ class Model:
         """What computes a prepared link (`linker.link.Prepared` to `Linked`) in place of the layers of `stack`."""
         return None
 
+    def require_no_states(self, what: str) -> None:
+        """Refuse what is not done with hybrids, as `what` says. Raises ModelError."""
+        if self.geometry.states is not None:
+            architectures.require_no_states(self.config, what)
+
+    def links(self, policy: Any) -> bool:
+        """Whether a policy's rows can be computed (`require_policy`)."""
+        try:
+            self.require_policy(policy)
+        except InputError:
+            return False
+        return True
+
     def require_policy(self, policy: Any) -> None:
         """Refuse a policy whose rows cannot be computed. Raises InputError: says why."""
+        needs = policy.needs
+        if self.geometry.states is not None and (needs.objects or needs.chain_block) and needs.cut is None:
+            raise InputError(
+                f"{policy.name}: {self.name} is a hybrid, whose linear layers have states only after the first tokens "
+                "of a chunk; use full, naive or legolink"
+            )
 
     def prefill(
         self, chunks: Sequence[Sequence[int]], prefix: Sequence[int] = (), alone: bool = False
@@ -161,13 +181,23 @@ class Model:
         other.salt = salt
         return other
 
-    def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str) -> str:
+    def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, cut: int | None = None) -> str:
         """The key of an object for this model (`Target.key`), after its BOS as dummy token, in its salt."""
-        return self.identify(tokens, sinks, codec).key
+        return self.identify(tokens, sinks, codec, cut).key
 
-    def identify(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str) -> Identity:
+    def identify(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, cut: int | None = None) -> Identity:
         """The same, with what an object's header says of the salt (`Target.identify`)."""
-        return self.target.identify(tokens, sinks, codec, self.salt, self.bos_id)
+        return self.target.identify(tokens, sinks, codec, self.salt, self.bos_id, self.cut_of(cut))
+
+    def cut_of(self, cut: int | None = None) -> int | None:
+        """The cut of a hybrid's objects, of those that were compiled for `cut`; None of every other model.
+
+        It is 0, or at least as long as the convolution reads back: what follows is then exact in the first layer.
+        """
+        states = self.geometry.states
+        if states is None or cut == 0:
+            return None if states is None else 0
+        return max(DEFAULT_CUT if cut is None else cut, states.columns)
 
     @property
     def geometry(self) -> Geometry:

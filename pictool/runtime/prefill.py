@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pictool.runtime.attention import Pack, Run
+from pictool.core import Layout, StateShape
+from pictool.runtime.attention import Pack, Rows, Run
 from pictool.runtime.device import is_accelerator
-from pictool.runtime.memory.caches import CapturingCache, LayerKV
+from pictool.runtime.memory.caches import CapturingCache, LayerKV, StatefulCache
+from pictool.runtime.memory.image import Image
+from pictool.runtime.memory.states import LinearState, StateMap
 from pictool.runtime.rope import RotaryTables
 from pictool.runtime.stack import LayerStack
 
@@ -77,3 +81,81 @@ def _prefill(stack: LayerStack, tokens: Tensor, tables: RotaryTables, runs: tupl
     for layer in range(last):
         hidden = stack.layer(layer, hidden, cache, tables, runs)
     return [*cache.layers, stack.project(last, hidden, tables)]
+
+
+_PROBE = 2.0**20  # of the identity: so large that what the tokens add to a state is lost in it, and not the reverse
+
+
+@torch.inference_mode()
+def prefill_stateful(stack: LayerStack, tokens: Sequence[int], cut: int) -> tuple[ChunkKV, list[StateMap]]:
+    """Compute a hybrid's chunk on its own: KV of the layers with attention, and the map of each linear layer.
+
+    A map is that of the tokens from `cut` on, with the chunk's own inputs; none if the chunk ends before.
+    """
+    image, bounds = Image(stack, Layout.of((), [tokens], ())), sorted({0, min(cut, len(tokens)), len(tokens)})
+    image.keep_keys()
+    assert image.states is not None and image.fresh_keys is not None
+    rows = [Rows.of(torch.arange(*span)).to(stack.device) for span in pairwise(bounds)]
+    hidden = [stack.embed(torch.tensor([tokens[slice(*span)]], device=stack.device)) for span in pairwise(bounds)]
+    maps: list[StateMap] = []
+    for layer, index in enumerate(stack.state_index):
+        *first, last = zip(hidden, rows, strict=True)
+        before = [image.compute(layer, *part) for part in first]
+        if index is None or cut >= len(tokens):
+            hidden = [*before, image.compute(layer, *last)]
+            continue
+        state = image.states.before(layer, cut)
+        with _inputs_of(stack.mixer(layer)) as inputs:
+            hidden = [*before, image.compute(layer, *last)]
+        tail = image.states.before(layer, len(tokens)).tail[0]
+        maps.append(_map_of(stack, layer, torch.cat(inputs, 1), state, tail))
+    count = len(rows)
+    keys = [torch.cat(image.fresh_keys[at : at + count], 2) for at in range(0, count * stack.geometry.layers, count)]
+    return [image.unrotated(layer, key[0], 0, len(tokens)) for layer, key in enumerate(keys)], maps
+
+
+@contextmanager
+def _inputs_of(mixer: Any) -> Iterator[list[Tensor]]:
+    """Collect the inputs [1, rows, hidden] that a layer's mixer is called with."""
+    inputs: list[Tensor] = []
+
+    def note(_: Any, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        inputs.append(args[0] if args else named["hidden_states"])
+
+    hook = mixer.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield inputs
+    finally:
+        hook.remove()
+
+
+def _map_of(stack: LayerStack, layer: int, inputs: Tensor, before: LinearState, tail: Tensor) -> StateMap:
+    """The map of a linear layer's state over `inputs` [1, rows, hidden], by the model's own rule.
+
+    The rule is affine in the state. So B is what it makes of zero, and A what it adds to that from the identity, which
+    is scaled so that B does not cost A its last bits. All are one batch.
+    """
+    shape, length = stack.geometry.states, inputs.shape[1]
+    assert shape is not None
+    if before.recurrent is None:
+        return StateMap(length, tail.clone())
+    probes = _identity(shape).to(stack.device) * _PROBE
+    starts = torch.cat([torch.zeros_like(before.recurrent), probes])
+    cache = StatefulCache(None, layer, LinearState(before.tail.expand(len(starts), -1, -1), starts))
+    mixer = stack.mixer(layer)
+    for part in torch.split(inputs, _PACK_TOKENS, 1):
+        mixer(part.expand(len(starts), -1, -1), cache_params=cache)
+    after = cache.state.recurrent
+    assert after is not None
+    moved = (after[1:] - after[:1]) / _PROBE
+    operator = moved[0, :, :1, :1] if shape.operator == 1 else torch.cat(list(moved), -1)[..., : shape.rows]
+    return StateMap(length, tail.clone(), operator.clone(), after[0].clone())
+
+
+def _identity(shape: StateShape) -> Tensor:
+    """States [count, heads, rows, width] whose columns, one after the other, are the identity; or one of ones."""
+    if shape.operator == 1:
+        return torch.ones(1, shape.heads, shape.rows, shape.width)
+    count = -(-shape.rows // shape.width)
+    columns = torch.eye(shape.rows, count * shape.width).view(shape.rows, count, shape.width).transpose(0, 1)
+    return columns[:, None].expand(-1, shape.heads, -1, -1)

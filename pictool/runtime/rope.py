@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pictool.runtime.architectures import architecture_of
+from pictool.runtime.architectures import architecture_of, rotary_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,17 +39,18 @@ class Rope:
     """The rotary embedding of one model."""
 
     def __init__(self, decoder: Any) -> None:
-        self._embedding = decoder.rotary_emb
-        self._modeling = sys.modules[type(decoder.layers[0].self_attn).__module__]
+        self._embedding = rotary_of(decoder)  # some hybrids rotate nothing
+        self._modeling = sys.modules[type(decoder.layers[0]).__module__]
         architecture = architecture_of(decoder.config)
         self._rotation = architecture.rotation
         # Queries are rotated in their last dimensions, if only a part of a key is (latent attention).
         key, *_ = parts = architecture.parts(decoder.config)
         self._query_width: int | None = None if key.rotated else next(part.width for part in parts if part.rotated)
-        takes_layer_type = "layer_type" in inspect.signature(type(self._embedding).forward).parameters
+        forward = None if self._embedding is None else type(self._embedding).forward
+        takes_layer_type = forward is not None and "layer_type" in inspect.signature(forward).parameters
         self.kinds: list[str | None] = [
             UNROTATED
-            if not architecture.is_rotated(layer.self_attn)
+            if self._embedding is None or (architecture.states is None and not architecture.is_rotated(layer.self_attn))
             else decoder.config.layer_types[index] if takes_layer_type else None
             for index, layer in enumerate(decoder.layers)
         ]  # fmt: skip
@@ -69,7 +70,7 @@ class Rope:
 
     def rotate(self, x: Tensor, table: RotaryTable) -> Tensor:
         """Rotate `x` [batch, heads, positions, head_dim] to the table's positions; returns a new tensor."""
-        return self._rotation(self._modeling, x, table)
+        return x.clone() if self._embedding is None else self._rotation(self._modeling, x, table)
 
     def rotate_query(self, query: Tensor, table: RotaryTable) -> Tensor:
         """Rotate queries [batch, heads, rows, head_dim], as `rotate`."""
@@ -81,6 +82,8 @@ class Rope:
         return cat([passed, self.rotate(rotated, table)], -1)
 
     def _embed(self, like: Tensor, positions: Tensor, kind: str | None) -> RotaryTable:
+        if self._embedding is None:
+            return (like.new_empty(1, len(positions), 0),) * 2
         more = {} if kind in (None, UNROTATED) else {"layer_type": kind}
         embedded = self._embedding(like, position_ids=positions[None], **more)
         table = embedded if isinstance(embedded, tuple) else (embedded,)

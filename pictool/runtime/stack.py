@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from pictool.runtime.architectures import architecture_of, chunk_of, decoder_of, language_model_of
+from pictool.runtime.architectures import (
+    architecture_of,
+    chunk_of,
+    decoder_of,
+    has_attention,
+    is_linear,
+    language_model_of,
+    layer_kinds,
+    mixer_of,
+    require_no_states,
+)
 from pictool.runtime.attention import Pack, Pass, Run
-from pictool.runtime.memory.caches import CountingCache, Projected, ProjectionCache
+from pictool.runtime.memory.caches import CountingCache, Projected, ProjectionCache, StatefulCache
 from pictool.runtime.rope import Rope, RotaryTable, RotaryTables, identity_table, joined_tables, tables_at
 from pictool.runtime.support import depends_on_length
 
@@ -33,8 +44,13 @@ class LayerStack:
         scale = architecture.embedding_scale
         self._embedding_scale: float | None = None if scale is None else getattr(model.config, scale)
         self._counts_cached = architecture.counts_cached
-        self._chunks = [chunk_of(layer.self_attn) for layer in self._decoder.layers]
         self.num_layers, self.geometry = len(self._decoder.layers), model.geometry
+        kinds = ["full_attention"] * self.num_layers if self.geometry.states is None else layer_kinds(model.config)
+        # Which of the layers with KV, and which of those with a state, a decoder layer is; None: it is none of them.
+        self.kv_index, self.state_index = _indices(map(has_attention, kinds)), _indices(map(is_linear, kinds))
+        self.kv_layers = [layer for layer, index in enumerate(self.kv_index) if index is not None]
+        layers = self._decoder.layers
+        self._chunks = [chunk_of(layer.self_attn) if self.geometry.states is None else None for layer in layers]
         self.device, self.dtype = torch.device(model.device), model.torch_dtype
         is_sparse = hasattr(model.config, "output_router_logits")
         self._no_router_logits = {"output_router_logits": False} if is_sparse else {}
@@ -42,7 +58,7 @@ class LayerStack:
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
         """[batch, rows] → hidden states [batch, rows, hidden]."""
-        hidden: Tensor = self._decoder.embed_tokens(tokens)
+        hidden: Tensor = self._decoder.get_input_embeddings()(tokens)
         return hidden if self._embedding_scale is None else hidden * self._embedding_scale
 
     def rotary_tables(self, positions: Tensor) -> RotaryTables:
@@ -113,18 +129,29 @@ class LayerStack:
             on_scores: called with the rows' attention scores (QKᵀ before the softmax), float32 [batch, heads, rows, n];
                 -inf where a row does not see.
         """
+        if self.state_index[layer] is not None and not isinstance(cache, StatefulCache):
+            self.require_attention()
         table = self._table(tables, layer)
-        identity = identity_table(table)
-        out: Tensor = self._decoder.layers[layer](
+        identity = identity_table(table) if table[0].shape[-1] else None
+        out = self._decoder.layers[layer](
             hidden,
             attention_mask=None,
             position_ids=tables.positions[None],
-            position_embeddings=identity if len(identity) > 1 else identity[0],
+            position_embeddings=identity if identity is None or len(identity) > 1 else identity[0],
             past_key_values=CountingCache(cache, tables.positions) if self._counts_cached else cache,
             use_cache=True,
             pic=Pass(self._rope, table, runs, on_scores, self._chunks[layer]),
         )
-        return out
+        rows: Tensor = out[0] if isinstance(out, tuple) else out
+        return rows
+
+    def require_attention(self) -> None:
+        """Refuse to read the attention, or K and V, of every layer of a hybrid. Raises ModelError."""
+        require_no_states(self._config, "attention, tables of fixups and second models")
+
+    def mixer(self, layer: int) -> Any:
+        """The module of a linear layer that reads and writes its state."""
+        return mixer_of(self._decoder.layers[layer])
 
     def project(self, layer: int, hidden: Tensor, tables: RotaryTables) -> LayerKV:
         """Un-rotated K and V (or other parts) of rows [batch, rows, hidden] at a layer, which ends once it has them."""
@@ -178,9 +205,19 @@ class _Output(MoeModelOutputWithPast):  # type: ignore[misc]
     image_hidden_states = rope_deltas = None
 
 
+def _indices(chosen: Iterable[bool]) -> list[int | None]:
+    """The index of each that is chosen among those; None for the others."""
+    count = itertools.count()
+    return [next(count) if is_chosen else None for is_chosen in chosen]
+
+
 def _head_of(module: Any) -> Any:
     """What a model does after its layers, by its own forward: norm, head, and how some scale or squash logits."""
     language = language_model_of(module)
     head = copy.copy(language)
-    head._modules = {**language._modules, "model": _Decoded(decoder_of(module).norm)}
+    decoder = decoder_of(module)
+    decoded = _Decoded(getattr(decoder, architecture_of(decoder.config).norm))
+    if hasattr(decoder, "lm_head_multiplier"):  # Falcon-H1's head asks the decoder
+        decoded.lm_head_multiplier = decoder.lm_head_multiplier
+    head._modules = {**language._modules, "model": decoded}
     return head

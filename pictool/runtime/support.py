@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.errors import ModelError
 from pictool.reading import shown
-from pictool.runtime.architectures import ARCHITECTURES, IN_VLLM, REFUSED, WRAPPERS, text_config
+from pictool.runtime.architectures import (
+    ARCHITECTURES,
+    IN_VLLM,
+    REFUSED,
+    WRAPPERS,
+    has_attention,
+    is_linear,
+    layer_kinds,
+    text_config,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -20,7 +29,9 @@ _SIZES = (
     "max_position_embeddings",
 )  # fmt: skip
 _MAX_SIZE = 2**31 - 1
-_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+_LAYER_TYPES = (
+    "full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid", "moe", "mlp"
+)  # fmt: skip
 # RoPE parameters, and whether each may be 0.
 _ROPE_NUMBERS = {
     "rope_theta": False, "factor": False, "partial_rotary_factor": False, "low_freq_factor": False,
@@ -36,8 +47,16 @@ _ROPE_NEEDS = {
 
 def rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
     """The RoPE parameters of a model: one set, or one per layer type (Gemma 3)."""
-    parameters = config.rope_parameters
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if ARCHITECTURES[config.model_type].states is not None and not _is_rotated(config, parameters):
+        return []
     return [parameters] if "rope_type" in parameters else list(parameters.values())
+
+
+def _is_rotated(config: PretrainedConfig, parameters: dict[str, Any]) -> bool:
+    """Whether a hybrid rotates the keys of its attention: many leave the order to their linear layers."""
+    is_rope = getattr(config, "position_embedding_type", "rope") == "rope"
+    return ARCHITECTURES[config.model_type].rotary is not None and is_rope and parameters.get("rope_theta") is not None
 
 
 def require_supported(config: PretrainedConfig, name: str) -> None:
@@ -55,8 +74,21 @@ def require_supported(config: PretrainedConfig, name: str) -> None:
                 f"{name}: RoPE type {shown(parameters['rope_type'])} is not supported; use a model of one of "
                 f"{', '.join(ROPE_TYPES)}"
             )
+    if ARCHITECTURES[config.model_type].states is not None:
+        _require_linkable_states(config, name)
     if getattr(config, "use_bidirectional_attention", False):
         raise ModelError(f"{name}: bidirectional attention is not supported; a causal decoder is needed")
+
+
+def _require_linkable_states(config: PretrainedConfig, name: str) -> None:
+    """Refuse a hybrid without attention, and what makes its steps of one token differ from those of several."""
+    low, high = getattr(config, "time_step_limit", None) or (0.0, math.inf)
+    if low > 0 or high < math.inf:
+        raise ModelError(f"{name}: a time_step_limit of {(low, high)} is not supported; steps of one token ignore it")
+    if depends_on_length(config):
+        raise ModelError(f"{name}: a hybrid whose RoPE depends on the prompt's length is not supported")
+    if not any(map(has_attention, layer_kinds(config))) or not any(map(is_linear, layer_kinds(config))):
+        raise ModelError(f"{name}: {config.model_type} without both attention and linear layers is not supported")
 
 
 def require_known(model_type: object, name: str) -> None:
@@ -191,8 +223,11 @@ def _must(field: str, value: Any, be: str) -> str:
 def max_positions(config: PretrainedConfig) -> int:
     """How many positions the model takes; linear and dynamic scaling stretch the configured number."""
     stretch = max(
-        float(parameters.get("factor") or 1.0) if parameters["rope_type"] in ("linear", "dynamic") else 1.0
-        for parameters in rope_parameters(config)
+        (
+            float(parameters.get("factor") or 1.0) if parameters["rope_type"] in ("linear", "dynamic") else 1.0
+            for parameters in rope_parameters(config)
+        ),
+        default=1.0,
     )
     return int(config.max_position_embeddings * stretch)
 

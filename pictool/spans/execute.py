@@ -286,11 +286,12 @@ class _Run:
                 yield from self._evaluate(call, below)
         if not self._options.policy.needs.objects:
             return
-        objects = Spec(policy=self._options.policy, codec=self._options.codec).objects
+        spec = Spec(policy=self._options.policy, codec=self._options.codec)
         for model, spans in texts.items():
             with self._failing(node, path):
                 engine = self._executor.engine_of(model)
-                engine.compile([make_chunk(engine.model, span_text(span), span.source) for span in spans], objects)
+                chunks = [make_chunk(engine.model, span_text(span), span.source) for span in spans]
+                engine.compile(chunks, spec.objects_for(engine.model))
 
     def _repeat(self, node: nodes.Repeat, path: Path) -> _Task[Query]:
         """The outputs of one call, whose input is run once."""

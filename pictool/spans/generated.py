@@ -82,12 +82,18 @@ def keep_output(
         text: of both.
 
     Returns:
-        its key; None if the model has no position left for its last tokens, or these are not those of the image.
+        its key; None if the model has no position left for its last tokens, or these are not those of the image, or
+        for a hybrid: its states would be needed, too.
     """
     model, image = answer.loaded, _image(answer.link)
     own = [*tokens, *seam]
     start, end = image.layout.num_tokens, image.layout.num_tokens + len(own)
-    if not own or end > model.max_positions or list(answer.generated.tokens[: len(tokens)]) != list(tokens):
+    if (
+        not own
+        or model.geometry.states is not None
+        or end > model.max_positions
+        or list(answer.generated.tokens[: len(tokens)]) != list(tokens)
+    ):
         return None
     for token in own[image.num_tokens - start :]:
         image.append(token)

@@ -75,11 +75,15 @@ class ContentIndex:
         min_tokens: the shortest match that is recognised.
         decode: of the target's tokenizer.
         bos: the model's own dummy token; objects that were compiled after others are not recognised.
+        cut: of a hybrid, that of the objects which are recognised.
     """
 
-    def __init__(self, store: Store, target: Target, min_tokens: int, decode: Decode, bos: int | None = None) -> None:
+    def __init__(
+        self, store: Store, target: Target, min_tokens: int, decode: Decode, bos: int | None = None,
+        cut: int | None = None,
+    ) -> None:  # fmt: skip
         self._store, self._target, self._min_tokens = store, target, min_tokens
-        self._decode, self._bos = decode, bos
+        self._decode, self._bos, self._cut = decode, bos, cut
         self._refreshing, self._changing = threading.Lock(), threading.Lock()
         self._listings: dict[int, _Listing] = {}  # by sinks
         self._known: dict[str, _Document | None] = {}  # None: in the store, but of no use here
@@ -188,7 +192,7 @@ class ContentIndex:
         meta = file.meta
         meta.require(self._target, key[:12])
         meta.require_dummy(self._bos, key[:12])
-        if meta.parent is not None or meta.num_tokens < self._min_tokens:
+        if meta.parent is not None or meta.num_tokens < self._min_tokens or meta.cut != self._cut:
             return None
         if checks_all:
             file.verify()

@@ -291,7 +291,7 @@ def _flops(layer: Any, hidden: torch.Tensor, table: Any, cache: Any) -> int:
     return int(sum(counts["Global"].values()) - products)
 
 
-@pytest.mark.parametrize("name", tiny.CONFIGS)
+@pytest.mark.parametrize("name", [name for name in tiny.CONFIGS if name not in tiny.HYBRIDS])
 def test_the_share_of_the_projections_is_that_of_the_flops(name: str) -> None:
     """Against torch's own counter, over every layer of `transformers`: until the cache is updated, and in all."""
     own = subject(name)

@@ -77,7 +77,7 @@ def test_a_token_that_is_expected_keeps_a_tenth_of_its_score(monkeypatch: pytest
     np.testing.assert_allclose(expected, 0.1 * unexpected, rtol=2e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("architecture", tiny.CONFIGS)
+@pytest.mark.parametrize("architecture", [name for name in tiny.CONFIGS if name not in tiny.HYBRIDS])
 def test_bit_for_bit_again_and_the_same_in_any_batch(architecture: str) -> None:
     model, chunks = make_model(architecture), random_chunks()
     probes = make_probes(model, COUNT, LENGTH)

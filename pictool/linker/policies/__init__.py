@@ -47,14 +47,17 @@ def unknown_policy(name: str) -> InputError:
     )
 
 
-def object_kinds(policies: Iterable[Policy], codec: str, probes: int) -> list[CompileOptions]:
+def object_kinds(policies: Iterable[Policy], codec: str, probes: int, is_hybrid: bool = False) -> list[CompileOptions]:
     """The kinds of objects that documents are compiled to for these policies, those with tables first.
 
     An object with a table serves those who need none, so that compiling in this order compiles nothing twice.
 
     Args:
         probes: those of a table, for policies that read tables.
+        is_hybrid: whether the model's objects have states, at the cut that a policy needs.
     """
     needs = [policy.needs for policy in policies]
+    if is_hybrid:
+        return sorted({CompileOptions(codec=codec, cut=need.cut) for need in needs if need.cut is not None})
     kinds = {CompileOptions(need.sinks, codec, probes if need.tables else 0) for need in needs if need.objects}
     return sorted(kinds, reverse=True)

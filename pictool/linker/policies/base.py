@@ -83,6 +83,8 @@ class Needs:
         runs_model: `select` runs that model, which takes long.
         is_local: whether a row is computed depends on nothing after it, so that an answer's KV is that of the next
             prompt which begins with both (docs/design.md §2, rule 12).
+        cut: it computes so many first tokens of a chunk, and no others: states of linear layers are reused from there
+            on; None: it computes rows anywhere.
     """
 
     objects: bool = True
@@ -93,6 +95,7 @@ class Needs:
     model_field: str = ""
     runs_model: bool = False
     is_local: bool = False
+    cut: int | None = None
 
     @property
     def selects_late(self) -> bool:

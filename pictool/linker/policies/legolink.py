@@ -29,7 +29,7 @@ class LegoLink(Policy):
 
     @property
     def needs(self) -> Needs:
-        return Needs(is_local=True)
+        return Needs(is_local=True, cut=self.k)
 
     def select(self, prompt: Prompt) -> Selection:
         return Selection(first_rows(prompt.layout, self.k))

@@ -16,7 +16,7 @@ class Naive(Policy):
 
     @property
     def needs(self) -> Needs:
-        return Needs(is_local=True)
+        return Needs(is_local=True, cut=0)
 
     def select(self, prompt: Prompt) -> Selection:
         return Selection(no_rows(prompt.layout))

@@ -14,6 +14,7 @@ The class says what the rows attend to:
     ReadOnlyCache      the image, which stays as it is                (measuring attention)
     ProjectionCache    nothing: the layer ends at its projections     (comparing K and V)
     CountingCache      what another cache says; it knows positions    (Llama 4)
+    StatefulCache      what another cache says; it has a state        (linear layers)
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from pictool.runtime.memory.states import LinearState
 
 if TYPE_CHECKING:
     from pictool.runtime.attention import Rows
@@ -123,8 +127,10 @@ class ImageCache(PassThroughCache):
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
         if self._image.fresh_keys is not None:
             self._image.fresh_keys.append(self._stack.by_rotation(key, value)[0])
-        self._image.write(layer, *super().update(key, value, layer), self._rows)
-        return self._image.key(layer), self._image.value(layer)
+        index = self._stack.kv_index[layer]
+        assert index is not None
+        self._image.write(index, *super().update(key, value, layer), self._rows)
+        return self._image.key(index), self._image.value(index)
 
 
 class ReadOnlyCache:
@@ -156,6 +162,42 @@ class CountingCache:
     def get_seq_length(self, layer: int = 0) -> Tensor:
         """By how much each row's position is larger than its index, int64 [rows]: rows may be scattered."""
         return self._offsets
+
+
+class StatefulCache:
+    """Another cache, for a layer that has a state. The layer writes to clones; `state` is the state after it ran."""
+
+    def __init__(self, cache: LayerCache | None, layer: int, before: LinearState) -> None:
+        from transformers.cache_utils import LinearAttentionLayer
+
+        self._cache, self._layer = cache, LinearAttentionLayer()
+        # Theirs has one column more, of the input that the next token's convolution does not read any more.
+        self._layer.conv_states[0] = pad(before.tail, (1, 0))
+        self._layer.conv_kernel_size[0] = before.tail.shape[-1] + 1
+        self._layer.has_previous_state[0] = self._layer.is_conv_states_initialized[0] = True
+        if before.recurrent is not None:
+            self._layer.recurrent_states[0] = before.recurrent.clone()
+            self._layer.is_recurrent_states_initialized[0] = True
+        self.layers = {layer: self._layer}
+
+    @property
+    def state(self) -> LinearState:
+        return LinearState(self._layer.conv_states[0][..., 1:], self._layer.recurrent_states[0])
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        assert self._cache is not None
+        return self._cache.update(key, value, layer)
+
+    def has_previous_state(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    def update_conv_state(self, inputs: Tensor, layer_idx: int, **more: Any) -> Tensor:
+        full: Tensor = self.layers[layer_idx].update_conv_state(inputs, **more)
+        return full
+
+    def update_recurrent_state(self, state: Tensor, layer_idx: int, **more: Any) -> Tensor:
+        kept: Tensor = self.layers[layer_idx].update_recurrent_state(state, **more)
+        return kept
 
 
 class Projected(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,8 +11,9 @@ from torch import Tensor
 from pictool.core import Layout
 from pictool.runtime.attention import Rows, Run
 from pictool.runtime.device import is_accelerator
-from pictool.runtime.memory.caches import ImageCache, LayerKV, ReadOnlyCache
-from pictool.runtime.rope import tables_at
+from pictool.runtime.memory.caches import ImageCache, LayerKV, ReadOnlyCache, StatefulCache
+from pictool.runtime.memory.states import ImageStates
+from pictool.runtime.rope import RotaryTables, tables_at
 from pictool.runtime.stack import LayerStack
 
 GROWTH = 256  # tokens that the buffers have room for after the prompt
@@ -26,7 +28,8 @@ class Image:
 
     A layer's buffers are its keys and values, or the other two parts that it keeps (`Geometry.parts`), which are then
     called so, too. What is rotated is rotated to its position. `place` and `write` copy: they never write to their
-    sources. Different layers may be filled by different threads.
+    sources. Different layers may be filled by different threads. Of a hybrid, layers that are filled are counted among
+    those with K and V, and `states` are those of its linear layers, which are computed in ascending order.
     """
 
     def __init__(self, stack: LayerStack, layout: Layout) -> None:
@@ -34,6 +37,7 @@ class Image:
         self.num_tokens = layout.num_tokens
         self._tables = stack.rotary_tables(torch.arange(self.num_tokens, device=stack.device))
         self._keys, self._values = self._buffers(self.num_tokens + GROWTH)
+        self.states = None if stack.geometry.states is None else ImageStates(stack)
         self.logits: Tensor | None = None  # float32 [vocab], at the last prompt token
         # Per layer, the keys (or the other rotated part) of the rows computed there as they were before rotation, if
         # `keep_keys` was called: [1, kv_heads, rows, head_dim]
@@ -44,7 +48,7 @@ class Image:
         stack = self.stack
         shapes = [(1, part.heads, tokens, part.width) for part in stack.geometry.parts]
         keys, values = (
-            [torch.empty(shape, dtype=stack.dtype, device=stack.device) for _ in range(stack.num_layers)]
+            [torch.empty(shape, dtype=stack.dtype, device=stack.device) for _ in range(stack.geometry.layers)]
             for shape in shapes
         )
         return keys, values
@@ -75,7 +79,8 @@ class Image:
     def relocate(self, layer: int, start: int, end: int) -> None:
         """Rotate the keys that were placed in [start, end) to their positions; to be called once."""
         keys = self.stack.by_rotation(self._keys[layer], self._values[layer])[0][:, :, start:end]
-        keys.copy_(self.stack.rotate(keys, tables_at(self._tables, slice(start, end)), layer))
+        tables = tables_at(self._tables, slice(start, end))
+        keys.copy_(self.stack.rotate(keys, tables, self.stack.kv_layers[layer]))
 
     def compute(
         self, layer: int, hidden: Tensor, rows: Rows, on_scores: Callable[[Tensor], None] | None = None
@@ -97,14 +102,33 @@ class Image:
     def _compute(
         self, layer: int, hidden: Tensor, rows: Rows, on_scores: Callable[[Tensor], None] | None = None
     ) -> Tensor:
+        if self.states is not None and self.stack.state_index[layer] is not None:
+            runs = [Rows(rows.positions[run.row :][: run.end - run.start], (replace(run, row=0),)) for run in rows.runs]
+            apart = zip(torch.split(hidden, [len(run.positions) for run in runs], 1), runs, strict=True)
+            return torch.cat(
+                [self._advance(layer, *part, tables_at(self._tables, part[1].positions)) for part in apart], 1
+            )
         tables = tables_at(self._tables, rows.positions)
         return self.stack.layer(layer, hidden, ImageCache(self, tables, rows), tables, rows.runs, on_scores)
+
+    def _advance(self, layer: int, hidden: Tensor, rows: Rows, tables: RotaryTables) -> Tensor:
+        """Run a linear layer on one run of rows, after the state of all that precedes them."""
+        assert self.states is not None
+        (run,) = rows.runs
+        cache = StatefulCache(ImageCache(self, tables, rows), layer, self.states.before(layer, run.start))
+        out = self.stack.layer(layer, hidden, cache, tables, rows.runs)
+        self.states.move(layer, run.end, cache.state)
+        return out
 
     def compute_last(self, hidden: Tensor, rows: Rows) -> Tensor:
         """Run the last layer: K and V of `rows` replace what was there, and only the prompt's last row goes on.
 
-        Returns its hidden state [1, 1, hidden]; nothing needs those of the other rows.
+        Returns its hidden state [1, 1, hidden]; nothing needs those of the other rows. Of a hybrid the states go on.
         """
+        if self.states is not None:
+            out = self.compute(self.stack.num_layers - 1, hidden, rows)
+            self.states.keep()
+            return out[:, -1:]
         layer, tables = self.stack.num_layers - 1, tables_at(self._tables, rows.positions)
         fresh = self.stack.project(layer, hidden, tables)
         if self.fresh_keys is not None:
@@ -146,6 +170,8 @@ class Image:
     def rewind(self) -> None:
         """Forget what was appended after the prompt, so that it can be continued another way."""
         self.num_tokens = self.layout.num_tokens
+        if self.states is not None:
+            self.states.rewind()
 
     def append(self, token: int, on_scores: Callable[[Tensor], None] | None = None) -> Tensor:
         """Append one token and compute it through all layers; returns the logits after it, float32 [vocab].
@@ -153,14 +179,28 @@ class Image:
         Args:
             on_scores: called with each layer's attention scores, float32 [1, heads, 1, n].
         """
+        if on_scores is not None:
+            self.stack.require_attention()
         position = self.num_tokens
         self.num_tokens += 1
         self._require_room()
         at = torch.tensor([position], device=self.stack.device)
         tables, row = self.stack.next_rotary_tables(at), Rows(at, (Run(0, position, position + 1),))
         hidden = self.stack.embed(torch.tensor([[token]], device=self.stack.device))
-        hidden = self.stack.layers(hidden, ImageCache(self, tables, row), tables, row.runs, on_scores)
+        if self.states is None:
+            hidden = self.stack.layers(hidden, ImageCache(self, tables, row), tables, row.runs, on_scores)
+        else:
+            hidden = self._append_stateful(hidden, row, tables)
         return self.stack.logits(hidden[0])[0]
+
+    def _append_stateful(self, hidden: Tensor, row: Rows, tables: RotaryTables) -> Tensor:
+        """Run all layers of a hybrid on one row that follows all others."""
+        for layer, index in enumerate(self.stack.state_index):
+            if index is None:
+                hidden = self.stack.layer(layer, hidden, ImageCache(self, tables, row), tables, row.runs)
+            else:
+                hidden = self._advance(layer, hidden, row, tables)
+        return hidden
 
     def _require_room(self) -> None:
         """Grow the buffers by whole steps when decoding has filled them."""

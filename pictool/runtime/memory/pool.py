@@ -272,7 +272,8 @@ def restore(pool: Pool, saved: Sequence[SavedRows]) -> None:
 
 
 def require_movable(model: Model) -> None:
-    """Raise ModelError for a model whose keys are rotated by the prompt's length."""
+    """Raise ModelError for a model whose keys are rotated by the prompt's length, and for a hybrid."""
+    model.require_no_states("a pool")
     if depends_on_length(model.config):
         raise ModelError(f"{model.name}: its RoPE depends on the prompt's length, so keys cannot be moved in a pool")
 
@@ -289,7 +290,7 @@ def default_pool_bytes(model: Model) -> int:
 
     0 for a model whose keys cannot be moved, and where there is no room for a prompt.
     """
-    if depends_on_length(model.config):
+    if depends_on_length(model.config) or model.geometry.states is not None:
         return 0
     on_device, whole = device_memory(model.device), memory_bytes()
     free, whole = on_device if on_device is not None else (whole, whole)

@@ -3,13 +3,16 @@
     file     := header-length(u64, little endian) header data
     header   := canonical JSON (sorted keys, no spaces, UTF-8 as it is), padded with spaces to a multiple of 8
                 {"__metadata__": metadata, tensor-name: {"data_offsets": [a, b], "dtype": …, "shape": […]}, …}
-    data     := tokens key0 value0 key1 value1 … [fixups] text          (no gaps; kv0 kv1 … if coded; or other parts)
+    data     := tokens key0 value0 key1 value1 … [states] [fixups] text (no gaps; kv0 kv1 … if coded; or other parts)
 
     tokens           I32         [n]                        token ids of the chunk, without sinks
     layers.LLL.key   F32|BF16|F16 [kv_heads, n, head_dim]   keys before rotation (no position in them)
     layers.LLL.value F32|BF16|F16 [kv_heads, n, head_dim]
     layers.LLL.NAME  F32|BF16|F16 [heads, n, width]         instead of the two, each of `parts`, if there are
     layers.LLL.kv    U8         [bytes]                     instead of the two, if the codec is not "none" (codecs/)
+    states.LLL.tail  F32|BF16|F16 [channels, columns]       only of a hybrid whose chunk is longer than `cut`, of each
+    states.LLL.operator  F32     [heads, …, …]              linear layer (`StateShape`); the last two only if it has a
+    states.LLL.state F32         [heads, rows, width]       recurrent state. Never coded
     fixups           F16         [n]                        optional: how much a token's KV depends on what precedes it
     text             U8          [bytes]                    the source text, UTF-8
 
@@ -21,6 +24,8 @@
     parts       only of a model that keeps something else than keys and values, as latents; in place of kv_heads and
                 head_dim: spaced JSON [{"heads", "name", "rotated", "unit": "token", "width"}, …]. The rotated one is
                 kept before rotation
+    states      only of a hybrid: what its linear layers keep, spaced JSON of `StateShape`; `layers` has attention
+    cut         only of a hybrid: after how many tokens its states can be linked
     tokens      the number of tokens
     sinks       the number of dummy tokens before the chunk when it was compiled
     dummy       the id of the token that was repeated so often; only with sinks (not in objects of version 0.1.0)
@@ -29,15 +34,17 @@
     parent      only of a block of a prefix chain: the key of the block before it, "" for the first (`chains.py`)
     rotation    only of such a block, and only where rotation depends on the prompt's length: how it was rotated
     salted      only of an object with a salt: how the salt entered the key (`Identity`)
-    checksums   spaced JSON: {"fixups"?: h, "layers": [h of key||value or kv, …], "text": h, "tokens": h}
+    checksums   spaced JSON: {"fixups"?: h, "layers": [h of key||value or kv, …], "states"?: [h of a linear layer's
+                tensors, …], "text": h, "tokens": h}
     header      checksum of the header itself, its padding included, written with this field empty
 
 Every checksum h is BLAKE3 (256 bit, hex). Spaced JSON has sorted keys, a space after each comma and colon, and escapes
 for what is not ASCII. The key is sha256 (hex) of this spaced JSON, with numbers as numbers, and the bytes of `tokens`:
 
-    {"architecture": …, "codec": …, "dtype": …, "dummy"?: …, "frequencies"?: "float32" unless that is the dtype,
-     "geometry": {"head_dim": …, "kv_heads": …, "layers": …} or {"layers": …, "parts": […]}, "model": …, "sinks": …,
-     "tokenizer": …}
+    {"architecture": …, "codec": …, "cut"?: …, "dtype": …, "dummy"?: …,
+     "frequencies"?: "float32" unless that is the dtype,
+     "geometry": {"head_dim": …, "kv_heads": …, "layers": …} or {"layers": …, "parts": […]}, each with "states"?: …,
+     "model": …, "sinks": …, "tokenizer": …}
 
 with `parent` and `rotation` ("" if there is none) in place of `codec`, `dummy` and `sinks` for a block of a chain. With
 a salt the key is sha256 of that hash, a space and `salted`.
@@ -79,6 +86,7 @@ from pictool.store.objects.header import (
     HeaderError,
     header_bytes,
     is_codable,
+    state_names,
 )
 from pictool.store.objects.header import ObjectMeta as ObjectMeta
 from pictool.store.objects.header import canonical as canonical
@@ -96,7 +104,8 @@ _EXPONENTS = {"float32": ("<u4", 0x7F800000), "bfloat16": ("<u2", 0x7F80), "floa
 class CompiledChunk:
     """A chunk's KV in memory, ready to be written. `layers` holds the bytes of the parts, in the target's dtype.
 
-    `fixups` are the bytes of the table, float16 [n], if `meta` says that there is one.
+    `fixups` are the bytes of the table, float16 [n], if `meta` says that there is one; `states` those of each linear
+    layer's tensors, if it has states.
     """
 
     meta: ObjectMeta
@@ -104,6 +113,7 @@ class CompiledChunk:
     tokens: TokenIds
     layers: Sequence[tuple[Buffer, ...]]
     fixups: Buffer | None = None
+    states: Sequence[tuple[Buffer, ...]] = ()
 
 
 @dataclass(frozen=True)
@@ -147,9 +157,10 @@ def encode_object(chunk: CompiledChunk) -> EncodedObject:
     layers, tables = _coded_layers(chunk), [] if chunk.fixups is None else [chunk.fixups]
     checksums = {"layers": [checksum(*parts) for parts in layers], "text": checksum(text), "tokens": checksum(tokens)}
     checksums |= {"fixups": checksum(*tables)} if tables else {}
+    checksums |= {"states": [checksum(*parts) for parts in chunk.states]} if chunk.states else {}
     coded = () if chunk.meta.codec == "none" else tuple(len(part) for (part,) in layers)
     header = Header(chunk.meta, checksums, len(text), coded)
-    data = [tokens, *(part for parts in layers for part in parts), *tables, text]
+    data = [tokens, *(part for parts in (*layers, *chunk.states) for part in parts), *tables, text]
     assert [len(part) for part in data] == [end - start for start, end in map(header.span, header.entries)]
     raw = header.encode()
     parts: tuple[Buffer, ...] = (struct.pack("<Q", len(raw)) + raw, *data)
@@ -291,6 +302,21 @@ class ObjectFile:
         self._require_checksum(f"layer {index}", checksum(data), expected)
         return data
 
+    def states(self, index: int) -> dict[str, memoryview]:
+        """The bytes of one linear layer's tensors, by name (`StateShape.dims`). Only if `meta.has_states`."""
+        names = state_names(index, self.meta)
+        start, end = self._header.span(*names)
+        data = self._read(self._data_start + start, end - start)
+        self._require_checksum(f"state {index}", checksum(data), self._header.checksums["states"][index])
+        spans = {name.rpartition(".")[2]: self._header.span(name) for name in names}
+        return {name: data[first - start : last - start] for name, (first, last) in spans.items()}
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all linear layers' states; 0 if there are none."""
+        shape = self.meta.target.geometry.states
+        return shape.num_bytes(DTYPES[self.meta.target.dtype][1]) if shape is not None and self.meta.has_states else 0
+
     @property
     def layer_bytes(self) -> int:
         """Bytes of one layer's key and value together, decoded."""
@@ -333,12 +359,18 @@ class ObjectFile:
             else:
                 for part in self.layer(index):
                     self.require_finite(index, part)
+        for index in range(len(self.checksums.get("states", ()))):
+            for name, part in self.states(index).items():
+                self.require_finite(index, part, "" if name == "tail" else "float32")
 
-    def require_finite(self, index: int, numbers: memoryview) -> None:
-        """Refuse KV of a layer that holds inf or nan: no compile stores it. Raises ObjectError."""
+    def require_finite(self, index: int, numbers: memoryview, dtype: str = "") -> None:
+        """Refuse KV of a layer that holds inf or nan: no compile stores it. Raises ObjectError.
+
+        `dtype`: of the numbers, if it is not the model's.
+        """
         import numpy as np
 
-        kind, exponent = _EXPONENTS[self.meta.target.dtype]
+        kind, exponent = _EXPONENTS[dtype or self.meta.target.dtype]
         for start in range(0, len(numbers), _PIECE):
             bits = np.frombuffer(numbers[start : start + _PIECE], dtype=kind)
             if (bits & exponent == exponent).any():

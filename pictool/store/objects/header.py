@@ -14,13 +14,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, cast
 
 from blake3 import blake3
 
-from pictool.core import Geometry, Identity, KVPart, Target, TokenIds
+from pictool.core import Geometry, Identity, KVPart, StateShape, Target, TokenIds
 from pictool.errors import ForeignObjectError
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import Buffer, LayerShape
@@ -33,10 +33,11 @@ MAX_TOKENS = 1 << 24
 MAX_TEXT = 1 << 26  # bytes
 _MAX_LAYERS = 1 << 10
 _MAX_CHANNELS = 1 << 16  # kv_heads · head_dim
+_MAX_STATE = 1 << 26  # numbers of one of a linear layer's tensors
 _MAX_NAME = 256  # characters
 # KV takes a quarter of its bytes, or so, under the codec that keeps least. Layers that take far less are bombs.
 _MAX_RATIO, _SMALL_LAYER = 128, 4 << 20
-_OPTIONAL = ("dummy", "fixups", "parent", "rotation", "salted")  # fields that not every object has
+_OPTIONAL = ("cut", "dummy", "fixups", "parent", "rotation", "salted")  # fields that not every object has
 _KEY = re.compile("[0-9a-f]{64}")
 _PART = re.compile("(?!kv$)[a-z][a-z0-9_]{0,31}")
 _DIGITS = re.compile("0|[1-9][0-9]{0,9}")
@@ -58,7 +59,8 @@ class ObjectMeta:
 
     `parent` is set for a block of a prefix chain: the key of the block before it, "" for the first. `dummy` is the
     token that was repeated `sinks` times before the chunk; None without sinks, and in objects of version 0.1.0.
-    `rotation` (of a block) and `salted` (of an object with a salt) are what else entered the key.
+    `rotation` (of a block), `salted` (of an object with a salt) and `cut` (of a hybrid's) are what else entered the
+    key.
     """
 
     key: str
@@ -71,6 +73,12 @@ class ObjectMeta:
     dummy: int | None = None
     rotation: str | None = None
     salted: str | None = None
+    cut: int | None = None
+
+    @property
+    def has_states(self) -> bool:
+        """Whether its linear layers' states can be linked: the chunk goes on after the cut."""
+        return self.cut is not None and self.cut < self.num_tokens
 
     @property
     def shape(self) -> LayerShape:
@@ -78,7 +86,7 @@ class ObjectMeta:
 
     def key_of(self, tokens: Sequence[int] | TokenIds, salt: str = "") -> str:
         """The key of an object of these tokens, compiled as this one was, under a salt. Not of a block of a chain."""
-        return self.target.key(tokens, self.sinks, self.codec, salt, self.dummy)
+        return self.target.key(tokens, self.sinks, self.codec, salt, self.dummy, self.cut)
 
     def own_key(self, tokens: TokenIds) -> str:
         """The key that an object with this header and these tokens has. Another `key` in it is a forgery."""
@@ -223,10 +231,10 @@ def metadata_of(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str
         "model": target.model, "tokenizer": target.tokenizer, "dtype": target.dtype, "tokens": meta.num_tokens,
         "sinks": meta.sinks, "codec": meta.codec, "checksums": json.dumps(checksums, sort_keys=True),
     }  # fmt: skip
-    parts = geometry.fields.get("parts")
-    values |= (
-        geometry.fields if parts is None else {"layers": geometry.layers, "parts": json.dumps(parts, sort_keys=True)}
-    )
+    values |= {
+        name: json.dumps(value, sort_keys=True) if name in ("parts", "states") else value
+        for name, value in geometry.fields.items()
+    }
     values |= {name: value for name in _OPTIONAL if (value := getattr(meta, name)) is not None}
     return {name: str(value) for name, value in values.items()}
 
@@ -239,12 +247,12 @@ def meta_of(fields: Mapping[str, Any]) -> ObjectMeta:
     parent = _key_in(fields, "parent", allow_empty=True) if "parent" in fields else None
     dummy = _count(fields, "dummy", 1 << 31, 0) if "dummy" in fields else None
     rotation, salted = (_key_in(fields, name) if name in fields else None for name in ("rotation", "salted"))
-    if dummy is not None and not sinks:
+    cut, target = _count(fields, "cut", MAX_TOKENS, 0) if "cut" in fields else None, _target_of(fields)
+    if (dummy is not None and not sinks) or (cut is not None) != (target.geometry.states is not None):
         raise HeaderError(_NOT_OURS)
     return ObjectMeta(
-        key, _target_of(fields), num_tokens, sinks, _one_of(fields, "codec", codecs()), fixups, parent, dummy, rotation,
-        salted,
-    )  # fmt: skip
+        key, target, num_tokens, sinks, _one_of(fields, "codec", codecs()), fixups, parent, dummy, rotation, salted, cut
+    )
 
 
 def _target_of(fields: Mapping[str, Any]) -> Target:
@@ -254,8 +262,29 @@ def _target_of(fields: Mapping[str, Any]) -> Target:
     else:
         kv_heads = _count(fields, "kv_heads", _MAX_CHANNELS)
         geometry = Geometry(layers, kv_heads, _count(fields, "head_dim", _MAX_CHANNELS // kv_heads))
+    if "states" in fields:
+        geometry = replace(geometry, states=_states_of(fields["states"]))
     architecture, model, tokenizer = (_name(fields, name) for name in ("architecture", "model", "tokenizer"))
     return Target(architecture, model, tokenizer, _one_of(fields, "dtype", DTYPES), geometry)
+
+
+def _states_of(text: str) -> StateShape:
+    """What the linear layers of a hybrid keep, within limits."""
+    try:
+        states = StateShape(**json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise HeaderError(_NOT_OURS) from error
+    sizes = astuple(states)
+    is_sound = (
+        all(type(size) is int and 0 <= size <= _MAX_CHANNELS for size in sizes)
+        and min(states.layers, states.channels, states.columns) >= 1
+        and states.layers <= _MAX_LAYERS
+        and all(math.prod(dims) <= _MAX_STATE for dims in states.dims.values())
+        and (all(sizes[3:]) and states.operator in (1, states.rows) if states.heads else not any(sizes[3:]))
+    )
+    if not is_sound:
+        raise HeaderError(_NOT_OURS)
+    return states
 
 
 def _parts_of(text: str) -> tuple[KVPart, ...]:
@@ -286,6 +315,10 @@ def tensor_entries(meta: ObjectMeta, text_bytes: int, coded_bytes: Sequence[int]
     for layer in range(meta.target.geometry.layers):
         entries = [(*dtype, [*dims]) for dims in parts] if meta.codec == "none" else [("U8", 1, [coded_bytes[layer]])]
         shapes |= zip(layer_names(layer, meta), entries, strict=True)
+    if meta.has_states and (states := meta.target.geometry.states) is not None:
+        kinds = [(*(dtype if name == "tail" else ("F32", 4)), [*dims]) for name, dims in states.dims.items()]
+        for layer in range(states.layers):
+            shapes |= zip(state_names(layer, meta), kinds, strict=True)
     if meta.fixups is not None:
         shapes["fixups"] = ("F16", 2, [meta.num_tokens])
     tensors, offset = dict[str, dict[str, Any]](), 0
@@ -299,6 +332,12 @@ def tensor_entries(meta: ObjectMeta, text_bytes: int, coded_bytes: Sequence[int]
 def layer_names(layer: int, meta: ObjectMeta) -> tuple[str, ...]:
     """The tensors of a layer: key and value (or other parts), or the two coded as one."""
     return _names(layer, tuple(part.name for part in meta.target.geometry.parts) if meta.codec == "none" else ("kv",))
+
+
+def state_names(layer: int, meta: ObjectMeta) -> tuple[str, ...]:
+    """The tensors of a linear layer, counted among the linear ones."""
+    assert meta.target.geometry.states is not None
+    return tuple(f"states.{layer:03d}.{name}" for name in meta.target.geometry.states.dims)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -376,10 +415,13 @@ def _checksums_of(text: object) -> dict[str, Any]:
     """The checksums of the parts, each of them one."""
     try:
         checksums = json.loads(cast("str", text))
-        hashes = [checksums[name] for name in checksums if name != "layers"] + list(checksums["layers"])
+        lists = [list(checksums[name]) for name in ("layers", "states") if name in checksums or name == "layers"]
+        hashes = [checksums[name] for name in checksums if name not in ("layers", "states")] + sum(lists, [])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise HeaderError(_NOT_OURS) from error
-    if not isinstance(checksums, dict) or not isinstance(checksums["layers"], list):
+    if not isinstance(checksums, dict) or not all(
+        isinstance(checksums.get(name, []), list) for name in ("layers", "states")
+    ):
         raise HeaderError(_NOT_OURS)
     if not all(isinstance(value, str) and _KEY.fullmatch(value) for value in hashes):
         raise HeaderError(_NOT_OURS)
@@ -388,10 +430,15 @@ def _checksums_of(text: object) -> dict[str, Any]:
 
 def _require_parts(meta: ObjectMeta, checksums: Mapping[str, Any], num_tensors: int) -> None:
     """There are as many tensors and checksums as the metadata implies."""
-    optional = {"fixups"} if meta.fixups is not None else set()
-    expected = meta.target.geometry.layers * len(layer_names(0, meta)) + 2 + len(optional)
-    num_layers, parts = len(checksums["layers"]), {"layers", "text", "tokens"} | optional
-    if (num_layers, set(checksums), num_tensors) != (meta.target.geometry.layers, parts, expected):
+    optional, geometry = {"fixups"} if meta.fixups is not None else set(), meta.target.geometry
+    expected = geometry.layers * len(layer_names(0, meta)) + 2 + len(optional)
+    counts, parts = {"layers": geometry.layers}, {"layers", "text", "tokens"} | optional
+    if meta.has_states and geometry.states is not None:
+        counts["states"] = geometry.states.layers
+        expected += geometry.states.layers * len(geometry.states.dims)
+    if (set(checksums), num_tensors) != (parts | counts.keys(), expected) or any(
+        len(checksums[name]) != count for name, count in counts.items()
+    ):
         raise HeaderError(_NOT_OURS)
 
 

@@ -134,7 +134,8 @@ class TorchBackend(Backend):
         self.response_template = getattr(model.tokenizer, "response_template", None)
         self._cutting = copy(model)  # for texts that are cut in other threads: a tokenizer is used by one at a time
         self._cutting.tokenizer, self._cutting.name = deepcopy(model.tokenizer), self.model
-        self.index = ContentIndex(store, model.target, settings.min_tokens, self._decode, model.bos_id)
+        cut = model.cut_of(settings.policy.needs.cut)
+        self.index = ContentIndex(store, model.target, settings.min_tokens, self._decode, model.bos_id, cut)
         self._indexing = IndexThread(self.index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
         self._indexing.start()
         self._indexing.wait()
@@ -174,7 +175,7 @@ class TorchBackend(Backend):
         chunks = await self._cut(text, tenant, chunk_tokens)
 
         def work(task: EngineTask, send: Send) -> None:
-            options = Spec(policy=self.policy, codec=self._settings.codec).objects
+            options = Spec(policy=self.policy, codec=self._settings.codec).objects_for(self._base)
             for done in ServedEngine(self.engine_of(tenant), task).compile(chunks, options):
                 send(CompiledText(done.key, len(done.chunk), done.is_new))
             self._indexing.wake()
@@ -379,7 +380,7 @@ class TorchBackend(Backend):
     def _compile_parts(self, tenant: Tenant, parts: Sequence[str], task: EngineTask) -> None:
         """Compile texts, a turn each."""
         model, policy = self.engine_of(tenant).model, self.policy
-        options = Spec(policy=policy, codec=self._settings.codec).objects
+        options = Spec(policy=policy, codec=self._settings.codec).objects_for(model)
         for chunk in self._learner.chunks(model, policy, parts):
             (done,) = compile_chunks(model, self._store, [chunk], options, check=False)
             self._learner.count(done)
@@ -439,13 +440,13 @@ class TorchBackend(Backend):
         return done.key, np.asarray(done.chunk.tokens, dtype=np.int32)
 
     def _compile_marked(self, text: str, model: Model, policy: Policy) -> Compiled:
-        options = Spec(policy=policy, codec=self._settings.codec).objects
+        options = Spec(policy=policy, codec=self._settings.codec).objects_for(model)
         (done,) = compile_chunks(model, self._store, [make_chunk(model, text, _MARKED)], options, check=False)
         return done
 
     def _head_key(self, model: Model, head: TokenIds) -> str | None:
         """The object of a head, if it was compiled: it is where it was compiled, so it is exact."""
-        key = model.key(head, 0, CODEC)
+        key = model.key(head, 0, CODEC, 0)
         return key if len(head) and self._store.path(key).exists() and self._store.has(key) else None
 
     def _decode(self, tokens: Sequence[int]) -> str:
