@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIZE = (7.5, 4.5)  # inches
-MEASURES = {"kl": "KL of the first token to full, nats", "loss": "loss of answers"}
+MEASURES = {
+    "answer_kl": "KL of the whole answer to full, nats", "kl": "KL of the first token to full, nats",
+    "differ": "share of answers that are not full's", "loss": "loss of answers",
+}  # fmt: skip
 
 
 def write_frontier(tuned: TuningResult, title: str, path: Path) -> list[Path]:
@@ -45,7 +48,7 @@ def draw(tuned: TuningResult, title: str) -> Figure:
     axes.set(
         title=picture_text(title), xlabel="context rows that are computed, %", ylabel=MEASURES[tuned.target.measure]
     )
-    if tuned.target.measure == "kl":
+    if tuned.target.measure in ("answer_kl", "kl"):
         axes.set_yscale("symlog", linthresh=tuned.target.limit)
     axes.grid(color="#dddddd", linewidth=0.5)
     axes.legend(fontsize=8, frameon=False)

@@ -29,12 +29,15 @@ DEFAULT_POLICIES = (
 FIRST_ROUND = 32  # units; each further round has twice as many
 MIN_SCORE = 0.1  # of full's answers, for a claim on answers
 MAX_SURPRISE = 0.8  # of log V a token: a model that knows less of the documents' language makes no answers
-Measure = Literal["kl", "loss"]
+Measure = Literal["answer_kl", "kl", "differ", "loss"]
 
 
 @dataclass(frozen=True)
 class TuningTarget:
-    """What the mean must be at most: KL(full ‖ policy) of the first token in nats, or the loss of answers.
+    """What the mean must be at most.
+
+    KL(full ‖ policy) in nats, of the whole answer of full (`answer_kl`) or of its first token (`kl`); the share of
+    answers that are not full's very text (`differ`); or the loss of answers.
 
     The loss of a question is full's score less the policy's, by the question's metric; where no right answer is known,
     what is missing from full's own answer (1 - F1).
@@ -58,13 +61,15 @@ class TuneLine:
     """One policy. Fields are the keys of the JSON.
 
     Fields:
-        finding: of the target's measure. kl, loss: means. rows: share of context rows a layer. ttft_s: median.
+        finding: of the target's measure. answer_kl, kl, loss: means. rows: share of context rows a layer (a layer at
+            which all are computed, as cacheblend's first ones, counts whole). ttft_s: median.
         speedup: median of full's TTFT ÷ this one's. same_answer: share of answers that are full's very text.
     """
 
     label: str
     algo: str
     finding: Finding
+    answer_kl: float
     kl: float
     loss: float
     rows: float
@@ -130,9 +135,12 @@ class Sample:
         return np.array([fmean(values) for values in of_unit.values()])
 
     def values(self, label: str, measure: Measure) -> list[float]:
-        """The KL or the loss of every question that was measured."""
-        if measure == "kl":
-            return [_kl(result) for result in self.results[label]]
+        """The target's measure of every question that was measured."""
+        if measure in ("answer_kl", "kl"):
+            return [_kl(result, measure) for result in self.results[label]]
+        if measure == "differ":
+            pairs = zip(self.results[label], self.results[FULL.label], strict=False)
+            return [float(result.answer != full.answer) for result, full in pairs]
         return [
             loss_of(result, full, bool(case.answers))
             for case, result, full in zip(
@@ -156,7 +164,9 @@ def range_of(sample: Sample, target: TuningTarget) -> Range:
     """
     if target.measure == "loss":
         return Range(-1.0 if sample.questions.has_answers else 0.0, 1.0)
-    return kl_range([sample.units(label, "kl") for label in sample.results], target.limit)
+    if target.measure == "differ":
+        return Range(0.0, 1.0)
+    return kl_range([sample.units(label, target.measure) for label in sample.results], target.limit)
 
 
 def kl_range(values: Iterable[Values], limit: float) -> Range:
@@ -237,6 +247,7 @@ def _line(sample: Sample, label: str, name: str, finding: Finding) -> TuneLine:
         label,
         name,
         finding,
+        fmean(sample.values(label, "answer_kl")),
         fmean(sample.values(label, "kl")),
         fmean(sample.values(label, "loss")),
         rows=fmean(result.row_share for result in results),
@@ -250,9 +261,10 @@ def _cost(line: TuneLine, by: str) -> float:
     return line.rows if by == "rows" else line.ttft_s
 
 
-def _kl(result: CaseResult) -> float:
-    assert result.kl is not None, "only policies are tuned, and each has the prompt of full"
-    return result.kl
+def _kl(result: CaseResult, measure: Measure) -> float:
+    kl = result.kl if measure == "kl" else result.answer_kl
+    assert kl is not None, "only policies are tuned, and each has the prompt of full"
+    return kl
 
 
 def _no_language(model: Model, questions: Questions) -> str:
