@@ -35,16 +35,17 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
     from pictool.store.store import Store
     from pictool.tuning.questions import Questions
+    from pictool.tuning.search import Finding
     from pictool.tuning.tune import Measure, TuningResult, TuningTarget
 
 DEFAULT_KL = 0.05
 COSTS = ("rows", "ttft")
-_GOALS = {"answer_kl": "all", "kl": "KL", "differ": "differ", "loss": "loss"}  # in the table
+_GOALS = {"answer_kl": "all", "kl": "KL", "left": "left", "differ": "differ", "loss": "loss"}  # in the table
 LEGEND = (
     "meets, fails: shown at {level:.0%}, for all policies together. open: not clear yet;\n"
-    "blocked: one with more rows of its kind fails. rows: share of the context a layer.\n"
+    "blocked: one with more rows of its kind fails. rows: context share a layer.\n"
     "KL, all: of the first and of all tokens of full's answer. TTFT: median, ms.\n"
-    "same: answers that are full's."
+    "same: answers that are full's. open (~N): about N units would certify it."
 )
 
 app = make_app()
@@ -84,6 +85,10 @@ class TuneOptions:
     target_kl: Annotated[
         Optional[float], option("--target-kl", "NATS", "Instead: highest mean KL of the first token.", min=0)
     ] = None
+    target_left: Annotated[
+        Optional[str],
+        option("--target-left", "SHARE", "Instead: the share of naive's KL of whole answers that may be left, as 10%."),
+    ] = None
     target_differ: Annotated[
         Optional[str],
         option("--target-differ", "SHARE", "Instead: the share of answers that may differ from full's, as 5%."),
@@ -94,6 +99,9 @@ class TuneOptions:
             "--target-loss", "SHARE", "Instead: the share of the score under full recompute that may be lost, as 1%."
         ),
     ] = None
+    clip: Annotated[
+        float, option("--clip", "NATS", "A certificate counts a higher KL as NATS; fewer need fewer questions.")
+    ] = 1.0
     by: Annotated[
         str,
         option(
@@ -122,12 +130,14 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
       pic tune docs/*.txt --target-loss 1% --plot frontier.svg
     """
     from pictool.eval.algorithms import parse_algorithms
-    from pictool.tuning.tune import DEFAULT_POLICIES, TuningResult, tune
+    from pictool.tuning.tune import DEFAULT_POLICIES, NAIVE, TuningResult, tune
 
     target = target_of(options)
     check_options(options)
     with of_command_line():
         algorithms = parse_algorithms(options.algo or DEFAULT_POLICIES)
+    if target.measure == "left" and all(algorithm.label != NAIVE for algorithm in algorithms):
+        raise UsageError("--target-left: compares with naive; name it with --algo too")
     if any(algorithm.method is not None for algorithm in algorithms):
         raise UsageError("--algo: only policies can be tuned; mapreduce and maprerank are not policies")
     check_inputs(options)
@@ -171,7 +181,7 @@ def target_of(options: TuneOptions) -> TuningTarget:
     """What the user wants; by default of whole answers. Raises UsageError: several targets, or no share."""
     from pictool.tuning.tune import TuningTarget
 
-    measures: tuple[Measure, ...] = ("answer_kl", "kl", "differ", "loss")
+    measures: tuple[Measure, ...] = ("answer_kl", "kl", "left", "differ", "loss")
     named = [name for name in measures if getattr(options, f"target_{name}") is not None]
     if len(named) > 1:
         raise UsageError(f"{' and '.join(map(_target_option, named))}: name one of the two")
@@ -180,7 +190,7 @@ def target_of(options: TuneOptions) -> TuningTarget:
     limit = _share(_target_option(measure), value) if isinstance(value, str) else value
     if not limit > 0:
         raise UsageError(f"{_target_option(measure)}: must be above 0; only full and prefix reach 0")
-    return TuningTarget(measure, limit)
+    return TuningTarget(measure, limit, options.clip)
 
 
 def _target_option(measure: str) -> str:
@@ -301,7 +311,7 @@ def print_tuned(tuned: TuningResult, model: Model) -> None:
         table.add_row(
             line.label, percent(line.rows), number(line.kl), number(line.answer_kl), number(line.finding.high),
             f"{line.loss:+.3f}" if has_answers else "-", percent(line.same_answer) if has_answers else "-",
-            ms(line.ttft_s), str(line.finding.units), str(line.finding.status),
+            ms(line.ttft_s), str(line.finding.units), status_text(line.finding),
         )  # fmt: skip
     table.add_row("full", "100%", "0", "0", "0", "0", "100%", ms(tuned.full_ttft_s), str(tuned.units), "meets")
     console.print()
@@ -309,6 +319,11 @@ def print_tuned(tuned: TuningResult, model: Model) -> None:
     console.print(f"\n{LEGEND.format(level=1 - tuned.level)}")
     if tuned.no_answers:
         console.print(f"No claim on answers is possible: {tuned.no_answers}.", soft_wrap=True)
+
+
+def status_text(finding: Finding) -> str:
+    """The status, and where it is open how many units a certificate may take."""
+    return f"{finding.status}" if finding.needed is None else f"{finding.status} (~{finding.needed})"
 
 
 def finish(tuned: TuningResult, options: TuneOptions) -> None:
@@ -332,7 +347,8 @@ def finish(tuned: TuningResult, options: TuneOptions) -> None:
         cost = "computes the fewest rows" if tuned.by == "rows" else "is the soonest with the first token"
         others = [line.label for line in tuned.lines if line.finding.status == "open"]
         more = f"; not clear yet: {', '.join(others)}" if others else ""
-        note(f"{tuned.chosen} {cost} of those that meet the target{more}")
+        by_mean = "" if tuned.by_mean == tuned.chosen else f"; by the mean alone it would be {tuned.by_mean}"
+        note(f"{tuned.chosen} {cost} of those that meet the target{by_mean}{more}")
     if options.dry_run:
         return
     path = find_file() or Path(FILE)
@@ -345,5 +361,5 @@ def unclear(tuned: TuningResult) -> str:
     needed = [line.finding.needed for line in tuned.lines if line.finding.needed is not None]
     text = f"{count(tuned.units, 'question')} are too few to say which policy meets the target"
     if needed:
-        return f"{text}; about {min(needed)} may do, if they are as these (--limit, or more documents)"
-    return f"{text}, and none looks as if it did"
+        text += f"; about {min(needed)} may do, if they are as these (--limit, or more documents)"
+    return f"{text}; by their mean alone it would be {tuned.by_mean or 'full'}"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SIZE = (7.5, 4.5)  # inches
 MEASURES = {
     "answer_kl": "KL of the whole answer to full, nats", "kl": "KL of the first token to full, nats",
+    "left": "KL of the whole answer, less the share of naive's, nats",
     "differ": "share of answers that are not full's", "loss": "loss of answers",
 }  # fmt: skip
 
@@ -44,7 +45,7 @@ def draw(tuned: TuningResult, title: str) -> Figure:
         by_algo.setdefault(line.algo, []).append(line)
     for algo, lines in by_algo.items():
         _draw_lines(axes, algo, lines, tuned.chosen)
-    axes.axhline(tuned.target.limit, color="#555555", linewidth=1.0, linestyle="--", label="target")
+    axes.axhline(tuned.target.zero, color="#555555", linewidth=1.0, linestyle="--", label="target")
     axes.set(
         title=picture_text(title), xlabel="context rows that are computed, %", ylabel=MEASURES[tuned.target.measure]
     )

@@ -54,7 +54,8 @@ def test_the_policy_is_written_to_pic_yaml_and_pic_link_takes_it(
 
 def test_json_has_everything_and_a_dry_run_writes_nothing(run: Run) -> None:
     report = given(run, "--target-answer-kl", "5", "--json", "-n").json
-    assert report["target"] == {"measure": "answer_kl", "limit": 5}
+    assert report["target"] == {"measure": "answer_kl", "limit": 5, "clip": 1.0}
+    assert report["by_mean"] == "naive"
     assert all(line["answer_kl"] >= line["kl"] for line in report["lines"])
     assert report["chosen"] == "naive" and report["outcome"] == "found" and report["units"] == 32
     assert {line["label"]: line["finding"]["status"] for line in report["lines"]}["legolink-400"] == "meets"

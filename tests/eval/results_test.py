@@ -33,12 +33,14 @@ GOLDEN = [  # of a header and two rows
     '{"id": "one", "label": "naive", "kind": "x", "algo": "naive", "params": {}, "other_model": null, '
     '"metric": "f1", "scores": {"f1": 0.5, "em": 0.0}, "answer": "naïve 🙂\u2028", "kl": 0.25, "answer_kl": 0.5, '
     '"agreement": 1.0, "common_prefix": 3, "generated": 4, "tokens": 20, "context": 15, "rows": 0.0, '
-    '"bytes_read": 960, "timing": {"ttft_s": 0.1, "load_s": 0.2, "select_s": 0.3, "recompute_s": 0.4, "decode_s": 0.5}, '
+    '"bytes_read": 960, "timing": {"ttft_s": 0.1, "load_s": 0.2, "select_s": 0.3, '
+    '"recompute_s": 0.4, "decode_s": 0.5}, '
     '"peak_bytes": 4096}',
     '{"id": "one", "label": "mapreduce", "kind": "x", "algo": "naive", "params": {}, "other_model": null, '
     '"metric": "f1", "scores": {"f1": 0.5, "em": 0.0}, "answer": "naïve 🙂\u2028", "kl": null, "answer_kl": null, '
     '"agreement": 1.0, "common_prefix": 3, "generated": 4, "tokens": 20, "context": 15, "rows": 0.0, '
-    '"bytes_read": 960, "timing": {"ttft_s": 0.1, "load_s": 0.2, "select_s": 0.3, "recompute_s": 0.4, "decode_s": 0.5}, '
+    '"bytes_read": 960, "timing": {"ttft_s": 0.1, "load_s": 0.2, "select_s": 0.3, '
+    '"recompute_s": 0.4, "decode_s": 0.5}, '
     '"peak_bytes": null}',
 ]  # fmt: skip
 
