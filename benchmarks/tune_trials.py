@@ -33,7 +33,7 @@ from pictool.linker.policies.base import count_of, first_rows, highest
 from pictool.runtime.sensitivity import probes_of
 from pictool.tuning.questions import normalised_cross_entropy
 from pictool.tuning.search import TargetStatus, cheapest, judge, worth_measuring
-from pictool.tuning.tune import MAX_SURPRISE, kl_range, next_round
+from pictool.tuning.tune import MAX_SURPRISE, TuningTarget, next_round
 from pictool.world.generate import BOOKS
 from training.zoo import ZOO
 
@@ -126,7 +126,9 @@ def search(pool: Mapping[str, Any], order: Sequence[int], limit: float) -> tuple
         units = next_round(units, len(order))
         for label in wanted:
             values[label] = np.array(pool["kl"][label])[list(order[:units])]
-        found = judge(chains, values, limit, kl_range(values.values(), limit))
+        bounds, means = TuningTarget("kl", limit).range, {label: float(kl.mean()) for label, kl in values.items()}
+        clipped = {label: np.minimum(kl, bounds.high) for label, kl in values.items()}
+        found = judge(chains, clipped, limit, bounds, means=means)
         costs = {label: float(np.mean(np.array(pool["rows"][label])[list(order[:units])])) for label in values}
         wanted = worth_measuring(chains, found, costs)
         if not wanted or units == len(order):

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 import tiny
 import torch
 from safetensors import safe_open
+from transformers import DynamicCache
 
 from pictool.api import answer
 from pictool.core import Chunk
@@ -42,7 +44,7 @@ def test_kl_is_the_textbook_sum() -> None:
 def test_comparing_full_with_itself_finds_no_difference(model: Model, store: Store) -> None:
     compare = answer(model, store, request("full"), compare=True).compare
     assert compare is not None
-    assert (compare.kl, compare.same_answer, compare.same_first_token) == (0, True, True)
+    assert (compare.kl, compare.answer_kl, compare.same_answer, compare.same_first_token) == (0, 0, True, True)
     assert compare.common_prefix == 12 and compare.speedup > 0
 
 
@@ -54,6 +56,28 @@ def test_a_comparison_is_that_of_the_two_answers(model: Model, store: Store) -> 
     assert compare.kl > 0
     same = [a == b for a, b in zip(full.generated.tokens, naive.generated.tokens, strict=False)]
     assert compare.common_prefix == (same.index(False) if False in same else len(same))
+
+
+def test_the_kl_of_a_whole_answer_is_that_of_transformers_with_the_linked_cache(model: Model, store: Store) -> None:
+    """Full's logits are one forward over prompt and answer; the linked ones go on from the linked image's K and V."""
+    full, naive = answer(model, store, request("full")), answer(model, store, request("naive"), compare=True)
+    tokens, context = list(full.generated.tokens), naive.linked.image.layout.num_context
+    prompt = naive.linked.image.layout.tokens.tolist()
+    cache = DynamicCache()
+    for layer in range(model.stack.num_layers):
+        image = naive.linked.image
+        cache.update(image.key(layer)[:, :, :context].clone(), image.value(layer)[:, :, :context].clone(), layer)
+    module = type(model.module)(model.config).eval()
+    module.load_state_dict(model.module.state_dict())
+    module = reference.eager(module)
+    with torch.inference_mode():
+        exact = module(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+        rest = torch.tensor([prompt[context:] + tokens])
+        own = module(rest, past_key_values=cache).logits[0, len(prompt) - context - 1 : -1]
+    each = (exact.exp() * (exact - own.double().log_softmax(-1))).sum(-1)
+    assert naive.compare is not None and len(each) == 12 and each.sum() > each[0] > 0
+    assert naive.compare.answer_kl == pytest.approx(float(each.sum()), rel=1e-3)
+    assert naive.compare.kl == pytest.approx(float(each[0]), rel=1e-3)
 
 
 def test_recomputed_is_the_mean_of_context_rows_per_layer(model: Model, store: Store) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 NONE = "-"
 LEGEND = (
-    "KL, same: first token and all tokens against full. Times: medians, ms.\n"
+    "KL, all: of the first and of all tokens of full's answer. same: answers that are full's. Times: medians, ms.\n"
     "peak: rise of memory over what the process keeps, MB. read: KV of objects a question, MB."
 )
 
@@ -194,13 +194,13 @@ def quality_table(summary: Summary) -> LabelledTable:
     """Scores with 95 % intervals, the difference to full, and fidelity to it."""
     from pictool.commands.console.terminal import LabelledTable
 
-    table = LabelledTable(["algorithm", summary.metric, "95 %", "vs full", "95 %", "lost", "won", "KL", "same"])
+    table = LabelledTable(["algorithm", summary.metric, "95 %", "vs full", "95 %", "lost", "won", "KL", "all", "same"])
     for line in summary.lines:
         is_full = line is summary.lines[0]
         table.add_row(
             line.label, f"{line.score.mean:.3f}", interval(line.score, "{:.2f}"),
             *([NONE] * 4 if is_full else _against_full(line)),
-            NONE if line.kl is None else number(line.kl.mean), percent(line.agreement),
+            *(NONE if kl is None else number(kl.mean) for kl in (line.kl, line.answer_kl)), percent(line.same_answer),
         )  # fmt: skip
     return table
 

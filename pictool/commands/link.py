@@ -308,13 +308,15 @@ def print_verdict(labels: Sequence[str], reports: Sequence[Mapping[str, Any]]) -
         compare = report["compare"]
         rows.append([
             label, f"{report['timing']['ttft_s'] * 1e3:.1f}", f"{compare['speedup']:.2f}x",
-            f"{report['tokens']['recomputed']:.0f}", f"{compare['kl']:.3g}",
+            f"{report['tokens']['recomputed']:.0f}", f"{compare['kl']:.3g}", _kl_text(compare),
             "yes" if compare["same_answer"] else "no", " ".join(report["answer"].split()),
         ])  # fmt: skip
     full = reports[0]["compare"]
-    rows.append(["full", f"{full['ttft_s'] * 1e3:.1f}", "1.00x", "all", "0", "yes", " ".join(full["answer"].split())])
-    columns = ["policy", "TTFT ms", "speedup", "rows", "KL", "same", "answer"]
-    open_screen().print(table(columns, rows, left=(0, 6)))
+    rows.append(
+        ["full", f"{full['ttft_s'] * 1e3:.1f}", "1.00x", "all", "0", "0", "yes", " ".join(full["answer"].split())]
+    )
+    columns = ["policy", "TTFT ms", "speedup", "rows", "KL", "KL all", "same", "answer"]
+    open_screen().print(table(columns, rows, left=(0, 7)))
 
 
 def request_json(spec: Spec, origin: Mapping[str, Any]) -> dict[str, Any]:
@@ -403,7 +405,14 @@ def print_answer(report: Mapping[str, Any], shows_compare: bool = True) -> None:
         print(f"full         {compare['answer']}")
         print(f"speedup      {compare['speedup']:.2f}x (TTFT {compare['ttft_s'] * 1e3:.1f} ms under full)")
         print(f"agreement    {'same answer' if compare['same_answer'] else 'another answer'}, "
-              f"{compare['common_prefix']} tokens in common, KL of the first token {compare['kl']:.3g}")  # fmt: skip
+              f"{compare['common_prefix']} tokens in common, KL of the first token {compare['kl']:.3g}, "
+              f"of the whole answer {_kl_text(compare)}")  # fmt: skip
+
+
+def _kl_text(compare: Mapping[str, Any]) -> str:
+    """KL over all tokens; - from an engine, or a server, that does not give it."""
+    kl = compare.get("answer_kl")
+    return "-" if kl is None else f"{kl:.3g}"
 
 
 class Stream:

@@ -36,13 +36,17 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
     from pictool.store.store import Store
     from pictool.tuning.questions import Questions
-    from pictool.tuning.tune import TuningResult, TuningTarget
+    from pictool.tuning.search import Finding
+    from pictool.tuning.tune import Measure, TuningResult, TuningTarget
 
 DEFAULT_KL = 0.05
 COSTS = ("rows", "ttft")
+_GOALS = {"answer_kl": "all", "kl": "KL", "left": "left", "differ": "differ", "loss": "loss"}  # in the table
 LEGEND = (
-    "meets, fails: shown at {level:.0%}, for all policies together. open: not clear yet; blocked: one with more\n"
-    "rows of its kind fails. rows: share of the context. TTFT: median, ms. same: answers that are full's."
+    "meets, fails: shown at {level:.0%}, for all policies together. open: not clear yet;\n"
+    "blocked: one with more rows of its kind fails. rows: context share a layer.\n"
+    "KL, all: of the first and of all tokens of full's answer. TTFT: median, ms.\n"
+    "same: answers that are full's. open (~N): about N units would certify it."
 )
 
 app = make_app()
@@ -75,9 +79,20 @@ class TuneOptions:
         bool, option("--skip-long", None, "Skip questions whose prompts do not fit the model.", DATASET)
     ] = False
     seed: Annotated[int, option("--seed", "N", "Seed of random choices.", DATASET, min=0)] = 0
-    target_kl: Annotated[
+    target_answer_kl: Annotated[
         Optional[float],
-        option("--target-kl", "NATS", "Highest mean KL of the first token to full recompute (0.05).", min=0),
+        option("--target-answer-kl", "NATS", "Highest mean KL of full's whole answer (0.05); the default.", min=0),
+    ] = None
+    target_kl: Annotated[
+        Optional[float], option("--target-kl", "NATS", "Instead: highest mean KL of the first token.", min=0)
+    ] = None
+    target_left: Annotated[
+        Optional[str],
+        option("--target-left", "SHARE", "Instead: the share of naive's KL of whole answers that may be left, as 10%."),
+    ] = None
+    target_differ: Annotated[
+        Optional[str],
+        option("--target-differ", "SHARE", "Instead: the share of answers that may differ from full's, as 5%."),
     ] = None
     target_loss: Annotated[
         Optional[str],
@@ -85,6 +100,9 @@ class TuneOptions:
             "--target-loss", "SHARE", "Instead: the share of the score under full recompute that may be lost, as 1%."
         ),
     ] = None
+    clip: Annotated[
+        float, option("--clip", "NATS", "A certificate counts a higher KL as NATS; fewer need fewer questions.")
+    ] = 1.0
     by: Annotated[
         str,
         option(
@@ -109,16 +127,18 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
     """Find the cheapest policy that meets a target. It is written to pic.yaml.
 
     \b
-      pic tune docs/*.txt --questions questions.jsonl --target-kl 0.05
+      pic tune docs/*.txt --questions questions.jsonl --target-answer-kl 0.05
       pic tune docs/*.txt --target-loss 1% --plot frontier.svg
     """
     from pictool.eval.algorithms import parse_algorithms
-    from pictool.tuning.tune import DEFAULT_POLICIES, TuningResult, tune
+    from pictool.tuning.tune import DEFAULT_POLICIES, NAIVE, TuningResult, tune
 
     target = target_of(options)
     check_options(options)
     with of_command_line():
         algorithms = parse_algorithms(options.algo or DEFAULT_POLICIES)
+    if target.measure == "left" and all(algorithm.label != NAIVE for algorithm in algorithms):
+        raise UsageError("--target-left: compares with naive; name it with --algo too")
     if any(algorithm.method is not None for algorithm in algorithms):
         raise UsageError("--algo: only policies can be tuned; mapreduce and maprerank are not policies")
     check_inputs(options)
@@ -160,24 +180,33 @@ def keep_prompts(store: Store, questions: Questions, options: SpecOptions) -> No
 
 
 def target_of(options: TuneOptions) -> TuningTarget:
-    """What the user wants. Raises UsageError: both targets, or no share."""
+    """What the user wants; by default of whole answers. Raises UsageError: several targets, or no share."""
     from pictool.tuning.tune import TuningTarget
 
-    if options.target_loss is None:
-        limit = DEFAULT_KL if options.target_kl is None else options.target_kl
-        if not limit > 0:
-            raise UsageError("--target-kl: must be above 0; only full and prefix reach 0")
-        return TuningTarget("kl", limit)
-    if options.target_kl is not None:
-        raise UsageError("--target-kl and --target-loss: name one of the two")
-    text = options.target_loss
+    measures: tuple[Measure, ...] = ("answer_kl", "kl", "left", "differ", "loss")
+    named = [name for name in measures if getattr(options, f"target_{name}") is not None]
+    if len(named) > 1:
+        raise UsageError(f"{' and '.join(map(_target_option, named))}: name one of the two")
+    measure = named[0] if named else measures[0]
+    value = getattr(options, f"target_{measure}") if named else DEFAULT_KL
+    limit = _share(_target_option(measure), value) if isinstance(value, str) else value
+    if not limit > 0:
+        raise UsageError(f"{_target_option(measure)}: must be above 0; only full and prefix reach 0")
+    return TuningTarget(measure, limit, options.clip)
+
+
+def _target_option(measure: str) -> str:
+    return f"--target-{measure.replace('_', '-')}"
+
+
+def _share(name: str, text: str) -> float:
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         share = -1.0
     if not 0 < share < 1:
-        raise UsageError(f"--target-loss {text}: must be a share above 0 and below 1, as 1% or 0.01")
-    return TuningTarget("loss", share)
+        raise UsageError(f"{name} {text}: must be a share above 0 and below 1, as 1% or 0.01")
+    return share
 
 
 def check_options(options: TuneOptions) -> None:
@@ -271,25 +300,32 @@ def print_tuned(tuned: TuningResult, model: Model) -> None:
     from pictool.commands.eval import ms, number, percent
 
     console, target = open_screen(), tuned.target
-    goal = f"KL {target.limit:g}" if target.measure == "kl" else f"loss {target.limit:.3g}"
+    goal = f"{_GOALS[target.measure]} {target.limit:.3g}"
     console.print(
         f"{tuned.units} of {count(tuned.available, 'question')} ({tuned.questions}); {model.name}, {model.dtype} on "
         f"{model.device}; target: {goal}", soft_wrap=True,
     )  # fmt: skip
-    table = LabelledTable(["policy", "rows", "KL", goal.split()[0] + " at most", "lost", "same", "TTFT", "n", ""])
+    table = LabelledTable(
+        ["policy", "rows", "KL", "all", _GOALS[target.measure] + " at most", "lost", "same", "TTFT", "n", ""]
+    )
     for line in sorted(tuned.lines, key=lambda line: line.rows):
         has_answers = not tuned.no_answers
         table.add_row(
-            line.label, percent(line.rows), number(line.kl), number(line.finding.high),
+            line.label, percent(line.rows), number(line.kl), number(line.answer_kl), number(line.finding.high),
             f"{line.loss:+.3f}" if has_answers else "-", percent(line.same_answer) if has_answers else "-",
-            ms(line.ttft_s), str(line.finding.units), str(line.finding.status),
+            ms(line.ttft_s), str(line.finding.units), status_text(line.finding),
         )  # fmt: skip
-    table.add_row("full", "100%", "0", "0", "0", "100%", ms(tuned.full_ttft_s), str(tuned.units), "meets")
+    table.add_row("full", "100%", "0", "0", "0", "0", "100%", ms(tuned.full_ttft_s), str(tuned.units), "meets")
     console.print()
     console.print(table)
     console.print(f"\n{LEGEND.format(level=1 - tuned.level)}")
     if tuned.no_answers:
         console.print(f"No claim on answers is possible: {tuned.no_answers}.", soft_wrap=True)
+
+
+def status_text(finding: Finding) -> str:
+    """The status, and where it is open how many units a certificate may take."""
+    return f"{finding.status}" if finding.needed is None else f"{finding.status} (~{finding.needed})"
 
 
 def finish(tuned: TuningResult, options: TuneOptions) -> None:
@@ -301,7 +337,9 @@ def finish(tuned: TuningResult, options: TuneOptions) -> None:
     from pictool.tuning.tune import TuneOutcome
 
     if tuned.outcome is TuneOutcome.NO_CLAIM:
-        raise InputError(f"no claim about answers is possible: {tuned.no_answers}; nothing is written. try --target-kl")
+        raise InputError(
+            f"no claim about answers is possible: {tuned.no_answers}; nothing is written. try --target-answer-kl"
+        )
     if tuned.outcome is TuneOutcome.UNCLEAR:
         raise InputError(f"{unclear(tuned)}; nothing is written")
     assert tuned.chosen is not None
@@ -311,7 +349,8 @@ def finish(tuned: TuningResult, options: TuneOptions) -> None:
         cost = "computes the fewest rows" if tuned.by == "rows" else "is the soonest with the first token"
         others = [line.label for line in tuned.lines if line.finding.status == "open"]
         more = f"; not clear yet: {', '.join(others)}" if others else ""
-        note(f"{tuned.chosen} {cost} of those that meet the target{more}")
+        by_mean = "" if tuned.by_mean == tuned.chosen else f"; by the mean alone it would be {tuned.by_mean}"
+        note(f"{tuned.chosen} {cost} of those that meet the target{by_mean}{more}")
     if options.dry_run:
         return
     path = find_file() or Path(FILE)
@@ -324,5 +363,5 @@ def unclear(tuned: TuningResult) -> str:
     needed = [line.finding.needed for line in tuned.lines if line.finding.needed is not None]
     text = f"{count(tuned.units, 'question')} are too few to say which policy meets the target"
     if needed:
-        return f"{text}; about {min(needed)} may do, if they are as these (--limit, or more documents)"
-    return f"{text}, and none looks as if it did"
+        text += f"; about {min(needed)} may do, if they are as these (--limit, or more documents)"
+    return f"{text}; by their mean alone it would be {tuned.by_mean or 'full'}"

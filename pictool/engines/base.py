@@ -61,7 +61,11 @@ class LinkResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A link against full recompute of the same prompt. `kl` is KL(full ‖ linked) of the first token, in nats."""
+    """A link against full recompute of the same prompt.
+
+    `kl` is KL(full ‖ linked) of the first token, `answer_kl` the sum over all tokens of full's answer, each after the
+    same tokens (teacher forcing); in nats. `answer_kl` is None from an engine that gives no logits.
+    """
 
     answer: str
     ttft_s: float
@@ -70,11 +74,12 @@ class Comparison:
     same_first_token: bool
     same_answer: bool
     common_prefix: int  # of generated tokens
+    answer_kl: float | None = None
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Comparison:
         """What a report says, without what it may have besides."""
-        return cls(**{field.name: report[field.name] for field in fields(cls)})
+        return cls(**{field.name: report[field.name] for field in fields(cls) if field.name in report})
 
     def report(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -336,7 +341,11 @@ class Engine(ABC):
         if not compare:
             return answer
         full = self.run(replace(spec, policy=make_policy(BASELINE)))
-        return replace(answer, compare=compare_answers(answer, full))
+        return replace(answer, compare=self.compare(answer, full))
+
+    def compare(self, answer: Answer, full: Answer) -> Comparison:
+        """See `compare_answers`."""
+        return compare_answers(answer, full)
 
     def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
         """Answer several specs, each as `answer` does: one after the other, or side by side where the engine can.
@@ -354,11 +363,14 @@ class Engine(ABC):
             return error
 
 
-def compare_answers(answer: Answer, full: Answer, first: tuple[float, bool] | None = None) -> Comparison:
+def compare_answers(
+    answer: Answer, full: Answer, first: tuple[float, bool] | None = None, on_token: Callable[[], None] = lambda: None
+) -> Comparison:
     """How far an answer is from that of full recompute, and how much sooner its first token came.
 
     Args:
         first: `kl` and `same_first_token`, of engines that give no logits.
+        on_token: called after each token of full's answer.
     """
     if first is None:
         is_same = bool(full.logits.argmax() == answer.logits.argmax())
@@ -373,7 +385,20 @@ def compare_answers(answer: Answer, full: Answer, first: tuple[float, bool] | No
         same_first_token=first[1],
         same_answer=answer.text == full.text,
         common_prefix=[*same, False].index(False),
+        answer_kl=_answer_kl(answer, full, on_token),
     )
+
+
+def _answer_kl(answer: Answer, full: Answer, on_token: Callable[[], None]) -> float | None:
+    from pictool.runtime.decode import forced_logits
+
+    if answer.link.linked is None or full.link.linked is None:
+        return None
+    images, total = (full.linked.image, answer.linked.image), 0.0
+    for exact, linked in zip(*(forced_logits(image, full.generated.tokens) for image in images), strict=True):
+        total += first_token_kl(exact, linked)
+        on_token()
+    return total
 
 
 def first_token_kl(full: Tensor, linked: Tensor) -> float:

@@ -15,10 +15,9 @@ from pictool.errors import InputError
 from pictool.linker.policies.base import PlotStyle
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from pictool.engines.base import Answer
     from pictool.linker.spec import Spec
+    from pictool.runtime.memory.image import Image
     from pictool.runtime.model import Model
 
 ModelCall = Callable[["Spec"], "Answer"]  # answers one spec
@@ -38,18 +37,18 @@ class Times:
 
 @dataclass(frozen=True)
 class MeasuredAnswer:
-    """An answer and its costs, without its image. Costs are those of all calls of the model that it took.
+    """An answer and its costs. Costs are those of all calls of the model that it took.
 
     Fields:
         tokens: generated. logprobs: of these tokens, in nats.
-        logits: of the first token, float32 [vocab]; None where the prompt is not that of the case.
+        image: of the linked prompt; None where the prompt is not that of the case.
         rows: mean number of context rows that were computed per layer.
     """
 
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    logits: Tensor | None
+    image: Image | None
     rows: float
     bytes_read: int
     times: Times
@@ -58,7 +57,7 @@ class MeasuredAnswer:
     def from_answer(cls, answer: Answer) -> MeasuredAnswer:
         linked, timing = answer.linked, answer.linked.timing
         return cls(
-            answer.text, answer.generated.tokens, answer.generated.logprobs, answer.logits,
+            answer.text, answer.generated.tokens, answer.generated.logprobs, linked.image,
             linked.recomputed, linked.bytes_read,
             Times(timing.ttft_s, timing.load_s, timing.select_s, timing.recompute_s, answer.decode_s),
         )  # fmt: skip
@@ -123,7 +122,7 @@ class MapReduce(Method):
         last = MeasuredAnswer.from_answer(call(replace(spec, documents=[context] if context.tokens else [])))
         total = _last_with_all_costs([*summaries, last])
         ttft_s = total.times.ttft_s + total.times.decode_s - last.times.decode_s
-        return replace(total, logits=None, times=replace(total.times, ttft_s=ttft_s, decode_s=last.times.decode_s))
+        return replace(total, image=None, times=replace(total.times, ttft_s=ttft_s, decode_s=last.times.decode_s))
 
     def _summary_spec(self, spec: Spec, document: Any) -> Spec:
         head, _, query = self.prompt.partition("{text}")
@@ -162,7 +161,7 @@ class MapRerank(Method):
         answers = [MeasuredAnswer.from_answer(call(each)) for each in specs]
         best, total = max(answers, key=lambda answer: answer.confidence), _last_with_all_costs(answers)
         times = replace(total.times, ttft_s=total.times.ttft_s + total.times.decode_s, decode_s=0.0)
-        return replace(best, logits=None, rows=total.rows, bytes_read=total.bytes_read, times=times)
+        return replace(best, image=None, rows=total.rows, bytes_read=total.bytes_read, times=times)
 
 
 METHODS: Mapping[str, type[Method]] = {method.name: method for method in (MapReduce, MapRerank)}

@@ -31,7 +31,7 @@ from pictool.runtime.machine import installed, machine
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-FORMAT, VERSION = "pictool-eval", 1
+FORMAT, VERSION = "pictool-eval", 2
 MEASURED = ("timing", "peak_bytes")  # fields of a result that differ from run to run; all others do not
 _BEGINNING = f'{{"format": "{FORMAT}"'.encode()
 
@@ -67,8 +67,8 @@ class ResultsHeader:
         """What two runs must share to go into one file. Names, paths and machines are no part of it."""
         model = {name: value for name, value in self.model.items() if name != "name"}
         return {
-            "pictool": self.pictool, "torch": self.torch, "dataset": [self.dataset["name"], self.dataset["sha256"]],
-            "model": model, "codec": CODEC, **self.settings,
+            "version": self.version, "pictool": self.pictool, "torch": self.torch,
+            "dataset": [self.dataset["name"], self.dataset["sha256"]], "model": model, "codec": CODEC, **self.settings,
         }  # fmt: skip
 
     @property
@@ -171,8 +171,8 @@ class CaseResult:
     Fields:
         other_model: fingerprint of a second model that the user named.
         metric: the case's own. scores: by every metric.
-        kl: KL(full ‖ this) of the first token in nats; None for methods, whose prompts are others. It, `agreement` and
-            `common_prefix` are None for a case that is not verified.
+        kl, answer_kl: KL(full ‖ this) in nats, of the first token and of all tokens of full's answer; None for methods,
+            whose prompts are others. They, `agreement` and `common_prefix` are None for a case that is not verified.
         agreement: share of tokens that are equal to those of `full`, position by position, of the longer answer.
         common_prefix, generated: tokens of the answer. tokens: of the prompt. context: of head and documents.
         rows: mean number of context rows that were computed per layer.
@@ -188,6 +188,7 @@ class CaseResult:
     scores: dict[str, float]
     answer: str
     kl: float | None
+    answer_kl: float | None
     agreement: float | None
     common_prefix: int | None
     generated: int

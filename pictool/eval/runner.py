@@ -25,6 +25,8 @@ from pictool.runtime.machine import PeakMemory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pictool.engines.base import Answer
     from pictool.runtime.model import Model
 
@@ -101,12 +103,13 @@ class Runner:
 
     def _results(self, case: PreparedCase, task: GroupTask) -> Iterator[CaseResult]:
         full, full_peak = self._answer(case, FULL) if task.is_verified(case.id) else (None, None)
+        exact = None if full is None else FullAnswer.of(full)
         for label in task.labels[case.id]:
             algorithm = self._algorithms[label]
             has_answer = algorithm.is_full and full is not None
             answer, peak_bytes = (full, full_peak) if has_answer else self._answer(case, algorithm)
             assert answer is not None
-            yield make_result(case, algorithm, self._other_models[label], answer, full, peak_bytes)
+            yield make_result(case, algorithm, self._other_models[label], answer, exact, peak_bytes)
 
     def _answer(self, case: PreparedCase, algorithm: Algorithm) -> tuple[MeasuredAnswer, int | None]:
         """The answer, and how far memory rose."""
@@ -120,9 +123,24 @@ class Runner:
         return engine_of(self._model)(self._model, self._store).answer(spec, on_compile=_refuse_compiling)
 
 
+@dataclass(frozen=True)
+class FullAnswer:
+    """What answers are compared with: the tokens of full's answer, and the logits of each, float32 [vocab]."""
+
+    tokens: tuple[int, ...]
+    logits: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, full: MeasuredAnswer) -> FullAnswer:
+        from pictool.runtime.decode import forced_logits
+
+        assert full.image is not None
+        return cls(full.tokens, tuple(forced_logits(full.image, full.tokens)))
+
+
 def make_result(
     prepared: PreparedCase, algorithm: Algorithm, other_model: str | None, answer: MeasuredAnswer,
-    full: MeasuredAnswer | None, peak_bytes: int | None,
+    full: FullAnswer | None, peak_bytes: int | None,
 ) -> CaseResult:  # fmt: skip
     """Score an answer, and compare it with that of `full`, if the case is verified."""
     case = prepared.case
@@ -136,16 +154,21 @@ def make_result(
     )  # fmt: skip
 
 
-def _against(answer: MeasuredAnswer, full: MeasuredAnswer | None) -> dict[str, Any]:
+def _against(answer: MeasuredAnswer, full: FullAnswer | None) -> dict[str, Any]:
     """The fields of a result that compare it with `full`."""
     from pictool.engines.base import first_token_kl
+    from pictool.runtime.decode import forced_logits
 
     if full is None:
-        return {"kl": None, "agreement": None, "common_prefix": None}
-    assert full.logits is not None
+        return dict.fromkeys(("kl", "answer_kl", "agreement", "common_prefix"))
     same = [a == b for a, b in zip(answer.tokens, full.tokens, strict=False)]
+    kls = list[float]()
+    if answer.image is not None:
+        pairs = zip(full.logits, forced_logits(answer.image, full.tokens), strict=True)
+        kls = [first_token_kl(exact, linked) for exact, linked in pairs]
     return {
-        "kl": None if answer.logits is None else first_token_kl(full.logits, answer.logits),
+        "kl": kls[0] if kls else None,
+        "answer_kl": sum(kls) if kls else None,
         "agreement": sum(same) / max(len(answer.tokens), len(full.tokens)),
         "common_prefix": [*same, False].index(False),
     }

@@ -24,7 +24,8 @@ class Line:
     Fields:
         score: mean by the metric.
         difference: mean difference to `full`, case by case. lost, won: share of cases that score less and more.
-        kl: mean KL(full ‖ this) of the first token, nats.
+        kl, answer_kl: mean KL(full ‖ this) of the first token, and of all tokens of full's answer, nats.
+        same_answer: share of answers whose text is full's.
         agreement, common_prefix, rows, row_share, bytes_read: means.
         speedup: median over cases of full's TTFT ÷ this one's.
         decode_tokens_per_s: all tokens ÷ all seconds.
@@ -39,6 +40,8 @@ class Line:
     lost: float
     won: float
     kl: Estimate | None
+    answer_kl: Estimate | None
+    same_answer: float
     agreement: float
     common_prefix: float
     rows: float
@@ -137,6 +140,7 @@ class _LineMaker:
         paired = [self._group_of[result.id] for result, _ in pairs]
         differences = [self._score(result) - self._score(full) for result, full in pairs]
         kls = [result.kl for result, _ in pairs if result.kl is not None]
+        whole = [result.answer_kl for result, _ in pairs if result.answer_kl is not None]
         return Line(
             label=algorithm.label, algo=algorithm.name, params=results[0].params,
             score=clustered_mean(scores, groups, SCORES),
@@ -144,6 +148,8 @@ class _LineMaker:
             lost=fmean(difference < 0 for difference in differences),
             won=fmean(difference > 0 for difference in differences),
             kl=clustered_mean(kls, paired) if kls else None,
+            answer_kl=clustered_mean(whole, paired) if whole else None,
+            same_answer=fmean(result.answer == full.answer for result, full in pairs),
             agreement=fmean(result.agreement or 0.0 for result, _ in pairs),
             common_prefix=fmean(result.common_prefix or 0 for result, _ in pairs),
             rows=fmean(result.rows for result in results), row_share=fmean(result.row_share for result in results),

@@ -39,6 +39,7 @@ class Drift:
     Fields:
         requests: all that were answered. verified: of these.
         kl_mean, kl_max: KL(full ‖ linked) of the first token, nats; None where nothing was verified.
+        answer_kl_mean, answer_kl_max: of all tokens of full's answer; None also from engines that do not give it.
         differ: answers whose text is another one. differ_low, differ_high: Wilson's 95 % interval of their share.
     """
 
@@ -49,13 +50,19 @@ class Drift:
     differ: int
     differ_low: float
     differ_high: float
+    answer_kl_mean: float | None = None
+    answer_kl_max: float | None = None
 
     @classmethod
     def of(cls, requests: int, compared: Sequence[Comparison]) -> Drift:
         kl = [each.kl for each in compared]
         differ = sum(not each.same_answer for each in compared)
         low, high = wilson(differ, len(compared))
-        return cls(requests, len(kl), fmean(kl) if kl else None, max(kl, default=None), differ, low, high)
+        whole = [each.answer_kl for each in compared if each.answer_kl is not None]
+        (mean, most), (whole_mean, whole_most) = (
+            (fmean(each) if each else None, max(each, default=None)) for each in (kl, whole)
+        )
+        return cls(requests, len(kl), mean, most, differ, low, high, whole_mean, whole_most)
 
     def report(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -63,9 +70,12 @@ class Drift:
     def __str__(self) -> str:
         if self.kl_mean is None:
             return f"none of {self.requests} answers was verified"
+        whole = ""
+        if self.answer_kl_mean is not None:
+            whole = f", of whole answers {self.answer_kl_mean:.3g} and {self.answer_kl_max:.3g}"
         return (
             f"{self.verified} of {self.requests} answers verified: KL {self.kl_mean:.3g} in the mean, "
-            f"{self.kl_max:.3g} at most; {self.differ} answers differ from full's "
+            f"{self.kl_max:.3g} at most{whole}; {self.differ} answers differ from full's "
             f"({self.differ_low:.1%} to {self.differ_high:.1%})"
         )
 

@@ -224,6 +224,18 @@ def generate_steps(
     yield Step(-1, stream.finish(), is_complete=stream.is_stopped or token in model.eos_ids, stop=stream.stop)
 
 
+def forced_logits(image: Image, tokens: Sequence[int]) -> Iterator[Tensor]:
+    """The logits by which each token of a given answer would be chosen (teacher forcing), float32 [vocab] each.
+
+    The image is rewound first, and has grown by all tokens but the last one after it.
+    """
+    image.rewind()
+    assert image.logits is not None, "the image is not linked"
+    yield image.logits
+    for token in tokens[:-1]:
+        yield image.append(token)
+
+
 def generated_of(steps: Sequence[Step]) -> Generated:
     """The whole of an answer's steps."""
     *tokens, _ = steps

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIZE = (7.5, 4.5)  # inches
-MEASURES = {"kl": "KL of the first token to full, nats", "loss": "loss of answers"}
+MEASURES = {
+    "answer_kl": "KL of the whole answer to full, nats", "kl": "KL of the first token to full, nats",
+    "left": "KL of the whole answer, less the share of naive's, nats",
+    "differ": "share of answers that are not full's", "loss": "loss of answers",
+}  # fmt: skip
 
 
 def write_frontier(tuned: TuningResult, title: str, path: Path) -> list[Path]:
@@ -41,11 +45,11 @@ def draw(tuned: TuningResult, title: str) -> Figure:
         by_algo.setdefault(line.algo, []).append(line)
     for algo, lines in by_algo.items():
         _draw_lines(axes, algo, lines, tuned.chosen)
-    axes.axhline(tuned.target.limit, color="#555555", linewidth=1.0, linestyle="--", label="target")
+    axes.axhline(tuned.target.zero, color="#555555", linewidth=1.0, linestyle="--", label="target")
     axes.set(
         title=picture_text(title), xlabel="context rows that are computed, %", ylabel=MEASURES[tuned.target.measure]
     )
-    if tuned.target.measure == "kl":
+    if tuned.target.measure in ("answer_kl", "kl"):
         axes.set_yscale("symlog", linthresh=tuned.target.limit)
     axes.grid(color="#dddddd", linewidth=0.5)
     axes.legend(fontsize=8, frameon=False)

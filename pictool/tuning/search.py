@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 import numpy as np
 
@@ -75,13 +76,15 @@ def make_chains(algorithms: Sequence[Algorithm]) -> list[list[str]]:
 
 
 def judge(
-    chains: Sequence[Sequence[str]], values: Mapping[str, Values], limit: float, bounds: Range, level: float = LEVEL
-) -> dict[str, Finding]:
+    chains: Sequence[Sequence[str]], values: Mapping[str, Values], limit: float, bounds: Range, level: float = LEVEL,
+    means: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, Finding]:  # fmt: skip
     """What the values say of every policy.
 
     Args:
         values: of each label, one number a unit: what must be at most `limit` in the mean.
         bounds: no value is beyond.
+        means: of each label, of the values before they were clipped to the bounds. Above `limit`, it is not met.
     """
     each, found = level / len(chains), dict[str, Finding]()
     for chain in chains:
@@ -89,7 +92,7 @@ def judge(
         has_failed = False
         for label in chain:
             status = _status(values[label], limit, bounds, each)
-            if status is TargetStatus.MEETS and not is_open:
+            if status is TargetStatus.MEETS and (not is_open or means.get(label, limit) > limit):
                 status = TargetStatus.OPEN
             if status is not TargetStatus.FAILS and has_failed:
                 status = TargetStatus.BLOCKED

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from statistics import fmean, median
@@ -29,12 +30,18 @@ DEFAULT_POLICIES = (
 FIRST_ROUND = 32  # units; each further round has twice as many
 MIN_SCORE = 0.1  # of full's answers, for a claim on answers
 MAX_SURPRISE = 0.8  # of log V a token: a model that knows less of the documents' language makes no answers
-Measure = Literal["kl", "loss"]
+CLIP = 1.0  # nats: an answer that is farther from full's is as bad as one can be
+Measure = Literal["answer_kl", "kl", "left", "differ", "loss"]
 
 
 @dataclass(frozen=True)
 class TuningTarget:
-    """What the mean must be at most: KL(full ‖ policy) of the first token in nats, or the loss of answers.
+    """What the mean must be at most.
+
+    KL(full ‖ policy) in nats, of the whole answer of full (`answer_kl`) or of its first token (`kl`); the share that is
+    left of naive's KL of whole answers, question by question (`left`); the share of answers that are not full's very
+    text (`differ`); or the loss of answers. A certificate counts a KL above `clip` as `clip`, so that no assumption on
+    its highest value is needed; the mean of what was measured, unclipped, must be at most the limit too.
 
     The loss of a question is full's score less the policy's, by the question's metric; where no right answer is known,
     what is missing from full's own answer (1 - F1).
@@ -42,6 +49,22 @@ class TuningTarget:
 
     measure: Measure
     limit: float
+    clip: float = CLIP
+
+    @property
+    def zero(self) -> float:
+        """What the mean of the values is compared with."""
+        return 0.0 if self.measure == "left" else self.limit
+
+    @property
+    def range(self) -> Range:
+        """The values that a KL can have, or its difference to the share of naive's."""
+        most = max(self.clip, 2 * self.limit if self.measure != "left" else 0.0)
+        return Range(-self.limit * most if self.measure == "left" else 0.0, most)
+
+
+ANSWER_KL = TuningTarget("answer_kl", 1.0)
+NAIVE = "naive"
 
 
 class TuneOutcome(StrEnum):
@@ -58,13 +81,15 @@ class TuneLine:
     """One policy. Fields are the keys of the JSON.
 
     Fields:
-        finding: of the target's measure. kl, loss: means. rows: share of context rows a layer. ttft_s: median.
+        finding: of the target's measure. answer_kl, kl, loss: means. rows: share of context rows a layer (a layer at
+            which all are computed, as cacheblend's first ones, counts whole). ttft_s: median.
         speedup: median of full's TTFT ÷ this one's. same_answer: share of answers that are full's very text.
     """
 
     label: str
     algo: str
     finding: Finding
+    answer_kl: float
     kl: float
     loss: float
     rows: float
@@ -80,10 +105,11 @@ class TuningResult:
     Fields:
         by: what costs are compared by, "rows" or "ttft". level: the chance of a wrong claim.
         questions: what they are. units: that were measured; available: of all.
-        range: the values that a question can have, as far as any policy showed.
+        range: the values that a question can have; a KL that is clipped.
         full_score: None where no right answers are known.
         no_answers: why nothing can be said of answers; empty if it can.
-        chosen: the label of the policy that is chosen; None: none is.
+        chosen: the label of the policy that is certified and chosen; None: none is. by_mean: the one that would be if
+            the means of these questions were those of all.
     """
 
     target: TuningTarget
@@ -98,6 +124,7 @@ class TuningResult:
     no_answers: str
     outcome: TuneOutcome
     chosen: str | None
+    by_mean: str | None
     lines: Sequence[TuneLine]
     results: str
 
@@ -122,17 +149,23 @@ class Sample:
         self.results |= by_label
         self.path = str(done.path)
 
-    def units(self, label: str, measure: Measure) -> Values:
+    def units(self, label: str, target: TuningTarget, clip: float = math.inf) -> Values:
         """The mean of every unit that was measured, by the target's measure."""
         of_unit: dict[int, list[float]] = {}
-        for unit, value in zip(self.questions.units, self.values(label, measure), strict=False):
+        for unit, value in zip(self.questions.units, self.values(label, target, clip), strict=False):
             of_unit.setdefault(unit, []).append(value)
         return np.array([fmean(values) for values in of_unit.values()])
 
-    def values(self, label: str, measure: Measure) -> list[float]:
-        """The KL or the loss of every question that was measured."""
-        if measure == "kl":
-            return [_kl(result) for result in self.results[label]]
+    def values(self, label: str, target: TuningTarget, clip: float = math.inf) -> list[float]:
+        """The target's measure of every question that was measured."""
+        if target.measure in ("answer_kl", "kl"):
+            return [min(clip, _kl(result, target.measure)) for result in self.results[label]]
+        if target.measure == "left":
+            own, naive = (self.values(name, ANSWER_KL, clip) for name in (label, NAIVE))
+            return [a - target.limit * b for a, b in zip(own, naive, strict=False)]
+        if target.measure == "differ":
+            pairs = zip(self.results[label], self.results[FULL.label], strict=False)
+            return [float(result.answer != full.answer) for result, full in pairs]
         return [
             loss_of(result, full, bool(case.answers))
             for case, result, full in zip(
@@ -149,19 +182,12 @@ def loss_of(result: CaseResult, full: CaseResult, has_answers: bool) -> float:
 
 
 def range_of(sample: Sample, target: TuningTarget) -> Range:
-    """The values that a question can have: losses by what they are, KL by the highest that any policy showed.
-
-    KL has no bound of its own. That no policy does worse on a question than the worst of all did on any so far (among
-    them `naive`, which is wrong often) is an assumption.
-    """
+    """The values that a question can have; KL is clipped."""
     if target.measure == "loss":
         return Range(-1.0 if sample.questions.has_answers else 0.0, 1.0)
-    return kl_range([sample.units(label, "kl") for label in sample.results], target.limit)
-
-
-def kl_range(values: Iterable[Values], limit: float) -> Range:
-    """From 0 to the highest of the values, and to twice the limit at least."""
-    return Range(0.0, max(2 * limit, *(float(each.max()) for each in values)))
+    if target.measure == "differ":
+        return Range(0.0, 1.0)
+    return target.range
 
 
 def tune(
@@ -188,7 +214,8 @@ def tune(
     while True:
         units = next_round(units, questions.num_units)
         run = EvaluationOptions(limit=questions.cases_of(units), jobs=jobs)
-        chosen = [algorithm for algorithm in algorithms if algorithm.is_full or algorithm.label in remaining]
+        compared = [FULL.label, *([NAIVE] if target.measure == "left" else []), *remaining]
+        chosen = [algorithm for algorithm in algorithms if algorithm.label in compared]
         sample.take(evaluate(model, store, questions, chosen, options, run, on_progress=on_progress, on_note=on_note))
         tuned = conclude(sample, chains, algorithms, target, by, units, no_language, level)
         on_round(tuned)
@@ -209,11 +236,15 @@ def conclude(
 ) -> TuningResult:  # fmt: skip
     """What a sample says."""
     bounds, full = range_of(sample, target), sample.results[FULL.label]
-    values = {label: sample.units(label, target.measure) for chain in chains for label in chain}
-    found = judge(chains, values, target.limit, bounds, level)
+    labels = [label for chain in chains for label in chain]
+    values = {label: sample.units(label, target, target.range.high) for label in labels}
+    means = {label: float(sample.units(label, target).mean()) for label in labels}
+    found = judge(chains, values, target.zero, bounds, level, means)
     names = {algorithm.label: algorithm.name for algorithm in algorithms}
-    lines = [_line(sample, label, names[label], found[label]) for chain in chains for label in chain]
-    chosen = cheapest(found, {line.label: _cost(line, by) for line in lines})
+    lines = [_line(sample, label, names[label], found[label]) for label in labels]
+    costs = {line.label: _cost(line, by) for line in lines}
+    chosen = cheapest(found, costs)
+    by_mean = min((label for label in labels if means[label] <= target.zero), key=costs.__getitem__, default=None)
     no_answers = no_language or _no_score(sample, level)
     if no_answers and target.measure == "loss":
         outcome, chosen = TuneOutcome.NO_CLAIM, None
@@ -226,7 +257,7 @@ def conclude(
     return TuningResult(
         target, by, level, sample.questions.origin, units, sample.questions.num_units, bounds,
         fmean(result.scores[result.metric] for result in full) if sample.questions.has_answers else None,
-        median(result.timing.ttft_s for result in full), no_answers, outcome, chosen, lines, sample.path,
+        median(result.timing.ttft_s for result in full), no_answers, outcome, chosen, by_mean, lines, sample.path,
     )  # fmt: skip
 
 
@@ -237,8 +268,9 @@ def _line(sample: Sample, label: str, name: str, finding: Finding) -> TuneLine:
         label,
         name,
         finding,
-        fmean(sample.values(label, "kl")),
-        fmean(sample.values(label, "loss")),
+        fmean(sample.values(label, ANSWER_KL)),
+        fmean(_kl(result, "kl") for result in results),
+        fmean(sample.values(label, TuningTarget("loss", 1.0))),
         rows=fmean(result.row_share for result in results),
         ttft_s=median(result.timing.ttft_s for result in results),
         speedup=median(exact.timing.ttft_s / result.timing.ttft_s for result, exact in pairs),
@@ -250,9 +282,10 @@ def _cost(line: TuneLine, by: str) -> float:
     return line.rows if by == "rows" else line.ttft_s
 
 
-def _kl(result: CaseResult) -> float:
-    assert result.kl is not None, "only policies are tuned, and each has the prompt of full"
-    return result.kl
+def _kl(result: CaseResult, measure: Measure) -> float:
+    kl = result.kl if measure == "kl" else result.answer_kl
+    assert kl is not None, "only policies are tuned, and each has the prompt of full"
+    return kl
 
 
 def _no_language(model: Model, questions: Questions) -> str:

@@ -53,7 +53,10 @@ def test_the_policy_is_written_to_pic_yaml_and_pic_link_takes_it(
 
 
 def test_json_has_everything_and_a_dry_run_writes_nothing(run: Run) -> None:
-    report = given(run, "--target-kl", "5", "--json", "-n").json
+    report = given(run, "--target-answer-kl", "5", "--json", "-n").json
+    assert report["target"] == {"measure": "answer_kl", "limit": 5, "clip": 1.0}
+    assert report["by_mean"] == "naive"
+    assert all(line["answer_kl"] >= line["kl"] for line in report["lines"])
     assert report["chosen"] == "naive" and report["outcome"] == "found" and report["units"] == 32
     assert {line["label"]: line["finding"]["status"] for line in report["lines"]}["legolink-400"] == "meets"
     assert not Path("pic.yaml").exists() and not read_sample(Path("st"))
@@ -95,6 +98,7 @@ def test_the_picture_is_svg_and_png(run: Run) -> None:
         (["a.txt", "--target-kl", "0"], 2, "must be above 0"),
         (["a.txt", "--target-loss", "much"], 2, "must be a share"),
         (["a.txt", "--target-loss", "1%", "--target-kl", "1"], 2, "name one of the two"),
+        (["a.txt", "--target-differ", "2"], 2, "--target-differ 2: must be a share"),
         (["a.txt", "--by", "money"], 2, "must be one of rows, ttft"),
         (["a.txt", "--algo", "mapreduce"], 2, "only policies"),
         (["a.txt", "--plot", "x.pdf"], 2, "must end in .svg or .png"),

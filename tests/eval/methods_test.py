@@ -86,7 +86,7 @@ def test_costs_are_those_of_all_calls(opened: Model, store: Store) -> None:
         assert measured.times.decode_s == pytest.approx(last)
         assert measured.times.recompute_s == pytest.approx(sum(timing.recompute_s for timing in timings))
         assert measured.rows == sum(answer.linked.image.layout.num_context for answer in calls.answers)
-        assert measured.bytes_read == 0 and measured.logits is None
+        assert measured.bytes_read == 0 and measured.image is None
 
 
 def log_probability(opened: Model, given: Answer) -> float:

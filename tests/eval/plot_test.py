@@ -32,7 +32,26 @@ def line(label: str, ttft_s: float, score: float, half: float | None = 0.05) -> 
     estimate = Estimate(score, None, None) if half is None else Estimate(score, score - half, score + half)
     algo = label if label in STYLES else label.rpartition("-")[0]
     return Line(
-        label, algo, {}, estimate, estimate, 0, 0, None, 1, 1, 1, 1, Times(ttft_s, 0, 0, 0, 0), 1, None, None, 0, {}
+        label,
+        algo,
+        {},
+        estimate,
+        estimate,
+        0,
+        0,
+        None,
+        None,
+        1,
+        1,
+        1,
+        1,
+        1,
+        Times(ttft_s, 0, 0, 0, 0),
+        1,
+        None,
+        None,
+        0,
+        {},
     )
 
 

@@ -20,25 +20,27 @@ from pictool.runtime.machine import installed
 
 PATH = Path("out/results.jsonl")
 ROW = CaseResult(
-    "one", "naive", "x", "naive", {}, None, "f1", {"f1": 0.5, "em": 0.0}, "naïve 🙂\u2028", 0.25, 1.0, 3, 4, 20, 15,
-    0.0, 960, Times(0.1, 0.2, 0.3, 0.4, 0.5), 4096,
+    "one", "naive", "x", "naive", {}, None, "f1", {"f1": 0.5, "em": 0.0}, "naïve 🙂\u2028", 0.25, 0.5, 1.0, 3, 4, 20,
+    15, 0.0, 960, Times(0.1, 0.2, 0.3, 0.4, 0.5), 4096,
 )  # fmt: skip
-ROWS = [ROW, replace(ROW, label="mapreduce", kl=None, peak_bytes=None), replace(ROW, id="two")]
+ROWS = [ROW, replace(ROW, label="mapreduce", kl=None, answer_kl=None, peak_bytes=None), replace(ROW, id="two")]
 GOLDEN = [  # of a header and two rows
-    '{"format": "pictool-eval", "version": 1, "pictool": "0.1.0", "torch": "2.13.0", '
+    '{"format": "pictool-eval", "version": 2, "pictool": "0.1.0", "torch": "2.13.0", '
     '"dataset": {"name": "world", "params": {"seed": 0}, "cases": 4, "sha256": "ab"}, '
     '"model": {"name": "embedded", "fingerprint": "cd", "tokenizer": "ef", "prompts": "01", "dtype": "float32", '
     '"device": "cpu"}, "settings": {"chunk_tokens": 64, "head": "Hé.", "query_template": null, '
     '"max_new_tokens": null, "codec": "none"}, "threads": 2, "machine": {"cpu": "x", "cores": 8, "gpu": null}}',
     '{"id": "one", "label": "naive", "kind": "x", "algo": "naive", "params": {}, "other_model": null, '
-    '"metric": "f1", "scores": {"f1": 0.5, "em": 0.0}, "answer": "naïve 🙂\u2028", "kl": 0.25, "agreement": 1.0, '
-    '"common_prefix": 3, "generated": 4, "tokens": 20, "context": 15, "rows": 0.0, "bytes_read": 960, '
-    '"timing": {"ttft_s": 0.1, "load_s": 0.2, "select_s": 0.3, "recompute_s": 0.4, "decode_s": 0.5}, '
+    '"metric": "f1", "scores": {"f1": 0.5, "em": 0.0}, "answer": "naïve 🙂\u2028", "kl": 0.25, "answer_kl": 0.5, '
+    '"agreement": 1.0, "common_prefix": 3, "generated": 4, "tokens": 20, "context": 15, "rows": 0.0, '
+    '"bytes_read": 960, "timing": {"ttft_s": 0.1, "load_s": 0.2, "select_s": 0.3, '
+    '"recompute_s": 0.4, "decode_s": 0.5}, '
     '"peak_bytes": 4096}',
     '{"id": "one", "label": "mapreduce", "kind": "x", "algo": "naive", "params": {}, "other_model": null, '
-    '"metric": "f1", "scores": {"f1": 0.5, "em": 0.0}, "answer": "naïve 🙂\u2028", "kl": null, "agreement": 1.0, '
-    '"common_prefix": 3, "generated": 4, "tokens": 20, "context": 15, "rows": 0.0, "bytes_read": 960, '
-    '"timing": {"ttft_s": 0.1, "load_s": 0.2, "select_s": 0.3, "recompute_s": 0.4, "decode_s": 0.5}, '
+    '"metric": "f1", "scores": {"f1": 0.5, "em": 0.0}, "answer": "naïve 🙂\u2028", "kl": null, "answer_kl": null, '
+    '"agreement": 1.0, "common_prefix": 3, "generated": 4, "tokens": 20, "context": 15, "rows": 0.0, '
+    '"bytes_read": 960, "timing": {"ttft_s": 0.1, "load_s": 0.2, "select_s": 0.3, '
+    '"recompute_s": 0.4, "decode_s": 0.5}, '
     '"peak_bytes": null}',
 ]  # fmt: skip
 
@@ -76,15 +78,15 @@ def test_rows_come_back_as_they_were_written(header: ResultsHeader, written: byt
 
 def test_it_is_jsonl_with_a_header(header: ResultsHeader, written: bytes) -> None:
     first, *others = [json.loads(line) for line in written.decode().rstrip("\n").split("\n")]
-    assert (first["format"], first["version"], first["threads"]) == ("pictool-eval", 1, 1)
+    assert (first["format"], first["version"], first["threads"]) == ("pictool-eval", 2, 1)
     assert [line["label"] for line in others] == ["naive", "mapreduce", "naive"]
     assert set(ROW.report()) - set(ROW.numbers) == set(MEASURED) == {"timing", "peak_bytes"}
 
 
 def test_the_format_is_fixed_byte_by_byte() -> None:
-    """Version 1: keys and their order, and what names an experiment. Files of former versions are continued."""
+    """Version 2: keys and their order, and what names an experiment."""
     fixed = ResultsHeader(
-        "pictool-eval", 1, "0.1.0", "2.13.0", {"name": "world", "params": {"seed": 0}, "cases": 4, "sha256": "ab"},
+        "pictool-eval", 2, "0.1.0", "2.13.0", {"name": "world", "params": {"seed": 0}, "cases": 4, "sha256": "ab"},
         {"name": "embedded", "fingerprint": "cd", "tokenizer": "ef", "prompts": "01", "dtype": "float32",
          "device": "cpu"},
         settings_of(SpecOptions(chunk_tokens=64, head="Hé.")), 2, {"cpu": "x", "cores": 8, "gpu": None},
@@ -92,7 +94,7 @@ def test_the_format_is_fixed_byte_by_byte() -> None:
     with open_results(PATH, fixed) as file:
         file.append(ROWS[:2])
     assert PATH.read_text(encoding="utf-8").split("\n") == [*GOLDEN, ""]
-    assert fixed.digest == "dc710aef4e4a4d8e0c2f28ad5a5b9cedecd53b05ed5200ffa40a775d814f8d07"
+    assert fixed.digest == "6beffc1fbb62d5e629eaad3742bdc14eb687d580e2875da5affb0cd73dcd4336"
 
 
 def test_wherever_it_is_cut_off_whole_lines_are_kept_and_the_rest_can_be_done_again(

@@ -90,6 +90,8 @@ def test_answers_rows_and_fidelity_are_those_of_links(
         assert logits is not None
         p, q = full.double().softmax(-1).numpy(), logits.double().softmax(-1).numpy()
         assert row.kl == pytest.approx(entropy(p, q), abs=1e-9)
+        assert row.kl is not None and row.answer_kl is not None and row.answer_kl >= row.kl
+        assert label != "full" or row.answer_kl == pytest.approx(0, abs=1e-9)
         layout = linked.image.layout
         assert (row.rows, row.tokens, row.context) == (linked.recomputed, layout.num_tokens, layout.num_context)
         assert row.row_share == pytest.approx(linked.rows[:, : layout.num_context].mean())

@@ -25,7 +25,7 @@ GROUPS = (("a", "b"), ("c",))
 def row(name: str, label: str, f1: float, **more: Any) -> CaseResult:
     kind = {"a": "x", "b": "y", "c": "x"}[name]
     given = CaseResult(
-        name, label, kind, label, {}, None, "f1", {"f1": f1, "em": 0.0}, "", 0.0, 1.0, 4, 4, 20, 16, 16.0, 0,
+        name, label, kind, label, {}, None, "f1", {"f1": f1, "em": 0.0}, "", 0.0, 0.0, 1.0, 4, 4, 20, 16, 16.0, 0,
         Times(0.4, 0.1, 0.1, 0.2, 0.5), 100,
     )  # fmt: skip
     return replace(given, **more)
@@ -38,12 +38,13 @@ def times(ttft_s: float, decode_s: float = 1.0) -> Times:
 ROWS = [
     [row("a", "full", 1.0), row("b", "full", 0.5), row("c", "full", 0.0, timing=times(1.0))],
     [
-        row("a", "naive", 0.5, kl=0.3, agreement=0.5, common_prefix=1, rows=0.0, bytes_read=10, timing=times(0.1)),
+        row("a", "naive", 0.5, kl=0.3, answer_kl=0.9, answer="x", agreement=0.5, common_prefix=1, rows=0.0,
+            bytes_read=10, timing=times(0.1)),
         row("b", "naive", 0.5, kl=0.6, agreement=1.0, common_prefix=4, rows=0.0, bytes_read=20, timing=times(0.2)),
         row("c", "naive", 1.0, kl=0.0, agreement=0.0, common_prefix=0, rows=8.0, bytes_read=60, peak_bytes=None,
             timing=times(0.8)),
     ],
-    [row(name, "maprerank", 0.0, kl=None, timing=Times(2.0, 0, 0, 1, 0.0)) for name in "abc"],
+    [row(name, "maprerank", 0.0, kl=None, answer_kl=None, timing=Times(2.0, 0, 0, 1, 0.0)) for name in "abc"],
 ]  # fmt: skip
 
 
@@ -83,6 +84,8 @@ def test_fidelity(summary: Summary) -> None:
     full, naive, rerank = summary.lines
     assert full.kl is not None and full.kl.mean == 0 and rerank.kl is None
     assert naive.kl == clustered_mean([0.3, 0.6, 0.0], [0, 0, 1])
+    assert naive.answer_kl == clustered_mean([0.9, 0.0, 0.0], [0, 0, 1]) and rerank.answer_kl is None
+    assert naive.same_answer == pytest.approx(2 / 3) and full.same_answer == 1
     assert (naive.agreement, naive.common_prefix) == pytest.approx((0.5, 5 / 3))
 
 
@@ -121,8 +124,9 @@ def test_the_keys_of_the_json_are_a_contract(summary: Summary) -> None:
     assert [list(values) for values in (report, line, line["score"], line["timing"])] == [
         ["title", "results", "header", "metric", "questions", "units", "verified", "skipped", "kinds", "tokens",
              "lines"],
-        ["label", "algo", "params", "score", "difference", "lost", "won", "kl", "agreement", "common_prefix", "rows",
-         "row_share", "timing", "speedup", "decode_tokens_per_s", "peak_bytes", "bytes_read", "by_kind"],
+        ["label", "algo", "params", "score", "difference", "lost", "won", "kl", "answer_kl",
+         "same_answer", "agreement", "common_prefix", "rows", "row_share", "timing", "speedup", "decode_tokens_per_s",
+         "peak_bytes", "bytes_read", "by_kind"],
         ["mean", "low", "high"],
         ["ttft_s", "load_s", "select_s", "recompute_s", "decode_s"],
     ]  # fmt: skip

@@ -91,3 +91,20 @@ def test_how_many_units_it_may_take() -> None:
     assert one.status is TargetStatus.OPEN and one.needed is not None
     (more,) = judge([["a"]], {"a": np.zeros(one.needed)}, 0.05, Range(0, 5)).values()
     assert more.status is TargetStatus.MEETS and more.low == pytest.approx(0, abs=1e-6)
+
+
+def test_a_mean_above_the_limit_is_not_met_whatever_the_clipped_values_say() -> None:
+    values = {"a": np.where(np.arange(400) == 7, 1.0, 0.0)}
+    (clipped,) = judge([["a"]], values, 0.05, Range(0, 1)).values()
+    (heavy,) = judge([["a"]], values, 0.05, Range(0, 1), means={"a": 0.06}).values()
+    assert (clipped.status, heavy.status) == (TargetStatus.MEETS, TargetStatus.OPEN)
+
+
+def test_what_is_plain_at_a_hundred_questions_is_certified_by_two_hundred() -> None:
+    """A tenth of the limit, with a tail: four chains as in `pic tune`."""
+    rng, certified = np.random.default_rng(6), 0
+    for _ in range(100):
+        values = {label: np.where(rng.random(200) < 0.003, 1.0, 0.002) for label in "abcd"}
+        judged = judge([[label] for label in values], values, 0.05, Range(0, 1))
+        certified += judged["a"].status is TargetStatus.MEETS
+    assert certified >= 70

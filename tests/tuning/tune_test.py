@@ -28,6 +28,7 @@ from pictool.tuning.questions import (
     read_corpus,
     written,
 )
+from pictool.tuning.search import Range
 from pictool.tuning.tune import TuneOutcome, TuningResult, TuningTarget, tune
 
 TEXTS = [tiny.TEXT * 2, "Nobody asked why the harbour holds numbers; words stand here in the spring. " * 3]
@@ -141,7 +142,7 @@ def test_a_random_model_knows_no_language_and_the_embedded_one_its_own() -> None
 
 def test_of_a_random_model_kl_can_be_claimed_and_answers_cannot(store: Store, model: Model) -> None:
     made = continued(model, TEXTS, 2, 40, 0)
-    exact = tune(model, store, made, POLICIES, TuningTarget("kl", 0.05), options=SHORT)
+    exact = tune(model, store, made, POLICIES, TuningTarget("kl", 0.05, clip=0.1), options=SHORT)
     assert "does not know the language" in exact.no_answers
     status = {line.label: line.finding.status for line in exact.lines}
     assert exact.chosen == "naive", status
@@ -179,3 +180,24 @@ def test_answers_of_full_are_what_is_lost_where_no_right_ones_are_known(store: S
     tuned = tune(model, store, unknown, POLICIES, TuningTarget("kl", 0.05), options=SHORT)
     exact = next(line for line in tuned.lines if line.label == "legolink-400")
     assert (exact.loss, exact.same_answer, tuned.full_score) == (0.0, 1.0, None)
+
+
+def test_answers_that_differ_are_a_target_and_layers_that_are_computed_whole_count_as_rows(
+    model: Model, store: Store
+) -> None:
+    policies = parse_algorithms(["cacheblend:ratio=.1", "legolink-400"])
+    tuned = tune(
+        model, store, continued(model, TEXTS, 2, 4, 0), policies, TuningTarget("differ", 0.5), options=SHORT
+    )  # fmt: skip
+    blend, exact = sorted(tuned.lines, key=lambda line: line.rows)
+    assert exact.rows > 0.99 and (exact.finding.mean, tuned.range) == (0.0, Range(0, 1))
+    assert blend.rows > 2 / model.geometry.layers > 0.1  # the layers 0 and 1
+
+
+def test_a_share_of_naive_s_kl_is_a_target_of_differences_question_by_question(model: Model, store: Store) -> None:
+    made, target = continued(model, TEXTS, 2, 40, 0), TuningTarget("left", 0.5)
+    tuned = tune(model, store, made, parse_algorithms(["naive", "legolink-400", "legolink-4"]), target, options=SHORT)
+    naive, *_ = sorted(tuned.lines, key=lambda line: line.rows)
+    assert naive.finding.mean == pytest.approx(naive.answer_kl / 2) and tuned.range == Range(-0.5, 1)
+    exact = max(tuned.lines, key=lambda line: line.rows)
+    assert exact.finding.mean == pytest.approx(-naive.answer_kl / 2, rel=0.2)

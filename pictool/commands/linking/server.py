@@ -33,7 +33,7 @@ _REPORT: dict[str, Any] = {
 }  # fmt: skip
 _COMPARE: dict[str, Any] = {
     "answer": str, "ttft_s": int | float, "speedup": int | float, "kl": int | float, "same_first_token": bool,
-    "same_answer": bool, "common_prefix": int,
+    "same_answer": bool, "common_prefix": int, "answer_kl": int | float | None,
 }  # fmt: skip
 _OF_HERE = ("model", "device", "dtype", "store", "remote", "salt")  # settings that are the server's own
 

@@ -15,7 +15,7 @@ from hostile.values import dumps, mutate_bytes, mutate_tree
 _NUMBERS = dict.fromkeys(("load_s", "select_s", "recompute_s", "ttft_s", "decode_s"), 0.1)
 _COMPARE = {
     "answer": "x", "ttft_s": 0.1, "speedup": 1.0, "kl": 0.0, "same_first_token": True, "same_answer": True,
-    "common_prefix": 1,
+    "common_prefix": 1, "answer_kl": 0.0,
 }  # fmt: skip
 _EVENTS: tuple[dict[str, Any], ...] = (
     {"compiled": {"source": "a.txt", "tokens": 5}},

@@ -242,7 +242,8 @@ class Serving:
         texts = heard.texts.get(0, "").strip(), full.outputs[0].text.strip()
         same = [a == b for a, b in zip(heard.tokens.get(0, []), full.outputs[0].token_ids, strict=False)]
         return {
-            "answer": texts[1], "kl": coarse_kl(first_of_full, first_of_linked), "same_answer": texts[0] == texts[1],
+            "answer": texts[1], "kl": coarse_kl(first_of_full, first_of_linked), "answer_kl": None,
+            "same_answer": texts[0] == texts[1],
             "same_first_token": max(first_of_full, key=first_of_full.__getitem__)
             == max(first_of_linked, key=first_of_linked.__getitem__),
             "common_prefix": [*same, False].index(False),

@@ -361,7 +361,7 @@ class TorchBackend(Backend):
             Answer(text, _result(result), seconds, model, model.engine)
             for text, result in ((generated, linked), (recomputed, full))
         )
-        compared = compare_answers(own, exact).report()
+        compared = compare_answers(own, exact, on_token=task.checkpoint).report()
         return VerificationEvent({name: compared[name] for name in _VERIFIED})
 
     # Texts that requests repeat
@@ -490,12 +490,13 @@ _FULL = make_policy(BASELINE)
 _SHOWN = 12  # tokens of a part that a response shows
 _MARKED = "a marked part"  # in messages
 _NOT_KEPT = "a marked text cannot be kept"  # the problem of its prompt
-_VERIFIED = ("answer", "kl", "same_answer", "same_first_token", "common_prefix")
+_VERIFIED = ("answer", "kl", "answer_kl", "same_answer", "same_first_token", "common_prefix")
 
 
 def _result(linked: Linked) -> LinkResult:
     return LinkResult(
-        linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read, linked.image.logits
+        linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read, linked.image.logits,
+        linked,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pictool.compiler.compile import Compiled
 from pictool.core import Chunk, CompileOptions
-from pictool.engines.base import Answer, LinkResult
+from pictool.engines.base import Answer, Comparison, LinkResult, compare_answers
 from pictool.engines.torch import TorchEngine
 from pictool.linker.spec import Spec
 from pictool.serve.backends.torch.engine_thread import EngineTask, stage_of
@@ -67,6 +67,9 @@ class ServedEngine(TorchEngine):
         if self._max_tokens is not None:
             spec = replace(spec, max_new_tokens=min(spec.max_new_tokens, self._max_tokens))
         return super().run(spec, on_text=on_text, on_compile=on_compile, wants_logits=wants_logits)
+
+    def compare(self, answer: Answer, full: Answer) -> Comparison:
+        return compare_answers(answer, full, on_token=self._task.checkpoint)
 
     def warm_up(self, spec: Spec, on_compile: Callable[[Compiled], None] | None = None) -> None:
         """The server has answered before."""
